@@ -250,9 +250,7 @@ K80 = Device("k80", "k80", flops=4.1e12, memory_bandwidth=240e9, memory=12 * 10*
 P100 = Device("p100", "p100", flops=9.3e12, memory_bandwidth=732e9, memory=16 * 10**9, overhead_us=5.0)  # PCIe, fp32
 V100 = Device("v100", "v100", flops=15.7e12, memory_bandwidth=900e9, memory=16 * 10**9, overhead_us=5.0)  # SXM2, fp32
 A100 = Device("a100", "a100", flops=312e12, memory_bandwidth=2039e9, memory=80 * 10**9, overhead_us=4.0)  # SXM, bf16
-H100 = Device(
-    "h100", "h100", flops=989e12, memory_bandwidth=3350e9, memory=80 * 10**9, overhead_us=4.0
-)  # SXM, dense bf16
+H100 = Device("h100", "h100", flops=989e12, memory_bandwidth=3350e9, memory=80 * 10**9, overhead_us=4.0)  # SXM, bf16
 # A 56-core Sapphire Rapids socket: 64 fp32 FLOPs a cycle and core at 2 GHz, eight channels of DDR5-4800.
 CPU = Device("cpu", "cpu", flops=7.2e12, memory_bandwidth=307e9, memory=512 * 10**9, overhead_us=2.0)
 # One core of the 2-core Xeon virtual machine that Placeto is developed on, measured with torch 2.13 on one thread:

@@ -1,0 +1,259 @@
+"""What a graph costs on a cluster: op times, bounds, and the flat arrays that the simulator's kernel reads.
+
+Legend: N ops, T tensors, E edges, D devices, P problems of a batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from placeto.cluster import Cluster
+from placeto.graph import ComputationGraph, GraphError
+
+# Resident bytes per parameter byte: parameter, gradient and two Adam moments; parameter alone.
+PARAM_MULTIPLIER = {"training": 4, "inference": 1}
+_INT64_MAX = 2**63 - 1
+
+
+class FlatProblems(NamedTuple):
+    """P problems as flat arrays, one after another; problem p owns the slices between its offsets p and p + 1.
+
+    All integers are int64, all others float64. Inside a problem, ops, tensors and devices count from 0, and the
+    ``*_ptr`` arrays of N + 1 (or T + 1) offsets count from the problem's first edge.
+    """
+
+    op_offset: np.ndarray  # (P+1,) ops
+    edge_offset: np.ndarray  # (P+1,) edges
+    tensor_offset: np.ndarray  # (P+1,) tensors
+    device_offset: np.ndarray  # (P+1,) devices
+    time_offset: np.ndarray  # (P+1,) N * D
+    pair_offset: np.ndarray  # (P+1,) D * D
+    # per problem
+    broadcast: np.ndarray  # (P,) int64, 1 = one send for all destinations (never with pair links: see Cluster)
+    pair_links: np.ndarray  # (P,) int64, 1 = one link per ordered pair of devices
+    link_gap_us: np.ndarray  # (P,)
+    # per op
+    op_time: np.ndarray  # (N*D,) us, row-major
+    tail_us: np.ndarray  # (N,) lower bound of the time from the op's end to the makespan
+    op_rank: np.ndarray  # (N,) int64, rank of the op's name
+    num_inputs: np.ndarray  # (N,) int64, edges into the op
+    resident: np.ndarray  # (N,) int64, bytes of parameters, gradients and optimizer state
+    # edges out of an op, three orders
+    out_ptr: np.ndarray  # (N+1,) offsets of each op's edges in the next three arrays
+    out_child: np.ndarray  # (E,) int64, consumers in op order
+    out_tensor: np.ndarray  # (E,) int64, the tensors these edges carry
+    named_child: np.ndarray  # (E,) int64, consumers in order of (name, output)
+    tensor_ptr: np.ndarray  # (T+1,) offsets of each tensor's consumers
+    tensor_child: np.ndarray  # (E,) int64, consumers in order of name
+    # per tensor
+    tensor_src: np.ndarray  # (T,) int64, producer
+    tensor_bytes: np.ndarray  # (T,) int64
+    # per device
+    overhead_us: np.ndarray  # (D,)
+    memory: np.ndarray  # (D,) int64
+    device_rank: np.ndarray  # (D,) int64
+    bandwidth: np.ndarray  # (D*D,) bytes/us
+    latency_us: np.ndarray  # (D*D,)
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementProblem:
+    """A graph to be placed on a cluster. Hashable by identity.
+
+    Raises:
+        GraphError: an op time that is not finite, or memory that may exceed int64; the message names the op or graph.
+    """
+
+    graph: ComputationGraph
+    cluster: Cluster
+
+    def __post_init__(self) -> None:
+        most = int(self.param_multiplier) * sum(self.graph.param_bytes.tolist())
+        most += sum(self.graph.output_bytes.tolist())
+        if most > _INT64_MAX:
+            raise GraphError(f"graph {self.graph.name!r}: parameters and tensors together exceed int64 bytes")
+        bad = np.flatnonzero(~np.isfinite(self.op_time).all(axis=1))
+        if len(bad):
+            raise GraphError(f"op {self.graph.op_names[bad[0]]!r}: its time on {self.cluster.name!r} is not finite")
+
+    @property
+    def num_ops(self) -> int:
+        """N, the number of ops."""
+        return self.graph.num_ops
+
+    @property
+    def num_devices(self) -> int:
+        """D, the number of devices."""
+        return self.cluster.num_devices
+
+    @property
+    def param_multiplier(self) -> int:
+        """Resident bytes per parameter byte: 4 in training with Adam, 1 in inference."""
+        return PARAM_MULTIPLIER[self.graph.mode]
+
+    @cached_property
+    def op_time(self) -> np.ndarray:
+        """(N, D) float64, microseconds: ``time_us[kind]`` where given, else ``time_us["*"]``, else the roofline.
+
+        The roofline (Williams et al., CACM 2009) is max(flops / peak, bytes_accessed / memory_bandwidth).
+        """
+        return _frozen(_op_time(self.graph, self.cluster))
+
+    @cached_property
+    def single_device_us(self) -> float:
+        """Makespan with all ops on the best single device, to the bit what the simulator gives."""
+        order = _fifo_order(self.graph)
+        best = np.inf
+        for device in range(self.num_devices):
+            time_us = self.op_time[order, device]
+            busy = np.empty(2 * self.num_ops)
+            busy[0::2] = time_us
+            busy[1::2] = np.where(time_us > 0, self.cluster.overhead_us[device], 0.0)
+            best = min(best, float(np.cumsum(busy)[-1]))  # cumsum adds one by one, as the simulator does
+        return best
+
+    @cached_property
+    def lower_bound_us(self) -> float:
+        """max(critical path, total work / D) with each op's fastest device: no placement is faster.
+
+        Overheads count where they can't be avoided: in the work, and after the last op of a path.
+        """
+        busy = (self.op_time + np.where(self.op_time > 0, self.cluster.overhead_us, 0.0)).min(axis=1)
+        path = _longest_path(self.graph, self.op_time.min(axis=1), busy)
+        return max(float(path.max()), float(busy.sum()) / self.num_devices)
+
+    @cached_property
+    def arrays(self) -> FlatProblems:
+        """The problem as flat arrays, a batch of one: what the simulator's kernel reads."""
+        return _flatten(self)
+
+
+@dataclass(frozen=True, eq=False)
+class ProblemBatch:
+    """Several problems in one set of flat arrays, for `simulate_batch` and for kernels of one's own."""
+
+    problems: tuple[PlacementProblem, ...]  # (P,)
+    arrays: FlatProblems
+
+    @classmethod
+    def of(cls, problems: Sequence[PlacementProblem]) -> ProblemBatch:
+        """Concatenate problems; their graphs and clusters may differ in everything.
+
+        Raises:
+            ValueError: no problem at all.
+        """
+        if not problems:
+            raise ValueError("a batch needs at least one problem")
+        parts = [problem.arrays for problem in problems]
+        columns = []
+        for name, column in zip(FlatProblems._fields, zip(*parts, strict=True), strict=True):
+            if name.endswith("_offset"):
+                columns.append(np.cumsum([0, *(int(array[-1]) for array in column)], dtype=np.int64))
+            else:
+                columns.append(np.concatenate(column))
+        return cls(tuple(problems), FlatProblems(*map(_frozen, columns)))
+
+    @property
+    def max_ops(self) -> int:
+        """Number of ops of the largest problem: the width of a padded placement."""
+        return max(problem.num_ops for problem in self.problems)
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+def _op_time(graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
+    time = np.empty((graph.num_ops, cluster.num_devices))
+    for column, device in enumerate(cluster.devices):
+        compute, access = graph.flops / device.flops, graph.bytes_accessed / device.memory_bandwidth
+        with np.errstate(over="ignore"):  # PlacementProblem refuses what is not finite
+            time[:, column] = np.maximum(compute, access) * 1e6
+        for kind in ("*", device.kind):
+            if kind in graph.time_us:
+                measured = graph.time_us[kind]
+                time[:, column] = np.where(np.isnan(measured), time[:, column], measured)
+    return time
+
+
+def _fifo_order(graph: ComputationGraph) -> np.ndarray:
+    """(N,) int64, the order in which one device alone runs the ops: first ready first, siblings by name."""
+    by_name = np.lexsort((graph.name_rank[graph.edge_dst], graph.edge_src))
+    child = graph.edge_dst[by_name].tolist()
+    ptr = np.searchsorted(graph.edge_src[by_name], np.arange(graph.num_ops + 1)).tolist()
+    missing = np.bincount(graph.edge_dst, minlength=graph.num_ops).tolist()
+    queue = deque(i for i in range(graph.num_ops) if missing[i] == 0)
+    order = []
+    while queue:
+        op = queue.popleft()
+        order.append(op)
+        for c in child[ptr[op] : ptr[op + 1]]:
+            missing[c] -= 1
+            if missing[c] == 0:
+                queue.append(c)
+    return np.array(order, np.int64)
+
+
+def _longest_path(graph: ComputationGraph, time: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """(N,) longest path from the start of each op, where an op takes `time`, but `last` if it ends the path."""
+    by_src = np.argsort(graph.edge_src, kind="stable")
+    child = graph.edge_dst[by_src].tolist()
+    ptr = np.searchsorted(graph.edge_src[by_src], np.arange(graph.num_ops + 1)).tolist()
+    path, time_list = last.tolist(), time.tolist()
+    for op in reversed(graph.topological_order.tolist()):
+        for c in child[ptr[op] : ptr[op + 1]]:
+            path[op] = max(path[op], time_list[op] + path[c])
+    return np.array(path)
+
+
+def _flatten(problem: PlacementProblem) -> FlatProblems:
+    graph, cluster = problem.graph, problem.cluster
+    num_ops, num_tensors, num_devices = graph.num_ops, len(graph.output_bytes), cluster.num_devices
+    src, dst, tensor, rank = graph.edge_src, graph.edge_dst, graph.edge_tensor, graph.name_rank
+    in_op_order = np.argsort(src, kind="stable")  # edges are stored by consumer, in op order
+    by_name = np.lexsort((tensor, rank[dst], src))
+    by_tensor = np.lexsort((rank[dst], tensor))
+    fastest = problem.op_time.min(axis=1)
+    # A hair below the sum, so that rounding never makes the bound exceed the makespan.
+    tail = (_longest_path(graph, fastest, fastest) - fastest) * (1 - 1e-9)
+
+    def offset(count: int) -> np.ndarray:
+        return np.array([0, count], np.int64)
+
+    arrays = FlatProblems(
+        op_offset=offset(num_ops),
+        edge_offset=offset(graph.num_edges),
+        tensor_offset=offset(num_tensors),
+        device_offset=offset(num_devices),
+        time_offset=offset(num_ops * num_devices),
+        pair_offset=offset(num_devices**2),
+        broadcast=np.array([cluster.transfers == "broadcast" and cluster.link == "egress"], np.int64),
+        pair_links=np.array([cluster.link == "pair"], np.int64),
+        link_gap_us=np.array([cluster.link_gap_us], np.float64),
+        op_time=problem.op_time.ravel(),
+        tail_us=np.maximum(tail, 0.0),
+        op_rank=rank.astype(np.int64),
+        num_inputs=np.bincount(dst, minlength=num_ops).astype(np.int64),
+        resident=graph.param_bytes * problem.param_multiplier,
+        out_ptr=np.searchsorted(src[in_op_order], np.arange(num_ops + 1)).astype(np.int64),
+        out_child=dst[in_op_order],
+        out_tensor=tensor[in_op_order],
+        named_child=dst[by_name],
+        tensor_ptr=np.searchsorted(tensor[by_tensor], np.arange(num_tensors + 1)).astype(np.int64),
+        tensor_child=dst[by_tensor],
+        tensor_src=np.repeat(np.arange(num_ops), np.diff(graph.output_ptr)).astype(np.int64),
+        tensor_bytes=graph.output_bytes.astype(np.int64),
+        overhead_us=cluster.overhead_us.copy(),
+        memory=cluster.memory.copy(),
+        device_rank=cluster.device_rank.copy(),
+        bandwidth=cluster.bandwidth.ravel(),
+        latency_us=cluster.latency_us.ravel(),
+    )
+    return FlatProblems(*(_frozen(np.ascontiguousarray(array)) for array in arrays))
