@@ -1,0 +1,38 @@
+# `make demo` and `make test` need Python 3.11 and make; they make their own virtual environment in .venv.
+#
+# PIP_OPTIONS goes to pip; where the registry offers only CUDA builds of torch, which are large and which nothing
+# here needs:  make demo PIP_OPTIONS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PIP_OPTIONS ?=
+OUT ?= demo
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+.PHONY: demo test lint bench clean
+
+demo: $(STAMP)
+	$(BIN)/python -m experiments.demo --out $(OUT)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python -m experiments.bench
+
+# Installs once, and again when the dependencies change. A half-made environment has no stamp: it is completed.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e '.[test,lint]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(OUT)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

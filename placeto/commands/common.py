@@ -1,0 +1,68 @@
+"""What several commands say or check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from placeto.cost import PlacementProblem
+    from placeto.simulator import Schedule
+
+GraphArgument = Annotated[Positional[str], arg(metavar="GRAPH")]
+OptionalText = Annotated[str | None, arg(metavar="NAME")]
+OptionalPath = Annotated[Path | None, arg(metavar="PATH")]
+OptionalInt = Annotated[int | None, arg(metavar="INT")]
+OptionalFloat = Annotated[float | None, arg(metavar="FLOAT")]
+OutputPath = Annotated[Path | None, arg(name="out", aliases=["-o"], metavar="PATH")]
+
+
+class UsageError(ValueError):
+    """Arguments that don't make sense; the message says which and what would be valid."""
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Refuse an output whose folder is missing, before any work is done.
+
+    Raises:
+        UsageError: the folder doesn't exist, or the path is a folder.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a directory, give the name of a file in it")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{option} {path}: the directory {path.parent} doesn't exist")
+
+
+def check_positive(option: str, value: float | None) -> None:
+    """Refuse a budget that is no positive number.
+
+    Raises:
+        UsageError: the value isn't above zero.
+    """
+    if value is not None and not value > 0:
+        raise UsageError(f"{option} must be above 0, not {value}")
+
+
+def describe(problem: PlacementProblem, schedule: Schedule) -> str:
+    """Makespan, and each device's load and memory, as a few lines of text."""
+    cluster = problem.cluster
+    busy = np.bincount(schedule.placement, schedule.finish_us - schedule.start_us, cluster.num_devices)
+    ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
+    relative, bound = schedule.makespan_us / problem.single_device_us, schedule.makespan_us / problem.lower_bound_us
+    width = max(len("device"), *map(len, cluster.device_names))
+    lines = [
+        f"makespan_us  {float(schedule.makespan_us)!r}",
+        f"             {relative:.4f} of the best single device, {bound:.3f} times the lower bound",
+        f"transfers    {len(schedule.send_tensor)}",
+        f"fits         {'yes' if schedule.fits else 'no'}",
+        f"{'device':<{width}}  {'ops':>6}  {'busy':>6}  {'peak memory':>16}",
+    ]
+    for d, device in enumerate(cluster.devices):
+        memory = f"{schedule.peak_memory[d] / 1e9:.2f} of {device.memory / 1e9:.2f} GB"
+        lines.append(f"{device.name:<{width}}  {ops[d]:>6}  {busy[d] / schedule.makespan_us:>6.1%}  {memory:>16}")
+    return "\n".join(lines)

@@ -1,0 +1,86 @@
+"""``placeto place``: place one graph on a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from placeto.commands.common import (
+    GraphArgument,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    OutputPath,
+    check_output,
+    check_positive,
+    describe,
+)
+from placeto.load import choose_placer, resolve_graph
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Place one graph on a cluster, with a trained policy or with a heuristic."""
+
+    graph: GraphArgument
+    """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
+    cluster: str
+    """a name from `placeto list clusters`, or a cluster file"""
+    checkpoint: OptionalPath = None
+    """a checkpoint or run directory of `placeto train`; its policy places the graph"""
+    placer: OptionalText = None
+    """a name from `placeto list placers`; anneal, or the checkpoint's, if not given"""
+    simulations: OptionalInt = None
+    """budget: how many placements may be simulated"""
+    seconds: OptionalFloat = None
+    """budget: how long the search may take"""
+    seed: int = 0
+    """of the placer's random choices"""
+    output: OutputPath = None
+    """write the placement to this .json file"""
+    plot: OptionalPath = None
+    """draw the schedule to this .png, .svg or .pdf file"""
+
+
+def run(arguments: Arguments) -> None:
+    """Place, print a summary, write what was asked for."""
+    check_output("--out", arguments.output)
+    check_output("--plot", arguments.plot)
+    check_positive("--simulations", arguments.simulations)
+    check_positive("--seconds", arguments.seconds)
+    if arguments.plot is not None:
+        from placeto.plot import check_suffix
+
+        check_suffix(arguments.plot)
+    from placeto.cluster import load_cluster
+    from placeto.cost import PlacementProblem
+    from placeto.placement import PlacementFile, placement_by_name, save_placement
+    from placeto.simulator import simulate
+
+    placer_name, placer = choose_placer(arguments.placer, arguments.checkpoint)
+    name, graph = resolve_graph(arguments.graph)
+    problem = PlacementProblem(graph, load_cluster(arguments.cluster))
+    result = placer(problem, simulations=arguments.simulations, seconds=arguments.seconds, seed=arguments.seed)
+    schedule = simulate(problem, result.placement)
+    cluster = problem.cluster
+    print(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
+    print(f"cluster      {cluster.name}")
+    print(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
+    print(describe(problem, schedule))
+    if arguments.output is not None:
+        file = PlacementFile(
+            placement=placement_by_name(result.placement, graph, cluster),
+            graph_hash=graph.hash,
+            cluster=cluster.name,
+            makespan_us=float(schedule.makespan_us),
+            peak_memory=dict(zip(cluster.device_names, schedule.peak_memory.tolist(), strict=True)),
+            fits=bool(schedule.fits),
+            placer=placer_name,
+            simulations=int(result.simulations),
+            seconds=float(result.seconds),
+        )
+        save_placement(file, arguments.output)
+    if arguments.plot is not None:
+        from placeto.plot import gantt_figure, save_figure
+
+        save_figure(gantt_figure(problem, schedule, f"{name} on {cluster.name}, {placer_name}"), arguments.plot)

@@ -1,0 +1,59 @@
+"""``placeto simulate``: simulate a placement that was written to a file."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from placeto.commands.common import GraphArgument, OptionalPath, check_output, describe
+from placeto.load import resolve_graph
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Simulate a placement and say what it costs: makespan, load and memory of each device."""
+
+    graph: GraphArgument
+    """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
+    placement: Path
+    """a placement file, as `placeto place -o` writes it"""
+    cluster: str
+    """a name from `placeto list clusters`, or a cluster file"""
+    trace: OptionalPath = None
+    """write the schedule as a Chrome trace (.json, .json.gz), for https://ui.perfetto.dev"""
+    plot: OptionalPath = None
+    """draw the schedule to this .png, .svg or .pdf file"""
+
+
+def run(arguments: Arguments) -> None:
+    """Simulate, print, write what was asked for."""
+    check_output("--trace", arguments.trace)
+    check_output("--plot", arguments.plot)
+    from placeto.cluster import load_cluster
+    from placeto.cost import PlacementProblem
+    from placeto.export import save_chrome_trace
+    from placeto.placement import load_placement
+    from placeto.simulator import simulate
+
+    if arguments.plot is not None:
+        from placeto.plot import check_suffix
+
+        check_suffix(arguments.plot)
+    file = load_placement(arguments.placement)
+    name, graph = resolve_graph(arguments.graph)
+    problem = PlacementProblem(graph, load_cluster(arguments.cluster))
+    cluster = problem.cluster
+    schedule = simulate(problem, file.devices(graph, cluster))
+    print(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
+    print(f"cluster      {cluster.name}")
+    print(describe(problem, schedule))
+    if file.makespan_us is not None and file.makespan_us != schedule.makespan_us:
+        made_for = f" on cluster {file.cluster}" if file.cluster else ""
+        print(f"note: {arguments.placement} says {file.makespan_us!r} us{made_for}", file=sys.stderr)
+    if arguments.trace is not None:
+        save_chrome_trace(problem, schedule, arguments.trace)
+    if arguments.plot is not None:
+        from placeto.plot import gantt_figure, save_figure
+
+        save_figure(gantt_figure(problem, schedule, f"{name} on {cluster.name}"), arguments.plot)

@@ -1,0 +1,291 @@
+"""Compare placers on many graphs at equal budgets, in several processes, with results that survive an interruption.
+
+A job is one (graph, placer, seed). Results go to a file of format "placeto.evaluation/1", a row per job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph, read_json, write_json
+from placeto.load import Placer, choose_placer, load_placer
+
+if TYPE_CHECKING:
+    from placeto.cluster import Cluster
+
+FORMAT = "placeto.evaluation/1"
+SAVE_EVERY_S = 2.0
+Row = dict[str, Any]
+_REQUIRED = ("graph", "cluster", "placer", "seed", "makespan_us", "relative", "lower_bound_us", "fits")
+
+
+class EvaluationError(ValueError):
+    """Placers that can't be compared as asked, or a file that holds no evaluation."""
+
+
+@dataclass(frozen=True)
+class PlacerSpec:
+    """A placer to compare, and its budget."""
+
+    label: str  # how the table calls it
+    placer: str  # a heuristic's name, or a checkpoint's path
+    simulations: int | None = None
+    seconds: float | None = None
+
+    def load(self) -> Placer:
+        """The placer's function."""
+        return load_placer(self.placer)
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides the placer's results: its name, or the content of its checkpoint, and its budget."""
+        from placeto.checkpoint import checkpoint_path
+
+        path = checkpoint_path(self.placer)
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else self.placer
+        return f"{content} {self.simulations} {self.seconds}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One placement to make."""
+
+    graph: str
+    spec: PlacerSpec
+    seed: int
+    key: str  # of everything that decides the result
+
+    def matches(self, row: Row) -> bool:
+        """Whether a row has the same place in the table."""
+        return (row["graph"], row["placer"], row["seed"]) == (self.graph, self.spec.label, self.seed)
+
+
+def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None, seconds: float | None) -> PlacerSpec:
+    """A placer as the command line gives it: ``[label=]name-or-checkpoint[@simulations]``; ``@pass`` means no budget.
+
+    The name of a learned placer stands for `checkpoint`.
+
+    >>> parse_spec("anneal@10000", None, 1000, None)
+    PlacerSpec(label='anneal@10000', placer='anneal', simulations=10000, seconds=None)
+
+    Raises:
+        LoadError: an unknown placer, or a learned one without a checkpoint.
+        EvaluationError: the text doesn't have this form.
+    """
+    form = re.fullmatch(r"(?:(?P<label>[^=]+)=)?(?P<placer>[^@]+)(?:@(?P<budget>\d+|pass))?", text.strip())
+    if form is None:
+        raise EvaluationError(f"placer {text!r}: must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT")
+    placer, budget = form["placer"], form["budget"]
+    if budget is not None:
+        simulations, seconds = (None if budget == "pass" else int(budget)), None
+    if checkpoint is not None and choose_placer(None, checkpoint)[0] == placer:
+        placer = str(checkpoint)
+    load_placer(placer)
+    return PlacerSpec(form["label"] or text.strip(), placer, simulations, seconds)
+
+
+def evaluate(
+    graphs: Mapping[str, ComputationGraph],
+    cluster: Cluster,
+    specs: Sequence[PlacerSpec],
+    seeds: Sequence[int] = (0,),
+    *,
+    out: str | Path | None = None,
+    processes: int | None = None,
+    history: bool = False,
+    report: Callable[[int, int, str], None] | None = None,
+) -> list[Row]:
+    """Run every placer on every graph with every seed.
+
+    Args:
+        graphs: name -> graph.
+        cluster: to place on.
+        specs: the placers, with distinct labels.
+        seeds: of the placers' random choices.
+        out: file to keep the rows in; those that are there already, made by the same placer, graph, cluster and
+            budget, are not made again. It is written every few seconds, atomically.
+        processes: how many work at once, with one thread each; 1 works in this process; None = all cores.
+        history: keep how the makespan fell with simulations and seconds in each row.
+        report: called with (jobs done, jobs in all, what was done last).
+
+    Returns:
+        Rows in the order of graphs, placers, seeds.
+
+    Raises:
+        EvaluationError: two placers with one label, or `out` exists and holds something else.
+    """
+    labels = [spec.label for spec in specs]
+    if len(set(labels)) < len(labels):
+        raise EvaluationError(f"two placers share one label among {', '.join(labels)}; name them LABEL=PLACER")
+    jobs = [
+        Job(name, spec, seed, _key(name, graph, cluster, spec, seed))
+        for name, graph in graphs.items()
+        for spec in specs
+        for seed in seeds
+    ]
+    wanted = {job.key: job for job in jobs}
+    old = load_rows(out) if out is not None and Path(out).exists() else []
+    done = {row["key"]: row for row in old if row.get("key") in wanted and (not history or "history" in row)}
+    others = [row for row in old if not any(job.matches(row) for job in jobs) or row["cluster"] != cluster.name]
+    missing = [job for job in jobs if job.key not in done]
+
+    def save() -> None:
+        if out is not None:
+            save_rows([*others, *(done[job.key] for job in jobs if job.key in done)], out)
+
+    saved = time.monotonic()
+    try:
+        for job, row in _work(missing, graphs, cluster, processes, history):
+            done[job.key] = row
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                save()
+                saved = time.monotonic()
+            if report is not None:
+                report(len(done), len(jobs), f"{job.spec.label} on {job.graph}")
+    finally:
+        save()
+    return [done[job.key] for job in jobs]
+
+
+def load_rows(path: str | Path) -> list[Row]:
+    """Rows of an evaluation file.
+
+    Raises:
+        EvaluationError: the file holds no evaluation.
+        OSError: it can't be read.
+    """
+    document = read_json(path, EvaluationError)
+    if not isinstance(document, dict) or document.get("format") != FORMAT or not isinstance(document.get("rows"), list):
+        raise EvaluationError(f'{path}: not an evaluation file: "format" must be "{FORMAT}" and "rows" a list')
+    for number, row in enumerate(document["rows"]):
+        missing = [key for key in _REQUIRED if key not in row]
+        if missing:
+            raise EvaluationError(f"{path}: row {number} has no {missing[0]!r}")
+    return document["rows"]
+
+
+def save_rows(rows: Sequence[Row], path: str | Path) -> None:
+    """Write an evaluation file: the old one stays until the new one is complete."""
+    path = Path(path)
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    write_json({"format": FORMAT, "rows": list(rows)}, temporary)
+    os.replace(temporary, path)
+
+
+def _key(name: str, graph: ComputationGraph, cluster: Cluster, spec: PlacerSpec, seed: int) -> str:
+    text = f"{name} {graph.hash} {_cluster_hash(cluster)} {spec.label} {spec.fingerprint} {seed}"
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _cluster_hash(cluster: Cluster) -> str:
+    described = [[getattr(device, key) for key in vars(device)] for device in cluster.devices]
+    links = [cluster.bandwidth.tolist(), cluster.latency_us.tolist(), cluster.transfers, cluster.link]
+    return hashlib.sha256(json.dumps([described, links, cluster.link_gap_us]).encode()).hexdigest()
+
+
+def _work(
+    jobs: Sequence[Job],
+    graphs: Mapping[str, ComputationGraph],
+    cluster: Cluster,
+    processes: int | None,
+    history: bool,
+) -> Iterator[tuple[Job, Row]]:
+    """Do the jobs, here or in other processes; yields each with its row as it ends."""
+    needed = {job.graph for job in jobs}
+    worker = _Worker({name: graph for name, graph in graphs.items() if name in needed}, cluster, history)
+    count = min(processes or len(os.sched_getaffinity(0)), len(jobs))
+    if count <= 1:
+        for job in jobs:
+            yield job, worker.run(job)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, _start_worker, (worker,)) as pool:
+        pending = {pool.submit(_run_in_worker, job): job for job in jobs}
+        try:
+            while pending:
+                for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                    yield pending.pop(future), future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Worker:
+    """Runs jobs in one process, and keeps what they share."""
+
+    def __init__(self, graphs: Mapping[str, ComputationGraph], cluster: Cluster, history: bool) -> None:
+        self.graphs, self.cluster, self.history = graphs, cluster, history
+        self.problems: dict[str, PlacementProblem] = {}
+        self.placers: dict[PlacerSpec, Placer] = {}
+
+    def run(self, job: Job) -> Row:
+        if job.graph not in self.problems:
+            self.problems[job.graph] = PlacementProblem(self.graphs[job.graph], self.cluster)
+        if job.spec not in self.placers:
+            self.placers[job.spec] = self._warm(job.spec)
+        problem = self.problems[job.graph]
+        budget = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
+        result = self.placers[job.spec](
+            problem, simulations=job.spec.simulations, seconds=job.spec.seconds, seed=job.seed
+        )
+        row: Row = {
+            "graph": job.graph,
+            "cluster": self.cluster.name,
+            "placer": job.spec.label,
+            "seed": job.seed,
+            "makespan_us": float(result.makespan_us),
+            "relative": float(result.makespan_us / problem.single_device_us),
+            "lower_bound_us": float(problem.lower_bound_us),
+            "fits": bool(result.fits),
+            "simulations": int(result.simulations),
+            "seconds": float(result.seconds),
+            "budget": budget,
+            "key": job.key,
+        }
+        if self.history:
+            row["history"] = [[int(n), float(s), float(us)] for n, s, us in result.history]
+        return row
+
+    def _warm(self, spec: PlacerSpec) -> Placer:
+        """Load a placer and compile its kernels on a tiny graph, so that the first job's seconds count only work."""
+        placer = spec.load()
+        simulations = None if spec.simulations is None else min(spec.simulations, 8)
+        seconds = None if spec.seconds is None else min(spec.seconds, 0.1)
+        placer(_tiny(self.cluster), simulations=simulations, seconds=seconds, seed=0)
+        return placer
+
+
+def _tiny(cluster: Cluster) -> PlacementProblem:
+    head = {"name": "a", "flops": 1e6, "outputs": [4]}
+    tail = [{"name": name, "flops": 1e6, "outputs": [4], "inputs": [["a", 0]]} for name in "bcd"]
+    return PlacementProblem(ComputationGraph.from_ops("tiny", [head, *tail]), cluster)
+
+
+_worker: _Worker | None = None  # of this process, when it is one of the pool
+
+
+def _start_worker(worker: _Worker) -> None:
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then saves
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = "1"  # read by torch when a learned placer imports it
+    import numba
+
+    numba.set_num_threads(1)
+    _worker = worker
+
+
+def _run_in_worker(job: Job) -> Row:
+    assert _worker is not None
+    return _worker.run(job)

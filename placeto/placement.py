@@ -1,0 +1,110 @@
+"""Placement files (format "placeto.placement/1"): which op runs on which device, and what that costs.
+
+Legend: N ops, D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from placeto.graph import read_json, write_json
+
+if TYPE_CHECKING:
+    from placeto.cluster import Cluster
+    from placeto.graph import ComputationGraph
+
+FORMAT = "placeto.placement/1"
+_FIELDS = {
+    "format",
+    "graph_hash",
+    "cluster",
+    "placement",
+    "makespan_us",
+    "peak_memory",
+    "fits",
+    "placer",
+    "simulations",
+    "seconds",
+}
+
+
+class PlacementError(ValueError):
+    """A placement, or a placement file, that doesn't match its graph or cluster."""
+
+
+@dataclass(frozen=True)
+class PlacementFile:
+    """The content of a placement file; whatever is None was left out of it."""
+
+    placement: Mapping[str, str]  # op name -> device name
+    graph_hash: str | None = None
+    cluster: str | None = None  # name of the cluster
+    makespan_us: float | None = None
+    peak_memory: Mapping[str, int] = field(default_factory=dict)  # device name -> bytes
+    fits: bool | None = None
+    placer: str | None = None
+    simulations: int | None = None
+    seconds: float | None = None
+
+    def devices(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
+        """(N,) int64, the device index of each op, in the order of ``graph.op_names``.
+
+        Raises:
+            PlacementError: the file is for another graph, leaves an op out, or names an unknown op or device.
+        """
+        for op in graph.op_names:
+            if op not in self.placement:
+                raise PlacementError(f"op {op!r} of graph {graph.name!r} has no device in the placement")
+        index = {name: i for i, name in enumerate(cluster.device_names)}
+        for op, device in self.placement.items():
+            if op not in graph.index:
+                raise PlacementError(f"op {op!r} of the placement is not in graph {graph.name!r}")
+            if device not in index:
+                known = ", ".join(cluster.device_names)
+                raise PlacementError(
+                    f"op {op!r}: device {device!r} is not in cluster {cluster.name!r}, which has {known}"
+                )
+        if self.graph_hash is not None and self.graph_hash != graph.hash:
+            ours, theirs = graph.hash[:12], self.graph_hash[:12]
+            raise PlacementError(f"the placement is for another graph: its hash is {theirs}..., not {ours}...")
+        return np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
+
+
+def load_placement(path: str | Path) -> PlacementFile:
+    """Read a placement file; `PlacementFile.devices` turns it into an array.
+
+    Raises:
+        PlacementError: the file is no placement; the message names file and field.
+        OSError: the file can't be read.
+    """
+    document = read_json(path, PlacementError)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise PlacementError(f'{path}: not a placement file: "format" must be "{FORMAT}"')
+    unknown = set(document) - _FIELDS
+    if unknown:
+        raise PlacementError(f"{path}: unknown field {min(unknown)!r}; known: {', '.join(sorted(_FIELDS))}")
+    placement = document.get("placement")
+    if not isinstance(placement, dict) or not all(isinstance(device, str) for device in placement.values()):
+        raise PlacementError(f'{path}: "placement" must be an object that gives each op the name of its device')
+    return PlacementFile(**{key: value for key, value in document.items() if key != "format"})
+
+
+def save_placement(file: PlacementFile, path: str | Path) -> None:
+    """Write a placement file; fields that are None are left out."""
+    document: dict[str, Any] = {"format": FORMAT}
+    values = {key: value for key, value in vars(file).items() if value is not None}
+    order = ["graph_hash", "cluster", "makespan_us", "fits", "peak_memory", "placer", "simulations", "seconds"]
+    document.update({key: values[key] for key in order if key in values})
+    document["placement"] = dict(file.placement)
+    write_json(document, path)
+
+
+def placement_by_name(placement: np.ndarray, graph: ComputationGraph, cluster: Cluster) -> dict[str, str]:
+    """Turn an (N,) array of device indices into a mapping of op name to device name."""
+    devices = cluster.device_names
+    return {op: devices[d] for op, d in zip(graph.op_names, placement.tolist(), strict=True)}

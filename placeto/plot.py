@@ -1,0 +1,142 @@
+"""Pictures: a schedule as a Gantt chart by device, and makespan against budget.
+
+Figures are made without pyplot, so they share no state and need no display.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+if TYPE_CHECKING:
+    from placeto.cost import PlacementProblem
+    from placeto.simulator import Schedule
+
+_MAX_COLORS = 9
+_OTHER = "other"
+_LINK_COLOR = "0.35"
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+class PlotError(ValueError):
+    """A picture in a format that can't be written."""
+
+
+def gantt_figure(problem: PlacementProblem, schedule: Schedule, title: str | None = None) -> Figure:
+    """Gantt chart: a row per device with its ops, coloured by module, and a thin row below with what it sends."""
+    graph, cluster = problem.graph, problem.cluster
+    num_devices = cluster.num_devices
+    labels = _color_labels(problem, schedule)
+    shown = list(dict.fromkeys(label for label in labels if label != _OTHER))
+    colors = {label: colormaps["tab10"](i) for i, label in enumerate(shown)} | {_OTHER: (0.75, 0.75, 0.75, 1.0)}
+    figure = Figure(figsize=(11, 1.3 + 0.6 * num_devices), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    unit, scale = ("ms", 1e3) if schedule.makespan_us >= 2e3 else ("µs", 1.0)
+    boxes = _boxes(schedule.start_us / scale, schedule.finish_us / scale, schedule.placement - 0.36, 0.5)
+    axes.add_collection(PolyCollection(list(boxes), facecolors=[colors[label] for label in labels], linewidths=0))
+    sends = _boxes(schedule.send_start_us / scale, schedule.send_finish_us / scale, schedule.send_src + 0.18, 0.16)
+    axes.add_collection(PolyCollection(list(sends), facecolors=_LINK_COLOR, linewidths=0))
+    end = schedule.makespan_us / scale
+    busy = np.bincount(schedule.placement, schedule.finish_us - schedule.start_us, num_devices) / schedule.makespan_us
+    axes.set_xlim(0.0, end * 1.002)
+    axes.set_ylim(num_devices - 0.5, -0.5)
+    axes.set_yticks(
+        range(num_devices), [f"{d.name}\n{100 * b:.0f} % busy" for d, b in zip(cluster.devices, busy, strict=True)]
+    )
+    axes.set_xlabel(f"time ({unit})")
+    relative = schedule.makespan_us / problem.single_device_us
+    heading = title or f"{graph.name} on {cluster.name}"
+    axes.set_title(f"{heading}: {end:.4g} {unit}, {relative:.3f} of one device", loc="left", fontsize="medium")
+    axes.spines[["top", "right"]].set_visible(False)
+    patches = [Patch(color=color, label=label) for label, color in colors.items() if label in set(labels)]
+    patches.append(Patch(color=_LINK_COLOR, label="sends"))
+    figure.legend(handles=patches, loc="outside right upper", fontsize="small", frameon=False)
+    return figure
+
+
+def curve_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], title: str) -> Figure:
+    """Makespan relative to one device against simulations and against seconds, a line per placer.
+
+    Args:
+        curves: placer -> points of (simulations, seconds, relative makespan), in order.
+        title: of the picture.
+    """
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for column, label in enumerate(("simulations", "seconds")):
+        axes = figure.add_subplot(1, 2, column + 1)
+        for placer, points in curves.items():
+            spent = [max(point[column], 1.0 if column == 0 else 1e-4) for point in points]
+            axes.plot(spent, [p[2] for p in points], label=placer, drawstyle="steps-post", marker=".", markersize=4)
+        axes.set_xscale("log")
+        axes.set_xlabel(label)
+        axes.set_ylabel("mean makespan / one device")
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize="small")
+    figure.suptitle(title)
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure as PNG, SVG or PDF, by the ending of its name.
+
+    Raises:
+        PlotError: another ending.
+    """
+    check_suffix(path)
+    figure.savefig(path, dpi=150)
+
+
+def check_suffix(path: str | Path) -> None:
+    """Refuse a picture's name with an unknown ending, before any work is done.
+
+    Raises:
+        PlotError: the ending is not in `SUFFIXES`.
+    """
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise PlotError(f"{path}: a picture's name must end in {', '.join(SUFFIXES)}")
+
+
+def _boxes(start: np.ndarray, finish: np.ndarray, bottom: np.ndarray, height: float) -> np.ndarray:
+    """(M, 4, 2) corners of M rectangles."""
+    xs = np.stack([start, start, finish, finish], axis=1)
+    ys = np.stack([bottom, bottom + height, bottom + height, bottom], axis=1)
+    return np.stack([xs, ys], axis=2)
+
+
+def _color_labels(problem: PlacementProblem, schedule: Schedule) -> list[str]:
+    """Label of each op: the head of its module's path, or its type where there are no modules; rare ones are "other".
+
+    The path is cut where most labels can be told apart within the palette.
+    """
+    graph = problem.graph
+    time = schedule.finish_us - schedule.start_us
+    if not any(graph.modules):
+        return _frequent(list(graph.op_types), time)
+    paths = [module.split(".") for module in graph.modules]
+    best: list[str] = []
+    for depth in range(1, max(map(len, paths)) + 1):
+        labels = [".".join(path[:depth]) or _OTHER for path in paths]
+        if best and len(set(labels)) > _MAX_COLORS + 1:
+            break
+        best = labels
+    return _frequent(best, time)
+
+
+def _frequent(labels: list[str], time: np.ndarray) -> list[str]:
+    """Keep the labels that most time goes to, as many as there are colors."""
+    total: dict[str, float] = {}
+    for label, us in zip(labels, time.tolist(), strict=True):
+        total[label] = total.get(label, 0.0) + us
+    total.pop(_OTHER, None)
+    kept = set(sorted(total, key=lambda label: -total[label])[:_MAX_COLORS])
+    return [label if label in kept else _OTHER for label in labels]

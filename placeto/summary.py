@@ -1,0 +1,136 @@
+"""What the rows of an evaluation say about each placer: a table, and curves of makespan against budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+COLUMNS = ("placer", "/ one device", "/ best known", "/ lower bound", "wins", "worst", "fits", "simulations", "seconds")
+_TIE = 1e-9  # relative
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One placer over all graphs and seeds; means are over the rows, all ratios are of makespans."""
+
+    placer: str
+    relative: float  # mean, to the best single device
+    spread: float  # standard deviation over seeds of `relative`; 0 with one seed
+    to_best: float  # mean, to the best makespan of any placer and seed on the same graph
+    to_bound: float  # mean, to the lower bound
+    wins: int  # graphs on which the placer's mean over seeds is the smallest; ties count for all
+    worst: float  # largest, to the best single device
+    fits: int  # rows whose placement fits into memory
+    rows: int
+    graphs: int
+    simulations: float  # mean
+    seconds: float  # mean
+
+
+def summarize(rows: Sequence[Row]) -> list[Summary]:
+    """A summary per placer, in the order in which they appear.
+
+    Placements that don't fit count in the ratios as they are, yet never as best known nor as a win if others fit.
+    """
+    graphs = list(dict.fromkeys((row["graph"], row["cluster"]) for row in rows))
+    best = {graph: _best([row for row in rows if (row["graph"], row["cluster"]) == graph]) for graph in graphs}
+    winners = _winners(rows)
+    return [_summarize(placer, rows, best, winners) for placer in dict.fromkeys(row["placer"] for row in rows)]
+
+
+def markdown_table(summaries: Sequence[Summary]) -> str:
+    """The summaries as a markdown table, best mean first."""
+    cells = [list(COLUMNS)]
+    for s in sorted(summaries, key=lambda s: s.relative):
+        spread = f" ± {s.spread:.3f}" if s.spread > 0 else ""
+        ratios = [f"{s.relative:.3f}{spread}", f"{s.to_best:.3f}", f"{s.to_bound:.3f}"]
+        counts = [f"{s.wins}/{s.graphs}", f"{s.worst:.3f}", f"{s.fits}/{s.rows}", f"{s.simulations:.0f}"]
+        cells.append([s.placer, *ratios, *counts, f"{s.seconds:.3f}"])
+    widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = [
+        [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        for row in [cells[0], rule, *cells[1:]]
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def mean_curves(rows: Sequence[Row], num_points: int = 200) -> dict[str, list[tuple[float, float, float]]]:
+    """Mean over a placer's rows of the best relative makespan so far, at quantiles of its own simulations.
+
+    Rows need a "history". Points are (simulations, seconds, relative makespan); a point is taken at each of
+    `num_points` shares of each row's budget, so that rows of different length still average.
+    """
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    for placer in dict.fromkeys(row["placer"] for row in rows):
+        histories = [
+            (row, np.array(row["history"], float)) for row in rows if row["placer"] == placer and row["history"]
+        ]
+        if not histories:
+            continue
+        longest = max(history[-1, 0] for _, history in histories)
+        budgets = np.unique(np.round(np.geomspace(1, max(longest, 1), num_points)))
+        points = []
+        for budget in budgets:
+            seen = [(row, h, int(np.searchsorted(h[:, 0], budget, side="right")) - 1) for row, h in histories]
+            if any(i < 0 for _, _, i in seen):
+                continue
+            relative = [row["relative"] * h[i, 2] / row["makespan_us"] for row, h, i in seen]
+            points.append((float(budget), float(np.mean([h[i, 1] for _, h, i in seen])), float(np.mean(relative))))
+        curves[placer] = points
+    return curves
+
+
+def _best(rows: Sequence[Row]) -> float:
+    """Smallest makespan among those that fit, or among all if none does."""
+    fitting = [row["makespan_us"] for row in rows if row["fits"]]
+    return min(fitting or [row["makespan_us"] for row in rows])
+
+
+def _winners(rows: Sequence[Row]) -> set[tuple[str, str, str]]:
+    """(graph, cluster, placer) of each win."""
+    means: dict[tuple[str, str], dict[str, tuple[bool, float]]] = {}
+    cells: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        cells.setdefault((row["graph"], row["cluster"], row["placer"]), []).append(row)
+    for (graph, cluster, placer), members in cells.items():
+        unfit = not all(row["fits"] for row in members)
+        mean = float(np.mean([row["makespan_us"] for row in members]))
+        means.setdefault((graph, cluster), {})[placer] = (unfit, mean)
+    winners = set()
+    for (graph, cluster), scores in means.items():
+        unfit, smallest = min(scores.values())
+        for placer, score in scores.items():
+            if score[0] == unfit and score[1] <= smallest * (1 + _TIE):
+                winners.add((graph, cluster, placer))
+    return winners
+
+
+def _summarize(
+    placer: str,
+    rows: Sequence[Row],
+    best: dict[tuple[str, str], float],
+    winners: set[tuple[str, str, str]],
+) -> Summary:
+    own = [row for row in rows if row["placer"] == placer]
+    relative = np.array([row["relative"] for row in own])
+    seeds = np.array([row["seed"] for row in own])
+    per_seed = [relative[seeds == seed].mean() for seed in np.unique(seeds)]
+    return Summary(
+        placer=placer,
+        relative=float(relative.mean()),
+        spread=float(np.std(per_seed, ddof=1)) if len(per_seed) > 1 else 0.0,
+        to_best=float(np.mean([row["makespan_us"] / best[row["graph"], row["cluster"]] for row in own])),
+        to_bound=float(np.mean([row["makespan_us"] / row["lower_bound_us"] for row in own])),
+        wins=sum(winner[2] == placer for winner in winners),
+        worst=float(relative.max()),
+        fits=sum(row["fits"] for row in own),
+        rows=len(own),
+        graphs=len({(row["graph"], row["cluster"]) for row in own}),
+        simulations=float(np.mean([row["simulations"] for row in own])),
+        seconds=float(np.mean([row["seconds"] for row in own])),
+    )
