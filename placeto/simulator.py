@@ -1,0 +1,242 @@
+"""Discrete-event simulation of a placed graph.
+
+Each device runs one op at a time, first ready first served; after an op of non-zero cost it stays busy for its
+overhead. A tensor used on another device is sent when its producer ends, through a first-in-first-out link. Times
+tie-break by kind (deliveries, links, devices) and then by name, so a schedule never depends on memory layout. With the
+"k80" presets this is the simulator of Addanki et al., "Placeto", NeurIPS 2019.
+
+`simulate` runs one placement, `simulate_batch` many at once; `placeto._kernel` documents how to call the kernels
+from other numba code on the flat arrays of a `ProblemBatch`.
+
+Legend: N ops, S sends, D devices, P problems, B placements of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numba import njit, prange
+
+from placeto import _kernel
+from placeto.cost import FlatProblems, PlacementProblem, ProblemBatch
+
+__all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
+
+
+class PlacementError(ValueError):
+    """A placement that doesn't fit its problem."""
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What runs where and when. Sends are numbered in the order in which they join their link's queue."""
+
+    problem: PlacementProblem
+    placement: np.ndarray  # (N,) int64, device of each op
+    makespan_us: float  # time at which every device and link is idle again
+    start_us: np.ndarray  # (N,) float64
+    finish_us: np.ndarray  # (N,) float64, without the device's overhead
+    send_tensor: np.ndarray  # (S,) int64, tensor index
+    send_src: np.ndarray  # (S,) int64, device
+    send_dst: np.ndarray  # (S,) int64, device, or -1 = broadcast
+    send_start_us: np.ndarray  # (S,) float64
+    send_finish_us: np.ndarray  # (S,) float64, delivery, without the link's gap
+    order: np.ndarray  # (N+S,) int64, the starts in the order in which they happened: op i as i, send s as N + s
+
+    @property
+    def num_sends(self) -> int:
+        """S, the number of transfers."""
+        return len(self.send_tensor)
+
+    @cached_property
+    def slack_us(self) -> np.ndarray:
+        """(N,) float64, how much later each op may end without growing the makespan; see `slack`."""
+        return slack(self.problem, self)
+
+    @cached_property
+    def peak_memory(self) -> np.ndarray:
+        """(D,) int64, most bytes on each device at any time: parameters (times the multiplier) and live tensors."""
+        peak = np.zeros(self.problem.num_devices, np.int64)
+        _kernel.peak_memory(self.problem.arrays, 0, self.placement, self._record, self.num_sends, peak)
+        return peak
+
+    @cached_property
+    def fits(self) -> bool:
+        """Whether no device exceeds its memory."""
+        return bool((self.peak_memory <= self.problem.cluster.memory).all())
+
+    @cached_property
+    def overflow(self) -> float:
+        """Sum over devices of max(0, peak - memory) / memory."""
+        memory = self.problem.cluster.memory
+        return float((np.maximum(0, self.peak_memory - memory) / memory).sum())
+
+    @property
+    def _record(self) -> _kernel.Record:
+        return _kernel.Record(
+            self.start_us,
+            self.finish_us,
+            self.send_tensor,
+            self.send_dst,
+            self.send_start_us,
+            self.send_finish_us,
+            self.order,
+        )
+
+
+def check_placement(problem: PlacementProblem, placement: np.ndarray) -> np.ndarray:
+    """The placement as a contiguous (N,) int64 array.
+
+    Raises:
+        PlacementError: not one integer per op, or no device of the cluster; the message names the op.
+    """
+    array = np.asarray(placement)
+    if array.ndim != 1 or len(array) != problem.num_ops or not np.issubdtype(array.dtype, np.integer):
+        raise PlacementError(
+            f"a placement of {problem.graph.name!r} must be {problem.num_ops} integers, one device per op, "
+            f"not {array.dtype} of shape {array.shape}"
+        )
+    array = np.ascontiguousarray(array, np.int64)
+    if array.min() < 0 or array.max() >= problem.num_devices:
+        op = int(np.flatnonzero((array < 0) | (array >= problem.num_devices))[0])
+        raise PlacementError(
+            f"op {problem.graph.op_names[op]!r}: there is no device {array[op]}, "
+            f"{problem.cluster.name!r} has 0..{problem.num_devices - 1}"
+        )
+    return array
+
+
+def simulate(problem: PlacementProblem, placement: np.ndarray, cutoff: float = math.inf) -> Schedule:
+    """Run one placement (N,) of integers in 0..D-1.
+
+    With a `cutoff` in microseconds, a makespan above it comes back as inf, earlier than it would otherwise; such a
+    schedule has no sends, and its times mean nothing.
+
+    Raises:
+        PlacementError: not one device of the cluster per op; the message names the op and the valid devices.
+    """
+    array = check_placement(problem, placement)
+    if array is placement:
+        array = array.copy()
+    flat = problem.arrays
+    record = _kernel.new_record(flat, 0)
+    makespan, num_sends = _kernel.run(flat, 0, array, record, cutoff)
+    if makespan == math.inf:
+        num_sends = 0
+    send_tensor = record.send_tensor[:num_sends]
+    return Schedule(
+        problem=problem,
+        placement=array,
+        makespan_us=makespan,
+        start_us=record.start,
+        finish_us=record.finish,
+        send_tensor=send_tensor,
+        send_src=array[flat.tensor_src[send_tensor]],
+        send_dst=record.send_dst[:num_sends],
+        send_start_us=record.send_start[:num_sends],
+        send_finish_us=record.send_finish[:num_sends],
+        order=record.order[: len(array) + num_sends],
+    )
+
+
+def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
+    """(N,) float64, microseconds by which each op's end may slip without growing the makespan, all orders kept.
+
+    It may slip until it pushes, through consumers, sends, the next op of its device or the next send of its link,
+    the end of the schedule. Never negative; 0 along the critical path.
+    """
+    op_slack, send_slack = np.empty(problem.num_ops), np.empty(schedule.num_sends)
+    _kernel.slack(
+        problem.arrays,
+        0,
+        schedule.placement,
+        schedule._record,
+        schedule.num_sends,
+        schedule.makespan_us,
+        op_slack,
+        send_slack,
+    )
+    return op_slack
+
+
+def simulate_batch(
+    batch: ProblemBatch, index: np.ndarray, placements: np.ndarray, cutoff: float = math.inf
+) -> tuple[np.ndarray, np.ndarray]:
+    """Run B placements in parallel: row b of `placements` on problem ``index[b]``.
+
+    `placements` is (B, W) int64 with W >= N of each problem; what stands beyond N is ignored. Returns the makespans
+    (B,) float64 in microseconds and the memory overflows (B,) float64, the sum over devices of
+    max(0, peak - memory) / memory. Above `cutoff` both are inf. The result does not depend on the number of threads.
+
+    Raises:
+        PlacementError: shapes that don't match, or a device that the cluster has not.
+    """
+    index, placements = np.ascontiguousarray(index, np.int64), np.ascontiguousarray(placements)
+    if placements.ndim != 2 or index.shape != placements.shape[:1] or not np.issubdtype(placements.dtype, np.integer):
+        raise PlacementError(
+            f"index (B,) and integer placements (B, W) must match, not {index.shape} and "
+            f"{placements.dtype} of shape {placements.shape}"
+        )
+    placements = placements.astype(np.int64, copy=False)
+    row = _first_invalid(batch.arrays, index, placements)
+    if row >= 0:
+        if not 0 <= index[row] < len(batch.problems):
+            raise PlacementError(f"row {row}: there is no problem {index[row]} in a batch of {len(batch.problems)}")
+        problem = batch.problems[index[row]]
+        check_placement(problem, placements[row, : problem.num_ops])
+    makespans, overflows = np.empty(len(index)), np.empty(len(index))
+    _run_batch(batch.arrays, index, placements, cutoff, makespans, overflows)
+    return makespans, overflows
+
+
+@njit(cache=True)
+def _first_invalid(flat: FlatProblems, index: np.ndarray, placements: np.ndarray) -> int:
+    """First row that is no placement of its problem, or -1."""
+    for b in range(len(index)):
+        p = index[b]
+        if p < 0 or p >= len(flat.broadcast):
+            return b
+        n, d = flat.op_offset[p + 1] - flat.op_offset[p], flat.device_offset[p + 1] - flat.device_offset[p]
+        if n > placements.shape[1]:
+            return b
+        for i in range(n):
+            if placements[b, i] < 0 or placements[b, i] >= d:
+                return b
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _score(flat: FlatProblems, p: int, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
+    """Makespan and memory overflow of one placement."""
+    record = _kernel.new_record(flat, p)
+    makespan, num_sends = _kernel.run(flat, p, placement, record, cutoff)
+    if makespan == np.inf:
+        return np.inf, np.inf
+    memory = flat.memory[flat.device_offset[p] : flat.device_offset[p + 1]]
+    peak = np.zeros(len(memory), np.int64)
+    _kernel.memory_bound(flat, p, placement, record, num_sends, peak)
+    fits = True
+    for d in range(len(memory)):
+        fits = fits and peak[d] <= memory[d]
+    overflow = 0.0
+    if not fits:
+        _kernel.peak_memory(flat, p, placement, record, num_sends, peak)
+        for d in range(len(memory)):
+            overflow += max(0, peak[d] - memory[d]) / memory[d]
+    return makespan, overflow
+
+
+@njit(cache=True, parallel=True)
+def _run_batch(
+    flat: FlatProblems,
+    index: np.ndarray,
+    placements: np.ndarray,
+    cutoff: float,
+    makespans: np.ndarray,
+    overflows: np.ndarray,
+) -> None:
+    for b in prange(len(index)):
+        makespans[b], overflows[b] = _score(flat, index[b], placements[b], cutoff)
