@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from placeto.cost import PlacementProblem
     from placeto.graph import ComputationGraph, GraphError, load_graph, save_graph
     from placeto.load import Placer, load_placer
-    from placeto.placement import PlacementError, PlacementFile, load_placement, save_placement
+    from placeto.placement import PlacementFile, load_placement, save_placement
     from placeto.placer import PlacementResult
-    from placeto.simulator import Schedule, simulate
+    from placeto.simulator import PlacementError, Schedule, simulate
 
 _MODULES = {
     "Cluster": "cluster",
@@ -31,7 +31,7 @@ _MODULES = {
     "ComputationGraph": "graph",
     "Device": "cluster",
     "GraphError": "graph",
-    "PlacementError": "placement",
+    "PlacementError": "simulator",
     "PlacementFile": "placement",
     "PlacementProblem": "cost",
     "PlacementResult": "placer",

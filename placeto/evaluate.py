@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -254,7 +255,8 @@ class _Worker:
             "key": job.key,
         }
         if self.history:
-            row["history"] = [[int(n), float(s), float(us)] for n, s, us in result.history]
+            points = [[int(n), float(s), float(us)] for n, s, us in result.history]
+            row["history"] = [point for point in points if math.isfinite(point[2])]
         return row
 
     def _warm(self, spec: PlacerSpec) -> Placer:

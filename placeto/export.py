@@ -10,19 +10,18 @@ import numpy as np
 from placeto.graph import write_json
 
 if TYPE_CHECKING:
-    from placeto.cost import PlacementProblem
     from placeto.simulator import Schedule
 
 _DEVICES, _LINKS = 0, 1  # process ids
 
 
-def chrome_trace(problem: PlacementProblem, schedule: Schedule) -> dict[str, Any]:
+def chrome_trace(schedule: Schedule) -> dict[str, Any]:
     """Trace in the format of chrome://tracing: a row per device with its ops, a row per link with its transfers.
 
     Times are microseconds. Each op is a complete event with its type, module and bytes as arguments; each transfer
     one with its bytes, sender and receiver.
     """
-    graph, cluster = problem.graph, problem.cluster
+    graph, cluster = schedule.problem.graph, schedule.problem.cluster
     names = cluster.device_names
     events = [_metadata("process_name", _DEVICES, 0, "devices"), _metadata("process_name", _LINKS, 0, "links")]
     for i, device in enumerate(cluster.devices):
@@ -35,18 +34,18 @@ def chrome_trace(problem: PlacementProblem, schedule: Schedule) -> dict[str, Any
         args |= {"flops": float(graph.flops[i])}
         row = int(schedule.placement[i])
         events.append(_complete(op, "op", _DEVICES, row, schedule.start_us[i], schedule.finish_us[i], args))
-    events += _transfers(problem, schedule, names)
+    events += _transfers(schedule, names)
     return {"displayTimeUnit": "ms", "otherData": {"graph": graph.name, "cluster": cluster.name}, "traceEvents": events}
 
 
-def save_chrome_trace(problem: PlacementProblem, schedule: Schedule, path: str | Path) -> None:
+def save_chrome_trace(schedule: Schedule, path: str | Path) -> None:
     """Write `chrome_trace` as ``.json`` or ``.json.gz``."""
-    write_json(chrome_trace(problem, schedule), path)
+    write_json(chrome_trace(schedule), path)
 
 
-def _transfers(problem: PlacementProblem, schedule: Schedule, names: tuple[str, ...]) -> list[dict[str, Any]]:
+def _transfers(schedule: Schedule, names: tuple[str, ...]) -> list[dict[str, Any]]:
     """Events of the sends, and the names of the rows that they lie on."""
-    graph, pairs = problem.graph, problem.cluster.link == "pair"
+    graph, pairs = schedule.problem.graph, schedule.problem.cluster.link == "pair"
     producer = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
     rows: dict[int, str] = {}
     events = []

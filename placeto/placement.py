@@ -13,10 +13,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from placeto.graph import read_json, write_json
+from placeto.simulator import PlacementError, Schedule, simulate
 
 if TYPE_CHECKING:
     from placeto.cluster import Cluster
+    from placeto.cost import PlacementProblem
     from placeto.graph import ComputationGraph
+    from placeto.placer import PlacementResult
+
+__all__ = [
+    "FORMAT",
+    "PlacementError",
+    "PlacementFile",
+    "load_placement",
+    "placement_by_name",
+    "save_placement",
+    "save_result",
+]
 
 FORMAT = "placeto.placement/1"
 _FIELDS = {
@@ -31,10 +44,6 @@ _FIELDS = {
     "simulations",
     "seconds",
 }
-
-
-class PlacementError(ValueError):
-    """A placement, or a placement file, that doesn't match its graph or cluster."""
 
 
 @dataclass(frozen=True)
@@ -108,3 +117,22 @@ def placement_by_name(placement: np.ndarray, graph: ComputationGraph, cluster: C
     """Turn an (N,) array of device indices into a mapping of op name to device name."""
     devices = cluster.device_names
     return {op: devices[d] for op, d in zip(graph.op_names, placement.tolist(), strict=True)}
+
+
+def save_result(problem: PlacementProblem, result: PlacementResult, placer: str, path: str | Path) -> Schedule:
+    """Write what a placer found, with the makespan and the memory that the simulator gives it; returns the schedule."""
+    graph, cluster = problem.graph, problem.cluster
+    schedule = simulate(problem, result.placement)
+    file = PlacementFile(
+        placement=placement_by_name(result.placement, graph, cluster),
+        graph_hash=graph.hash,
+        cluster=cluster.name,
+        makespan_us=float(schedule.makespan_us),
+        peak_memory=dict(zip(cluster.device_names, schedule.peak_memory.tolist(), strict=True)),
+        fits=schedule.fits,
+        placer=placer,
+        simulations=int(result.simulations),
+        seconds=float(result.seconds),
+    )
+    save_placement(file, path)
+    return schedule

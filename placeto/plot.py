@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 if TYPE_CHECKING:
-    from placeto.cost import PlacementProblem
     from placeto.simulator import Schedule
 
 _MAX_COLORS = 9
@@ -30,11 +29,11 @@ class PlotError(ValueError):
     """A picture in a format that can't be written."""
 
 
-def gantt_figure(problem: PlacementProblem, schedule: Schedule, title: str | None = None) -> Figure:
+def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
     """Gantt chart: a row per device with its ops, coloured by module, and a thin row below with what it sends."""
-    graph, cluster = problem.graph, problem.cluster
+    graph, cluster = schedule.problem.graph, schedule.problem.cluster
     num_devices = cluster.num_devices
-    labels = _color_labels(problem, schedule)
+    labels = _color_labels(schedule)
     shown = list(dict.fromkeys(label for label in labels if label != _OTHER))
     colors = {label: colormaps["tab10"](i) for i, label in enumerate(shown)} | {_OTHER: (0.75, 0.75, 0.75, 1.0)}
     figure = Figure(figsize=(11, 1.3 + 0.6 * num_devices), layout="constrained")
@@ -53,7 +52,7 @@ def gantt_figure(problem: PlacementProblem, schedule: Schedule, title: str | Non
         range(num_devices), [f"{d.name}\n{100 * b:.0f} % busy" for d, b in zip(cluster.devices, busy, strict=True)]
     )
     axes.set_xlabel(f"time ({unit})")
-    relative = schedule.makespan_us / problem.single_device_us
+    relative = schedule.makespan_us / schedule.problem.single_device_us
     heading = title or f"{graph.name} on {cluster.name}"
     axes.set_title(f"{heading}: {end:.4g} {unit}, {relative:.3f} of one device", loc="left", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)
@@ -113,12 +112,12 @@ def _boxes(start: np.ndarray, finish: np.ndarray, bottom: np.ndarray, height: fl
     return np.stack([xs, ys], axis=2)
 
 
-def _color_labels(problem: PlacementProblem, schedule: Schedule) -> list[str]:
+def _color_labels(schedule: Schedule) -> list[str]:
     """Label of each op: the head of its module's path, or its type where there are no modules; rare ones are "other".
 
     The path is cut where most labels can be told apart within the palette.
     """
-    graph = problem.graph
+    graph = schedule.problem.graph
     time = schedule.finish_us - schedule.start_us
     if not any(graph.modules):
         return _frequent(list(graph.op_types), time)
@@ -126,7 +125,7 @@ def _color_labels(problem: PlacementProblem, schedule: Schedule) -> list[str]:
     best: list[str] = []
     for depth in range(1, max(map(len, paths)) + 1):
         labels = [".".join(path[:depth]) or _OTHER for path in paths]
-        if best and len(set(labels)) > _MAX_COLORS + 1:
+        if len(set(best)) > 1 and len(set(labels)) > _MAX_COLORS + 1:
             break
         best = labels
     return _frequent(best, time)

@@ -9,10 +9,10 @@ import numpy as np
 from tyro.conf import Positional, arg
 
 if TYPE_CHECKING:
-    from placeto.cost import PlacementProblem
     from placeto.simulator import Schedule
 
 GraphArgument = Annotated[Positional[str], arg(metavar="GRAPH")]
+GraphList = Annotated[tuple[str, ...], arg(metavar="GRAPH ...")]
 OptionalText = Annotated[str | None, arg(metavar="NAME")]
 OptionalPath = Annotated[Path | None, arg(metavar="PATH")]
 OptionalInt = Annotated[int | None, arg(metavar="INT")]
@@ -48,9 +48,9 @@ def check_positive(option: str, value: float | None) -> None:
         raise UsageError(f"{option} must be above 0, not {value}")
 
 
-def describe(problem: PlacementProblem, schedule: Schedule) -> str:
+def describe(schedule: Schedule) -> str:
     """Makespan, and each device's load and memory, as a few lines of text."""
-    cluster = problem.cluster
+    problem, cluster = schedule.problem, schedule.problem.cluster
     busy = np.bincount(schedule.placement, schedule.finish_us - schedule.start_us, cluster.num_devices)
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
     relative, bound = schedule.makespan_us / problem.single_device_us, schedule.makespan_us / problem.lower_bound_us

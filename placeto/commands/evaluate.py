@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from placeto.commands.common import (
+    GraphList,
     OptionalFloat,
     OptionalInt,
     OptionalPath,
@@ -39,7 +40,7 @@ class Arguments:
     """train, validation or test"""
     count: OptionalInt = None
     """only the first so many graphs of the split"""
-    graphs: tuple[str, ...] = ()
+    graphs: GraphList = ()
     """more graphs: files or family:split:index"""
     checkpoint: OptionalPath = None
     """a checkpoint or run directory of `placeto train`"""

@@ -54,7 +54,7 @@ def run(arguments: Arguments) -> None:
         check_suffix(arguments.plot)
     from placeto.cluster import load_cluster
     from placeto.cost import PlacementProblem
-    from placeto.placement import PlacementFile, placement_by_name, save_placement
+    from placeto.placement import save_result
     from placeto.simulator import simulate
 
     placer_name, placer = choose_placer(arguments.placer, arguments.checkpoint)
@@ -66,21 +66,10 @@ def run(arguments: Arguments) -> None:
     print(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
     print(f"cluster      {cluster.name}")
     print(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
-    print(describe(problem, schedule))
+    print(describe(schedule))
     if arguments.output is not None:
-        file = PlacementFile(
-            placement=placement_by_name(result.placement, graph, cluster),
-            graph_hash=graph.hash,
-            cluster=cluster.name,
-            makespan_us=float(schedule.makespan_us),
-            peak_memory=dict(zip(cluster.device_names, schedule.peak_memory.tolist(), strict=True)),
-            fits=bool(schedule.fits),
-            placer=placer_name,
-            simulations=int(result.simulations),
-            seconds=float(result.seconds),
-        )
-        save_placement(file, arguments.output)
+        save_result(problem, result, placer_name, arguments.output)
     if arguments.plot is not None:
         from placeto.plot import gantt_figure, save_figure
 
-        save_figure(gantt_figure(problem, schedule, f"{name} on {cluster.name}, {placer_name}"), arguments.plot)
+        save_figure(gantt_figure(schedule, f"{name} on {cluster.name}, {placer_name}"), arguments.plot)

@@ -47,13 +47,13 @@ def run(arguments: Arguments) -> None:
     schedule = simulate(problem, file.devices(graph, cluster))
     print(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
     print(f"cluster      {cluster.name}")
-    print(describe(problem, schedule))
+    print(describe(schedule))
     if file.makespan_us is not None and file.makespan_us != schedule.makespan_us:
         made_for = f" on cluster {file.cluster}" if file.cluster else ""
         print(f"note: {arguments.placement} says {file.makespan_us!r} us{made_for}", file=sys.stderr)
     if arguments.trace is not None:
-        save_chrome_trace(problem, schedule, arguments.trace)
+        save_chrome_trace(schedule, arguments.trace)
     if arguments.plot is not None:
         from placeto.plot import gantt_figure, save_figure
 
-        save_figure(gantt_figure(problem, schedule, f"{name} on {cluster.name}"), arguments.plot)
+        save_figure(gantt_figure(schedule, f"{name} on {cluster.name}"), arguments.plot)

@@ -1,0 +1,1 @@
+"""Recipes, tables and benchmarks of Placeto."""

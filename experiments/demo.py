@@ -1,0 +1,128 @@
+"""``make demo``: train on one family for a few minutes, place unseen graphs, compare, and show what came out.
+
+python -m experiments.demo --out demo [--minutes 4]
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from placeto.cluster import load_cluster
+from placeto.cost import PlacementProblem
+from placeto.evaluate import Row, evaluate, parse_spec
+from placeto.load import load_placer, load_split
+from placeto.placement import save_result
+from placeto.plot import gantt_figure, save_figure
+from placeto.progress import ProgressBar
+from placeto.simulator import simulate
+from placeto.summary import markdown_table, summarize
+from placeto.trainer import TrainConfig, train
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """Train a policy, place graphs that it has never seen, compare with the heuristics."""
+
+    out: Path = Path("demo")
+    """everything is written here; an earlier demo there is replaced"""
+    family: str = "cifar10"
+    """graph family"""
+    cluster: str = "4xv100"
+    """to place on"""
+    minutes: float = 4.0
+    """of training"""
+    test_graphs: int = 16
+    """how many unseen graphs to place"""
+    placers: str = "single,random,metis,expert,heft,etf,hillclimb@1000,placeto@pass,anneal@1000,anneal@10000"
+    """rows of the table: NAME, NAME@SIMULATIONS, or NAME@pass for a learned placer's one pass"""
+    seed: int = 0
+    """of the training"""
+
+
+def main(config: DemoConfig) -> list[Row]:
+    """Run the demo; returns the rows of the comparison."""
+    began = time.perf_counter()
+    run = config.out / "run"
+    if run.exists():
+        shutil.rmtree(run)
+    run.mkdir(parents=True)
+    cluster = load_cluster(config.cluster)
+    print(f"1. Train on {config.family}, cluster {cluster.name}, for {config.minutes:g} minutes.", flush=True)
+    problems = {
+        split: {name: PlacementProblem(graph, cluster) for name, graph in load_split(config.family, split).items()}
+        for split in ("train", "validation")
+    }
+    training = TrainConfig(out=str(run), minutes=config.minutes, seed=config.seed)
+    with ProgressBar("training", total=1.0) as bar:
+        train(training, problems["train"], problems["validation"], report=bar.update)
+
+    print(f"2. Place {config.test_graphs} unseen graphs and compare.", flush=True)
+    graphs = load_split(config.family, "test", config.test_graphs)
+    specs = [parse_spec(text, run, None, None) for text in config.placers.split(",")]
+    with ProgressBar("evaluating", total=len(graphs) * len(specs)) as bar:
+        rows = evaluate(
+            graphs,
+            cluster,
+            specs,
+            out=config.out / "table.json",
+            report=lambda done, total, note: bar.update(done, note),
+        )
+    table = markdown_table(summarize(rows))
+    (config.out / "table.md").write_text(table + "\n")
+    print(f"\n{table}\n")
+    print(_verdict(rows))
+
+    name, graph = next(iter(graphs.items()))
+    problem = PlacementProblem(graph, cluster)
+    result = load_placer(run)(problem)
+    save_result(problem, result, "placeto", config.out / "placement.json")
+    title = f"{name} on {cluster.name}, placeto zero-shot"
+    save_figure(gantt_figure(simulate(problem, result.placement), title), config.out / "gantt.png")
+    print(_what_next(config, name, time.perf_counter() - began))
+    return rows
+
+
+def _verdict(rows: list[Row]) -> str:
+    """How the zero-shot pass compares with the best cheap placer of each graph."""
+    cheap = {"single", "random", "metis", "expert", "heft", "etf"}
+    best: dict[str, float] = {}
+    for row in rows:
+        if row["placer"] in cheap:
+            best[row["graph"]] = min(best.get(row["graph"], row["relative"]), row["relative"])
+    learned = [row["relative"] for row in rows if row["placer"].startswith("placeto")]
+    if not learned or not best:
+        return ""
+    ours, theirs = sum(learned) / len(learned), sum(best.values()) / len(best)
+    gain = 100.0 * (1.0 - ours / theirs)
+    better = f"{gain:.1f} % {'faster' if gain >= 0 else 'slower'}"
+    return (
+        f"On the mean over {len(learned)} unseen graphs, placeto's one pass makes placements {better} than the best,\n"
+        + (f"per graph, of {', '.join(sorted(cheap))}: {ours:.3f} against {theirs:.3f} of one device.\n")
+    )
+
+
+def _what_next(config: DemoConfig, name: str, seconds: float) -> str:
+    out = shlex.quote(str(config.out))
+    on = f"--cluster {config.cluster}"
+    return f"""\
+Done in {seconds / 60:.1f} minutes. Written to {config.out}/:
+  run/            checkpoint and tensorboard curves
+  table.md        the table above; table.json has its rows
+  placement.json  placement of {name}
+  gantt.png       its schedule
+
+What to type next (after `source .venv/bin/activate`):
+  tensorboard --logdir {out}/run
+  placeto place {config.family}:test:{config.test_graphs} {on} --checkpoint {out}/run -o {out}/p.json --plot {out}/p.png
+  placeto simulate {name} {on} --placement {out}/placement.json --trace {out}/trace.json   (open it at ui.perfetto.dev)
+  placeto list placers"""
+
+
+if __name__ == "__main__":
+    main(tyro.cli(DemoConfig, prog="python -m experiments.demo"))

@@ -1,0 +1,281 @@
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from placeto import cli
+from placeto.cluster import load_cluster, save_cluster
+from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph, save_graph
+from placeto.simulator import simulate
+
+OPS = [
+    {"name": "a", "type": "mm", "outputs": [1000], "module": "head", "time_us": {"*": 300.1}, "param_bytes": 40},
+    {"name": "b", "type": "mm", "inputs": [["a", 0]], "outputs": [1000], "module": "left", "time_us": {"*": 700.7}},
+    {"name": "c", "type": "mm", "inputs": [["a", 0]], "outputs": [1000], "module": "right", "time_us": {"*": 800.3}},
+    {"name": "d", "type": "add", "inputs": [["b", 0], ["c", 0]], "module": "tail", "time_us": {"*": 10.9}},
+]
+
+
+@pytest.fixture
+def graph_file(tmp_path: Path) -> str:
+    save_graph(ComputationGraph.from_ops("fork", OPS), tmp_path / "fork.json")
+    return str(tmp_path / "fork.json")
+
+
+def run(*arguments: object) -> int:
+    """Exit status of the command."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The message of a user error, which must be one line and exit status 2."""
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    return captured.err
+
+
+def test_help_is_quick_and_lists_the_commands() -> None:
+    code = "import sys, placeto, placeto.cli; print('torch' in sys.modules, 'numba' in sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert loaded == "False False\n"
+    began = time.perf_counter()
+    result = subprocess.run([sys.executable, "-m", "placeto", "--help"], capture_output=True, text=True, check=True)
+    assert time.perf_counter() - began < 5.0  # 0.1 s on an idle machine
+    assert all(f"\n  {command}" in result.stdout for command in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_help_of_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"usage: placeto {command}")
+    assert captured.err == ""
+
+
+def test_lists_have_a_name_and_a_sentence_on_each_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for what, expected in (("clusters", "4xv100"), ("placers", "placeto"), ("placers", "etf")):
+        assert run("list", what) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert expected in [line.split()[0] for line in lines]
+        assert all(len(line.split(maxsplit=1)[1]) > 10 for line in lines)
+
+
+def test_place_then_simulate_agree_exactly(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    placement, trace = tmp_path / "p.json", tmp_path / "t.json"
+    common = ("--cluster", "4xv100")
+    pictures = [tmp_path / "gantt.png", tmp_path / "gantt.svg"]
+    assert run("place", graph_file, *common, "--placer", "etf", "-o", placement, "--plot", pictures[0]) == 0
+    printed = capsys.readouterr().out
+    more = ("--trace", trace, "--plot", pictures[1])
+    assert run("simulate", graph_file, *common, "--placement", placement, *more) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    document = json.loads(placement.read_text())
+    line = f"makespan_us  {document['makespan_us']!r}\n"
+    assert line in printed
+    assert line in captured.out
+    problem = PlacementProblem(ComputationGraph.from_ops("fork", OPS), load_cluster("4xv100"))
+    index = {name: i for i, name in enumerate(problem.cluster.device_names)}
+    devices = np.array([index[document["placement"][op["name"]]] for op in OPS])
+    schedule = simulate(problem, devices)
+    assert document["makespan_us"] == schedule.makespan_us
+    assert list(document["peak_memory"].values()) == schedule.peak_memory.tolist()
+    assert (document["placer"], document["cluster"], document["fits"]) == ("etf", "4xv100", True)
+    assert document["graph_hash"] == problem.graph.hash
+    assert {event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"} == set(
+        "abcd"
+    )
+    assert all(picture.stat().st_size > 1000 for picture in pictures)
+
+
+def test_place_with_the_default_placer_finds_the_optimum(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("place", graph_file, "--cluster", "2xv100", "--simulations", "200") == 0
+    out = capsys.readouterr().out
+    assert "placer       anneal" in out
+    makespan = float(out.split("makespan_us  ")[1].split()[0])
+    assert makespan < 1300.0  # both branches at once; 1812 + overheads on one device
+
+
+def test_a_placement_by_hand_needs_no_more_than_devices(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placement = tmp_path / "hand.json"
+    names = {op["name"]: "gpu:0" for op in OPS}
+    placement.write_text(json.dumps({"format": "placeto.placement/1", "placement": names}))
+    assert run("simulate", graph_file, "--cluster", "2xv100", "--placement", placement) == 0
+    assert "1.0000 of the best single device" in capsys.readouterr().out
+
+
+def test_a_placement_whose_makespan_differs_is_noted(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placement = tmp_path / "p.json"
+    assert run("place", graph_file, "--cluster", "2xv100", "--placer", "etf", "-o", placement) == 0
+    capsys.readouterr()
+    assert run("simulate", graph_file, "--cluster", "2xp100", "--placement", placement) == 0
+    assert "says" in capsys.readouterr().err
+
+
+def test_evaluate_prints_and_writes_a_table(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, curve = tmp_path / "table.json", tmp_path / "curve.png"
+    options = ("--cluster", "2xv100", "--placers", "single,etf,random@20", "--seeds", "2", "--processes", "1")
+    assert run("evaluate", "--graphs", graph_file, *options, "-o", out, "--curve", curve) == 0
+    captured = capsys.readouterr()
+    assert [row["seed"] for row in json.loads(out.read_text())["rows"]] == [0, 1] * 3
+    assert "| single" in captured.out
+    assert "1 graphs on 2xv100, no budget, 2 seeds" in captured.out
+    assert (tmp_path / "table.md").read_text() == captured.out[:-1]
+    assert "evaluating: 100 %" in captured.err
+    assert curve.stat().st_size > 1000
+
+
+def cyclic() -> str:
+    ops = [{"name": "a", "inputs": [["b", 0]], "outputs": [1]}, {"name": "b", "inputs": [["a", 0]], "outputs": [1]}]
+    return json.dumps({"format": "placeto.graph/1", "name": "x", "ops": ops})
+
+
+def not_a_number() -> str:
+    return json.dumps({"format": "placeto.graph/1", "name": "x", "ops": [{"name": "a", "flops": float("nan")}]})
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(cyclic(), "on a cycle"), (not_a_number(), "'a'"), ("{", "not valid JSON"), ("[]", "not a graph file")],
+)
+def test_bad_graph_files(content: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content)
+    message = fails(capsys, "place", path, "--cluster", "2xv100", "--placer", "single")
+    assert "bad.json" in message
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("graph", "says"),
+    [
+        ("missing.json", "no such file"),
+        ("nofamily:test:0", "unknown graph family 'nofamily'; known: "),
+        ("a:b:c:d", "no such file"),
+        (".", "unknown kind of graph file"),
+    ],
+)
+def test_unknown_graphs(graph: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in fails(capsys, "place", graph, "--cluster", "2xv100", "--placer", "single")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "Missing from placeto place: GRAPH"),
+        (("x.json",), "--cluster"),
+        (("x.json", "--cluster", "4xv100", "--nonsense", "1"), "Unrecognized options: --nonsense"),
+        (("x.json", "--cluster", "4xv100", "--seed", "q"), "--seed"),
+        (("x.json", "--cluster", "4xv100", "--simulations", "0"), "--simulations must be above 0"),
+        (("x.json", "--cluster", "4xv100", "--seconds", "nan"), "--seconds must be above 0"),
+        (("x.json", "--cluster", "4xv100", "-o", "no/such/dir/p.json"), "directory no/such/dir doesn't exist"),
+        (("x.json", "--cluster", "4xv100", "--plot", "p.bmp"), "must end in .png, .svg, .pdf"),
+        (("x.json", "--cluster", "4xv100", "--placer", "nonsense"), "placers: single"),
+        (("x.json", "--cluster", "4xv100", "--placer", "placeto"), "give a checkpoint"),
+        (("x.json", "--cluster", "4xv100", "--checkpoint", "nothing.pt"), "nothing.pt: no such file"),
+    ],
+)
+def test_bad_arguments_of_place(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in fails(capsys, "place", *arguments)
+
+
+def test_unknown_commands_and_clusters(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "commands: train, place" in fails(capsys, "plaice")
+    assert "commands: train, place" in fails(capsys, "--plaice")
+    assert "4xv100" in fails(capsys, "place", graph_file, "--cluster", "5xv100", "--placer", "single")
+    assert "families" in fails(capsys, "list", "everything")
+
+
+def test_bad_cluster_and_checkpoint_files(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_cluster(load_cluster("2xv100"), tmp_path / "cluster.json")
+    document = json.loads((tmp_path / "cluster.json").read_text())
+    document["bandwidth"] = [[1.0, 1.0]]
+    (tmp_path / "cluster.json").write_text(json.dumps(document))
+    message = fails(capsys, "place", graph_file, "--cluster", tmp_path / "cluster.json", "--placer", "single")
+    assert "cluster.json" in message
+    assert "bandwidth" in message
+    checkpoint = ("--checkpoint", graph_file)
+    assert "fork.json: not a checkpoint" in fails(capsys, "place", graph_file, "--cluster", "2xv100", *checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": "other"}, "not a placement file"),
+        ({"extra": 1}, "unknown field 'extra'"),
+        ({"placement": ["gpu:0"]}, "must be an object"),
+        ({"placement": {"a": "gpu:0"}}, "op 'b' of graph 'fork' has no device"),
+        ({"placement": dict.fromkeys("abcd", "tpu")}, "device 'tpu' is not in cluster '2xv100'"),
+        ({"placement": dict.fromkeys("abcde", "gpu:0")}, "op 'e' of the placement is not in graph"),
+        ({"graph_hash": "0" * 64}, "another graph"),
+    ],
+)
+def test_bad_placement_files(
+    change: dict[str, object], says: str, graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placement = tmp_path / "p.json"
+    document = {"format": "placeto.placement/1", "placement": dict.fromkeys("abcd", "gpu:0")} | change
+    placement.write_text(json.dumps(document))
+    assert says in fails(capsys, "simulate", graph_file, "--cluster", "2xv100", "--placement", placement)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--placers", "single"), "give --family NAME or --graphs"),
+        (("--placers", ",", "--graphs", "GRAPH"), "names no placer"),
+        (("--placers", "single", "--graphs", "GRAPH", "--seeds", "0"), "--seeds must be above 0"),
+        (("--placers", "single", "--graphs", "GRAPH", "-o", "table.csv"), "must end in .json or .json.gz"),
+        (("--placers", "single,single", "--graphs", "GRAPH"), "share one label"),
+        (("--placers", "single", "--family", "nofamily"), "unknown graph family"),
+    ],
+)
+def test_bad_arguments_of_evaluate(
+    arguments: tuple[str, ...], says: str, graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [graph_file if argument == "GRAPH" else argument for argument in arguments]
+    assert says in fails(capsys, "evaluate", "--cluster", "2xv100", *given)
+
+
+def test_errors_of_our_own_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    from placeto.commands import list as list_command
+
+    def bug(arguments: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(list_command, "run", bug)
+    with pytest.raises(ValueError, match="a bug"):
+        cli.main(["list", "clusters"])
+
+
+def test_interruption_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from placeto.commands import list as list_command
+
+    def interrupt(arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(list_command, "run", interrupt)
+    assert run("list", "clusters") == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(graph_file: str) -> None:
+    command = f"{sys.executable} -m placeto list clusters | head -1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert result.stderr == ""

@@ -1,0 +1,189 @@
+import json
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from placeto.cluster import Cluster, load_cluster
+from placeto.evaluate import EvaluationError, PlacerSpec, evaluate, load_rows, parse_spec
+from placeto.graph import ComputationGraph
+from placeto.heuristics import HEURISTICS
+from placeto.load import LoadError
+from placeto.summary import markdown_table, mean_curves, summarize
+
+SPECS = (PlacerSpec("single", "single"), PlacerSpec("random", "random", simulations=5))
+
+
+def diamond(name: str, time_us: float) -> ComputationGraph:
+    ops = [
+        {"name": "a", "outputs": [8], "time_us": {"*": time_us}},
+        {"name": "b", "inputs": [["a", 0]], "outputs": [8], "time_us": {"*": time_us}},
+        {"name": "c", "inputs": [["a", 0]], "outputs": [8], "time_us": {"*": 2 * time_us}},
+        {"name": "d", "inputs": [["b", 0], ["c", 0]], "time_us": {"*": time_us}},
+    ]
+    return ComputationGraph.from_ops(name, ops)
+
+
+@pytest.fixture
+def graphs() -> dict[str, ComputationGraph]:
+    return {"small": diamond("small", 100.0), "large": diamond("large", 900.0)}
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return load_cluster("2xv100")
+
+
+def test_rows_come_in_order_with_the_numbers_of_the_placement(
+    graphs: dict[str, ComputationGraph], cluster: Cluster
+) -> None:
+    rows = evaluate(graphs, cluster, SPECS, seeds=(0, 1), processes=1)
+    order = [(row["graph"], row["placer"], row["seed"]) for row in rows]
+    assert order == [(g, p, s) for g in ("small", "large") for p in ("single", "random") for s in (0, 1)]
+    assert rows[0]["makespan_us"] == 5 * 100.0 + 4 * 5.0  # V100 overhead of 5 us an op
+    assert rows[0]["relative"] == 1.0
+    assert rows[0]["lower_bound_us"] == 405.0  # a, c, d in a row and the last one's overhead
+    assert all(row["fits"] and row["cluster"] == "2xv100" and row["simulations"] >= 1 for row in rows)
+
+
+def test_interrupted_runs_are_continued(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "table.json"
+    calls: list[str] = []
+    single = HEURISTICS["single"]
+
+    def flaky(problem, *, simulations=None, seconds=None, seed=0):
+        calls.append(problem.graph.name)
+        if problem.graph.name == "large" and len(calls) < 4:
+            raise KeyboardInterrupt
+        return single(problem, simulations=simulations, seconds=seconds, seed=seed)
+
+    monkeypatch.setitem(HEURISTICS, "flaky", flaky)
+    specs = [PlacerSpec("flaky", "flaky")]
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(graphs, cluster, specs, out=out, processes=1)
+    assert [row["graph"] for row in load_rows(out)] == ["small"]
+    rows = evaluate(graphs, cluster, specs, out=out, processes=1)
+    assert calls == ["tiny", "small", "large", "tiny", "large"]  # "tiny" warms the placer up
+    assert rows == load_rows(out)
+    assert evaluate(graphs, cluster, specs, out=out, processes=1) == rows
+    assert len(calls) == 5
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_rows_of_another_budget_or_graph_are_made_again_and_others_kept(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "table.json"
+    evaluate(graphs, cluster, SPECS, out=out, processes=1)
+    evaluate(graphs, cluster, [PlacerSpec("random", "random", simulations=2)], out=out, processes=1)
+    rows = load_rows(out)
+    assert sorted((row["graph"], row["placer"]) for row in rows) == sorted(
+        (g, p) for g in graphs for p in ("single", "random")
+    )
+    assert {row["budget"]["simulations"] for row in rows if row["placer"] == "random"} == {2}
+    changed = graphs | {"small": diamond("small", 50.0)}
+    again = evaluate(changed, cluster, SPECS[:1], out=out, processes=1)
+    assert again[0]["makespan_us"] == 5 * 50.0 + 4 * 5.0
+
+
+def test_processes_give_the_same_rows(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
+    here = evaluate(graphs, cluster, SPECS, processes=1)
+    there = evaluate(graphs, cluster, SPECS, processes=2)
+    for row in [*here, *there]:
+        del row["seconds"]
+    assert here == there
+    assert not multiprocessing.active_children()
+
+
+def test_history_is_kept_on_demand(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
+    rows = evaluate(graphs, cluster, SPECS, processes=1, history=True)
+    for row in rows:
+        assert row["history"][-1][2] == row["makespan_us"]
+    curves = mean_curves(rows)
+    last = np.mean([row["relative"] for row in rows if row["placer"] == "random"])
+    assert curves["random"][-1][2] == pytest.approx(last)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("etf", PlacerSpec("etf", "etf", 100, 2.0)),
+        ("etf@7", PlacerSpec("etf@7", "etf", 7, None)),
+        ("mine=etf@pass", PlacerSpec("mine", "etf", None, None)),
+        (" heft ", PlacerSpec("heft", "heft", 100, 2.0)),
+    ],
+)
+def test_specs(text: str, spec: PlacerSpec) -> None:
+    assert parse_spec(text, None, 100, 2.0) == spec
+
+
+@pytest.mark.parametrize("text", ["", "etf@", "etf@x", "@7", "=etf"])
+def test_bad_specs(text: str) -> None:
+    with pytest.raises(EvaluationError, match="must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT"):
+        parse_spec(text, None, None, None)
+
+
+def test_unknown_placers() -> None:
+    with pytest.raises(LoadError, match="placers: single"):
+        parse_spec("nonsense", None, None, None)
+    with pytest.raises(LoadError, match="is learned: give a checkpoint"):
+        parse_spec("placeto", None, None, None)
+
+
+def test_labels_must_differ(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
+    with pytest.raises(EvaluationError, match="share one label"):
+        evaluate(graphs, cluster, [SPECS[0], SPECS[0]])
+
+
+@pytest.mark.parametrize("document", [[], {"format": "other", "rows": []}, {"format": "placeto.evaluation/1"}])
+def test_other_files_are_not_overwritten(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path, document: object
+) -> None:
+    out = tmp_path / "mine.json"
+    out.write_text(json.dumps(document))
+    with pytest.raises(EvaluationError, match=r"mine\.json: not an evaluation file"):
+        evaluate(graphs, cluster, SPECS, out=out, processes=1)
+    assert json.loads(out.read_text()) == document
+
+
+def row(graph: str, placer: str, makespan: float, seed: int = 0, fits: bool = True) -> dict[str, object]:
+    ratios = {"makespan_us": makespan, "relative": makespan / 10.0, "lower_bound_us": 2.0, "fits": fits}
+    return {"graph": graph, "cluster": "c", "placer": placer, "seed": seed, **ratios, "simulations": 4, "seconds": 0.5}
+
+
+def test_summary_by_hand() -> None:
+    rows = [row("g", "p", 4.0, 0), row("g", "p", 6.0, 1), row("h", "p", 8.0, 0), row("h", "p", 8.0, 1)]
+    rows += [row("g", "q", 5.0, 0), row("g", "q", 5.0, 1), row("h", "q", 9.0, 0), row("h", "q", 10.0, 1)]
+    p, q = summarize(rows)
+    assert (p.placer, q.placer) == ("p", "q")
+    assert p.relative == pytest.approx(0.65)
+    assert p.spread == pytest.approx(np.std([0.6, 0.7], ddof=1))
+    assert p.to_best == pytest.approx((1 + 1.5 + 1 + 1) / 4)
+    assert p.to_bound == pytest.approx(6.5 / 2)
+    assert (p.wins, q.wins) == (2, 1)  # both have mean 5 on g
+    assert (q.worst, q.fits, q.rows, q.graphs, q.simulations, q.seconds) == (1.0, 4, 4, 2, 4.0, 0.5)
+
+
+def test_what_does_not_fit_is_neither_best_nor_wins() -> None:
+    fast, slow = summarize([row("g", "fast", 1.0, fits=False), row("g", "slow", 5.0)])
+    assert (fast.wins, slow.wins, slow.to_best, fast.fits) == (0, 1, 1.0, 0)
+    only = summarize([row("g", "a", 1.0, fits=False), row("g", "b", 2.0, fits=False)])
+    assert [s.wins for s in only] == [1, 0]
+
+
+def test_table_is_markdown_with_the_best_first() -> None:
+    lines = markdown_table(summarize([row("g", "slow", 9.0), row("g", "fast", 5.0)])).split("\n")
+    assert [line.split("|")[1].strip() for line in lines] == ["placer", "------", "fast", "slow"]
+    assert len({line.count("|") for line in lines}) == 1
+    assert len(set(map(len, lines))) == 1
+
+
+def test_mean_curves_average_over_rows_of_different_length() -> None:
+    one = row("g", "p", 4.0) | {"history": [[1, 0.1, 10.0], [3, 0.3, 4.0]]}
+    two = row("h", "p", 8.0) | {"history": [[1, 0.2, 8.0]]}
+    points = mean_curves([one, two])["p"]
+    assert points[0] == (1.0, pytest.approx(0.15), pytest.approx((1.0 + 0.8) / 2))
+    assert points[-1] == (3.0, pytest.approx(0.25), pytest.approx((0.4 + 0.8) / 2))

@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+
+from placeto.cluster import load_cluster
+from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph
+from placeto.plot import PlotError, curve_figure, gantt_figure, save_figure
+from placeto.simulator import Schedule, simulate
+
+
+def schedule_of(num_modules: int = 3, time_us: float = 500.0) -> Schedule:
+    ops = [
+        {"name": f"op{i}", "type": "mm", "module": f"net.layer{i}.linear" if num_modules else "", "outputs": [10**6]}
+        | ({"inputs": [[f"op{i - 1}", 0]]} if i else {})
+        | {"time_us": {"*": time_us}}
+        for i in range(max(num_modules, 3))
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("chain", ops), load_cluster("4xv100"))
+    return simulate(problem, np.arange(len(ops)) % 4)
+
+
+def test_a_box_for_each_op_and_send() -> None:
+    schedule = schedule_of()
+    axes = gantt_figure(schedule).axes[0]
+    ops, sends = [child for child in axes.collections if isinstance(child, PolyCollection)]
+    boxes = np.array([path.get_extents().bounds for path in ops.get_paths()])  # x, y, width, height
+    assert np.allclose(boxes[:, 0], schedule.start_us)
+    assert np.allclose(boxes[:, 2], schedule.finish_us - schedule.start_us)
+    assert np.array_equal(np.round(boxes[:, 1]), schedule.placement)
+    assert len(sends.get_paths()) == schedule.num_sends == 2
+    assert axes.get_xlabel() == "time (µs)"
+    assert "chain on 4xv100" in axes.get_title(loc="left")
+    assert [tick.get_text().split("\n")[0] for tick in axes.get_yticklabels()] == [f"gpu:{i}" for i in range(4)]
+
+
+def test_long_schedules_are_in_milliseconds() -> None:
+    axes = gantt_figure(schedule_of(time_us=1e5), "a title").axes[0]
+    assert axes.get_xlabel() == "time (ms)"
+    assert axes.get_xlim()[1] == pytest.approx(300.6, rel=1e-2)
+    assert axes.get_title(loc="left").startswith("a title: 300")
+
+
+@pytest.mark.parametrize(("modules", "labels"), [(3, 3), (30, 10), (0, 1)])
+def test_legend_names_the_modules_that_take_longest(modules: int, labels: int) -> None:
+    legend = [text.get_text() for text in gantt_figure(schedule_of(modules)).legends[0].get_texts()]
+    assert len(legend) == labels + 1
+    assert legend[-1] == "sends"
+    assert ("other" in legend) == (modules == 30)
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_files(tmp_path: Path, suffix: str, magic: bytes) -> None:
+    save_figure(gantt_figure(schedule_of()), tmp_path / f"gantt{suffix}")
+    assert (tmp_path / f"gantt{suffix}").read_bytes().startswith(magic)
+
+
+def test_other_endings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlotError, match=r"gantt\.bmp: a picture's name must end in \.png, \.svg, \.pdf"):
+        save_figure(gantt_figure(schedule_of()), tmp_path / "gantt.bmp")
+
+
+def test_curves_against_simulations_and_seconds() -> None:
+    figure = curve_figure({"anneal": [(0, 0.0, 1.0), (10, 0.1, 0.8)], "etf": [(1, 0.01, 0.9)]}, "title")
+    assert [axes.get_xlabel() for axes in figure.axes] == ["simulations", "seconds"]
+    assert all(axes.get_xscale() == "log" and len(axes.lines) == 2 for axes in figure.axes)
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [1.0, 10]  # the log axis starts at 1
