@@ -1,0 +1,139 @@
+"""cifar10: convolutional networks of cells drawn from an ENAS-like space (Pham et al., 2018, section 2.3).
+
+A network is a stem, stages of cells and a classifier. All cells of a network share one drawn wiring: each node
+adds two branches, each of which applies an op to the output of one of the two previous cells or of an earlier
+node; what no node uses is concatenated. Ops are 3x3 and 5x5 convolutions, normal and separable, 3x3 average and
+max pooling, and identity. Between stages a cell halves the resolution and doubles the width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graphs.family import Family, TrainingStep, choice
+
+OPS = ("conv3", "conv5", "separable3", "separable5", "average", "maximum", "identity")
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is drawn."""
+
+    wiring: tuple[tuple[tuple[int, str], tuple[int, str]], ...]  # per node: two branches (input, op)
+    stages: tuple[int, ...]  # cells of each stage
+    width: int  # channels of a node in the first stage
+    resolution: int  # height = width of the first stage's feature maps
+    batch: int  # images
+
+
+def draw(rng: np.random.Generator) -> Network:
+    """Draw a network."""
+    weights = rng.dirichlet([1.5, 0.5, 2.0, 1.0, 0.4, 0.4, 0.5])
+    nodes = choice(rng, (4, 5, 6))
+
+    def branch(node: int) -> tuple[int, str]:
+        return int(rng.integers(node + 2)), choice(rng, OPS, weights)
+
+    return Network(
+        wiring=tuple((branch(node), branch(node)) for node in range(nodes)),
+        stages=choice(rng, ((4, 4), (3, 3, 3), (2, 4, 2), (3, 4, 4), (4, 4, 4), (5, 5), (6, 4), (3, 5, 3))),
+        width=choice(rng, (128, 192, 256, 320)),
+        resolution=choice(rng, (16, 16, 32)),
+        batch=choice(rng, (64, 128, 256)),
+    )
+
+
+class ConvUnit(nn.Module):
+    """ReLU, convolution, batch normalisation."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, separable: bool = False) -> None:
+        super().__init__()
+        if separable:
+            depthwise = nn.Conv2d(inputs, inputs, kernel, stride, kernel // 2, groups=inputs, bias=False)
+            self.conv: nn.Module = nn.Sequential(depthwise, nn.Conv2d(inputs, outputs, 1, bias=False))
+        else:
+            self.conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+        self.norm = nn.BatchNorm2d(outputs, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, H, W) -> (B, outputs, H / stride, W / stride)."""
+        return self.norm(self.conv(F.relu(x)))
+
+
+def branch_op(kind: str, width: int) -> nn.Module:
+    """The module of a branch; it keeps the shape."""
+    if kind == "identity":
+        return nn.Identity()
+    if kind == "average":
+        return nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+    if kind == "maximum":
+        return nn.MaxPool2d(3, 1, 1)
+    return ConvUnit(width, width, int(kind[-1]), separable=kind.startswith("separable"))
+
+
+class Cell(nn.Module):
+    """Nodes that add two branches each."""
+
+    def __init__(self, network: Network, inputs: tuple[int, int], width: int, strides: tuple[int, int]) -> None:
+        super().__init__()
+        self.wiring = network.wiring
+        pairs = zip(inputs, strides, strict=True)
+        self.fit = nn.ModuleList([ConvUnit(channels, width, 1, stride) for channels, stride in pairs])
+        self.branches = nn.ModuleList(
+            [nn.ModuleList([branch_op(kind, width) for _, kind in node]) for node in network.wiring]
+        )
+        used = {source for node in network.wiring for source, _ in node}
+        self.loose = [2 + node for node in range(len(network.wiring)) if 2 + node not in used]
+        self.channels = width * len(self.loose)
+
+    def forward(self, before: Tensor, last: Tensor) -> Tensor:
+        """Outputs of the cell before the last and of the last one -> this cell's output."""
+        states = [self.fit[0](before), self.fit[1](last)]
+        for node, (left, right) in zip(self.wiring, self.branches, strict=True):  # type: ignore[misc]
+            states.append(left(states[node[0][0]]) + right(states[node[1][0]]))
+        return torch.cat([states[i] for i in self.loose], dim=1)
+
+
+class CellNetwork(nn.Module):
+    """Stem, cells, classifier."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        stride = 32 // network.resolution
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, network.width, 3, stride, 1, bias=False), nn.BatchNorm2d(network.width, affine=False)
+        )
+        cells: list[Cell] = []
+        channels, scales = [network.width, network.width], [1, 1]
+        for stage, count in enumerate(network.stages):
+            for _ in range(count):
+                strides = (2**stage // scales[-2], 2**stage // scales[-1])
+                cells.append(Cell(network, (channels[-2], channels[-1]), network.width * 2**stage, strides))
+                channels.append(cells[-1].channels)
+                scales.append(2**stage)
+        self.cells = nn.ModuleList(cells)
+        self.classifier = nn.Linear(channels[-1], CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, 32, 32) -> logits (B, 10)."""
+        before = last = self.stem(images)
+        for cell in self.cells:
+            before, last = last, cell(before, last)
+        return self.classifier(F.relu(last).mean((2, 3)))
+
+
+def sample(rng: np.random.Generator) -> TrainingStep:
+    """A training step of a drawn network."""
+    network = draw(rng)
+    images = torch.empty(network.batch, 3, 32, 32)
+    labels = torch.zeros(network.batch, dtype=torch.long)
+    return TrainingStep(CellNetwork(network), (images,), (labels,), F.cross_entropy)
+
+
+FAMILY = Family("cifar10", "convolutional cells sampled from an ENAS-like space", sample)

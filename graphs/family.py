@@ -1,0 +1,84 @@
+"""A family of graphs: models drawn from one space, split into training, validation and test graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from graphs import store
+from placeto.capture import capture_training
+from placeto.graph import ComputationGraph
+
+SPLITS = MappingProxyType({"train": 32, "validation": 8, "test": 32})
+
+
+class TrainingStep(NamedTuple):
+    """What `placeto.capture.capture_training` takes."""
+
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+    loss: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Training steps of models drawn at random from one space.
+
+    Graph ``index`` of a split is drawn from a generator of its own, seeded by (family, split, index), so the
+    splits have no model in common and a graph stays the same when a split grows.
+    """
+
+    name: str
+    description: str  # one sentence
+    sample: Callable[[np.random.Generator], TrainingStep]  # a model with its inputs, on the default device
+    splits: Mapping[str, int] = field(default_factory=lambda: SPLITS)  # number of graphs of each split
+
+    def build(self, split: str, index: int, device: str = "meta") -> TrainingStep:
+        """The model behind a graph, with inputs of the right shapes; on "meta" nothing is allocated.
+
+        Raises:
+            ValueError: there is no such split or index.
+        """
+        self._check(split, index)
+        seed = [crc32(self.name.encode()), crc32(split.encode()), index]
+        with torch.device(device):
+            return self.sample(np.random.default_rng(seed))
+
+    def capture(self, split: str, index: int) -> ComputationGraph:
+        """Capture a graph anew (seconds).
+
+        Raises:
+            ValueError: there is no such split or index.
+        """
+        step = self.build(split, index)
+        name = f"{self.name}:{split}:{index}"
+        return capture_training(step.module, step.inputs, step.loss, targets=step.targets, name=name)
+
+    def load(self, split: str, index: int) -> ComputationGraph:
+        """A graph as it ships with the package (milliseconds): the same as `capture` gives.
+
+        Raises:
+            ValueError: there is no such split or index.
+        """
+        self._check(split, index)
+        return store.load(self.name, f"{self.name}:{split}:{index}")
+
+    def _check(self, split: str, index: int) -> None:
+        if split not in self.splits:
+            raise ValueError(f"family {self.name!r} has no split {split!r}; its splits: {', '.join(self.splits)}")
+        if not 0 <= index < self.splits[split]:
+            raise ValueError(f"{self.name}:{split} has graphs 0 to {self.splits[split] - 1}, there is no {index}")
+
+
+def choice(rng: np.random.Generator, options: Any, weights: Any = None) -> Any:
+    """One of the options, as a plain Python value; weights need not sum to one."""
+    probabilities = None if weights is None else np.asarray(weights, np.float64) / np.sum(weights)
+    return options[int(rng.choice(len(options), p=probabilities))]

@@ -1,0 +1,137 @@
+"""nmt: translation models, LSTM encoder and decoder with attention (Luong et al., 2015; residual layers as in GNMT).
+
+The encoder's layers run over the source sentence. At every target step the decoder's layers run, the top one
+attends to the encoder's outputs (dot product), and the attentional state is fed back as part of the next input. The
+softmax is applied to blocks of steps, each with a loss of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graphs.family import Family, TrainingStep, choice
+from graphs.ops import lstm_cell
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is drawn."""
+
+    encoder_layers: int
+    decoder_layers: int
+    source: int  # steps
+    target: int  # steps
+    hidden: int
+    words: int  # of either language
+    block: int  # steps of one softmax
+    batch: int  # sentence pairs
+    feed: bool  # feed the attentional state back (serial), or not
+
+
+def draw(rng: np.random.Generator) -> Network:
+    """Draw a network."""
+    layers = choice(rng, (2, 3, 4))
+    length = choice(rng, {2: (12, 16, 20), 3: (8, 12, 16), 4: (8, 10, 12)}[layers])
+    return Network(
+        encoder_layers=layers,
+        decoder_layers=max(1, layers + choice(rng, (-1, 0, 0))),
+        source=length,
+        target=max(6, length + choice(rng, (-2, 0, 2))),
+        hidden=choice(rng, (1024, 1536, 2048)),
+        words=choice(rng, (8_000, 16_000, 32_000)),
+        block=choice(rng, (1, 2, 4)),
+        batch=choice(rng, (64, 128, 256)),
+        feed=bool(rng.integers(2)),
+    )
+
+
+class LSTMCell(nn.Module):
+    """One LSTM step: one matrix product for all gates, then one fused op."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs + hidden, 4 * hidden))
+        self.bias = nn.Parameter(torch.empty(4 * hidden))
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Input (B, inputs), state (hidden (B, H), cell (B, H)) -> state."""
+        gates = torch.addmm(self.bias, torch.cat([x, state[0]], dim=1), self.weight)
+        hidden, cell, _ = lstm_cell(gates, state[1])
+        return hidden, cell
+
+
+class Attention(nn.Module):
+    """Dot-product attention and the attentional state (Luong et al., 2015, section 3)."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.combine = nn.Linear(2 * hidden, hidden, bias=False)
+
+    def forward(self, query: Tensor, memory: Tensor) -> Tensor:
+        """Query (B, H), memory (B, S, H) -> attentional state (B, H)."""
+        scores = torch.bmm(memory, query.unsqueeze(2))
+        context = torch.bmm(scores.softmax(1).transpose(1, 2), memory).squeeze(1)
+        return torch.tanh(self.combine(torch.cat([context, query], dim=1)))
+
+
+class Translator(nn.Module):
+    """Encoder, decoder, attention, softmax over the words."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        hidden = network.hidden
+        self.network = network
+        self.source_embedding = nn.Embedding(network.words, hidden)
+        self.target_embedding = nn.Embedding(network.words, hidden)
+        self.encoder = nn.ModuleList([LSTMCell(hidden, hidden) for _ in range(network.encoder_layers)])
+        widths = [(2 if network.feed else 1) * hidden] + [hidden] * (network.decoder_layers - 1)
+        self.decoder = nn.ModuleList([LSTMCell(width, hidden) for width in widths])
+        self.attention = Attention(hidden)
+        self.output = nn.Linear(hidden, network.words, bias=False)
+
+    def forward(self, source: Tensor, target: Tensor) -> list[Tensor]:
+        """Words (S, B) and (T, B) -> logits of each block of target steps, (block * B, words)."""
+        zero = torch.zeros(source.shape[1], self.network.hidden)
+        states = [(zero, zero) for _ in self.encoder]
+        memory = []
+        for x in self.source_embedding(source).unbind(0):
+            memory.append(_step(self.encoder, x, states))
+        keys = torch.stack(memory, dim=1)
+        states = [states[min(layer, len(states) - 1)] for layer in range(len(self.decoder))]
+        attended, tops = zero, []
+        for x in self.target_embedding(target).unbind(0):
+            top = _step(self.decoder, torch.cat([x, attended], dim=1) if self.network.feed else x, states)
+            attended = self.attention(top, keys)
+            tops.append(attended)
+        block = self.network.block
+        return [self.output(torch.cat(tops[i : i + block])) for i in range(0, len(tops), block)]
+
+
+def _step(cells: nn.ModuleList, x: Tensor, states: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """One step through the layers, with residual connections above the first; `states` is brought up to date."""
+    for layer, cell in enumerate(cells):
+        states[layer] = cell(x, states[layer])
+        x = states[layer][0] + x if layer else states[layer][0]
+    return x
+
+
+def loss(logits: list[Tensor], following: Tensor) -> Tensor:
+    """Cross-entropy of the following words (T * B,), summed over the blocks."""
+    targets = following.split([len(block) for block in logits])
+    return torch.stack([F.cross_entropy(x, y) for x, y in zip(logits, targets, strict=True)]).sum()
+
+
+def sample(rng: np.random.Generator) -> TrainingStep:
+    """A training step of a drawn network."""
+    network = draw(rng)
+    source = torch.zeros(network.source, network.batch, dtype=torch.long)
+    target = torch.zeros(network.target, network.batch, dtype=torch.long)
+    return TrainingStep(Translator(network), (source, target), (target.flatten(),), loss)
+
+
+FAMILY = Family("nmt", "translation: LSTM encoder and decoder with attention", sample)

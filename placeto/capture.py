@@ -1,0 +1,249 @@
+"""Capture the computation graph of a `torch.nn.Module`: a training step, or inference.
+
+The module is traced on fake tensors: nothing is computed and nothing is allocated, so a model far larger
+than the machine can be captured, best built under ``torch.device("meta")``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Interpreter, traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_map
+
+from placeto.capture_ops import Label, computation_graph
+from placeto.graph import ComputationGraph, GraphError
+
+LOSS_MODULE = "loss"  # module path of the ops of the loss function
+
+
+class CaptureError(ValueError):
+    """A module that can't be traced, or inputs and a loss that don't go with it."""
+
+
+def capture_training(
+    module: nn.Module,
+    inputs: Sequence[Any],
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    targets: Sequence[Any] = (),
+    name: str | None = None,
+) -> ComputationGraph:
+    """Graph of one training step: forward pass, loss and the gradients of all trainable parameters.
+
+    The optimizer's update is not part of it. Costs are FLOPs of matrix products and convolutions, and bytes
+    read and written by every op. A parameter is an op of no cost whose output is the weight: whichever other
+    device uses the weight is sent a copy. Inputs, targets, buffers and constants are taken to be on every
+    device. Views cost nothing: one as large as its tensor is left out, a smaller one (a slice) is an op of no
+    cost colocated with its producer, so that only the slice travels.
+
+    Args:
+        module: parameters on any device, "meta" included; it is left as it was.
+        inputs: positional arguments of the module; its tensors may be on any device.
+        loss: ``loss(output, *targets)`` -> scalar; None if the module itself returns the scalar loss.
+        targets: further arguments of the loss.
+        name: of the graph; the class of the module by default.
+
+    Raises:
+        CaptureError: the module can't be traced, nothing in it is trainable, or the loss is no scalar.
+
+    >>> with torch.device("meta"):
+    ...     model, x = nn.Linear(8, 4), torch.empty(2, 8)
+    >>> graph = capture_training(model, [x], lambda y: y.sum(), name="linear")
+    >>> [op for op in graph.op_types if "mm" in op], graph.flops.sum()
+    (['aten.addmm', 'aten.mm'], 256.0)
+    """
+
+    def step(params: dict[str, Tensor], buffers: dict[str, Tensor], arguments: Any, extra: Any) -> list[Tensor]:
+        output = torch.func.functional_call(module, {**params, **buffers}, tuple(arguments))
+        if loss is None:
+            value = output
+        else:
+            with traceback.annotate({"module": LOSS_MODULE, "call": 0}):
+                value = loss(output, *extra)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise CaptureError(f"{name}: the loss must be a scalar tensor, not {_describe(value)}")
+        if not value.requires_grad:
+            raise CaptureError(f"{name}: the loss doesn't depend on any trainable parameter")
+        _tag_backward(value)
+        trainable = [p for p in params.values() if p.requires_grad]
+        with traceback.annotate({"backward": True}):
+            gradients = torch.autograd.grad(value.reshape(()), trainable, allow_unused=True)
+        return [value, *(g for g in gradients if g is not None)]
+
+    name = name if name is not None else type(module).__name__
+    return _capture(module, inputs, targets, step, name, "training")
+
+
+def capture_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | None = None) -> ComputationGraph:
+    """Graph of the forward pass in evaluation mode; see `capture_training` for the rest.
+
+    Raises:
+        CaptureError: the module can't be traced, or returns no tensor.
+    """
+
+    def forward(params: dict[str, Tensor], buffers: dict[str, Tensor], arguments: Any, extra: Any) -> list[Tensor]:
+        output = torch.func.functional_call(module, {**params, **buffers}, tuple(arguments))
+        tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+        if not tensors:
+            raise CaptureError(f"{name}: the module returns no tensor but {_describe(output)}")
+        return tensors
+
+    name = name if name is not None else type(module).__name__
+    modes = {m: m.training for m in module.modules()} if isinstance(module, nn.Module) else {}
+    try:
+        for submodule in modes:
+            submodule.training = False
+        return _capture(module, inputs, (), forward, name, "inference")
+    finally:
+        for submodule, training in modes.items():
+            submodule.training = training
+
+
+def _capture(
+    module: nn.Module, inputs: Any, targets: Any, function: Callable[..., list[Tensor]], name: str, mode: str
+) -> ComputationGraph:
+    if not isinstance(module, nn.Module):
+        raise CaptureError(f"{name}: a torch.nn.Module can be captured, not {_describe(module)}")
+    if isinstance(inputs, Tensor) or not isinstance(inputs, Sequence):
+        raise CaptureError(f"{name}: inputs must be a sequence of arguments, not {_describe(inputs)}")
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with ExitStack() as stack:
+        stack.enter_context(_without_onednn())
+        stack.enter_context(fake_mode)
+        params = {key: _fake(p).requires_grad_(p.requires_grad) for key, p in module.named_parameters()}
+        buffers = {key: _fake(b) for key, b in module.named_buffers()}
+        arguments = (params, buffers, *(tree_map(_fake, list(values)) for values in (inputs, targets)))
+        if mode == "training" and not any(p.requires_grad for p in params.values()):
+            raise CaptureError(f"{name}: the module has no trainable parameter")
+        stack.enter_context(traceback.preserve_node_meta())
+        stack.enter_context(_module_labels(module))
+        try:
+            with torch.enable_grad():
+                traced = make_fx(function)(*arguments)
+            _write_labels(traced)
+            leaves = tree_flatten(arguments)[0]
+            if any(_mutates(node) for node in traced.graph.nodes):
+                interpreter = Interpreter(traced)
+                flat = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+                traced = make_fx(torch.func.functionalize(lambda *values: interpreter.run(*values)))(*flat)
+        except CaptureError:
+            raise
+        # whatever a user's module raises while it's traced, the reader wants to know that, and where
+        except Exception as error:
+            reason = next(iter(str(error).strip().splitlines()), "no message")
+            raise CaptureError(f"{name}: tracing failed: {type(error).__name__}: {reason}") from error
+    try:
+        return computation_graph(traced, list(params), list(buffers), name, mode)
+    except GraphError as error:
+        raise CaptureError(f"{name}: {error}") from error
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _fake(value: Any) -> Any:
+    """A fake tensor on the cpu of the same layout (fakes on "cuda" abort a build of torch without CUDA)."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """With oneDNN, `nn.LSTM` on the cpu is a single op."""
+    enabled = torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextmanager
+def _module_labels(module: nn.Module) -> Iterator[None]:
+    """While this is open, traced nodes are annotated with the path of their module and the number of its call."""
+    calls: Counter[str] = Counter()
+    opened: list[AbstractContextManager[None]] = []
+
+    def enter(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: Any) -> None:
+            opened.append(traceback.annotate({"module": path, "call": calls[path]}))
+            opened[-1].__enter__()
+            calls[path] += 1
+
+        return hook
+
+    def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    handles = []
+    for path, submodule in module.named_modules():
+        handles.append(submodule.register_forward_pre_hook(enter(path), prepend=True))
+        handles.append(submodule.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tag_backward(loss: Tensor) -> None:
+    """Make every node traced in an op's backward carry the sequence number of that op's forward."""
+    opened: list[AbstractContextManager[None]] = []
+
+    def before(number: int) -> Callable[[Any], None]:
+        def hook(gradients: Any) -> None:
+            opened.append(traceback.annotate({"number": number}))
+            opened[-1].__enter__()
+
+        return hook
+
+    def after(inputs: Any, outputs: Any) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    seen: set[Any] = set()
+    stack = [loss.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        node.register_prehook(before(node._sequence_nr()))
+        node.register_hook(after)
+        stack.extend(parent for parent, _ in node.next_functions)
+
+
+def _write_labels(traced: GraphModule) -> None:
+    """Put a `Label` on every node: backward nodes take over the module and call of their forward op."""
+    by_number: dict[int, Label] = {}
+    labels: dict[Any, Label] = {}
+    for node in traced.graph.nodes:
+        custom = node.meta.get("custom") or {}
+        if "module" in custom or not custom.get("backward"):  # in the backward pass: a checkpoint, run again
+            label = Label(custom.get("module", ""), custom.get("call", 0), bool(custom.get("backward")))
+            if node.op == "call_function" and not label.backward:
+                by_number.setdefault(node.meta.get("seq_nr", -1), label)
+        elif custom.get("number") in by_number:
+            label = replace(by_number[custom["number"]], backward=True)
+        else:  # the gradients of a tensor used twice are added between two backwards: goes with the later one
+            inputs = [labels[source] for source in node.all_input_nodes]
+            label = replace(inputs[-1] if inputs else Label(), backward=True)
+        labels[node] = label
+        node.meta["custom"] = {"label": label}
+
+
+def _mutates(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
