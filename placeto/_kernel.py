@@ -364,13 +364,11 @@ def peak_memory(
     by_begin, by_end = np.argsort(begin[:count]), np.argsort(end[:count])
     freed = 0
     for live in by_begin:
-        while end[by_end[freed]] <= begin[live]:
+        while freed < count and end[by_end[freed]] <= begin[live]:
             gone = by_end[freed]
             if begin[gone] < end[gone]:
                 used[where[gone]] -= size[gone]
             freed += 1
-            if freed == count:
-                break
         if begin[live] < end[live]:
             used[where[live]] += size[live]
             peak[where[live]] = max(peak[where[live]], used[where[live]])
