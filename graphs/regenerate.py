@@ -1,0 +1,36 @@
+"""Capture the graphs of a family again and write its file in ``graphs/data``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import torch
+
+from graphs import FAMILIES, store
+from placeto.graph import ComputationGraph
+
+
+def _capture(job: tuple[str, str, int]) -> ComputationGraph:
+    torch.set_num_threads(1)
+    family, split, index = job
+    return FAMILIES[family].capture(split, index)
+
+
+def regenerate(family: str, workers: int) -> None:
+    """Capture all graphs of a family and write its file."""
+    start = time.perf_counter()
+    jobs = [(family, split, index) for split, size in FAMILIES[family].splits.items() for index in range(size)]
+    # forking a process in which torch has started threads can hang
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        graphs = []
+        for graph in pool.map(_capture, jobs):
+            graphs.append(graph)
+            print(f"{graph.name}: {graph.num_ops} ops, {graph.num_edges} edges", file=sys.stderr)
+    path = store.DATA / f"{family}.zip"
+    path.parent.mkdir(exist_ok=True)
+    store.save(graphs, path)
+    seconds = time.perf_counter() - start
+    print(f"{path.name}: {len(graphs)} graphs, {path.stat().st_size / 1e6:.2f} MB, {seconds:.0f} s")
