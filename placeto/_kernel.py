@@ -14,13 +14,13 @@ then links, then devices, each by rank. A slot's delivery (of an op's output to 
 send to its receivers) always comes before that slot's next start, so the two share the slot. A slot with an empty
 queue has no event (time inf); `free` says from when on it may start again.
 
-Numba's cache does not see changes in imported files: after a change here, clear the cache of kernels that call these.
-
 Legend: N ops, S sends, E edges, T tensors, D devices.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,18 @@ from placeto.cost import FlatProblems
 _LINK = 1 << 40  # keys: deliveries from 0, links from _LINK, devices from 2 * _LINK
 _DEVICE = 2 << 40
 BROADCAST = -1
+
+
+def _drop_stale_caches() -> None:
+    """Forget compiled callers older than this file: numba's cache does not see changes in imported files."""
+    changed = Path(__file__).stat().st_mtime
+    for index in Path(__file__).parent.glob("**/*.nbi"):
+        with suppress(OSError):
+            if index.stat().st_mtime < changed:
+                index.unlink()
+
+
+_drop_stale_caches()
 
 
 class Record(NamedTuple):
