@@ -85,7 +85,7 @@ def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None
         LoadError: an unknown placer, or a learned one without a checkpoint.
         EvaluationError: the text doesn't have this form.
     """
-    form = re.fullmatch(r"(?:(?P<label>[^=]+)=)?(?P<placer>[^@]+)(?:@(?P<budget>\d+|pass))?", text.strip())
+    form = re.fullmatch(r"(?:(?P<label>[^=]+)=)?(?P<placer>[^@=]+)(?:@(?P<budget>\d+|pass))?", text.strip())
     if form is None:
         raise EvaluationError(f"placer {text!r}: must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT")
     placer, budget = form["placer"], form["budget"]

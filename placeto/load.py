@@ -59,10 +59,10 @@ def load_placer(name_or_checkpoint: str | Path) -> Placer:
     name = str(name_or_checkpoint)
     if name in HEURISTICS:
         return HEURISTICS[name]
-    if Path(name).exists():
-        return _load_learned(name)[1]
     if name in LEARNED:
         raise LoadError(f"placer {name!r} is learned: give a checkpoint made by `placeto train` (--checkpoint PATH)")
+    if Path(name).exists():
+        return _load_learned(name)[1]
     known = ", ".join([*HEURISTICS, *LEARNED])
     raise LoadError(f"no placer and no checkpoint is called {name!r}; placers: {known}")
 

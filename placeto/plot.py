@@ -19,7 +19,8 @@ from matplotlib.patches import Patch
 if TYPE_CHECKING:
     from placeto.simulator import Schedule
 
-_MAX_COLORS = 9
+_MAX_COLORS = 19
+_LARGE = 0.4  # share of the time above which a label is split
 _OTHER = "other"
 _LINK_COLOR = "0.35"
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -35,7 +36,8 @@ def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
     num_devices = cluster.num_devices
     labels = _color_labels(schedule)
     shown = list(dict.fromkeys(label for label in labels if label != _OTHER))
-    colors = {label: colormaps["tab10"](i) for i, label in enumerate(shown)} | {_OTHER: (0.75, 0.75, 0.75, 1.0)}
+    palette = colormaps["tab10" if len(shown) <= 10 else "tab20"]
+    colors = {label: palette(i) for i, label in enumerate(shown)} | {_OTHER: (0.75, 0.75, 0.75, 1.0)}
     figure = Figure(figsize=(11, 1.3 + 0.6 * num_devices), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -58,7 +60,7 @@ def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     patches = [Patch(color=color, label=label) for label, color in colors.items() if label in set(labels)]
     patches.append(Patch(color=_LINK_COLOR, label="sends"))
-    figure.legend(handles=patches, loc="outside right upper", fontsize="small", frameon=False)
+    figure.legend(handles=patches, loc="outside right upper", fontsize="x-small", frameon=False)
     return figure
 
 
@@ -115,27 +117,35 @@ def _boxes(start: np.ndarray, finish: np.ndarray, bottom: np.ndarray, height: fl
 def _color_labels(schedule: Schedule) -> list[str]:
     """Label of each op: the head of its module's path, or its type where there are no modules; rare ones are "other".
 
-    The path is cut where most labels can be told apart within the palette.
+    Heads that take most of the time are split into the modules inside them, as far as the palette allows.
     """
     graph = schedule.problem.graph
     time = schedule.finish_us - schedule.start_us
     if not any(graph.modules):
         return _frequent(list(graph.op_types), time)
     paths = [module.split(".") for module in graph.modules]
-    best: list[str] = []
-    for depth in range(1, max(map(len, paths)) + 1):
-        labels = [".".join(path[:depth]) or _OTHER for path in paths]
-        if len(set(best)) > 1 and len(set(labels)) > _MAX_COLORS + 1:
-            break
-        best = labels
-    return _frequent(best, time)
+    labels = [path[0] or _OTHER for path in paths]
+    while True:
+        total = _total(labels, time)
+        largest = max(total, key=lambda label: total[label])
+        depth = 1 + len(largest.split("."))
+        split = [".".join(p[:depth]) if old == largest else old for p, old in zip(paths, labels, strict=True)]
+        if total[largest] < _LARGE * time.sum() or split == labels or len(set(split)) > _MAX_COLORS + 1:
+            return _frequent(labels, time)
+        labels = split
+
+
+def _total(labels: list[str], time: np.ndarray) -> dict[str, float]:
+    """Time that goes to each label."""
+    total: dict[str, float] = {}
+    for label, us in zip(labels, time.tolist(), strict=True):
+        total[label] = total.get(label, 0.0) + us
+    return total
 
 
 def _frequent(labels: list[str], time: np.ndarray) -> list[str]:
     """Keep the labels that most time goes to, as many as there are colors."""
-    total: dict[str, float] = {}
-    for label, us in zip(labels, time.tolist(), strict=True):
-        total[label] = total.get(label, 0.0) + us
+    total = _total(labels, time)
     total.pop(_OTHER, None)
     kept = set(sorted(total, key=lambda label: -total[label])[:_MAX_COLORS])
     return [label if label in kept else _OTHER for label in labels]

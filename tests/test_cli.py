@@ -122,7 +122,7 @@ def test_a_placement_whose_makespan_differs_is_noted(
     placement = tmp_path / "p.json"
     assert run("place", graph_file, "--cluster", "2xv100", "--placer", "etf", "-o", placement) == 0
     capsys.readouterr()
-    assert run("simulate", graph_file, "--cluster", "2xp100", "--placement", placement) == 0
+    assert run("simulate", graph_file, "--cluster", "2xk80", "--placement", placement) == 0
     assert "says" in capsys.readouterr().err
 
 
