@@ -1,0 +1,10 @@
+"""Learned placers, by name."""
+
+from __future__ import annotations
+
+from placeto.policies.placeto import PlacetoPolicy
+
+POLICIES = {
+    "placeto": PlacetoPolicy,
+}
+"""Name -> policy class, with ``make(config)`` for training and ``from_checkpoint(checkpoint)`` -> placer."""

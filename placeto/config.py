@@ -1,0 +1,80 @@
+"""What defines a training run: the same dataclasses are the config of the API, the CLI and the checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from placeto.env import EnvConfig
+from placeto.policies.placeto import PlacetoConfig
+
+
+@dataclass(frozen=True)
+class LearningConfig:
+    """How a policy learns."""
+
+    warmup: float = 0.5
+    """Share of the training spent on the supervised stage, which fits the exact effect of single moves."""
+    labels: int = 24
+    """Moves of each visited state simulated for the supervised stage."""
+    warmup_lr: float = 2e-3
+    """Learning rate of the supervised stage."""
+    lr: float = 3e-4
+    """Learning rate of the reinforcement stage, falling to zero."""
+    graphs: int = 4
+    """Graphs of an iteration."""
+    replicas: int = 8
+    """Episodes of each graph of an iteration, from one start; their mean return is the reward baseline."""
+    moves: int = 40
+    """Moves of an episode in training."""
+    algorithm: Literal["ppo", "reinforce"] = "ppo"
+    """Proximal policy optimisation, or the paper's REINFORCE."""
+    baseline: Literal["replicas", "steps"] = "replicas"
+    """Reward baseline: mean over replicas, or the paper's mean at each step over earlier rounds of the graph."""
+    baseline_rounds: int = 10
+    """Rounds that the "steps" baseline looks back."""
+    reward: Literal["best-so-far", "improvement"] = "best-so-far"
+    """Drop of the best makespan met, or the paper's drop of the current one."""
+    intermediate_rewards: bool = True
+    """Whether rewards are paid at every move, or all at the end."""
+    discount: float = 0.98
+    """Discount of rewards, per move."""
+    clip: float = 0.2
+    """Clipping range of PPO's ratio."""
+    epochs: int = 2
+    """Passes of PPO over an iteration's moves."""
+    entropy: float = 1e-3
+    """Weight of the entropy bonus."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+
+
+PAPER_LEARNING = LearningConfig(
+    warmup=0.0, algorithm="reinforce", baseline="steps", reward="improvement", discount=1.0, epochs=1, lr=1e-3
+)
+"""The recipe of the Placeto paper: REINFORCE, improvement reward, baseline by step; use with its features and order."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that defines a training run; it travels inside the checkpoint."""
+
+    out: str
+    """Directory of the run: checkpoint and tensorboard curves."""
+    minutes: float | None = None
+    """Stop after so many minutes."""
+    iterations: int | None = None
+    """Stop after so many iterations; with neither limit, 10 minutes."""
+    seed: int = 0
+    """Seed of all randomness."""
+    placer: str = "placeto"
+    """Which learned placer."""
+    threads: int = 2
+    """CPU threads of the network; part of the config since sums depend on it in the last bit."""
+    validate_every: int = 5
+    """Iterations between validations; the best one's parameters are what the placer uses."""
+    save_every: int = 5
+    """Iterations between checkpoints."""
+    policy: PlacetoConfig = field(default_factory=PlacetoConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    learning: LearningConfig = field(default_factory=LearningConfig)

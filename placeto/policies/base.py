@@ -1,0 +1,46 @@
+"""What the learned placers share: a distribution over (node, device) pairs.
+
+Legend: V nodes of all graphs of a batch together, B graphs, G nodes of the largest graph, D devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+
+@dataclass(frozen=True)
+class PairDistribution:
+    """For each graph of a batch a categorical distribution over the legal (node, device) pairs."""
+
+    log_probs: Tensor  # (B, G * D) float, -inf where not legal
+    devices: int  # D
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, data: Data, temperature: float = 1.0) -> PairDistribution:
+        """Normalise pair logits (V, D) within each graph of the batch, illegal pairs left out."""
+        devices = logits.shape[1]
+        dense = logits.new_full((data.num_graphs * data.max_nodes, devices), -torch.inf)
+        slot = data.batch * data.max_nodes + data.local
+        dense = dense.index_copy(0, slot, (logits / temperature).masked_fill(~data.legal, -torch.inf))
+        return cls(torch.log_softmax(dense.view(data.num_graphs, -1), -1), devices)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """(B,) int64 action numbers, node * D + device, drawn at random."""
+        return torch.multinomial(self.log_probs.exp(), 1, generator=generator)[:, 0]
+
+    def mode(self) -> Tensor:
+        """(B,) int64 most likely action numbers."""
+        return self.log_probs.argmax(-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """(B,) log-probabilities of action numbers."""
+        return self.log_probs.gather(1, action[:, None])[:, 0]
+
+    def entropy(self) -> Tensor:
+        """(B,) entropies, in nats."""
+        finite = self.log_probs.clamp(min=-1e9)
+        return -(finite.exp() * finite).sum(-1)

@@ -1,0 +1,105 @@
+"""Placeto: message passing embeds the graph, an iterative policy moves one node at a time.
+
+Addanki et al., "Placeto: Learning Generalizable Device Placement Algorithms for Distributed Machine Learning",
+NeurIPS 2019, arXiv 1906.08879. The default scores (node, device) pairs, so one set of parameters serves any number
+and mix of devices; the paper's fixed-width device head, its features and its pooling are options.
+
+Legend: V nodes of all graphs of a batch together, M arcs, B graphs, D devices, H hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from placeto.features import EDGE_FEATURES, FEATURE_SETS, NODE_INDEX, PAIR_INDEX
+from placeto.nn import NeighbourhoodPooling, TwoWayMessagePassing, device_pool, mlp
+
+
+@dataclass(frozen=True)
+class PlacetoConfig:
+    """What the Placeto policy is made of."""
+
+    features: Literal["schedule", "paper"] = "schedule"
+    """"schedule": slack and lateness of the schedule; "paper": cost, output size, placement, current, visited."""
+    hidden: int = 48
+    """Width of the embeddings."""
+    rounds: int = 2
+    """Rounds of message passing; 0 = none."""
+    pooling: Literal["devices", "paper", "none"] = "devices"
+    """"devices": mean over each device and the graph; "paper": ancestors, descendants, parallel nodes as well."""
+    head: Literal["pair", "fixed"] = "pair"
+    """"pair" scores (node, device) pairs; "fixed" is the paper's head over a fixed number of devices."""
+    fixed_devices: int = 4
+    """Number of devices of the "fixed" head."""
+    change_weight: float = 100.0
+    """Weight of the predicted relative change of the makespan in the logit."""
+
+
+class PlacetoPolicy(nn.Module):
+    """Scores every (node, device) pair of a batch of graphs.
+
+    ``logit = agreement - change_weight * change``, both less their value at the node's current device: `agreement` is
+    free, `change` predicts the relative change of the makespan by that one move (and can be trained on labels).
+    """
+
+    def __init__(self, config: PlacetoConfig) -> None:
+        super().__init__()
+        self.config = config
+        nodes, pairs, edges = FEATURE_SETS[config.features]
+        self.register_buffer("node_columns", torch.tensor([NODE_INDEX[name] for name in nodes]), persistent=False)
+        self.register_buffer("pair_columns", torch.tensor([PAIR_INDEX[name] for name in pairs]), persistent=False)
+        edge_columns = [EDGE_FEATURES.index(name) for name in edges]
+        self.register_buffer("edge_columns", torch.tensor(edge_columns), persistent=False)
+        hidden = config.hidden
+        own = 0 if config.head == "fixed" else len(pairs)  # features of the pair (node, its own device)
+        self.encoder = mlp([len(nodes) + own + (config.fixed_devices if not own else 0), hidden, hidden])
+        self.message_passing = TwoWayMessagePassing(hidden, len(edges), config.rounds)
+        self.neighbourhoods = NeighbourhoodPooling(hidden) if config.pooling == "paper" else None
+        self.norm = nn.LayerNorm(hidden)
+        if config.head == "fixed":
+            self.fixed = mlp([2 * hidden, 64, 2 * config.fixed_devices])
+        else:
+            self.from_node = nn.Linear(hidden, 64)
+            self.from_pair = nn.Linear(len(pairs), 64, bias=False)
+            self.from_graph = nn.Linear(hidden, 64, bias=False)
+            self.from_device = nn.Linear(hidden, 64, bias=False)
+            self.head = nn.Sequential(nn.ReLU(), *mlp([64, 64, 2]))
+
+    def forward(self, data: Data) -> tuple[Tensor, Tensor]:
+        """Logits (V, D) and predicted relative changes (V, D); both zero at the node's current device."""
+        config = self.config
+        node, pair = data.x[:, self.node_columns], data.pair[:, :, self.pair_columns]
+        devices, rows = pair.shape[1], torch.arange(len(node), device=node.device)
+        if config.head == "fixed":
+            if devices > config.fixed_devices:
+                raise ValueError(f"the fixed head has {config.fixed_devices} devices, the cluster has {devices}")
+            placed = nn.functional.one_hot(data.current, config.fixed_devices).to(node.dtype)
+            h = self.encoder(torch.cat([node, placed], -1))
+        else:
+            h = self.encoder(torch.cat([node, pair[rows, data.current]], -1))
+        h = self.message_passing(h, data.edge_index, data.edge_attr[:, self.edge_columns])
+        if self.neighbourhoods is not None:
+            h = h + self.neighbourhoods(h, data.reach, data.batch)
+        h = self.norm(h)
+        count = torch.bincount(data.batch, minlength=data.num_graphs).clamp(min=1).to(h.dtype)
+        graph = device_pool(h, h.new_ones(len(h)), data.batch, data.num_graphs) / count[:, None]
+        if config.head == "fixed":
+            out = self.fixed(torch.cat([h, graph.index_select(0, data.batch)], -1)).view(len(h), 2, -1)[:, :, :devices].transpose(1, 2)
+        else:
+            whole = self.from_node(h) + self.from_graph(graph).index_select(0, data.batch)
+            z = whole[:, None] + self.from_pair(pair)
+            if config.pooling != "none":
+                slot = data.batch * devices + data.current
+                total = device_pool(h, h.new_ones(len(h)), slot, data.num_graphs * devices)
+                mean = (total.view(data.num_graphs, devices, -1) / count[:, None, None]) * devices
+                z = z + self.from_device(mean).index_select(0, data.batch)
+            out = self.head(z)
+        here = data.current[:, None, None].expand(-1, 1, 2)
+        out = out - out.gather(1, here)
+        change = out[..., 1] * 0.1  # typical changes are a few per cent: keep the head's outputs near one
+        return out[..., 0] - config.change_weight * change, change

@@ -1,0 +1,115 @@
+"""Returns, advantages, reward baselines and policy-gradient losses: pure functions.
+
+Legend: T steps of an episode, B episodes, C graphs of the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def improvement_reward(before: Tensor, after: Tensor, best: Tensor) -> Tensor:
+    """Drop in (relative, penalised) makespan; negative where a move made it worse. Placeto's reward, section 3.1.
+
+    >>> improvement_reward(torch.tensor([1.0]), torch.tensor([0.75]), torch.tensor([0.5]))
+    tensor([0.2500])
+    """
+    return before - after
+
+
+def best_so_far_reward(before: Tensor, after: Tensor, best: Tensor) -> Tensor:
+    """Drop of the best makespan met so far: a worsening on the way to something better costs nothing.
+
+    >>> best_so_far_reward(torch.tensor([1.0]), torch.tensor([0.5]), torch.tensor([0.75]))
+    tensor([0.2500])
+    """
+    return (best - after).clamp(min=0)
+
+
+REWARDS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "improvement": improvement_reward,
+    "best-so-far": best_so_far_reward,
+}
+
+
+def at_the_end_only(rewards: Tensor) -> Tensor:
+    """The same sum of rewards, all of it paid at the last step: (T, B) -> (T, B).
+
+    The paper's ablation without intermediate rewards (section 4.3).
+    """
+    late = torch.zeros_like(rewards)
+    late[-1] = rewards.sum(0)
+    return late
+
+
+def discounted_returns(rewards: Tensor, discount: float) -> Tensor:
+    """Sum of the rewards from each step on, discounted: (T, B) -> (T, B).
+
+    >>> discounted_returns(torch.tensor([[1.0], [0.0], [2.0]]), 0.5).flatten().tolist()
+    [1.5, 1.0, 2.0]
+    """
+    returns = torch.empty_like(rewards)
+    running = torch.zeros_like(rewards[0])
+    for t in range(len(rewards) - 1, -1, -1):
+        running = rewards[t] + discount * running
+        returns[t] = running
+    return returns
+
+
+def replica_advantages(returns: Tensor, graph: Tensor, graphs: int) -> Tensor:
+    """Returns minus their mean, step by step, over the episodes of the same graph and start.
+
+    Args:
+        returns: (T, B).
+        graph: (B,) int64 in 0..graphs-1, which replicas belong together.
+        graphs: number of different values.
+
+    Returns:
+        (T, B) advantages.
+    """
+    count = torch.bincount(graph, minlength=graphs).clamp(min=1).to(returns.dtype)
+    total = returns.new_zeros(returns.shape[0], graphs).index_add_(1, graph, returns)
+    return returns - (total / count)[:, graph]
+
+
+def step_baseline_update(history: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+    """Placeto's reward baseline of one graph: the mean return at each step over the last rounds (section 3.3).
+
+    Args:
+        history: (R, T) returns of earlier rounds, oldest first; R may be 0.
+        returns: (T, K) returns of this round's episodes.
+
+    Returns:
+        baseline (T,), the mean over earlier rounds (this round's where there is none), and the history with this
+        round's mean appended.
+    """
+    now = returns.mean(1)
+    baseline = history.mean(0) if len(history) else now
+    return baseline, torch.cat([history, now[None]])
+
+
+def normalise(advantages: Tensor) -> Tensor:
+    """Advantages divided by their standard deviation (the mean is left to the reward baseline)."""
+    return advantages / (advantages.std(unbiased=False) + 1e-8)
+
+
+def reinforce_loss(log_prob: Tensor, advantages: Tensor, entropy: Tensor, entropy_weight: float) -> Tensor:
+    """REINFORCE (Williams 1992): minus the mean of log-probability x advantage, less an entropy bonus."""
+    return -(log_prob * advantages).mean() - entropy_weight * entropy.mean()
+
+
+def ppo_loss(
+    log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, entropy: Tensor, clip: float, entropy_weight: float
+) -> Tensor:
+    """PPO's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347), less an entropy bonus.
+
+    >>> one, up = torch.zeros(1), torch.full((1,), 1.0)
+    >>> round(float(ppo_loss(up, one, torch.ones(1), one, clip=0.2, entropy_weight=0.0)), 3)
+    -1.2
+    """
+    ratio = (log_prob - old_log_prob).exp()
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    return -surrogate.mean() - entropy_weight * entropy.mean()

@@ -1,0 +1,136 @@
+"""Episodes of a policy in the batched environment, with what a loss needs of them.
+
+Legend: T moves, B episodes, L labelled moves a state, V nodes of all episodes together, D devices.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from placeto.env import EnvConfig, EnvState, reset, step
+from placeto.features import InstanceBatch, score_moves
+from placeto.policies.base import PairDistribution
+
+
+@dataclass
+class Stopwatch:
+    """Seconds spent in each part of an iteration."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: {"simulation": 0.0, "network": 0.0})
+    _since: float = field(default_factory=time.perf_counter)
+
+    def lap(self, part: str | None) -> None:
+        """Book the time since the last lap to a part (None = to nobody)."""
+        now = time.perf_counter()
+        if part is not None:
+            self.seconds[part] += now - self._since
+        self._since = now
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Exact relative changes of the makespan by single moves in one state of every episode."""
+
+    slot: Tensor  # (B * L,) int64, node
+    device: Tensor  # (B * L,) int64
+    change: Tensor  # (B * L,) float32, (after - before) / before
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """T moves of B episodes."""
+
+    data: list[Data]  # T observations
+    action: Tensor  # (T, B) int64
+    log_prob: Tensor  # (T, B) float32, under the policy that acted
+    makespan: Tensor  # (T+1, B) float32, relative to the best single device, penalised for memory
+    labels: list[Labels]  # T, or empty
+    end: EnvState
+    simulations: int  # labels included
+
+
+def rollout(
+    policy: nn.Module,
+    batch: InstanceBatch,
+    config: EnvConfig,
+    state: EnvState,
+    moves: int,
+    generator: torch.Generator,
+    *,
+    temperature: float = 1.0,
+    labels: int = 0,
+    watch: Stopwatch | None = None,
+) -> Rollout:
+    """Sample moves from the policy.
+
+    Args:
+        policy: maps an observation to logits (V, D) and changes (V, D).
+        batch: instances of the environment.
+        config: order and staying.
+        state: where to begin.
+        moves: T.
+        generator: source of all randomness.
+        temperature: of the sampling.
+        labels: L, how many moves of each state to simulate for their exact effect: half of them drawn from the
+            policy, half uniformly from the legal ones.
+        watch: books simulation and network time.
+    """
+    watch = watch or Stopwatch()
+    data, actions, log_probs, makespans, labelled = [], [], [], [state.makespan], []
+    simulations = len(state.index)
+    watch.lap(None)
+    for _ in range(moves):
+        with torch.no_grad():
+            logits, _ = policy(state.data)
+            distribution = PairDistribution.from_logits(logits, state.data, temperature)
+            action = distribution.sample(generator)
+        data.append(state.data)
+        actions.append(action)
+        log_probs.append(distribution.log_prob(action))
+        watch.lap("network")
+        if labels:
+            labelled.append(_label(batch, state, distribution, labels, generator))
+            simulations += len(labelled[-1].slot)
+        state = step(batch, config, state, action.numpy())
+        simulations += len(state.index)
+        makespans.append(state.makespan)
+        watch.lap("simulation")
+    relative = torch.from_numpy(np.stack(makespans).astype(np.float32))
+    return Rollout(data, torch.stack(actions), torch.stack(log_probs), relative, labelled, state, simulations)
+
+
+def _label(
+    batch: InstanceBatch, state: EnvState, distribution: PairDistribution, count: int, generator: torch.Generator
+) -> Labels:
+    """Simulate `count` different moves in each episode's state: (B, L)."""
+    log_probs, devices = distribution.log_probs, distribution.devices
+    legal = log_probs > -torch.inf
+    count = min(count, int(legal.sum(-1).min()))
+    noise = -torch.log(-torch.log(torch.rand(log_probs.shape, generator=generator).clamp(1e-9, 1 - 1e-9)))
+    likely = (log_probs + noise).topk(count // 2, -1).indices  # Gumbel top-k: a draw without replacement
+    noise = noise.flip(-1).masked_fill(~legal, -torch.inf).scatter(-1, likely, -torch.inf)
+    uniform = noise.topk(count - count // 2, -1).indices
+    chosen = torch.cat([likely, uniform], -1)
+    group, device = chosen // devices, chosen % devices
+    after = score_moves(batch, state.index, state.placement, group.numpy(), device.numpy())
+    before = (state.makespan * batch.single_us[state.index])[:, None]
+    change = torch.from_numpy(((after - before) / before).astype(np.float32))
+    return Labels((state.data.first[:, None] + group).flatten(), device.flatten(), change.flatten())
+
+
+def greedy_pass(
+    policy: nn.Module, batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray, sweeps: int = 1
+) -> EnvState:
+    """Most likely moves for as many steps as the largest graph has nodes, times `sweeps`; no gradient."""
+    state = reset(batch, config, index, placement)
+    for _ in range(sweeps * int(batch.num_groups[index].max())):
+        with torch.no_grad():
+            logits, _ = policy(state.data)
+        state = step(batch, config, state, PairDistribution.from_logits(logits, state.data).mode().numpy())
+    return state

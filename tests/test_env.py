@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+import torch
+from tests.toys import fork_of_chains, random_graph, toy_cluster
+
+from placeto.cost import PlacementProblem
+from placeto.env import EnvConfig, reset, step
+from placeto.features import NODE_INDEX, InstanceBatch, make_instance
+from placeto.grouping import expand
+from placeto.simulator import simulate
+
+
+@pytest.fixture(scope="module")
+def batch():
+    problems = [PlacementProblem(random_graph(s, 12 + s), toy_cluster(2 + s)) for s in range(2)]
+    return InstanceBatch.of([make_instance(p) for p in problems])
+
+
+def random_episode(batch, config, moves, seed=0):
+    random = np.random.default_rng(seed)
+    index = np.array([0, 1])
+    states = [reset(batch, config, index, np.zeros((2, batch.max_groups), np.int64))]
+    for _ in range(moves):
+        state = states[-1]
+        action = []
+        for b in range(2):
+            nodes = torch.nonzero(state.data.batch == b).flatten()
+            legal = torch.nonzero(state.data.legal[nodes].flatten()).flatten().numpy()
+            action.append(random.choice(legal))
+        states.append(step(batch, config, state, np.array(action)))
+    return states
+
+
+def test_one_sweep_moves_every_group_once_and_never_stays(batch):
+    groups = int(batch.num_groups[0])
+    states = random_episode(batch, EnvConfig(), groups)
+    for before, after in zip(states, states[1:], strict=False):
+        assert ((before.placement != after.placement).sum(1) == 1).all()
+    moved = np.array([before.placement[0] != after.placement[0] for before, after in zip(states, states[1:], strict=False)])
+    assert (moved.sum(0)[:groups] == 1).all()
+    assert not states[-1].visited[0].any()  # the next sweep begins
+    assert states[-2].visited[0].sum() == groups - 1
+
+
+def test_makespan_and_best_follow_the_simulator(batch):
+    states = random_episode(batch, EnvConfig(), 8)
+    for b in (0, 1):
+        instance = batch.instances[b]
+        groups, single = instance.groups, instance.problem.single_device_us
+        spans = [simulate(instance.problem, expand(groups, s.placement[b, : groups.num_groups])).makespan_us for s in states]
+        np.testing.assert_allclose([s.makespan[b] for s in states], np.array(spans) / single, rtol=1e-12)
+        assert states[-1].best[b] == pytest.approx(min(spans) / single)
+        best = simulate(instance.problem, expand(groups, states[-1].best_placement[b, : groups.num_groups])).makespan_us
+        assert best == min(spans)
+    assert states[-1].simulations == 2 * 9
+
+
+def test_topological_order_visits_nodes_in_order_and_may_stay(batch):
+    groups = int(batch.num_groups[0])
+    states = random_episode(batch, EnvConfig(order="topological"), groups)
+    for t, state in enumerate(states[:-1]):
+        here = state.data.traversal == torch.from_numpy(state.steps % batch.num_groups[:2])[state.data.batch]
+        assert torch.equal(state.data.legal.any(1), here)
+        assert torch.equal(state.data.x[:, NODE_INDEX["is_current"]].bool(), here)
+        node = int(torch.nonzero(here & (state.data.batch == 0)))
+        assert state.data.legal[node, : batch.num_devices[0]].all()
+        assert int(state.data.traversal[node]) == t
+
+
+def test_illegal_actions_are_refused(batch):
+    state = reset(batch, EnvConfig(), np.array([0]), np.zeros((1, batch.max_groups), np.int64))
+    with pytest.raises(ValueError, match="episode 0: moving group 0 to device 0 is not legal"):
+        step(batch, EnvConfig(), state, np.array([0]))
+    step(batch, EnvConfig(stay=True), reset(batch, EnvConfig(stay=True), np.array([0]), state.placement), np.array([0]))
+
+
+def test_step_does_not_touch_the_state_it_is_given(batch):
+    state = reset(batch, EnvConfig(), np.array([0, 1]), np.zeros((2, batch.max_groups), np.int64))
+    kept = state.placement.copy(), state.visited.copy(), state.data.x.clone()
+    step(batch, EnvConfig(), state, np.array([1, 1]))
+    assert (state.placement == kept[0]).all()
+    assert (state.visited == kept[1]).all()
+    assert torch.equal(state.data.x, kept[2])
+
+
+def test_known_optimum_of_two_chains():
+    problem = fork_of_chains(2, 1)
+    batch = InstanceBatch.of([make_instance(problem)])
+    state = reset(batch, EnvConfig(), np.array([0]), np.zeros((1, 2), np.int64))
+    assert state.makespan[0] == 1.0
+    assert step(batch, EnvConfig(), state, np.array([3])).makespan[0] == 0.5

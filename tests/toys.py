@@ -1,0 +1,70 @@
+"""Small problems with a known optimum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from placeto.cluster import Cluster, Device
+from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph
+
+
+def toy_cluster(devices: int = 2, speeds: tuple[float, ...] | None = None, memory: int = 10**12) -> Cluster:
+    """Equal devices without overhead, links of 1 byte/us."""
+    speeds = speeds or (1.0,) * devices
+    made = tuple(Device(f"gpu:{i}", f"kind{s:g}", s * 1e6, 1e12, memory, 0.0) for i, s in enumerate(speeds))
+    matrix = np.ones((len(made), len(made)))
+    return Cluster("toy", made, matrix, np.zeros_like(matrix), "unicast", "egress", 0.0)
+
+
+def fork_of_chains(chains: int, length: int, devices: int = 2) -> PlacementProblem:
+    """Independent chains of ops of 10 us with tensors of 100 bytes: best is one device for each chain.
+
+    With `chains` a multiple of the devices the optimum is chains * length * 10 / devices us.
+    """
+    ops = []
+    for c in range(chains):
+        for i in range(length):
+            inputs = [[f"c{c}.{i - 1}", 0]] if i else []
+            ops.append({"name": f"c{c}.{i}", "type": "op", "flops": 10.0, "outputs": [100], "inputs": inputs})
+    return PlacementProblem(ComputationGraph.from_ops("fork", ops), toy_cluster(devices))
+
+
+def two_cliques(size: int = 6) -> PlacementProblem:
+    """Two densely joined blocks with one cheap edge between them.
+
+    Inside of a block every op feeds all later ones with 1000 bytes, so a cut there costs 1000 us; the blocks are joined by
+    one byte. Block b starts once block a's first op is done: the optimum puts each on a device of its own and takes
+    (size + 1) * 10 + 1 us.
+    """
+    ops = []
+    for block in "ab":
+        for i in range(size):
+            inputs = [[f"{block}{j}", 0] for j in range(i)]
+            outputs = [1000]
+            if (block, i) == ("a", 0):
+                outputs = [1000, 1]
+            if (block, i) == ("b", 0):
+                inputs = [["a0", 1]]
+            ops.append(
+                {"name": f"{block}{i}", "type": "op", "flops": 10.0, "outputs": outputs, "inputs": inputs}
+            )
+    return PlacementProblem(ComputationGraph.from_ops("cliques", ops), toy_cluster(2))
+
+
+def random_graph(seed: int, ops: int = 60) -> ComputationGraph:
+    """A random layered graph with op costs and tensors of about the same weight."""
+    random = np.random.default_rng(seed)
+    records = []
+    for i in range(ops):
+        parents = {int(i - 1 - random.integers(min(i, 12))) for _ in range(random.integers(1, 4))} if i > 2 else set()
+        records.append(
+            {
+                "name": f"op{i}",
+                "type": "op",
+                "flops": float(random.integers(5, 60)),
+                "outputs": [int(random.integers(1, 20))],
+                "inputs": [[f"op{p}", 0] for p in sorted(parents)],
+            }
+        )
+    return ComputationGraph.from_ops(f"random{seed}", records)
