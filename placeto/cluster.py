@@ -21,6 +21,7 @@ TRANSFERS = ("unicast", "broadcast")
 LINKS = ("egress", "pair")
 _INT64_MAX = 2**63 - 1
 _BYTES_PER_US = 1e6  # 1 byte/us = 1e6 bytes/s
+_NO_DEVICE = "devices: a cluster needs at least one device"
 _CLUSTER_FIELDS = {"format", "name", "transfers", "link", "devices", "bandwidth", "latency_us", "link_gap_us"}
 _DEVICE_FIELDS = {"name", "kind", "flops", "memory_bandwidth", "memory", "overhead_us"}
 
@@ -83,7 +84,7 @@ class Cluster:
         object.__setattr__(self, "devices", tuple(self.devices))
         names = self.device_names
         if not names:
-            raise ClusterError("devices: a cluster needs at least one device")
+            raise ClusterError(_NO_DEVICE)
         if len(set(names)) < len(names):
             raise ClusterError(f"devices: duplicate name {next(n for n in names if names.count(n) > 1)!r}")
         if self.transfers not in TRANSFERS:
@@ -194,6 +195,8 @@ def _from_document(document: Any, default_name: str) -> Cluster:
     records = document.get("devices")
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise ClusterError("devices must be a list of objects")
+    if not records:
+        raise ClusterError(_NO_DEVICE)
     devices = []
     for position, record in enumerate(records):
         where = f"device {record.get('name', position)!r}: "

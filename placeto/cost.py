@@ -67,7 +67,7 @@ class PlacementProblem:
     """A graph to be placed on a cluster. Hashable by identity.
 
     Raises:
-        GraphError: an op time that is not finite, or memory that may exceed int64; the message names the op or graph.
+        GraphError: times that are not finite, or memory that may exceed int64; the message names the op or graph.
     """
 
     graph: ComputationGraph
@@ -81,6 +81,8 @@ class PlacementProblem:
         bad = np.flatnonzero(~np.isfinite(self.op_time).all(axis=1))
         if len(bad):
             raise GraphError(f"op {self.graph.op_names[bad[0]]!r}: its time on {self.cluster.name!r} is not finite")
+        if not np.isfinite(_horizon(self)):
+            raise GraphError(f"graph {self.graph.name!r}: its makespan on {self.cluster.name!r} may not be finite")
 
     @property
     def num_ops(self) -> int:
@@ -173,14 +175,23 @@ def _frozen(array: np.ndarray) -> np.ndarray:
 def _op_time(graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
     time = np.empty((graph.num_ops, cluster.num_devices))
     for column, device in enumerate(cluster.devices):
-        compute, access = graph.flops / device.flops, graph.bytes_accessed / device.memory_bandwidth
         with np.errstate(over="ignore"):  # PlacementProblem refuses what is not finite
+            compute, access = graph.flops / device.flops, graph.bytes_accessed / device.memory_bandwidth
             time[:, column] = np.maximum(compute, access) * 1e6
         for kind in ("*", device.kind):
             if kind in graph.time_us:
                 measured = graph.time_us[kind]
                 time[:, column] = np.where(np.isnan(measured), time[:, column], measured)
     return time
+
+
+def _horizon(problem: PlacementProblem) -> float:
+    """A time, in microseconds, by which any schedule has ended: everything one after another, at its slowest."""
+    graph, cluster = problem.graph, problem.cluster
+    ops = sum(problem.op_time.max(axis=1).tolist()) + problem.num_ops * float(cluster.overhead_us.max())
+    largest = float(graph.output_bytes.max(initial=0))
+    transfer = float(cluster.latency_us.max()) + largest / float(cluster.bandwidth.min()) + cluster.link_gap_us
+    return ops + graph.num_edges * transfer
 
 
 def _fifo_order(graph: ComputationGraph) -> np.ndarray:

@@ -66,13 +66,13 @@ def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
     device_queue: dict[str, deque[str]] = {device: deque() for device in devices}
     link_queue: dict[Any, deque[Send]] = defaultdict(deque)
     idle_devices, busy_links = set(devices), set()
-    heap: list[tuple[float, int, Any, int, Any]] = []
+    heap: list[tuple[float, int, Any, int]] = []
     pushed = 0
 
-    def push(time: float, kind: int, tie: Any, what: Any = None) -> None:
+    def push(time: float, kind: int, tie: Any) -> None:
         nonlocal pushed
         pushed += 1
-        heapq.heappush(heap, (time, kind, tie, pushed, what))
+        heapq.heappush(heap, (time, kind, tie, pushed))
 
     def become_ready(op: str, time: float) -> None:
         device = device_of[op]
@@ -86,7 +86,7 @@ def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
             become_ready(op, 0.0)
 
     while heap:
-        now, kind, tie, _, what = heapq.heappop(heap)
+        now, kind, tie, _ = heapq.heappop(heap)
         result.makespan = max(result.makespan, now)
         if kind == DELIVERY:
             child = tie[1]

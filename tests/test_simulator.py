@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import networkx as nx
 import numba
@@ -69,7 +70,8 @@ def test_golden_schedule() -> None:
     assert schedule.send_src.tolist() == [0, 0]
     assert schedule.send_dst.tolist() == [-1, -1]
     assert schedule.makespan_us == 71.0
-    # Device 0: x until b ends (35.7), y from 15.7 to 46. Device 1: x from 20 to 25, c's output from 20 to 46, y for 0 us.
+    # Device 0: x until b ends (35.7), y from 15.7 to 46.
+    # Device 1: x from 20 to 25, c's output from 20 to 46, y for no time.
     assert schedule.peak_memory.tolist() == [4 * 100 + 76000 + 7600, 76000 + 50]
     # The link is critical (10-20-45-46-71), so a's end is; b may end at 45, and c and d only at the makespan:
     # c must leave d 0 us and the overhead before 71, 65.3 - 25 = 40.3; d ends the schedule, 71 - 46.
@@ -127,11 +129,11 @@ def _latest_ends(problem: PlacementProblem, placement: np.ndarray, result: Resul
         for child in send.consumers:
             arcs.add_edge(number, child, weight=length[child])
     for order in result.device_order.values():
-        for first, second in zip(order, order[1:], strict=False):
+        for first, second in pairwise(order):
             arcs.add_edge(first, second, weight=after[first] + length[second])
     number_of = {id(send): number for number, send in enumerate(result.sends)}
     for sends in result.link_order.values():
-        for first, second in zip(sends, sends[1:], strict=False):
+        for first, second in pairwise(sends):
             arcs.add_edge(number_of[id(first)], number_of[id(second)], weight=cluster.link_gap_us + second.cost)
     longest = {"END": 0.0}
     for node in reversed(list(nx.topological_sort(arcs))):
