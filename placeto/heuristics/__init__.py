@@ -1,0 +1,22 @@
+"""Placers that don't learn, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from placeto.heuristics.list_scheduling import etf, heft
+from placeto.heuristics.naive import fastest, random, roundrobin, single
+from placeto.heuristics.partition import expert, metis
+from placeto.placer import PlacementResult
+
+HEURISTICS: dict[str, Callable[..., PlacementResult]] = {
+    "single": single,
+    "fastest": fastest,
+    "random": random,
+    "roundrobin": roundrobin,
+    "expert": expert,
+    "metis": metis,
+    "heft": heft,
+    "etf": etf,
+}
+"""Name -> placer; the first line of its docstring is what ``placeto list placers`` prints."""

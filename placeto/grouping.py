@@ -1,0 +1,389 @@
+"""Colocation groups: thousands of ops become 30-300 decisions. The simulator still runs op by op.
+
+Hard rules: ops that share a `colocation` id stay together, and parameters and ops of no cost join the first user
+or the producer. The rest is judgement, in four steps (`group_ops`):
+
+1. every backward op joins the forward op whose saved tensors or weights it reads, a sum of gradients joins its
+   producer, so that weights and activations stay where they are;
+2. an op that computes for less time than its tensors travel joins a neighbour, one of its own module first;
+3. if there are too many groups, calls of one module (steps of a recurrent network) are joined in blocks;
+4. if there still are, groups are joined along the edges that would carry most for the work they join.
+
+Two groups that can run in parallel are only joined in the last step, and no step but the first makes a group
+larger than a share of all work.
+
+Legend: N ops, E edges, G groups, U units (groups in the making).
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph
+
+MAX_GROUPS = 200
+_LIGHT = 0.5  # an op joins a neighbour if it takes less than this share of its largest tensor's transfer
+_LARGEST = 0.04  # largest share of all work in one group, unless a hard rule makes it larger
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Which ops stay together. Groups are numbered by their first op in topological order."""
+
+    group: np.ndarray  # (N,) int64, group of each op
+    num_groups: int  # G
+    modules: tuple[str, ...]  # (G,) module path of each group's heaviest op, "" where unknown
+    sets: tuple[np.ndarray, ...]  # int64 arrays of group ids worth moving together: modules, subtrees, blocks of time
+
+    def __post_init__(self) -> None:
+        for array in (self.group, *self.sets):
+            array.setflags(write=False)
+
+
+def expand(groups: Groups, group_placement: np.ndarray) -> np.ndarray:
+    """Placement (N,) of ops from a placement (G,) of groups.
+
+    Raises:
+        ValueError: not one device per group.
+    """
+    group_placement = np.asarray(group_placement)
+    if group_placement.shape != (groups.num_groups,):
+        raise ValueError(f"there are {groups.num_groups} groups, but the placement has shape {group_placement.shape}")
+    return group_placement[groups.group]
+
+
+@lru_cache(maxsize=256)
+def group_ops(problem: PlacementProblem, max_groups: int = MAX_GROUPS) -> Groups:
+    """Group the ops of a problem; cached. A graph without modules is only coarsened if it has too many ops.
+
+    Args:
+        problem: op times and link speeds say which ops are worth moving apart.
+        max_groups: at most so many groups, unless hard rules (unconnected ops, a cap on a group's work) need more.
+
+    Raises:
+        ValueError: max_groups below 1.
+    """
+    if max_groups < 1:
+        raise ValueError(f"max_groups must be >= 1, not {max_groups}")
+    graph = problem.graph
+    units = _Units(problem)
+    _join_hard(graph, units)
+    labels = _labels(graph)
+    if any(graph.modules):
+        _join_backward(graph, units, labels)
+        _join_light(problem, units, labels)
+        _join_calls(units, labels, max_groups)
+    _coarsen(problem, units, max_groups)
+    return _finish(graph, units, labels)
+
+
+class _Units:
+    """Union-find over ops, with the work and heaviest op of each unit."""
+
+    def __init__(self, problem: PlacementProblem) -> None:
+        time = problem.op_time.mean(axis=1)
+        self.work = time.tolist()  # of the unit, at its root
+        self.leader = list(range(len(self.work)))
+        self.heaviest = list(range(len(self.work)))  # at the root: the op with most time, later ops losing ties
+        self.time = time.tolist()
+        self.total = float(time.sum())
+        self.count = len(self.work)
+
+    def find(self, op: int) -> int:
+        leader = self.leader
+        while leader[op] != op:
+            leader[op] = leader[leader[op]]
+            op = leader[op]
+        return op
+
+    def join(self, one: int, other: int) -> int:
+        one, other = self.find(one), self.find(other)
+        if one == other:
+            return one
+        if other < one:
+            one, other = other, one
+        self.leader[other] = one
+        self.work[one] += self.work[other]
+        a, b = self.heaviest[one], self.heaviest[other]
+        self.heaviest[one] = min((a, b), key=lambda op: (-self.time[op], op))
+        self.count -= 1
+        return one
+
+    def roots(self) -> list[int]:
+        return [op for op in range(len(self.leader)) if self.leader[op] == op]
+
+    def members(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        for op in range(len(self.leader)):
+            found[self.find(op)].append(op)
+        return found
+
+
+@dataclass(frozen=True)
+class _Label:
+    """Where an op comes from, as `placeto.capture` writes it into names: ``module@call/grad/type_3``."""
+
+    module: str
+    call: int
+    backward: bool
+    base: str  # what is left of the name: the same for the same op of another call
+
+
+_NAME = re.compile(r"^(?:@(?P<call>\d+))?(?P<backward>/grad)?/(?P<base>[^/]+)$")
+
+
+def _labels(graph: ComputationGraph) -> list[_Label]:
+    labels = []
+    for name, module in zip(graph.op_names, graph.modules, strict=True):
+        rest = name.removeprefix(module) if module else f"/{name}"
+        match = _NAME.match(rest)
+        if match:
+            labels.append(_Label(module, int(match["call"] or 0), match["backward"] is not None, match["base"]))
+        else:
+            labels.append(_Label(module, 0, False, name))
+    return labels
+
+
+def _join_hard(graph: ComputationGraph, units: _Units) -> None:
+    first: dict[int, int] = {}
+    for op, colour in enumerate(graph.colocation.tolist()):
+        if colour >= 0:
+            units.join(first.setdefault(colour, op), op)
+    producers, consumers = _neighbours(graph)
+    for op in graph.topological_order.tolist():
+        if units.time[op] > 0.0 or graph.colocation[op] >= 0:
+            continue
+        if producers[op]:
+            units.join(op, max(producers[op], key=lambda pair: pair[1])[0])
+        elif consumers[op]:
+            units.join(op, min(consumers[op])[0])
+
+
+def _neighbours(graph: ComputationGraph) -> tuple[list[list[tuple[int, int]]], list[list[tuple[int, int]]]]:
+    """Producers and consumers of each op, each with the bytes of the tensor."""
+    producers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
+    consumers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
+    size = graph.output_bytes[graph.edge_tensor].tolist()
+    for src, dst, number in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), size, strict=True):
+        producers[dst].append((src, number))
+        consumers[src].append((dst, number))
+    return producers, consumers
+
+
+def _join_backward(graph: ComputationGraph, units: _Units, labels: Sequence[_Label]) -> None:
+    """Join each backward op to the forward op it belongs to, among those of its module and call."""
+    makers: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)  # (module, call) -> tensor -> forward op
+    users: dict[tuple[str, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    tensors = graph.edge_tensor.tolist()
+    inputs = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)).tolist()
+    for op, label in enumerate(labels):
+        if label.backward or graph.op_types[op] == "parameter":
+            continue
+        key = (label.module, label.call)
+        for tensor in range(graph.output_ptr[op], graph.output_ptr[op + 1]):
+            makers[key][tensor] = op
+        for edge in range(inputs[op], inputs[op + 1]):
+            users[key][tensors[edge]].append(op)
+    home: dict[int, int] = {}  # backward op -> forward op
+    unsure: list[tuple[int, list[int]]] = []
+    by_gradient: dict[int, list[int]] = defaultdict(list)  # tensor -> backward ops at home that read it
+    for op, label in enumerate(labels):
+        if not label.backward:
+            continue
+        key = (label.module, label.call)
+        score: dict[int, float] = defaultdict(float)
+        for edge in range(inputs[op], inputs[op + 1]):
+            maker = makers[key].get(tensors[edge])
+            for forward in {*users[key].get(tensors[edge], ()), *([] if maker is None else [maker])}:
+                score[forward] += 1.0
+        for forward in score:
+            score[forward] += 0.5 * (_kind(graph, forward) in _kind(graph, op))
+        best = max(score.values(), default=0.0)
+        candidates = [forward for forward, value in score.items() if value == best]
+        if len(candidates) == 1:
+            home[op] = candidates[0]
+            for edge in range(inputs[op], inputs[op + 1]):
+                by_gradient[tensors[edge]].append(op)
+        else:
+            unsure.append((op, candidates))
+    for op, candidates in unsure:  # weight gradients: with the op that reads the same incoming gradient
+        siblings = [s for edge in range(inputs[op], inputs[op + 1]) for s in by_gradient[tensors[edge]]]
+        shared = [home[s] for s in siblings if home[s] in candidates]
+        if shared:
+            home[op] = shared[0]
+    for op, forward in home.items():
+        units.join(op, forward)
+    producers, _ = _neighbours(graph)
+    for op in graph.topological_order.tolist():
+        label = labels[op]
+        if label.backward and op not in home and producers[op]:  # sums, slices and the like
+            same = [p for p in producers[op] if labels[p[0]] == _Label(*_key(label), True, labels[p[0]].base)]
+            units.join(op, max(same or producers[op], key=lambda pair: (pair[1], pair[0]))[0])
+
+
+def _key(label: _Label) -> tuple[str, int]:
+    return label.module, label.call
+
+
+def _kind(graph: ComputationGraph, op: int) -> str:
+    return graph.op_types[op].split(".")[-1].removeprefix("add").strip("_")
+
+
+def _join_light(problem: PlacementProblem, units: _Units, labels: Sequence[_Label]) -> None:
+    """Join what computes for less time than its tensors travel to a neighbour, the lightest first."""
+    graph = problem.graph
+    cost = transfer_us(problem)[graph.edge_tensor]
+    edges: dict[int, dict[int, float]] = {root: defaultdict(float) for root in units.roots()}
+    for src, dst, time in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), cost.tolist(), strict=True):
+        a, b = units.find(src), units.find(dst)
+        if a != b:
+            edges[a][b] = max(edges[a][b], time)
+            edges[b][a] = max(edges[b][a], time)
+    limit = _LARGEST * units.total
+    heap = [(units.work[root], root) for root in edges]
+    heapq.heapify(heap)
+    while heap:
+        work, root = heapq.heappop(heap)
+        if units.find(root) != root or units.work[root] != work or not edges[root]:
+            continue
+        if work >= _LIGHT * max(edges[root].values()):
+            continue
+        here = labels[units.heaviest[root]]
+        options = [
+            (_affinity(here, labels[units.heaviest[other]]), time, -other)
+            for other, time in edges[root].items()
+            if units.work[other] + work <= limit
+        ]
+        if options:
+            other = -max(options)[2]
+            kept = _merge(units, edges, root, other)
+            heapq.heappush(heap, (units.work[kept], kept))
+
+
+def _merge(units: _Units, edges: dict[int, dict[int, float]], one: int, other: int) -> int:
+    kept = units.join(one, other)
+    gone = other if kept == one else one
+    for neighbour, time in edges.pop(gone).items():
+        edges[neighbour].pop(gone, None)
+        if neighbour != kept:
+            edges[kept][neighbour] = edges[neighbour][kept] = max(edges[kept].get(neighbour, 0.0), time)
+    return kept
+
+
+def _affinity(one: _Label, other: _Label) -> float:
+    """How close two ops stand in the module tree: 2 = same call, 1 = same module, else the shared part of the path."""
+    if one.module == other.module:
+        return 2.0 if one.call == other.call else 1.0
+    a, b = one.module.split("."), other.module.split(".")
+    shared = sum(1 for _ in _common(a, b))
+    return shared / (1.0 + max(len(a), len(b)))
+
+
+def _common(a: Iterable[Hashable], b: Iterable[Hashable]) -> Iterable[Hashable]:
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            return
+        yield x
+
+
+def transfer_us(problem: PlacementProblem) -> np.ndarray:
+    """(T,) microseconds that each tensor takes over the mean link of the cluster; 0 with one device."""
+    cluster, bytes_ = problem.cluster, problem.graph.output_bytes
+    off = ~np.eye(cluster.num_devices, dtype=bool)
+    if not off.any():
+        return np.zeros(len(bytes_))
+    return cluster.latency_us[off].mean() + bytes_ * (1.0 / cluster.bandwidth[off]).mean()
+
+
+def _join_calls(units: _Units, labels: Sequence[_Label], max_groups: int) -> None:
+    """Join the same part of neighbouring calls in blocks, the longest blocks needed and no longer."""
+    parts: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)  # -> (call, unit)
+    for root in units.roots():
+        label = labels[units.heaviest[root]]
+        parts[label.module, label.base].append((label.call, root))
+    longest = max(len(part) for part in parts.values())
+    block = 1
+    while block < longest and sum(-(-len(part) // block) for part in parts.values()) > max_groups:
+        block += 1
+    for part in parts.values():
+        part.sort()
+        count = -(-len(part) // block)
+        for position, (_, root) in enumerate(part):
+            first = -(-(position * count // len(part)) * len(part) // count)
+            units.join(root, part[first][1])
+
+
+def _coarsen(problem: PlacementProblem, units: _Units, max_groups: int) -> None:
+    """Join pairs with the most transfer for the work joined, until there are few enough groups."""
+    if units.count <= max_groups:
+        return
+    graph = problem.graph
+    edges: dict[int, dict[int, float]] = {root: {} for root in units.roots()}
+    cost = transfer_us(problem)[graph.edge_tensor]
+    for src, dst, time in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), cost.tolist(), strict=True):
+        a, b = units.find(src), units.find(dst)
+        if a != b:
+            edges[a][b] = edges[b][a] = max(edges[a].get(b, 0.0), time)
+    limit = max(2.0 * units.total / max_groups, 1e-9)
+    for _ in range(3):  # the cap grows where it leaves too many groups
+        heap = [(_cost(units, a, b, t), a, b) for a in edges for b, t in edges[a].items() if a < b]
+        heapq.heapify(heap)
+        while heap and units.count > max_groups:
+            cost_then, a, b = heapq.heappop(heap)
+            if a not in edges or b not in edges or b not in edges[a]:
+                continue
+            now = _cost(units, a, b, edges[a][b])
+            if units.work[a] + units.work[b] > limit:
+                continue
+            if now > cost_then:
+                heapq.heappush(heap, (now, a, b))
+                continue
+            kept = _merge(units, edges, a, b)
+            for other, time in edges[kept].items():
+                heapq.heappush(heap, (_cost(units, kept, other, time), min(kept, other), max(kept, other)))
+        limit *= 4.0
+    _coarsen_unconnected(units, max_groups)
+
+
+def _cost(units: _Units, a: int, b: int, transfer: float) -> float:
+    return (units.work[a] + units.work[b] + 1e-9) / (transfer + 1e-9)
+
+
+def _coarsen_unconnected(units: _Units, max_groups: int) -> None:
+    """Join the lightest two until there are few enough: what is left has no edges, or is very uneven."""
+    heap = [(units.work[root], root) for root in units.roots()]
+    heapq.heapify(heap)
+    while units.count > max_groups:
+        kept = units.join(heapq.heappop(heap)[1], heapq.heappop(heap)[1])
+        heapq.heappush(heap, (units.work[kept], kept))
+
+
+def _finish(graph: ComputationGraph, units: _Units, labels: Sequence[_Label]) -> Groups:
+    number: dict[int, int] = {}
+    for op in graph.topological_order.tolist():
+        number.setdefault(units.find(op), len(number))
+    group = np.array([number[units.find(op)] for op in range(graph.num_ops)], np.int64)
+    heads = [labels[units.heaviest[root]] for root in number]
+    return Groups(group, len(number), tuple(head.module for head in heads), _sets(heads))
+
+
+def _sets(heads: Sequence[_Label]) -> tuple[np.ndarray, ...]:
+    """Sets of 2 to G-1 groups: parts through all calls, modules, subtrees of modules, and calls within these."""
+    found: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
+    for group, head in enumerate(heads):
+        path = head.module.split(".") if head.module else []
+        found["part", head.module, head.base].append(group)
+        for depth in range(1, len(path) + 1):
+            prefix = tuple(path[:depth])
+            found["module", prefix].append(group)
+            found["call", prefix, head.call].append(group)
+    unique = {tuple(members): None for members in found.values() if 2 <= len(members) < len(heads)}
+    return tuple(np.array(members, np.int64) for members in unique)

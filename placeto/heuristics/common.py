@@ -1,0 +1,78 @@
+"""What several heuristics share: work and memory of groups, and retrying within memory.
+
+Legend: N ops, G groups, D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from placeto.cost import PlacementProblem
+from placeto.grouping import Groups, group_ops
+from placeto.placer import Evaluator, busy_us
+
+
+def group_times(problem: PlacementProblem) -> np.ndarray:
+    """(G, D) microseconds that each group keeps each device busy, overheads included."""
+    groups = group_ops(problem)
+    busy = problem.op_time + np.where(problem.op_time > 0, problem.cluster.overhead_us, 0.0)
+    time = np.zeros((groups.num_groups, problem.num_devices))
+    np.add.at(time, groups.group, busy)
+    return time
+
+
+def op_outputs(problem: PlacementProblem) -> np.ndarray:
+    """(N,) float64, bytes of each op's outputs."""
+    total = np.concatenate([[0], np.cumsum(problem.graph.output_bytes, dtype=np.float64)])
+    return np.diff(total[problem.graph.output_ptr])
+
+
+def within_memory(problem: PlacementProblem, evaluator: Evaluator, place: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Score the placement (N,) that `place` makes; should it not fit, that of a more cautious estimate of memory.
+
+    `place` is given what memory each op (N,) is taken to need for good: first its parameters alone (tensors come and
+    go), then its outputs too, or as large a share of them as the cluster has room for.
+    """
+    resident = problem.graph.param_bytes * float(problem.param_multiplier)
+    outputs = op_outputs(problem)
+    room = 0.9 * float(problem.cluster.memory.sum()) - resident.sum()
+    share = min(1.0, max(0.0, room / max(outputs.sum(), 1.0)))
+    for demand in (resident, resident + share * outputs):
+        if evaluator.exhausted:
+            return
+        evaluator.score_ops(place(demand))
+        if evaluator.best_fits:
+            return
+
+
+def device_speeds(problem: PlacementProblem) -> np.ndarray:
+    """(D,) share of the cluster's speed on this graph, summing to 1."""
+    speed = 1.0 / np.maximum(busy_us(problem), 1e-9)
+    return speed / speed.sum()
+
+
+def cut_in_order(order: np.ndarray, work: np.ndarray, demand: np.ndarray, problem: PlacementProblem) -> np.ndarray:
+    """Cut groups in `order` (G,) into contiguous parts of equal time, one per device: placement (G,).
+
+    Fast devices get more. A device is left early when the next group's `demand` (bytes) is over its memory, and late
+    ones take what is left over.
+    """
+    share, memory = device_speeds(problem), problem.cluster.memory
+    bounds = np.cumsum(share) * work.sum()
+    placement, device, done, used = np.zeros(len(order), np.int64), 0, 0.0, 0.0
+    for group in order.tolist():
+        middle = done + 0.5 * work[group]
+        full = used + demand[group] > memory[device] and used > 0
+        while device < problem.num_devices - 1 and (middle > bounds[device] or full):
+            device, used, full = device + 1, 0.0, False
+        placement[group] = device
+        done += work[group]
+        used += demand[group]
+    return placement
+
+
+def group_sum(groups: Groups, per_op: np.ndarray) -> np.ndarray:
+    """(G,) sum over each group's ops of `per_op` (N,)."""
+    return np.bincount(groups.group, weights=per_op, minlength=groups.num_groups)

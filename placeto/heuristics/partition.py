@@ -1,0 +1,109 @@
+"""Placers that cut the graph into parts: the expert's contiguous layers, and METIS.
+
+Legend: G groups, D devices, P pairs of groups that exchange tensors.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pymetis
+
+from placeto.cost import PlacementProblem
+from placeto.grouping import group_ops, transfer_us
+from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, within_memory
+from placeto.placer import Evaluator, PlacementResult
+
+METIS_UFACTORS = (30, 200)  # imbalance of the parts allowed, in thousandths
+METIS_SEEDS = 2
+_RESOLUTION = 10_000  # weights become whole numbers up to about this
+
+
+def expert(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """Contiguous layers of equal time: the better of a cut by module and one by topological position."""
+    groups = group_ops(problem)
+    evaluator = Evaluator(problem, groups, simulations, seconds)
+    first: dict[str, int] = {}
+    by_module = np.argsort([first.setdefault(module, i) for i, module in enumerate(groups.modules)], kind="stable")
+    orders = [by_module, np.arange(groups.num_groups)]
+    if not any(groups.modules) or np.array_equal(*orders):
+        orders.pop()
+    work = group_times(problem).mean(axis=1)
+
+    def place(order: np.ndarray, demand: np.ndarray) -> np.ndarray:
+        return cut_in_order(order, work, group_sum(groups, demand), problem)[groups.group]
+
+    for order in orders:
+        within_memory(problem, evaluator, partial(place, order))
+    return evaluator.result()
+
+
+def metis(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """METIS: balanced parts with the least transfer between them (Karypis and Kumar, 1998); the best of a few tries."""
+    groups = group_ops(problem)
+    evaluator = Evaluator(problem, groups, simulations, seconds)
+    work = group_times(problem).mean(axis=1)
+    pairs, transfer = group_transfers(problem)
+    for ufactor in METIS_UFACTORS:
+        for repeat in range(METIS_SEEDS):
+            options = pymetis.Options(ufactor=ufactor, seed=seed * METIS_SEEDS + repeat)
+
+            def place(demand: np.ndarray, options: pymetis.Options = options) -> np.ndarray:
+                return _partition(problem, work, group_sum(groups, demand), pairs, transfer, options)[groups.group]
+
+            within_memory(problem, evaluator, place)
+    return evaluator.result()
+
+
+def group_transfers(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs (P, 2) of groups, the lower id first, and the microseconds (P,) that their tensors would travel.
+
+    A tensor counts once for each group that reads it.
+    """
+    graph, group = problem.graph, group_ops(problem).group
+    crossing = np.flatnonzero(group[graph.edge_src] != group[graph.edge_dst])
+    tensor = graph.edge_tensor[crossing]
+    reads = np.unique(np.stack([group[graph.edge_src[crossing]], group[graph.edge_dst[crossing]], tensor]), axis=1)
+    ends = np.sort(reads[:2].T, axis=1).reshape(-1, 2)
+    pairs, where = np.unique(ends, axis=0, return_inverse=True)
+    return pairs, np.bincount(where.ravel(), weights=transfer_us(problem)[reads[2]], minlength=len(pairs))
+
+
+def _partition(
+    problem: PlacementProblem,
+    work: np.ndarray,
+    demand: np.ndarray,
+    pairs: np.ndarray,
+    transfer: np.ndarray,
+    options: pymetis.Options,
+) -> np.ndarray:
+    """(G,) part of each group. Where parameters need much of the memory, they count beside the work."""
+    num_groups, num_devices = len(work), problem.num_devices
+    if num_devices == 1 or num_groups <= 1:
+        return np.zeros(num_groups, np.int64)
+    pressure = min(1.0, demand.sum() / float(problem.cluster.memory.sum()))
+    load = work / max(work.sum(), 1e-9) + pressure * demand / max(demand.sum(), 1e-9)
+    both = np.concatenate([pairs, pairs[:, ::-1]])
+    weight = np.concatenate([transfer, transfer])
+    by_source = np.lexsort((both[:, 1], both[:, 0]))
+    _, parts = pymetis.part_graph(
+        num_devices,
+        xadj=np.searchsorted(both[by_source, 0], np.arange(num_groups + 1)).tolist(),
+        adjncy=both[by_source, 1].tolist(),
+        vweights=_whole(load).tolist(),
+        eweights=_whole(weight[by_source]).tolist(),
+        tpwgts=device_speeds(problem).tolist(),
+        recursive=True,
+        options=options,
+    )
+    return np.array(parts, np.int64)
+
+
+def _whole(weights: np.ndarray) -> np.ndarray:
+    """Weights as whole numbers from 1 on."""
+    return 1 + np.round(weights * (_RESOLUTION / max(weights.max(initial=0.0), 1e-9))).astype(np.int64)
