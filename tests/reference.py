@@ -43,7 +43,6 @@ class Result:
     sends: list[Send] = field(default_factory=list)
     device_order: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     link_order: dict[Any, list[Send]] = field(default_factory=lambda: defaultdict(list))
-    peak: dict[str, int] = field(default_factory=dict)
 
 
 def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
@@ -140,7 +139,6 @@ def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
                     push(send.ready, LINK, link)
 
     assert len(result.start) == len(names)
-    result.peak = _peak_memory(problem, device_of, size, edges, result)
     return result
 
 
@@ -148,14 +146,15 @@ def _outputs(graph: ComputationGraph, op: int) -> np.ndarray:
     return graph.output_bytes[graph.output_ptr[op] : graph.output_ptr[op + 1]]
 
 
-def _peak_memory(
-    problem: PlacementProblem,
-    device_of: dict[str, str],
-    size: dict[tuple[str, int], int],
-    edges: list[tuple[str, str, int]],
-    result: Result,
-) -> dict[str, int]:
+def reference_memory(problem: PlacementProblem, placement: np.ndarray, result: Result) -> dict[str, int]:
     """Most bytes on each device: lives (device, from, to, bytes) added up at each instant at which one begins."""
+    graph, devices = problem.graph, problem.cluster.device_names
+    names = graph.op_names
+    device_of = {name: devices[d] for name, d in zip(names, placement.tolist(), strict=True)}
+    size = {(n, o): int(b) for i, n in enumerate(names) for o, b in enumerate(_outputs(graph, i))}
+    edges = [
+        (names[s], names[d], int(o)) for s, d, o in zip(graph.edge_src, graph.edge_dst, graph.edge_output, strict=True)
+    ]
     lives: list[tuple[str, float, float, int]] = []
     for (op, output), count in size.items():
         end = result.finish[op]
