@@ -115,6 +115,14 @@ def simulate(problem: PlacementProblem, placement: np.ndarray, cutoff: float = m
     With a `cutoff` in microseconds, a makespan above it comes back as inf, earlier than it would otherwise; such a
     schedule has no sends, and its times mean nothing.
 
+    >>> from placeto.cluster import load_cluster
+    >>> from placeto.graph import ComputationGraph
+    >>> a = {"name": "a", "outputs": [76000], "time_us": {"*": 100.0}}
+    >>> b = {"name": "b", "inputs": [["a", 0]], "time_us": {"*": 50.0}}
+    >>> problem = PlacementProblem(ComputationGraph.from_ops("chain", [a, b]), load_cluster("2xk80"))
+    >>> simulate(problem, np.array([0, 1])).start_us.tolist()  # b waits 76000 / 7600 us for its input
+    [0.0, 110.0]
+
     Raises:
         PlacementError: not one device of the cluster per op; the message names the op and the valid devices.
     """
