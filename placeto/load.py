@@ -85,12 +85,19 @@ def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str,
 def _load_learned(path: str | Path) -> tuple[str, Placer]:
     from placeto.checkpoint import CheckpointError, load_checkpoint
     from placeto.policies import POLICIES
+    from placeto.policies.guided import guided_placer
+    from placeto.policies.placeto import PlacetoConfig
 
     checkpoint = load_checkpoint(path)
     name = str(checkpoint.get("placer"))
     if name not in POLICIES:
         raise CheckpointError(f"{path}: holds a placer {name!r}, but only {', '.join(POLICIES)} are known")
-    return name, POLICIES[name].from_checkpoint(checkpoint)
+    try:
+        policy = POLICIES[name](PlacetoConfig(**checkpoint["config"]["policy"]))
+        return name, guided_placer(checkpoint, policy)
+    except (KeyError, TypeError, RuntimeError) as problem:
+        reason = " ".join(str(problem).split())[:120]
+        raise CheckpointError(f"{path}: doesn't match this version of Placeto ({reason}); train again") from None
 
 
 @cache

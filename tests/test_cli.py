@@ -141,6 +141,48 @@ def test_evaluate_prints_and_writes_a_table(
     assert curve.stat().st_size > 1000
 
 
+def test_train_place_simulate_agree_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(3):
+        ops = [op | {"time_us": {"*": op["time_us"]["*"] * (i + 1)}} for op in OPS]
+        save_graph(ComputationGraph.from_ops(f"fork{i}", ops), tmp_path / f"fork{i}.json")
+    train, validation, test = (tmp_path / f"fork{i}.json" for i in range(3))
+    on, checkpoint, placement = ("--cluster", "2xv100"), tmp_path / "run", tmp_path / "p.json"
+    small = ("--iterations", "2", "--learning.graphs", "1", "--learning.replicas", "2", "--learning.moves", "3")
+    graphs = ("--graphs", train, "--validation-graphs", validation)
+    assert run("train", *on, *graphs, "--out", checkpoint, "--threads", "1", *small) == 0
+    captured = capsys.readouterr()
+    assert f"tensorboard --logdir {checkpoint}" in captured.out
+    assert "training: 100 %" in captured.err
+    again = fails(capsys, "train", *on, *graphs, "--out", checkpoint)
+    assert "holds a checkpoint already; add --resume" in again
+    assert run("place", test, *on, "--checkpoint", checkpoint, "-o", placement) == 0
+    assert "placer       placeto" in capsys.readouterr().out
+    assert run("simulate", test, *on, "--placement", placement) == 0
+    captured = capsys.readouterr()
+    assert f"makespan_us  {json.loads(placement.read_text())['makespan_us']!r}\n" in captured.out
+    assert captured.err == ""
+    assert "holds the placer 'placeto', not 'etf'" in fails(
+        capsys, "place", test, *on, "--checkpoint", checkpoint, "--placer", "etf"
+    )
+    options = ("--checkpoint", checkpoint, "--placers", "placeto@pass,mine=placeto", "--simulations", "30")
+    assert run("evaluate", "--graphs", test, *on, *options, "--processes", "1") == 0
+    assert "| mine " in capsys.readouterr().out
+
+
+def test_graphs_of_families(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list", "families") == 0
+    assert capsys.readouterr().out.startswith("cifar10 ")
+    assert run("place", "ptb:test:0", "--cluster", "2xv100", "--placer", "single") == 0
+    assert "1.0000 of the best single device" in capsys.readouterr().out
+    on = ("--cluster", "2xv100", "--placer", "single")
+    assert "has no split 'tests'; its splits: train, validation, test" in fails(capsys, "place", "ptb:tests:0", *on)
+    assert "index must be 0 to 31, not '32'" in fails(capsys, "place", "ptb:test:32", *on)
+    assert "index must be 0 to 31, not '-1'" in fails(capsys, "place", "ptb:test:-1", *on)
+    assert "known: cifar10, ptb, nmt" in fails(
+        capsys, "train", "--family", "cifar", "--out", "x", "--cluster", "2xv100"
+    )
+
+
 def cyclic() -> str:
     ops = [{"name": "a", "inputs": [["b", 0]], "outputs": [1]}, {"name": "b", "inputs": [["a", 0]], "outputs": [1]}]
     return json.dumps({"format": "placeto.graph/1", "name": "x", "ops": ops})

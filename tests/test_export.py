@@ -1,4 +1,5 @@
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ def test_rows_never_overlap() -> None:
                 rows.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
         for spans in rows.values():
             spans.sort()
-            assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+            assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
 def test_the_file_is_strict_json(tmp_path: Path) -> None:
