@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,11 +69,16 @@ class Evaluator:
         self.limit = simulations
         self.seconds_limit = seconds
         self.simulations = 0
+        self.last_fits = False  # whether the last placement that was scored is within memory
+        self._absorbed = 0.0  # seconds at the end of the last `absorb`
         self._batch = ProblemBatch((problem,), problem.arrays)
         self._begin = time.perf_counter()
         self._best: np.ndarray | None = None  # (N,)
         self._best_key = (True, math.inf)  # (exceeds memory, penalised makespan)
         self._best_makespan = math.inf
+        self._best_groups: np.ndarray | None = None  # (G,)
+        self._best_groups_score = math.inf
+        _, self._first_op = np.unique(groups.group, return_index=True)  # (G,) one op of each group
         self._history: list[tuple[int, float, float]] = []
 
     @property
@@ -117,6 +123,13 @@ class Evaluator:
         """Penalised makespan of the best placement so far, in microseconds; inf if there is none."""
         return self._best_key[1]
 
+    @property
+    def best_groups(self) -> tuple[np.ndarray, float]:
+        """(G,) best placement so far that keeps groups together, and its penalised makespan; else all 0, and inf."""
+        if self._best_groups is None:
+            return np.zeros(self.groups.num_groups, np.int64), math.inf
+        return self._best_groups, self._best_groups_score
+
     def score(self, group_placement: np.ndarray) -> float:
         """Penalised makespan of a placement (G,) of groups, in microseconds.
 
@@ -141,10 +154,29 @@ class Evaluator:
         """
         return self._score_rows(np.asarray(group_placements)[:, self.groups.group])
 
-    def absorb(self, placement: np.ndarray, makespan_us: float, overflow: float, simulations: int) -> None:
-        """Take over what a compiled search loop found: its best (N,) placement, after `simulations` more."""
+    def absorb(
+        self,
+        placement: np.ndarray,
+        makespan_us: float,
+        overflow: float,
+        simulations: int,
+        improvements: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        """Take over what a compiled search found in `simulations` more: its best placement (N,).
+
+        `improvements` are (simulation of these, makespan_us); their seconds are interpolated.
+        """
+        begin = max(self._absorbed, self._history[-1][1] if self._history else 0.0)
+        self._absorbed = now = self.seconds
+        before = len(self._history)
+        start = self.simulations
         self.simulations += simulations
         self._offer(placement, makespan_us, overflow)
+        if improvements and len(self._history) > before:
+            self._history[before:] = [
+                (start + count, begin + (now - begin) * count / simulations, makespan)
+                for count, makespan in improvements
+            ]
 
     def result(self) -> PlacementResult:
         """The best placement scored; where nothing was, the best single device.
@@ -173,11 +205,16 @@ class Evaluator:
         return scores
 
     def _offer(self, placement: np.ndarray, makespan_us: float, overflow: float) -> None:
+        self.last_fits = overflow == 0
         key = (overflow > 0, makespan_us * (1.0 + MEMORY_PENALTY * overflow))
         if self._best is None or key < self._best_key:
             self._best = np.array(placement, np.int64)
             self._best_key, self._best_makespan = key, makespan_us
             self._history.append((self.simulations, self.seconds, makespan_us))
+        if key[1] < self._best_groups_score:
+            per_group = np.asarray(placement)[self._first_op]
+            if np.array_equal(per_group[self.groups.group], placement):
+                self._best_groups, self._best_groups_score = per_group, key[1]
 
 
 def busy_us(problem: PlacementProblem) -> np.ndarray:

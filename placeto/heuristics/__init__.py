@@ -7,6 +7,7 @@ from collections.abc import Callable
 from placeto.heuristics.list_scheduling import etf, heft
 from placeto.heuristics.naive import fastest, random, roundrobin, single
 from placeto.heuristics.partition import expert, metis
+from placeto.heuristics.search import anneal, hillclimb
 from placeto.placer import PlacementResult
 
 HEURISTICS: dict[str, Callable[..., PlacementResult]] = {
@@ -18,5 +19,7 @@ HEURISTICS: dict[str, Callable[..., PlacementResult]] = {
     "metis": metis,
     "heft": heft,
     "etf": etf,
+    "hillclimb": hillclimb,
+    "anneal": anneal,
 }
 """Name -> placer; the first line of its docstring is what ``placeto list placers`` prints."""

@@ -11,7 +11,19 @@ import numpy as np
 
 from placeto.cost import PlacementProblem
 from placeto.grouping import Groups, group_ops
-from placeto.placer import Evaluator, busy_us
+from placeto.placer import Evaluator, PlacementResult, busy_us
+
+Rule = Callable[[Evaluator, int], None]
+"""Scores one or a few placements of the evaluator's problem; the second argument is a seed."""
+
+
+def run(
+    rule: Rule, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int
+) -> PlacementResult:
+    """Follow a rule within a budget."""
+    evaluator = Evaluator(problem, group_ops(problem), simulations, seconds)
+    rule(evaluator, seed)
+    return evaluator.result()
 
 
 def group_times(problem: PlacementProblem) -> np.ndarray:
@@ -29,12 +41,13 @@ def op_outputs(problem: PlacementProblem) -> np.ndarray:
     return np.diff(total[problem.graph.output_ptr])
 
 
-def within_memory(problem: PlacementProblem, evaluator: Evaluator, place: Callable[[np.ndarray], np.ndarray]) -> None:
+def within_memory(evaluator: Evaluator, place: Callable[[np.ndarray], np.ndarray]) -> None:
     """Score the placement (N,) that `place` makes; should it not fit, that of a more cautious estimate of memory.
 
     `place` is given what memory each op (N,) is taken to need for good: first its parameters alone (tensors come and
     go), then its outputs too, or as large a share of them as the cluster has room for.
     """
+    problem = evaluator.problem
     resident = problem.graph.param_bytes * float(problem.param_multiplier)
     outputs = op_outputs(problem)
     room = 0.9 * float(problem.cluster.memory.sum()) - resident.sum()
@@ -43,7 +56,7 @@ def within_memory(problem: PlacementProblem, evaluator: Evaluator, place: Callab
         if evaluator.exhausted:
             return
         evaluator.score_ops(place(demand))
-        if evaluator.best_fits:
+        if evaluator.last_fits:
             return
 
 

@@ -1,4 +1,4 @@
-"""List scheduling: ops are placed one by one, each where a running estimate of the schedule says it starts or ends first.
+"""List scheduling: ops are placed one by one, where an estimate of the schedule says they start or end first.
 
 Legend: N ops, G groups, D devices.
 """
@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit
 
 from placeto.cost import FlatProblems, PlacementProblem
-from placeto.grouping import group_ops, transfer_us
-from placeto.heuristics.common import within_memory
+from placeto.grouping import transfer_us
+from placeto.heuristics.common import run, within_memory
 from placeto.placer import Evaluator, PlacementResult
 
 
@@ -20,26 +20,31 @@ def heft(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
     """HEFT: by upward rank, each op where it ends first (Topcuoglu et al., 2002); the better of by op and by group."""
-    return _list_schedule(problem, simulations, seconds, earliest_start=False)
+    return run(try_heft, problem, simulations, seconds, seed)
 
 
 def etf(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
     """ETF: always the op that can start first, where it can (Hwang et al., 1989); the better of by op and by group."""
-    return _list_schedule(problem, simulations, seconds, earliest_start=True)
+    return run(try_etf, problem, simulations, seconds, seed)
 
 
-def _list_schedule(
-    problem: PlacementProblem, simulations: int | None, seconds: float | None, earliest_start: bool
-) -> PlacementResult:
-    groups = group_ops(problem)
-    evaluator = Evaluator(problem, groups, simulations, seconds)
+def try_heft(evaluator: Evaluator, seed: int) -> None:
+    """The rule behind `heft`."""
+    _list_schedule(evaluator, earliest_start=False)
+
+
+def try_etf(evaluator: Evaluator, seed: int) -> None:
+    """The rule behind `etf`."""
+    _list_schedule(evaluator, earliest_start=True)
+
+
+def _list_schedule(evaluator: Evaluator, earliest_start: bool) -> None:
+    problem = evaluator.problem
     rank = upward_rank(problem)
-    hard = _hard_groups(problem)
-    for follow in (groups.group, hard):
-        within_memory(problem, evaluator, partial(_place, problem, rank, follow, earliest_start))
-    return evaluator.result()
+    for follow in (evaluator.groups.group, _hard_groups(problem)):
+        within_memory(evaluator, partial(_place, problem, rank, follow, earliest_start))
 
 
 def _place(

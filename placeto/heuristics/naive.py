@@ -8,29 +8,48 @@ from __future__ import annotations
 import numpy as np
 
 from placeto.cost import PlacementProblem
-from placeto.grouping import group_ops
-from placeto.heuristics.common import group_sum, group_times
+from placeto.heuristics.common import group_sum, group_times, run
 from placeto.placer import Evaluator, PlacementResult, busy_us
 
 
 def single(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """All on one device: the one that is fastest, unless only another has the memory."""
-    evaluator = Evaluator(problem, group_ops(problem), simulations, seconds)
-    for device in np.argsort(busy_us(problem), kind="stable"):
-        evaluator.score_ops(np.full(problem.num_ops, device))
-        if evaluator.exhausted or evaluator.best_fits:
-            break
-    return evaluator.result()
+    """All on one device: the fastest, or else the fastest that has the memory."""
+    return run(try_single, problem, simulations, seconds, seed)
 
 
 def fastest(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """Each group on the device that computes it fastest; equal devices take turns by load."""
-    groups = group_ops(problem)
-    evaluator = Evaluator(problem, groups, simulations, seconds)
+    """Each group on the device that computes it fastest; equal devices share by load."""
+    return run(_try_fastest, problem, simulations, seconds, seed)
+
+
+def random(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """Each group on a device drawn at random; the best of as many draws as the budget allows, of one without."""
+    return run(_try_random, problem, simulations, seconds, seed)
+
+
+def roundrobin(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """Groups in topological order, dealt out to the devices in turn."""
+    return run(_try_roundrobin, problem, simulations, seconds, seed)
+
+
+def try_single(evaluator: Evaluator, seed: int) -> None:
+    """The rule behind `single`."""
+    for device in np.argsort(busy_us(evaluator.problem), kind="stable"):
+        evaluator.score_ops(np.full(evaluator.problem.num_ops, device))
+        if evaluator.exhausted or evaluator.best_fits:
+            break
+
+
+def _try_fastest(evaluator: Evaluator, seed: int) -> None:
+    problem, groups = evaluator.problem, evaluator.groups
     time = group_times(problem)
     memory = group_sum(groups, problem.graph.param_bytes * float(problem.param_multiplier))
     load, used = np.zeros(problem.num_devices), np.zeros(problem.num_devices)
@@ -42,29 +61,16 @@ def fastest(
         load[device] += time[group, device]
         used[device] += memory[group]
     evaluator.score(placement)
-    return evaluator.result()
 
 
-def random(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """Each group on a device drawn at random; the best of as many draws as the budget allows, one without."""
-    groups = group_ops(problem)
-    evaluator = Evaluator(problem, groups, simulations, seconds)
+def _try_random(evaluator: Evaluator, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    unlimited = simulations is None and seconds is None
+    unlimited = evaluator.limit is None and evaluator.seconds_limit is None
     while not evaluator.exhausted:
-        evaluator.score(rng.integers(problem.num_devices, size=groups.num_groups))
+        evaluator.score(rng.integers(evaluator.problem.num_devices, size=evaluator.groups.num_groups))
         if unlimited:
             break
-    return evaluator.result()
 
 
-def roundrobin(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """Groups in topological order, dealt out to the devices in turn."""
-    groups = group_ops(problem)
-    evaluator = Evaluator(problem, groups, simulations, seconds)
-    evaluator.score(np.arange(groups.num_groups) % problem.num_devices)
-    return evaluator.result()
+def _try_roundrobin(evaluator: Evaluator, seed: int) -> None:
+    evaluator.score(np.arange(evaluator.groups.num_groups) % evaluator.problem.num_devices)

@@ -12,7 +12,7 @@ import pymetis
 
 from placeto.cost import PlacementProblem
 from placeto.grouping import group_ops, transfer_us
-from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, within_memory
+from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, run, within_memory
 from placeto.placer import Evaluator, PlacementResult
 
 METIS_UFACTORS = (30, 200)  # imbalance of the parts allowed, in thousandths
@@ -24,40 +24,45 @@ def expert(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
     """Contiguous layers of equal time: the better of a cut by module and one by topological position."""
-    groups = group_ops(problem)
-    evaluator = Evaluator(problem, groups, simulations, seconds)
-    first: dict[str, int] = {}
-    by_module = np.argsort([first.setdefault(module, i) for i, module in enumerate(groups.modules)], kind="stable")
-    orders = [by_module, np.arange(groups.num_groups)]
-    if not any(groups.modules) or np.array_equal(*orders):
-        orders.pop()
-    work = group_times(problem).mean(axis=1)
-
-    def place(order: np.ndarray, demand: np.ndarray) -> np.ndarray:
-        return cut_in_order(order, work, group_sum(groups, demand), problem)[groups.group]
-
-    for order in orders:
-        within_memory(problem, evaluator, partial(place, order))
-    return evaluator.result()
+    return run(try_expert, problem, simulations, seconds, seed)
 
 
 def metis(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
     """METIS: balanced parts with the least transfer between them (Karypis and Kumar, 1998); the best of a few tries."""
-    groups = group_ops(problem)
-    evaluator = Evaluator(problem, groups, simulations, seconds)
+    return run(try_metis, problem, simulations, seconds, seed)
+
+
+def try_expert(evaluator: Evaluator, seed: int) -> None:
+    """The rule behind `expert`."""
+    problem, groups = evaluator.problem, evaluator.groups
+    first: dict[str, int] = {}
+    by_module = np.argsort([first.setdefault(module, i) for i, module in enumerate(groups.modules)], kind="stable")
+    by_position = np.arange(groups.num_groups)
+    work = group_times(problem).mean(axis=1)
+
+    def place(order: np.ndarray, demand: np.ndarray) -> np.ndarray:
+        return cut_in_order(order, work, group_sum(groups, demand), problem)[groups.group]
+
+    within_memory(evaluator, partial(place, by_module))
+    if any(groups.modules) and not np.array_equal(by_module, by_position):
+        within_memory(evaluator, partial(place, by_position))
+
+
+def try_metis(evaluator: Evaluator, seed: int) -> None:
+    """The rule behind `metis`."""
+    problem, groups = evaluator.problem, evaluator.groups
     work = group_times(problem).mean(axis=1)
     pairs, transfer = group_transfers(problem)
+
+    def place(options: pymetis.Options, demand: np.ndarray) -> np.ndarray:
+        return _partition(problem, work, group_sum(groups, demand), pairs, transfer, options)[groups.group]
+
     for ufactor in METIS_UFACTORS:
         for repeat in range(METIS_SEEDS):
             options = pymetis.Options(ufactor=ufactor, seed=seed * METIS_SEEDS + repeat)
-
-            def place(demand: np.ndarray, options: pymetis.Options = options) -> np.ndarray:
-                return _partition(problem, work, group_sum(groups, demand), pairs, transfer, options)[groups.group]
-
-            within_memory(problem, evaluator, place)
-    return evaluator.result()
+            within_memory(evaluator, partial(place, options))
 
 
 def group_transfers(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
