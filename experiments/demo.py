@@ -100,7 +100,7 @@ def _verdict(rows: list[Row]) -> str:
         return ""
     ours, theirs = sum(learned) / len(learned), sum(best.values()) / len(best)
     gain = 100.0 * (1.0 - ours / theirs)
-    better = f"{gain:.1f} % {'faster' if gain >= 0 else 'slower'}"
+    better = f"{abs(gain):.1f} % {'faster' if gain >= 0 else 'slower'}"
     return (
         f"On the mean over {len(learned)} unseen graphs, placeto's one pass makes placements {better} than the best,\n"
         + (f"per graph, of {', '.join(sorted(cheap))}: {ours:.3f} against {theirs:.3f} of one device.\n")

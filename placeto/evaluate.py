@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -282,6 +283,8 @@ def _start_worker(worker: _Worker) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then saves
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = "1"  # read by torch when a learned placer imports it
+    if "torch" in sys.modules:  # unless the main module, which this process imports first, has done so already
+        sys.modules["torch"].set_num_threads(1)
     import numba
 
     numba.set_num_threads(1)
