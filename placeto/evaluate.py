@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,7 +288,9 @@ def _start_worker(worker: _Worker) -> None:
     import numba
 
     numba.set_num_threads(1)
-    _worker = worker
+    # Pickling made the arrays writable, which for numba is another type: kernels would be compiled once more.
+    graphs = {name: replace(graph) for name, graph in worker.graphs.items()}
+    _worker = _Worker(graphs, replace(worker.cluster), worker.history)
 
 
 def _run_in_worker(job: Job) -> Row:
