@@ -58,12 +58,12 @@ def capture_training(
     >>> with torch.device("meta"):
     ...     model, x = nn.Linear(8, 4), torch.empty(2, 8)
     >>> graph = capture_training(model, [x], lambda y: y.sum(), name="linear")
-    >>> [op for op in graph.op_types if "mm" in op], graph.flops.sum()
+    >>> [op for op in graph.op_types if "mm" in op], float(graph.flops.sum())
     (['aten.addmm', 'aten.mm'], 256.0)
     """
 
-    def step(params: dict[str, Tensor], buffers: dict[str, Tensor], arguments: Any, extra: Any) -> list[Tensor]:
-        output = torch.func.functional_call(module, {**params, **buffers}, tuple(arguments))
+    def step(arguments: Any, extra: Any) -> list[Tensor]:
+        output = module(*arguments)
         if loss is None:
             value = output
         else:
@@ -74,7 +74,7 @@ def capture_training(
         if not value.requires_grad:
             raise CaptureError(f"{name}: the loss doesn't depend on any trainable parameter")
         _tag_backward(value)
-        trainable = [p for p in params.values() if p.requires_grad]
+        trainable = [p for p in module.parameters() if p.requires_grad]
         with traceback.annotate({"backward": True}):
             gradients = torch.autograd.grad(value.reshape(()), trainable, allow_unused=True)
         return [value, *(g for g in gradients if g is not None)]
@@ -90,8 +90,8 @@ def capture_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | N
         CaptureError: the module can't be traced, or returns no tensor.
     """
 
-    def forward(params: dict[str, Tensor], buffers: dict[str, Tensor], arguments: Any, extra: Any) -> list[Tensor]:
-        output = torch.func.functional_call(module, {**params, **buffers}, tuple(arguments))
+    def forward(arguments: Any, extra: Any) -> list[Tensor]:
+        output = module(*arguments)
         tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
         if not tensors:
             raise CaptureError(f"{name}: the module returns no tensor but {_describe(output)}")
@@ -108,6 +108,18 @@ def capture_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | N
             submodule.training = training
 
 
+class _Step(nn.Module):
+    """A function of a module, as a module: its parameters can be swapped for fakes until the function returns."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., list[Tensor]]) -> None:
+        super().__init__()
+        self.module = module
+        self.function = function
+
+    def forward(self, arguments: Any, extra: Any) -> list[Tensor]:
+        return self.function(arguments, extra)
+
+
 def _capture(
     module: nn.Module, inputs: Any, targets: Any, function: Callable[..., list[Tensor]], name: str, mode: str
 ) -> ComputationGraph:
@@ -119,8 +131,13 @@ def _capture(
     with ExitStack() as stack:
         stack.enter_context(_without_onednn())
         stack.enter_context(fake_mode)
-        params = {key: _fake(p).requires_grad_(p.requires_grad) for key, p in module.named_parameters()}
-        buffers = {key: _fake(b) for key, b in module.named_buffers()}
+        whole = _Step(module, function)
+        params = {key: _fake(p).requires_grad_(p.requires_grad) for key, p in whole.named_parameters()}
+        buffers = {key: _fake(b) for key, b in whole.named_buffers()}
+
+        def run(params: dict[str, Tensor], buffers: dict[str, Tensor], arguments: Any, extra: Any) -> Any:
+            return torch.func.functional_call(whole, {**params, **buffers}, (arguments, extra))
+
         arguments = (params, buffers, *(tree_map(_fake, list(values)) for values in (inputs, targets)))
         if mode == "training" and not any(p.requires_grad for p in params.values()):
             raise CaptureError(f"{name}: the module has no trainable parameter")
@@ -128,7 +145,7 @@ def _capture(
         stack.enter_context(_module_labels(module))
         try:
             with torch.enable_grad():
-                traced = make_fx(function)(*arguments)
+                traced = make_fx(run)(*arguments)
             _write_labels(traced)
             leaves = tree_flatten(arguments)[0]
             if any(_mutates(node) for node in traced.graph.nodes):
@@ -142,7 +159,7 @@ def _capture(
             reason = next(iter(str(error).strip().splitlines()), "no message")
             raise CaptureError(f"{name}: tracing failed: {type(error).__name__}: {reason}") from error
     try:
-        return computation_graph(traced, list(params), list(buffers), name, mode)
+        return computation_graph(traced, [key.removeprefix("module.") for key in params], len(buffers), name, mode)
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
 
@@ -163,7 +180,7 @@ def _fake(value: Any) -> Any:
 @contextmanager
 def _without_onednn() -> Iterator[None]:
     """With oneDNN, `nn.LSTM` on the cpu is a single op."""
-    enabled = torch.backends.mkldnn.enabled  # type: ignore[attr-defined]
+    enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
         yield

@@ -101,7 +101,7 @@ class _Builder:
 
 
 def computation_graph(
-    traced: GraphModule, parameters: Sequence[str], buffers: Sequence[str], name: str, mode: str
+    traced: GraphModule, parameters: Sequence[str], num_buffers: int, name: str, mode: str
 ) -> ComputationGraph:
     """The ops that the outputs of a traced graph depend on.
 
@@ -109,7 +109,7 @@ def computation_graph(
         traced: functional; the first placeholders are the parameters, then the buffers; every node has
             ``meta["val"]`` (fake tensors) and ``meta["custom"]["label"]``.
         parameters: paths.
-        buffers: paths.
+        num_buffers: how many.
 
     Raises:
         GraphError: no op is left.
@@ -119,7 +119,7 @@ def computation_graph(
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
         builder.values[node] = _Parameter(path, _bytes(node.meta["val"]))
-    for node in placeholders[len(parameters) : len(parameters) + len(buffers)]:
+    for node in placeholders[len(parameters) : len(parameters) + num_buffers]:
         builder.values[node] = _Buffer(_bytes(node.meta["val"]))
     for node in traced.graph.nodes:
         if node.op == "call_function" and node in needed:
@@ -145,10 +145,10 @@ def _needed(traced: GraphModule) -> set[Node]:
 
 def _visit(builder: _Builder, node: Node) -> Any:
     """The value of a node: add the op that makes it, or pass an input through."""
-    if node.target is operator.getitem:
-        value = builder.values.get(node.args[0])  # type: ignore[arg-type]
-        return value[node.args[1]] if isinstance(value, tuple) else value
     sources = node.all_input_nodes
+    if node.target is operator.getitem:
+        value, index = builder.values.get(sources[0]), node.args[1]
+        return value[index] if isinstance(value, tuple) and isinstance(index, int) else value
     packet = getattr(node.target, "overloadpacket", node.target)
     outputs = tree_flatten(node.meta["val"])[0]
     if not sources or packet in _CONSTANT_LIKE or not any(isinstance(o, Tensor) for o in outputs):
@@ -242,7 +242,7 @@ def _flops(node: Node) -> int:
 
     args = torch.fx.node.map_aggregate(node.args, value)
     kwargs = torch.fx.node.map_aggregate(node.kwargs, value)
-    return int(formula(*args, **kwargs, out_val=node.meta["val"]))  # type: ignore[misc, arg-type]
+    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
 
 
 def _convolution_backward(
