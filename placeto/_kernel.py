@@ -384,3 +384,30 @@ def peak_memory(
         if begin[live] < end[live]:
             used[where[live]] += size[live]
             peak[where[live]] = max(peak[where[live]], used[where[live]])
+
+
+@njit(cache=True, nogil=True)
+def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int) -> float:
+    """Sum over devices of max(0, peak - memory) / memory; the timeline is only worked out where the bound is over."""
+    memory = flat.memory[flat.device_offset[p] : flat.device_offset[p + 1]]
+    peak = np.zeros(len(memory), np.int64)
+    memory_bound(flat, p, placement, record, num_sends, peak)
+    fits = True
+    for d in range(len(memory)):
+        fits = fits and peak[d] <= memory[d]
+    overflow = 0.0
+    if not fits:
+        peak_memory(flat, p, placement, record, num_sends, peak)
+        for d in range(len(memory)):
+            overflow += max(0, peak[d] - memory[d]) / memory[d]
+    return overflow
+
+
+@njit(cache=True, nogil=True)
+def score(flat: FlatProblems, p: int, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
+    """Makespan and memory overflow of one placement; both inf above `cutoff`."""
+    record = new_record(flat, p)
+    makespan, num_sends = run(flat, p, placement, record, cutoff)
+    if makespan == np.inf:
+        return np.inf, np.inf
+    return makespan, memory_overflow(flat, p, placement, record, num_sends)

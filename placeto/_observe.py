@@ -59,38 +59,38 @@ PAIR_INDEX = {name: i for i, name in enumerate(PAIR_FEATURES)}
 
 @njit(cache=True, error_model="numpy")
 def observe_one(
-    place,
-    op_time,
-    group,
-    group_ptr,
-    group_ops,
-    in_ptr,
-    in_src,
-    in_bytes,
-    in_arc,
-    out_ptr,
-    out_dst,
-    out_bytes,
-    out_same,
-    arc_src,
-    arc_dst,
-    arc_bytes,
-    arc_pair,
-    group_params,
-    overhead,
-    latency,
-    bandwidth,
-    memory,
-    scalars,  # single_us, lower_bound_us
-    start,
-    finish,
-    slack,
-    makespan,
-    order,  # ops by start event
-    node,  # out: (G, Fn) float32
-    pair,  # out: (G, Dmax, Fp) float32
-    edge,  # out: (P, Fe) float32
-):
+    place: np.ndarray,
+    op_time: np.ndarray,
+    group: np.ndarray,
+    group_ptr: np.ndarray,
+    group_ops: np.ndarray,
+    in_ptr: np.ndarray,
+    in_src: np.ndarray,
+    in_bytes: np.ndarray,
+    in_arc: np.ndarray,
+    out_ptr: np.ndarray,
+    out_dst: np.ndarray,
+    out_bytes: np.ndarray,
+    out_same: np.ndarray,
+    arc_src: np.ndarray,
+    arc_dst: np.ndarray,
+    arc_bytes: np.ndarray,
+    arc_pair: np.ndarray,
+    group_params: np.ndarray,
+    overhead: np.ndarray,
+    latency: np.ndarray,
+    bandwidth: np.ndarray,
+    memory: np.ndarray,
+    scalars: np.ndarray,  # single_us, lower_bound_us
+    start: np.ndarray,
+    finish: np.ndarray,
+    slack: np.ndarray,
+    makespan: float,
+    order: np.ndarray,  # ops by start event
+    node: np.ndarray,  # out: (G, Fn) float32
+    pair: np.ndarray,  # out: (G, Dmax, Fp) float32
+    edge: np.ndarray,  # out: (P, Fe) float32
+) -> None:
     """Fill the feature columns of one placement; visited, steps_left and is_current are left to the caller."""
     num_ops = op_time.shape[0]
     devices = op_time.shape[1]

@@ -27,6 +27,8 @@ class LearningConfig:
     """Episodes of each graph of an iteration, from one start; their mean return is the reward baseline."""
     moves: int = 40
     """Moves of an episode in training."""
+    temperature: float = 0.3
+    """Temperature at which episodes are sampled while training; the paper's is 1."""
     algorithm: Literal["ppo", "reinforce"] = "ppo"
     """Proximal policy optimisation, or the paper's REINFORCE."""
     baseline: Literal["replicas", "steps"] = "replicas"
@@ -50,7 +52,14 @@ class LearningConfig:
 
 
 PAPER_LEARNING = LearningConfig(
-    warmup=0.0, algorithm="reinforce", baseline="steps", reward="improvement", discount=1.0, epochs=1, lr=1e-3
+    warmup=0.0,
+    temperature=1.0,
+    algorithm="reinforce",
+    baseline="steps",
+    reward="improvement",
+    discount=1.0,
+    epochs=1,
+    lr=1e-3,
 )
 """The recipe of the Placeto paper: REINFORCE, improvement reward, baseline by step; use with its features and order."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from placeto.features import InstanceBatch, observe, penalised
+from placeto.features import NODE_INDEX, InstanceBatch, observe, penalised
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,9 @@ def _observe(
     if fixed:
         sweep = torch.from_numpy(steps % batch.num_groups[index])
         here = data.traversal == sweep[data.batch]
-        data.x[:, batch.current_column] = here.to(data.x.dtype)
+        data.x[:, NODE_INDEX["is_current"]] = here.to(data.x.dtype)
         legal = data.exists & here[:, None]
     elif not config.stay:
         legal = legal & ~torch.nn.functional.one_hot(data.current, legal.shape[1]).bool()
     data.legal = legal
     return data, penalised(makespan_us, overflow) / batch.single_us[index]
-

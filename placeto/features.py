@@ -15,6 +15,7 @@ import torch
 from numba import njit, prange
 from torch_geometric.data import Data
 
+from placeto import _kernel
 from placeto._observe import (
     EDGE_FEATURES,
     NODE_FEATURES,
@@ -23,10 +24,8 @@ from placeto._observe import (
     PAIR_INDEX,
     observe_one,
 )
-from placeto import _kernel
-from placeto.cost import PlacementProblem, ProblemBatch
+from placeto.cost import FlatProblems, PlacementProblem, ProblemBatch
 from placeto.grouping import Groups, group_ops
-from placeto.simulator import _score as score
 
 __all__ = [
     "EDGE_FEATURES",
@@ -298,7 +297,17 @@ def score_moves(
 
 
 @njit(cache=True, parallel=True)
-def _score_moves(flat, group_of, offset, index, placement, group, device, makespan, overflow):
+def _score_moves(
+    flat: FlatProblems,
+    group_of: np.ndarray,
+    offset: np.ndarray,
+    index: np.ndarray,
+    placement: np.ndarray,
+    group: np.ndarray,
+    device: np.ndarray,
+    makespan: np.ndarray,
+    overflow: np.ndarray,
+) -> None:
     episodes, moves = group.shape
     for k in prange(episodes * moves):
         b, m = k // moves, k % moves
@@ -307,30 +316,26 @@ def _score_moves(flat, group_of, offset, index, placement, group, device, makesp
         ops = np.empty(len(of), np.int64)
         for i in range(len(of)):
             ops[i] = device[b, m] if of[i] == group[b, m] else placement[b, of[i]]
-        makespan[b, m], overflow[b, m] = score(flat, p, ops, np.inf)
-
-
-@njit(cache=True, nogil=True)
-def memory_overflow(flat, p, ops, record, num_sends):
-    """Sum over devices of max(0, peak - memory) / memory."""
-    memory = flat.memory[flat.device_offset[p] : flat.device_offset[p + 1]]
-    peak = np.zeros(len(memory), np.int64)
-    _kernel.memory_bound(flat, p, ops, record, num_sends, peak)
-    fits = True
-    for d in range(len(memory)):
-        fits = fits and peak[d] <= memory[d]
-    overflow = 0.0
-    if not fits:
-        _kernel.peak_memory(flat, p, ops, record, num_sends, peak)
-        for d in range(len(memory)):
-            overflow += max(0, peak[d] - memory[d]) / memory[d]
-    return overflow
+        makespan[b, m], overflow[b, m] = _kernel.score(flat, p, ops, np.inf)
 
 
 @njit(cache=True, parallel=True)
 def _observe_batch(
-    flat, ints, floats, int_offset, float_offset, index, placement, first, arc_first, node, pair, edge, makespan, overflow
-):
+    flat: FlatProblems,
+    ints: tuple[np.ndarray, ...],
+    floats: tuple[np.ndarray, ...],
+    int_offset: np.ndarray,
+    float_offset: np.ndarray,
+    index: np.ndarray,
+    placement: np.ndarray,
+    first: np.ndarray,
+    arc_first: np.ndarray,
+    node: np.ndarray,
+    pair: np.ndarray,
+    edge: np.ndarray,
+    makespan: np.ndarray,
+    overflow: np.ndarray,
+) -> None:
     for b in prange(len(index)):
         p = index[b]
         i0, i1, f0, f1 = int_offset[p], int_offset[p + 1], float_offset[p], float_offset[p + 1]
@@ -343,7 +348,7 @@ def _observe_batch(
         record = _kernel.new_record(flat, p)
         span, num_sends = _kernel.run(flat, p, ops, record, np.inf)
         makespan[b] = span
-        overflow[b] = memory_overflow(flat, p, ops, record, num_sends)
+        overflow[b] = _kernel.memory_overflow(flat, p, ops, record, num_sends)
         op_slack, send_slack = np.empty(num_ops), np.empty(num_sends)
         _kernel.slack(flat, p, ops, record, num_sends, span, op_slack, send_slack)
         order = np.empty(num_ops, np.int64)

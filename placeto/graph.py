@@ -235,16 +235,14 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
     index: dict[str, int] = {}
     for position, record in enumerate(ops):
         if not isinstance(record, Mapping) or not isinstance(record.get("name"), str):
-            raise GraphError(f"op number {position}: must be an object with a string \"name\"")
+            raise GraphError(f'op number {position}: must be an object with a string "name"')
         if record["name"] in index:
             raise GraphError(f"op {record['name']!r}: duplicate name")
         unknown = set(record) - _OP_FIELDS
         if unknown:
             raise GraphError(f"op {record['name']!r}: unknown field {min(unknown)!r}")
         index[record["name"]] = position
-    outputs = [
-        [_size(value, "output size", record["name"]) for value in _list(record, "outputs")] for record in ops
-    ]
+    outputs = [[_size(value, "output size", record["name"]) for value in _list(record, "outputs")] for record in ops]
     src, dst, out = [], [], []
     for position, record in enumerate(ops):
         for item in _list(record, "inputs"):
@@ -373,7 +371,7 @@ def _validate(graph: ComputationGraph) -> None:
             raise GraphError(f"edge {src} -> {dst}: dangling, the graph has ops 0..{num_ops - 1}")
         count = graph.output_ptr[src + 1] - graph.output_ptr[src]
         if not 0 <= output < count:
-            raise GraphError(f"op {names[dst]!r}: input {names[src]!r} has {count} outputs, there is no output {output}")
+            raise GraphError(f"op {names[dst]!r}: input {names[src]!r} has {count} outputs, no output {output}")
     if np.any(np.diff(graph.edge_dst) < 0):
         raise GraphError("edges must be grouped by consumer, in op order")
     order = graph.topological_order

@@ -97,12 +97,11 @@ def policy_update(
     for order in orders:
         optimizer.zero_grad()
         for t in order:
-            distribution = PairDistribution.from_logits(policy(episodes.data[t])[0], episodes.data[t])
+            data = episodes.data[t]
+            distribution = PairDistribution.from_logits(policy(data)[0], data, config.temperature)
             log_prob, entropy = distribution.log_prob(episodes.action[t]), distribution.entropy()
             if config.algorithm == "ppo":
-                loss = ppo_loss(
-                    log_prob, episodes.log_prob[t], advantage[t], entropy, config.clip, config.entropy
-                )
+                loss = ppo_loss(log_prob, episodes.log_prob[t], advantage[t], entropy, config.clip, config.entropy)
                 norm = _step(policy, optimizer, loss, config.max_grad_norm)
                 total[1] += float(norm)
                 updates += 1

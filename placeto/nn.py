@@ -5,6 +5,8 @@ Legend: V nodes of all graphs of a batch together, M arcs, B graphs, D devices, 
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
@@ -14,7 +16,7 @@ from torch_geometric.utils import to_dense_batch
 def mlp(sizes: list[int], *, last_activation: bool = False) -> nn.Sequential:
     """Linear layers of the given sizes with ReLU between them (and after the last, if asked)."""
     layers: list[nn.Module] = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*(layers if last_activation else layers[:-1]))
 

@@ -125,7 +125,12 @@ def _label(
 
 
 def greedy_pass(
-    policy: nn.Module, batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray, sweeps: int = 1
+    policy: nn.Module,
+    batch: InstanceBatch,
+    config: EnvConfig,
+    index: np.ndarray,
+    placement: np.ndarray,
+    sweeps: int = 1,
 ) -> EnvState:
     """Most likely moves for as many steps as the largest graph has nodes, times `sweeps`; no gradient."""
     state = reset(batch, config, index, placement)

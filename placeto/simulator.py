@@ -216,27 +216,6 @@ def _first_invalid(flat: FlatProblems, index: np.ndarray, placements: np.ndarray
     return -1
 
 
-@njit(cache=True, nogil=True)
-def _score(flat: FlatProblems, p: int, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
-    """Makespan and memory overflow of one placement."""
-    record = _kernel.new_record(flat, p)
-    makespan, num_sends = _kernel.run(flat, p, placement, record, cutoff)
-    if makespan == np.inf:
-        return np.inf, np.inf
-    memory = flat.memory[flat.device_offset[p] : flat.device_offset[p + 1]]
-    peak = np.zeros(len(memory), np.int64)
-    _kernel.memory_bound(flat, p, placement, record, num_sends, peak)
-    fits = True
-    for d in range(len(memory)):
-        fits = fits and peak[d] <= memory[d]
-    overflow = 0.0
-    if not fits:
-        _kernel.peak_memory(flat, p, placement, record, num_sends, peak)
-        for d in range(len(memory)):
-            overflow += max(0, peak[d] - memory[d]) / memory[d]
-    return makespan, overflow
-
-
 @njit(cache=True, parallel=True)
 def _run_batch(
     flat: FlatProblems,
@@ -247,4 +226,4 @@ def _run_batch(
     overflows: np.ndarray,
 ) -> None:
     for b in prange(len(index)):
-        makespans[b], overflows[b] = _score(flat, index[b], placements[b], cutoff)
+        makespans[b], overflows[b] = _kernel.score(flat, index[b], placements[b], cutoff)

@@ -151,7 +151,15 @@ def _iterate(config: TrainConfig, state: TrainState, family: Family, done: float
     watch.lap("simulation")
     labels = learning.labels if warming_up else 0
     episodes = rollout(
-        state.policy, family.batch, config.env, begin, learning.moves, state.torch_random, labels=labels, watch=watch
+        state.policy,
+        family.batch,
+        config.env,
+        begin,
+        learning.moves,
+        state.torch_random,
+        temperature=learning.temperature,
+        labels=labels,
+        watch=watch,
     )
     _keep_elite(state, episodes)
     state.simulations += episodes.simulations
@@ -180,9 +188,7 @@ def _iterate(config: TrainConfig, state: TrainState, family: Family, done: float
     }
 
 
-def _choose_starts(
-    config: TrainConfig, state: TrainState, family: Family, same: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _choose_starts(config: TrainConfig, state: TrainState, family: Family, same: bool) -> tuple[np.ndarray, np.ndarray]:
     """Graphs of an iteration and where their episodes start: instance (B,) and placements (B, G).
 
     Half of the starts are the best cheap heuristic's, the rest other heuristics' and the best met so far, both with
@@ -191,7 +197,7 @@ def _choose_starts(
     random, learning = state.random, config.learning
     count = min(learning.graphs, len(family.names))
     chosen = random.choice(len(family.names), count, replace=False)
-    rows = []
+    rows: list[np.ndarray] = []
     for instance in chosen:
         starts = family.starts[instance]
         for replica in range(learning.replicas):

@@ -1,13 +1,15 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
-from tests.toys import fork_of_chains, random_graph, toy_cluster
 
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig, reset, step
 from placeto.features import NODE_INDEX, InstanceBatch, make_instance
 from placeto.grouping import expand
 from placeto.simulator import simulate
+from tests.toys import fork_of_chains, random_graph, toy_cluster
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +36,9 @@ def random_episode(batch, config, moves, seed=0):
 def test_one_sweep_moves_every_group_once_and_never_stays(batch):
     groups = int(batch.num_groups[0])
     states = random_episode(batch, EnvConfig(), groups)
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in itertools.pairwise(states):
         assert ((before.placement != after.placement).sum(1) == 1).all()
-    moved = np.array([before.placement[0] != after.placement[0] for before, after in zip(states, states[1:], strict=False)])
+    moved = np.array([before.placement[0] != after.placement[0] for before, after in itertools.pairwise(states)])
     assert (moved.sum(0)[:groups] == 1).all()
     assert not states[-1].visited[0].any()  # the next sweep begins
     assert states[-2].visited[0].sum() == groups - 1
@@ -47,7 +49,9 @@ def test_makespan_and_best_follow_the_simulator(batch):
     for b in (0, 1):
         instance = batch.instances[b]
         groups, single = instance.groups, instance.problem.single_device_us
-        spans = [simulate(instance.problem, expand(groups, s.placement[b, : groups.num_groups])).makespan_us for s in states]
+        spans = [
+            simulate(instance.problem, expand(groups, s.placement[b, : groups.num_groups])).makespan_us for s in states
+        ]
         np.testing.assert_allclose([s.makespan[b] for s in states], np.array(spans) / single, rtol=1e-12)
         assert states[-1].best[b] == pytest.approx(min(spans) / single)
         best = simulate(instance.problem, expand(groups, states[-1].best_placement[b, : groups.num_groups])).makespan_us

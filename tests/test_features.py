@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 from placeto.cost import PlacementProblem
 from placeto.features import (
@@ -17,6 +16,7 @@ from placeto.features import (
 )
 from placeto.grouping import expand
 from placeto.simulator import simulate
+from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 
 def batch_of(problems):
@@ -101,7 +101,7 @@ def test_cut_arcs_are_marked():
 
 
 def test_estimates_are_exact_on_independent_chains():
-    """Moving the last op of the longer queue to an idle device: no lateness, and the gain is what the simulator says."""
+    """An op moved to an idle device: no lateness, no wait, and the gain is what the simulator says."""
     problem = fork_of_chains(2, 1)
     batch = batch_of([problem])
     placement = np.zeros((1, 2), np.int64)
@@ -143,7 +143,7 @@ def test_memory_over_the_limit_is_penalised():
 def test_reach_is_the_transitive_closure_of_forward_arcs(observed):
     import networkx as nx
 
-    batch, _, _, (data, _, _) = observed
+    data = observed[3][0]
     reach = reach_matrix(data)
     for b, instance in enumerate(data.instances):
         graph = nx.DiGraph()

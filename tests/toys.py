@@ -33,8 +33,8 @@ def fork_of_chains(chains: int, length: int, devices: int = 2) -> PlacementProbl
 def two_cliques(size: int = 6) -> PlacementProblem:
     """Two densely joined blocks with one cheap edge between them.
 
-    Inside of a block every op feeds all later ones with 1000 bytes, so a cut there costs 1000 us; the blocks are joined by
-    one byte. Block b starts once block a's first op is done: the optimum puts each on a device of its own and takes
+    Inside of a block every op feeds all later ones with 1000 bytes, so a cut there costs 1000 us; one byte joins the
+    blocks. Block b starts once block a's first op is done: the optimum puts each on a device of its own and takes
     (size + 1) * 10 + 1 us.
     """
     ops = []
@@ -46,9 +46,7 @@ def two_cliques(size: int = 6) -> PlacementProblem:
                 outputs = [1000, 1]
             if (block, i) == ("b", 0):
                 inputs = [["a0", 1]]
-            ops.append(
-                {"name": f"{block}{i}", "type": "op", "flops": 10.0, "outputs": outputs, "inputs": inputs}
-            )
+            ops.append({"name": f"{block}{i}", "type": "op", "flops": 10.0, "outputs": outputs, "inputs": inputs})
     return PlacementProblem(ComputationGraph.from_ops("cliques", ops), toy_cluster(2))
 
 

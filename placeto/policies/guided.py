@@ -47,7 +47,9 @@ def cheap_starts(instance: Instance, simulations: int | None = None, seed: int =
     """
     problem, group = instance.problem, instance.groups.group
     groups, devices = instance.groups.num_groups, problem.num_devices
-    rows, results, used = [], [], 0
+    rows: list[np.ndarray] = []
+    results: list[PlacementResult] = []
+    used = 0
     weight = problem.op_time.mean(1) + 1e-9
     for name in CHEAP:
         left = None if simulations is None else simulations - used - len(rows) - 1

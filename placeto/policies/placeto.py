@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from placeto.features import EDGE_FEATURES, FEATURE_SETS, NODE_INDEX, PAIR_INDEX
+from placeto.features import EDGE_FEATURES, FEATURE_SETS, NODE_INDEX, PAIR_INDEX, reach_matrix
 from placeto.nn import NeighbourhoodPooling, TwoWayMessagePassing, device_pool, mlp
 
 
@@ -84,12 +84,16 @@ class PlacetoPolicy(nn.Module):
             h = self.encoder(torch.cat([node, pair[rows, data.current]], -1))
         h = self.message_passing(h, data.edge_index, data.edge_attr[:, self.edge_columns])
         if self.neighbourhoods is not None:
-            h = h + self.neighbourhoods(h, data.reach, data.batch)
+            h = h + self.neighbourhoods(h, reach_matrix(data), data.batch)
         h = self.norm(h)
         count = torch.bincount(data.batch, minlength=data.num_graphs).clamp(min=1).to(h.dtype)
         graph = device_pool(h, h.new_ones(len(h)), data.batch, data.num_graphs) / count[:, None]
         if config.head == "fixed":
-            out = self.fixed(torch.cat([h, graph.index_select(0, data.batch)], -1)).view(len(h), 2, -1)[:, :, :devices].transpose(1, 2)
+            out = (
+                self.fixed(torch.cat([h, graph.index_select(0, data.batch)], -1))
+                .view(len(h), 2, -1)[:, :, :devices]
+                .transpose(1, 2)
+            )
         else:
             whole = self.from_node(h) + self.from_graph(graph).index_select(0, data.batch)
             z = whole[:, None] + self.from_pair(pair)
