@@ -371,7 +371,8 @@ def _validate(graph: ComputationGraph) -> None:
             raise GraphError(f"edge {src} -> {dst}: dangling, the graph has ops 0..{num_ops - 1}")
         count = graph.output_ptr[src + 1] - graph.output_ptr[src]
         if not 0 <= output < count:
-            raise GraphError(f"op {names[dst]!r}: input {names[src]!r} has {count} outputs, no output {output}")
+            source, reader = names[src], names[dst]
+            raise GraphError(f"op {reader!r}: input {source!r} has {count} outputs, there is no output {output}")
     if np.any(np.diff(graph.edge_dst) < 0):
         raise GraphError("edges must be grouped by consumer, in op order")
     order = graph.topological_order
