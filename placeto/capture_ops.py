@@ -75,7 +75,6 @@ class _Builder:
     records: list[dict[str, Any]] = field(default_factory=list)
     names: Counter[str] = field(default_factory=Counter)
     values: dict[Node, Any] = field(default_factory=dict)  # _Tensor, tuple of it, _Buffer, _Parameter, or None
-    parameters: dict[Node, _Tensor] = field(default_factory=dict)
     homeless: set[int] = field(default_factory=set)  # parameters without a real user yet
     counted: set[Node] = field(default_factory=set)  # buffers that have found their first user
     leader: list[int] = field(default_factory=list)  # union-find over ops: colocation
