@@ -25,6 +25,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
+	$(BIN)/python -m experiments.bench_simulator
 	$(BIN)/python -m experiments.bench
 
 # Installs once, and again when the dependencies change. A half-made environment has no stamp: it is completed.
