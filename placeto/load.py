@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from placeto.graph import ComputationGraph, GraphError, load_graph
+from placeto.importers import find_importer
 
 if TYPE_CHECKING:
     from placeto.cost import PlacementProblem
     from placeto.placer import PlacementResult
 
-GRAPH_HELP = "a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"
+GRAPH_HELP = "a file (.json, .json.gz, PipeDream .graph.txt) or family:split:index, e.g. cifar10:test:3"
 DEFAULT_PLACER = "anneal"
 LEARNED = {
     "placeto": "A graph neural network picks the next node and its device; needs a checkpoint.",
@@ -175,6 +176,9 @@ def _load_file(argument: str) -> ComputationGraph:
     path = Path(argument)
     if not path.exists():
         raise LoadError(f"graph {argument!r}: no such file; a graph is {GRAPH_HELP}")
+    importer = find_importer(path)
+    if importer is not None:
+        return importer.load(path)
     if not path.name.endswith((".json", ".json.gz")):
         raise GraphError(f"{path}: unknown kind of graph file; a graph is {GRAPH_HELP}")
     return load_graph(path)
