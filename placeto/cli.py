@@ -21,6 +21,7 @@ COMMANDS = {
     "place": "Place one graph on a cluster.",
     "evaluate": "Compare placers on many graphs at equal budgets.",
     "simulate": "Simulate a placement and say what it costs.",
+    "capture": "Turn a PyTorch model into a graph file.",
     "list": "List the graph families, clusters or placers.",
 }
 _EXAMPLE = """\

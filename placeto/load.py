@@ -176,6 +176,8 @@ def _load_file(argument: str) -> ComputationGraph:
     path = Path(argument)
     if not path.exists():
         raise LoadError(f"graph {argument!r}: no such file; a graph is {GRAPH_HELP}")
+    if path.is_dir():
+        raise LoadError(f"graph {argument!r}: is a directory; a graph is {GRAPH_HELP}")
     importer = find_importer(path)
     if importer is not None:
         return importer.load(path)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from placeto import cli
 from placeto.cluster import load_cluster, save_cluster
 from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph, save_graph
+from placeto.graph import ComputationGraph, load_graph, save_graph
 from placeto.simulator import simulate
 
 OPS = [
@@ -183,6 +185,44 @@ def test_graphs_of_families(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def model() -> tuple[nn.Module, list[torch.Tensor], object]:
+    return nn.Linear(8, 4), [torch.empty(2, 8)], lambda output: output.sum()
+
+
+@pytest.mark.parametrize(("options", "mode"), [((), "training"), (("--inference",), "inference")])
+def test_capture(options: tuple[str, ...], mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "linear.json"
+    assert run("capture", "tests.test_cli:model", "-o", out, *options) == 0
+    assert mode in capsys.readouterr().out
+    graph = load_graph(out)
+    assert (graph.name, graph.mode) == ("linear", mode)
+    assert "aten.addmm" in graph.op_types
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("model", "must be package.module:function"),
+        ("no.such:model", "there is no module 'no'"),
+        ("tests.test_cli:nothing", "has no function 'nothing'"),
+        ("tests.test_cli:OPS", "is no function"),
+        ("tests.test_cli:cyclic", "must return (module, inputs)"),
+    ],
+)
+def test_bad_factories(factory: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in fails(capsys, "capture", factory, "-o", tmp_path / "graph.json")
+
+
+def test_graphs_of_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=4.0, parameter_size=8.0"
+    lines = [f"node{i} -- Linear(i) -- {times}" for i in (1, 2)] + ["\tnode1 -- node2"]
+    (tmp_path / "profile.graph.txt").write_text("\n".join(lines) + "\n")
+    assert run("place", tmp_path / "profile.graph.txt", "--cluster", "2xv100", "--placer", "single") == 0
+    assert "1.0000 of the best single device" in capsys.readouterr().out
+    (tmp_path / "bad.graph.txt").write_text("nonsense")
+    assert "bad.graph.txt" in fails(capsys, "place", tmp_path / "bad.graph.txt", "--cluster", "2xv100")
+
+
 def cyclic() -> str:
     ops = [{"name": "a", "inputs": [["b", 0]], "outputs": [1]}, {"name": "b", "inputs": [["a", 0]], "outputs": [1]}]
     return json.dumps({"format": "placeto.graph/1", "name": "x", "ops": ops})
@@ -210,7 +250,8 @@ def test_bad_graph_files(content: str, says: str, tmp_path: Path, capsys: pytest
         ("missing.json", "no such file"),
         ("nofamily:test:0", "unknown graph family 'nofamily'; known: "),
         ("a:b:c:d", "no such file"),
-        (".", "unknown kind of graph file"),
+        (".", "is a directory"),
+        (__file__, "unknown kind of graph file; a graph is a file (.json, .json.gz, PipeDream .graph.txt"),
     ],
 )
 def test_unknown_graphs(graph: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
