@@ -4,6 +4,17 @@ A network is a stem, stages of cells and a classifier. All cells of a network sh
 adds two branches, each of which applies an op to the output of one of the two previous cells or of an earlier
 node; what no node uses is concatenated. Ops are 3x3 and 5x5 convolutions, normal and separable, 3x3 average and
 max pooling, and identity. Between stages a cell halves the resolution and doubles the width.
+
+What decides whether placement matters, on four V100 with NVLink:
+
+- the ratio of work to traffic, which grows with the width: a 3x3 convolution of 64 feature maps of 256 x 32 x 32
+  takes 5 ms and its output 1.4 to 2.8 ms to send; with 48 channels 0.17 ms and 0.3 to 0.5 ms; a separable one is
+  several times cheaper and sends as much. Widths are 48 to 320 in the first stage, and the drawn kinds of ops are
+  uneven;
+- the parallelism of the wiring: nodes read the previous node with a probability of 0 (wide cells), 0.25, 0.5 or,
+  in two networks of eleven, 0.9 (a chain, which is hopeless);
+- batch 64 to 256, halved until a feature map has at most 2**23 * 1.5 elements, so that one device's 16 GB suffice.
+  Below batch 64 or 48 channels all that is left to place is the overhead of launching kernels.
 """
 
 from __future__ import annotations
@@ -19,6 +30,7 @@ from graphs.family import Family, TrainingStep, choice
 
 OPS = ("conv3", "conv5", "separable3", "separable5", "average", "maximum", "identity")
 CLASSES = 10
+LARGEST_MAP = 2**23 * 3 // 2  # elements of a feature map in the first stage: keeps a network within 16 GB
 
 
 @dataclass(frozen=True)
@@ -35,17 +47,22 @@ class Network:
 def draw(rng: np.random.Generator) -> Network:
     """Draw a network."""
     weights = rng.dirichlet([1.5, 0.5, 2.0, 1.0, 0.4, 0.4, 0.5])
-    nodes = choice(rng, (4, 5, 6))
+    nodes, chain = choice(rng, (4, 5, 6)), choice(rng, (0.0, 0.25, 0.5, 0.9), (3, 3, 3, 2))
 
     def branch(node: int) -> tuple[int, str]:
-        return int(rng.integers(node + 2)), choice(rng, OPS, weights)
+        chained = node > 0 and rng.random() < chain
+        return (node + 1 if chained else int(rng.integers(node + 2))), choice(rng, OPS, weights)
 
+    width, resolution = choice(rng, (48, 64, 96, 128, 192, 256, 320)), choice(rng, (16, 32))
+    batch = choice(rng, (64, 128, 256))
+    while batch * width * resolution**2 > LARGEST_MAP:
+        batch //= 2
     return Network(
         wiring=tuple((branch(node), branch(node)) for node in range(nodes)),
         stages=choice(rng, ((4, 4), (3, 3, 3), (2, 4, 2), (3, 4, 4), (4, 4, 4), (5, 5), (6, 4), (3, 5, 3))),
-        width=choice(rng, (128, 192, 256, 320)),
-        resolution=choice(rng, (16, 16, 32)),
-        batch=choice(rng, (64, 128, 256)),
+        width=width,
+        resolution=resolution,
+        batch=batch,
     )
 
 
@@ -77,6 +94,18 @@ def branch_op(kind: str, width: int) -> nn.Module:
     return ConvUnit(width, width, int(kind[-1]), separable=kind.startswith("separable"))
 
 
+class Node(nn.Module):
+    """The sum of two branches."""
+
+    def __init__(self, left: str, right: str, width: int) -> None:
+        super().__init__()
+        self.left, self.right = branch_op(left, width), branch_op(right, width)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Two feature maps (B, width, H, W) -> one."""
+        return self.left(x) + self.right(y)
+
+
 class Cell(nn.Module):
     """Nodes that add two branches each."""
 
@@ -85,9 +114,7 @@ class Cell(nn.Module):
         self.wiring = network.wiring
         pairs = zip(inputs, strides, strict=True)
         self.fit = nn.ModuleList([ConvUnit(channels, width, 1, stride) for channels, stride in pairs])
-        self.branches = nn.ModuleList(
-            [nn.ModuleList([branch_op(kind, width) for _, kind in node]) for node in network.wiring]
-        )
+        self.nodes = nn.ModuleList([Node(left, right, width) for (_, left), (_, right) in network.wiring])
         used = {source for node in network.wiring for source, _ in node}
         self.loose = [2 + node for node in range(len(network.wiring)) if 2 + node not in used]
         self.channels = width * len(self.loose)
@@ -95,8 +122,8 @@ class Cell(nn.Module):
     def forward(self, before: Tensor, last: Tensor) -> Tensor:
         """Outputs of the cell before the last and of the last one -> this cell's output."""
         states = [self.fit[0](before), self.fit[1](last)]
-        for node, (left, right) in zip(self.wiring, self.branches, strict=True):  # type: ignore[misc]
-            states.append(left(states[node[0][0]]) + right(states[node[1][0]]))
+        for ((left, _), (right, _)), node in zip(self.wiring, self.nodes, strict=True):
+            states.append(node(states[left], states[right]))
         return torch.cat([states[i] for i in self.loose], dim=1)
 
 
@@ -128,12 +155,16 @@ class CellNetwork(nn.Module):
         return self.classifier(F.relu(last).mean((2, 3)))
 
 
-def sample(rng: np.random.Generator) -> TrainingStep:
-    """A training step of a drawn network."""
-    network = draw(rng)
+def training_step(network: Network) -> TrainingStep:
+    """A training step of a network, on the default device; the inputs hold nothing of interest."""
     images = torch.empty(network.batch, 3, 32, 32)
     labels = torch.zeros(network.batch, dtype=torch.long)
     return TrainingStep(CellNetwork(network), (images,), (labels,), F.cross_entropy)
+
+
+def sample(rng: np.random.Generator) -> TrainingStep:
+    """A training step of a drawn network."""
+    return training_step(draw(rng))
 
 
 FAMILY = Family("cifar10", "convolutional cells sampled from an ENAS-like space", sample)

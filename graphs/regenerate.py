@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from multiprocessing import get_context
 
 import torch
@@ -23,10 +25,14 @@ def regenerate(family: str, workers: int) -> None:
     """Capture all graphs of a family and write its file."""
     start = time.perf_counter()
     jobs = [(family, split, index) for split, size in FAMILIES[family].splits.items() for index in range(size)]
-    # forking a process in which torch has started threads can hang
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ExitStack() as stack:
+        results: Iterable[ComputationGraph] = map(_capture, jobs)
+        if workers > 1:
+            # forking a process in which torch has started threads can hang
+            pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=get_context("spawn")))
+            results = pool.map(_capture, jobs)
         graphs = []
-        for graph in pool.map(_capture, jobs):
+        for graph in results:
             graphs.append(graph)
             print(f"{graph.name}: {graph.num_ops} ops, {graph.num_edges} edges", file=sys.stderr)
     path = store.DATA / f"{family}.zip"

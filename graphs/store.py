@@ -52,8 +52,9 @@ def load(family: str, name: str) -> ComputationGraph:
     with np.load(BytesIO(_archive(path, path.stat().st_mtime_ns).read(name))) as stored:
         content = {key: stored[key] for key in _ARRAYS}
         content |= {key: np.cumsum(content[key]) for key in ("output_ptr", "edge_src", "edge_dst")}
-        strings = {key: _decode(stored[key]) for key in _STRINGS}
-        return ComputationGraph(name=name, mode=str(stored["mode"]), **content, **strings)
+        names, types, modules = (_decode(stored[key]) for key in _STRINGS)
+        mode = str(stored["mode"])
+    return ComputationGraph(name=name, mode=mode, op_names=names, op_types=types, modules=modules, **content)
 
 
 @lru_cache(maxsize=16)

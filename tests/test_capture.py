@@ -369,5 +369,5 @@ def test_inference_errors() -> None:
         capture_inference(Nothing(), [meta(2)])
     with pytest.raises(CaptureError, match="no op"):
         capture_inference(nn.Identity(), [meta(2)])
-    with pytest.raises(CaptureError, match="function: a torch.nn.Module can be captured, not a function"):
+    with pytest.raises(CaptureError, match=r"function: a torch\.nn\.Module can be captured, not a function"):
         capture_inference(lambda x: x, [meta(2)])  # type: ignore[arg-type]
