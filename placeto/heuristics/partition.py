@@ -98,8 +98,10 @@ def _partition(
     by_source = np.lexsort((both[:, 1], both[:, 0]))
     _, parts = pymetis.part_graph(
         num_devices,
-        xadj=np.searchsorted(both[by_source, 0], np.arange(num_groups + 1)).tolist(),
-        adjncy=both[by_source, 1].tolist(),
+        pymetis.CSRAdjacency(
+            np.searchsorted(both[by_source, 0], np.arange(num_groups + 1)).tolist(),
+            both[by_source, 1].tolist(),
+        ),
         vweights=_whole(load).tolist(),
         eweights=_whole(weight[by_source]).tolist(),
         tpwgts=device_speeds(problem).tolist(),

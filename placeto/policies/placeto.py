@@ -100,7 +100,10 @@ class PlacetoPolicy(nn.Module):
             if config.pooling != "none":
                 slot = data.batch * devices + data.current
                 total = device_pool(h, h.new_ones(len(h)), slot, data.num_graphs * devices)
-                mean = (total.view(data.num_graphs, devices, -1) / count[:, None, None]) * devices
+                share = (
+                    data.exists[data.first].sum(1) / count
+                )  # so that a device with 1 / D of the nodes gives their mean
+                mean = total.view(data.num_graphs, devices, -1) * share[:, None, None]
                 z = z + self.from_device(mean).index_select(0, data.batch)
             out = self.head(z)
         here = data.current[:, None, None].expand(-1, 1, 2)

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placeto.cost import PlacementProblem
+from placeto.env import EnvConfig
+from placeto.features import make_instance
+from placeto.policies.guided import GuidedPlacer, cheap_starts
+from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+from placeto.simulator import simulate
+from tests.toys import fork_of_chains, random_graph, toy_cluster
+
+
+@pytest.fixture(scope="module")
+def placer():
+    torch.manual_seed(0)
+    return GuidedPlacer(PlacetoPolicy(PlacetoConfig()), EnvConfig())
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 30), budget=st.integers(0, 60), devices=st.integers(1, 3))
+def test_budget_is_kept_and_the_result_is_what_the_simulator_says(placer, seed, budget, devices):
+    problem = PlacementProblem(random_graph(seed, 20), toy_cluster(devices))
+    result = placer(problem, simulations=budget, seed=seed)
+    assert result.simulations <= budget
+    assert result.makespan_us == simulate(problem, result.placement).makespan_us
+    history = [makespan for _, _, makespan in result.history]
+    assert history == sorted(history, reverse=True)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_never_worse_than_the_best_cheap_heuristic(placer, seed):
+    """Even with random parameters."""
+    problem = PlacementProblem(random_graph(seed, 30), toy_cluster(2, (1.0, 1.5)))
+    starts = cheap_starts(make_instance(problem))
+    assert placer(problem).makespan_us <= starts.best.makespan_us
+    assert placer(problem).makespan_us <= starts.score[0] * problem.single_device_us * (1 + 1e-12)
+
+
+def test_one_pass_takes_a_simulation_a_group_beyond_the_start(placer):
+    problem = PlacementProblem(random_graph(1, 30), toy_cluster(2))
+    starts = cheap_starts(make_instance(problem))
+    assert placer(problem).simulations == starts.simulations + make_instance(problem).groups.num_groups + 1
+
+
+def test_same_seed_same_placement(placer):
+    problem = PlacementProblem(random_graph(2, 30), toy_cluster(3))
+    first, second = (placer(problem, simulations=150, seed=7) for _ in range(2))
+    np.testing.assert_array_equal(first.placement, second.placement)
+    assert first.simulations == second.simulations
+
+
+def test_seconds_are_kept(placer):
+    problem = PlacementProblem(random_graph(2, 30), toy_cluster(3))
+    placer(problem)  # compiles
+    result = placer(problem, seconds=0.3)
+    assert result.seconds < 0.8
+
+
+def test_rollouts_find_the_optimum_of_a_fork(placer):
+    problem = fork_of_chains(4, 2)
+    assert placer(problem, simulations=300).makespan_us == pytest.approx(40.0)
+
+
+def test_starts_are_sorted_and_scored_as_the_simulator_does():
+    problem = PlacementProblem(random_graph(5, 40), toy_cluster(3))
+    instance = make_instance(problem)
+    starts = cheap_starts(instance)
+    assert (np.diff(starts.score) >= 0).all()
+    for row, score in zip(starts.placement, starts.score, strict=True):
+        schedule = simulate(problem, row[instance.groups.group])
+        assert score == pytest.approx(schedule.makespan_us / problem.single_device_us)

@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+import torch
+
+from placeto.cost import PlacementProblem
+from placeto.env import EnvConfig, reset
+from placeto.features import InstanceBatch, make_instance
+from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+from tests.toys import random_graph, toy_cluster
+
+VARIANTS = [
+    PlacetoConfig(),
+    PlacetoConfig(rounds=0, pooling="none"),
+    PlacetoConfig(features="paper", pooling="paper", rounds=8),
+    PlacetoConfig(features="paper", pooling="paper", head="fixed", fixed_devices=3),
+]
+
+
+@pytest.fixture(scope="module")
+def batch():
+    problems = [PlacementProblem(random_graph(s, 15 + 5 * s), toy_cluster(2 + s)) for s in range(2)]
+    return InstanceBatch.of([make_instance(p) for p in problems])
+
+
+def observation(batch, index, seed=0):
+    random = np.random.default_rng(seed)
+    placement = np.stack([random.integers(batch.num_devices[i], size=batch.max_groups) for i in index])
+    return reset(batch, EnvConfig(), np.array(index), placement).data
+
+
+@pytest.mark.parametrize("config", VARIANTS)
+def test_logits_are_relative_to_the_current_device(batch, config):
+    torch.manual_seed(0)
+    data = observation(batch, [0, 1])
+    logits, change = PlacetoPolicy(config)(data)
+    assert logits.shape == change.shape == (len(data.batch), 3)
+    rows = torch.arange(len(data.batch))
+    assert not logits[rows, data.current].any()
+    assert torch.isfinite(logits).all()
+    assert logits.std() > 0
+
+
+@pytest.mark.parametrize("config", VARIANTS)
+def test_episodes_of_a_batch_do_not_influence_one_another(batch, config):
+    torch.manual_seed(0)
+    policy = PlacetoPolicy(config)
+    alone = observation(batch, [0])
+    both = observation(batch, [0, 1])  # the first episode draws the same placement
+    logits = policy(both)[0][both.batch == 0][:, :2]
+    torch.testing.assert_close(logits, policy(alone)[0], atol=1e-5, rtol=1e-4)
+
+
+def test_equal_devices_can_be_renamed():
+    """Swapping the devices of a placement swaps the columns of the logits: nothing hangs on a device's number."""
+    torch.manual_seed(0)
+    batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(3, 25), toy_cluster(2)))])
+    random = np.random.default_rng(0)
+    placement = random.integers(2, size=(1, batch.max_groups))
+    policy = PlacetoPolicy(PlacetoConfig())
+    there = reset(batch, EnvConfig(), np.array([0]), placement).data
+    back = reset(batch, EnvConfig(), np.array([0]), 1 - placement).data
+    torch.testing.assert_close(policy(there)[0], policy(back)[0].flip(1), atol=1e-4, rtol=1e-3)
+
+
+def test_message_passing_carries_information_between_groups(batch):
+    torch.manual_seed(0)
+    data = observation(batch, [0])
+    data.x.requires_grad_()
+    for rounds, reaches in ((0, False), (1, True)):
+        policy = PlacetoPolicy(PlacetoConfig(rounds=rounds, pooling="none"))
+        policy.from_graph.weight.data.zero_()  # the pool over the whole graph would reach everywhere
+        neighbour, node = data.edge_index[:, 0].tolist()
+        (gradient,) = torch.autograd.grad(policy(data)[0][node].abs().sum(), data.x)
+        assert bool(gradient[neighbour].any()) is reaches
+
+
+def test_the_fixed_head_refuses_more_devices_than_it_has(batch):
+    policy = PlacetoPolicy(PlacetoConfig(head="fixed", fixed_devices=2))
+    with pytest.raises(ValueError, match="the fixed head has 2 devices, the cluster has 3"):
+        policy(observation(batch, [1]))
