@@ -45,6 +45,8 @@ class LearningConfig:
     """Clipping range of PPO's ratio."""
     epochs: int = 2
     """Passes of PPO over an iteration's moves."""
+    minibatch: int = 8
+    """Moves of all episodes that go into one gradient step of PPO."""
     entropy: float = 1e-3
     """Weight of the entropy bonus."""
     max_grad_norm: float = 1.0
@@ -78,8 +80,8 @@ class TrainConfig:
     """Seed of all randomness."""
     placer: str = "placeto"
     """Which learned placer."""
-    threads: int = 2
-    """CPU threads of the network; part of the config since sums depend on it in the last bit."""
+    threads: int = 1
+    """CPU threads of the network, whose tensors are small; simulations use all cores. Sums may depend on it."""
     validate_every: int = 5
     """Iterations between validations; the best one's parameters are what the placer uses."""
     save_every: int = 5

@@ -44,7 +44,9 @@ def supervised_update(
         predicted = change[labels.slot, labels.device]
         target = labels.change.clamp(-CHANGE_CLIP, CHANGE_CLIP)
         loss = nn.functional.smooth_l1_loss(100 * predicted, 100 * target)
-        norm = _step(policy, optimizer, loss, config.max_grad_norm)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = _step(policy, optimizer, config.max_grad_norm)
         total += torch.tensor([float(loss.detach()), float(norm), float((predicted - target).detach().abs().mean())])
     loss_mean, norm_mean, error = (total / len(order)).tolist()
     return {"loss/supervised": loss_mean, "train/gradient_norm": norm_mean, "train/label_error": error}
@@ -87,44 +89,36 @@ def policy_update(
     config: LearningConfig,
     orders: list[np.ndarray],
 ) -> dict[str, float]:
-    """PPO or REINFORCE on the episodes' moves, a gradient step for the B moves made at one time.
+    """PPO or REINFORCE on the episodes' moves.
 
-    REINFORCE is on-policy: it accumulates the gradients of all steps and makes one update. `orders` holds one order
-    (T,) of the steps for each epoch.
+    A gradient step takes `config.minibatch` moves of all B episodes; REINFORCE is on-policy, it takes all T at once.
+    `orders` holds one order (T,) of the moves for each epoch.
     """
     advantage = normalise(advantage)
-    total, updates = torch.zeros(3, dtype=torch.float64), 0
+    totals, updates = {"loss/policy": 0.0, "train/gradient_norm": 0.0, "train/entropy": 0.0}, 0
     for order in orders:
-        optimizer.zero_grad()
-        for t in order:
-            data = episodes.data[t]
-            distribution = PairDistribution.from_logits(policy(data)[0], data, config.temperature)
-            log_prob, entropy = distribution.log_prob(episodes.action[t]), distribution.entropy()
-            if config.algorithm == "ppo":
-                loss = ppo_loss(log_prob, episodes.log_prob[t], advantage[t], entropy, config.clip, config.entropy)
-                norm = _step(policy, optimizer, loss, config.max_grad_norm)
-                total[1] += float(norm)
-                updates += 1
-            else:
-                loss = reinforce_loss(log_prob, advantage[t], entropy, config.entropy) / len(order)
-                loss.backward()
-            total[0] += float(loss.detach())
-            total[2] += float(entropy.detach().mean())
-        if config.algorithm == "reinforce":
-            total[1] += float(nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm))
-            optimizer.step()
+        size = config.minibatch if config.algorithm == "ppo" else len(order)
+        for minibatch in np.array_split(order, max(1, len(order) // size)):
+            optimizer.zero_grad()
+            for t in minibatch:
+                data = episodes.data[t]
+                distribution = PairDistribution.from_logits(policy(data)[0], data, config.temperature)
+                log_prob, entropy = distribution.log_prob(episodes.action[t]), distribution.entropy()
+                if config.algorithm == "ppo":
+                    old = episodes.log_prob[t]
+                    loss = ppo_loss(log_prob, old, advantage[t], entropy, config.clip, config.entropy)
+                else:
+                    loss = reinforce_loss(log_prob, advantage[t], entropy, config.entropy)
+                (loss / len(minibatch)).backward()
+                totals["loss/policy"] += float(loss.detach()) / len(minibatch)
+                totals["train/entropy"] += float(entropy.detach().mean()) / len(minibatch)
+            totals["train/gradient_norm"] += float(_step(policy, optimizer, config.max_grad_norm))
             updates += 1
-    steps = sum(len(order) for order in orders)
-    return {
-        "loss/policy": float(total[0]) / (steps if config.algorithm == "ppo" else len(orders)),
-        "train/gradient_norm": float(total[1]) / updates,
-        "train/entropy": float(total[2]) / steps,
-    }
+    return {tag: total / updates for tag, total in totals.items()}
 
 
-def _step(policy: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float) -> Tensor:
-    optimizer.zero_grad()
-    loss.backward()
+def _step(policy: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+    """A step along the gradients there are, scaled down to a norm; returns the norm before."""
     norm = nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
     optimizer.step()
     return norm

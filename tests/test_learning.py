@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+import torch
+
+from placeto.config import PAPER_LEARNING, LearningConfig
+from placeto.cost import PlacementProblem
+from placeto.env import EnvConfig, reset
+from placeto.features import InstanceBatch, make_instance
+from placeto.learning import advantages, policy_update, supervised_update
+from placeto.policies.base import PairDistribution
+from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+from placeto.rollout import rollout
+from tests.toys import random_graph, toy_cluster
+
+
+@pytest.fixture
+def setting():
+    torch.manual_seed(0)
+    policy = PlacetoPolicy(PlacetoConfig())
+    batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(0, 20), toy_cluster(2)))])
+    state = reset(batch, EnvConfig(), np.zeros(4, np.int64), np.zeros((4, batch.max_groups), np.int64))
+    episodes = rollout(policy, batch, EnvConfig(), state, 8, torch.Generator().manual_seed(0), labels=10)
+    return policy, torch.optim.Adam(policy.parameters(), lr=3e-3), episodes
+
+
+def test_supervised_updates_fit_the_labels(setting):
+    policy, optimizer, episodes = setting
+    order = np.arange(8)
+    first = supervised_update(policy, optimizer, episodes, LearningConfig(), order)
+    for _ in range(15):
+        last = supervised_update(policy, optimizer, episodes, LearningConfig(), order)
+    assert last["train/label_error"] < 0.75 * first["train/label_error"]
+
+
+@pytest.mark.parametrize("config", [LearningConfig(lr=3e-3, entropy=0.0), PAPER_LEARNING])
+def test_policy_updates_raise_the_probability_of_what_turned_out_well(setting, config):
+    policy, optimizer, episodes = setting
+    advantage = torch.zeros(8, 4)
+    advantage[0, 0], advantage[0, 1] = 1.0, -1.0
+    if torch.equal(episodes.action[0, 0], episodes.action[0, 1]):
+        pytest.fail("choose another seed: the two episodes begin with the same move")
+
+    def log_probs():
+        logits = policy(episodes.data[0])[0]
+        distribution = PairDistribution.from_logits(logits, episodes.data[0], config.temperature)
+        return distribution.log_prob(episodes.action[0])
+
+    before = log_probs().detach()
+    for _ in range(3):
+        policy_update(policy, optimizer, episodes, advantage, config, [np.arange(8)] * config.epochs)
+    after = log_probs().detach()
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+def test_replica_advantages_compare_episodes_of_one_graph(setting):
+    _, _, episodes = setting
+    returns, advantage = advantages(episodes, LearningConfig(), np.array([0, 0, 0, 0]), {})
+    torch.testing.assert_close(advantage.mean(1), torch.zeros(8), atol=1e-6, rtol=0)
+    best = torch.cummin(episodes.makespan, 0).values
+    undiscounted, _ = advantages(episodes, LearningConfig(discount=1.0), np.zeros(4, np.int64), {})
+    torch.testing.assert_close(undiscounted[0], best[0] - best[-1])
+    assert (returns <= undiscounted + 1e-6).all()
+
+
+def test_the_papers_baseline_looks_back_over_rounds_of_the_same_graph(setting):
+    _, _, episodes = setting
+    history: dict[int, torch.Tensor] = {}
+    returns, first = advantages(episodes, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
+    torch.testing.assert_close(first, returns - returns.mean(1, keepdim=True))
+    for _ in range(20):
+        advantages(episodes, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
+    assert set(history) == {3}
+    assert history[3].shape == (PAPER_LEARNING.baseline_rounds, 8)

@@ -1,0 +1,195 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from placeto.checkpoint import CheckpointError, load_checkpoint
+from placeto.config import PAPER_LEARNING, LearningConfig, TrainConfig
+from placeto.cost import PlacementProblem
+from placeto.env import EnvConfig
+from placeto.features import InstanceBatch, make_instance
+from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+from placeto.rollout import greedy_pass
+from placeto.trainer import TrainingError, train
+from tests.toys import fork_of_chains, random_graph, toy_cluster
+
+QUICK = LearningConfig(graphs=2, replicas=4, moves=6, labels=4)
+ROOT = Path(__file__).parent.parent
+
+
+def problems(count, first=0):
+    return {f"r{s}": PlacementProblem(random_graph(s, 20), toy_cluster(2)) for s in range(first, first + count)}
+
+
+def config(out, **changes):
+    base = TrainConfig(out=str(out), iterations=8, learning=QUICK, validate_every=3, save_every=1, threads=1)
+    return replace(base, **changes)
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one | other)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    train(config(out), problems(3), problems(2, 10))
+    return out
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(uninterrupted, tmp_path):
+    """kill -9 half way, resume: bit-identical parameters, optimizer and random states."""
+    script = textwrap.dedent(
+        f"""
+        from tests.test_trainer import config, problems
+        from placeto.trainer import train
+        train(config({str(tmp_path)!r}), problems(3), problems(2, 10))
+        """
+    )
+    child = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "checkpoint.pt").exists() or load_checkpoint(tmp_path)["iteration"] < 3:
+        assert child.poll() is None or (tmp_path / "checkpoint.pt").exists()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child.kill()
+    child.wait()
+    reached = load_checkpoint(tmp_path)["iteration"]
+    train(config(tmp_path), problems(3), problems(2, 10), resume=True)
+    one, other = load_checkpoint(uninterrupted), load_checkpoint(tmp_path)
+    assert reached < 8
+    assert one["iteration"] == other["iteration"] == 8
+    assert same(one["parameters"], other["parameters"])
+    assert same(one["best_parameters"], other["best_parameters"])
+    assert torch.equal(one["random"]["generators"][0], other["random"]["generators"][0])
+    assert one["random"]["generators"][1] == other["random"]["generators"][1]
+    assert one["simulations"] == other["simulations"]
+
+
+def test_sigterm_saves_first(tmp_path):
+    seen = []
+
+    def report(done, note):
+        seen.append(note)
+        if len(seen) == 8:  # while it trains, after the problems are prepared
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    train(config(tmp_path, iterations=10_000, save_every=10_000), problems(3), problems(2, 10), report=report)
+    assert 0 < load_checkpoint(tmp_path)["iteration"] < 10
+    assert "saved" in seen[-1]
+
+
+def test_curves(uninterrupted):
+    events = EventAccumulator(str(uninterrupted))
+    events.Reload()
+    tags = events.Tags()
+    expected = {
+        "loss/supervised",
+        "loss/policy",
+        "train/return",
+        "train/entropy",
+        "train/gradient_norm",
+        "train/learning_rate",
+        "makespan/train",
+        "makespan/train_to_heuristic",
+        "makespan/validation",
+        "makespan/validation_to_heuristic",
+        "placements/simulated",
+        "seconds/simulation",
+        "seconds/network",
+        "seconds/other",
+        "hparam/validation",
+    }
+    assert expected <= set(tags["scalars"])
+    assert "schedule/validation" in tags["images"]
+    assert [e.step for e in events.Scalars("placements/simulated")] == list(range(1, 9))
+    assert len(events.Scalars("loss/policy")) == 4  # the second half
+
+
+def test_checkpoint_needs_no_graphs_package_and_runs_no_code(uninterrupted):
+    script = textwrap.dedent(
+        f"""
+        import sys
+        sys.modules["graphs"] = None
+        import torch
+        checkpoint = torch.load({str(uninterrupted / "checkpoint.pt")!r}, weights_only=True)
+        assert checkpoint["format"] == "placeto.checkpoint/1", checkpoint["format"]
+        import placeto
+        from tests.toys import random_graph, toy_cluster
+        problem = placeto.PlacementProblem(random_graph(99, 20), toy_cluster(2))
+        result = placeto.load_placer({str(uninterrupted)!r})(problem)
+        assert result.makespan_us == placeto.simulate(problem, result.placement).makespan_us
+        """
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_resuming_with_another_configuration_or_other_graphs_is_refused(uninterrupted):
+    changed = config(uninterrupted, learning=replace(QUICK, clip=0.3))
+    with pytest.raises(CheckpointError, match=r"learning\.clip was 0\.2, now it is 0\.3"):
+        train(changed, problems(3), problems(2, 10), resume=True)
+    with pytest.raises(CheckpointError, match="other graphs"):
+        train(config(uninterrupted), problems(3, 1), problems(2, 10), resume=True)
+
+
+def test_training_and_validation_graphs_are_disjoint(tmp_path):
+    with pytest.raises(TrainingError, match="'r2' is in the validation set and, as 'r2', in the training set"):
+        train(config(tmp_path), problems(3), problems(2, 2))
+    with pytest.raises(TrainingError, match="at least one graph"):
+        train(config(tmp_path), {}, problems(1))
+
+
+def test_learns_to_spread_independent_ops(tmp_path):
+    """Trained on small forks it spreads an unseen, larger one optimally over more devices than it has seen."""
+    sizes = ((4, 2), (6, 2), (3, 3), (6, 3))
+    family = {f"fork{chains} on {devices}": fork_of_chains(chains, 1, devices) for chains, devices in sizes}
+    learning = LearningConfig(moves=8, labels=8)
+    numbers = train(
+        TrainConfig(str(tmp_path), iterations=20, learning=learning, seed=1), family, {"fork8": fork_of_chains(8, 1, 4)}
+    )
+    assert numbers["hparam/simulations"] < 80_000
+    torch.manual_seed(0)
+    trained, untrained = PlacetoPolicy(PlacetoConfig()), PlacetoPolicy(PlacetoConfig())
+    trained.load_state_dict(load_checkpoint(tmp_path)["parameters"])
+    assert best_of_one_pass(trained, EnvConfig(), fork_of_chains(12, 1, 4)) == 30.0
+    assert best_of_one_pass(untrained, EnvConfig(), fork_of_chains(12, 1, 4)) > 31.0
+
+
+def test_the_papers_recipe_learns(tmp_path):
+    """REINFORCE in topological order with the paper's features, pooling, reward and reward baseline."""
+    policy, env = PlacetoConfig(features="paper", pooling="paper"), EnvConfig(order="topological")
+    family = {f"fork{chains}": fork_of_chains(chains, 1) for chains in (4, 6, 10)}
+    learning = replace(PAPER_LEARNING, moves=10)
+    run = TrainConfig(str(tmp_path), iterations=80, learning=learning, policy=policy, env=env, validate_every=100)
+    numbers = train(run, family, {"fork8": fork_of_chains(8, 1)})
+    trained = PlacetoPolicy(policy)
+    trained.load_state_dict(load_checkpoint(tmp_path)["parameters"])
+    assert numbers["hparam/simulations"] < 80_000
+    assert best_of_one_pass(trained, env, fork_of_chains(8, 1)) < 51.0  # the optimum is 40, no learning gives 80
+
+
+def best_of_one_pass(policy, env, problem):
+    """Best makespan that a greedy sweep meets from all on the first device, where no heuristic helps."""
+    batch = InstanceBatch.of([make_instance(problem)])
+    end = greedy_pass(policy, batch, env, np.array([0]), np.zeros((1, batch.max_groups), np.int64))
+    return round(float(end.best[0]) * problem.single_device_us, 6)
+
+
+def test_same_seed_same_run(tmp_path):
+    runs = []
+    for name in ("a", "b"):
+        train(config(tmp_path / name, iterations=4), problems(2), problems(1, 10))
+        runs.append(load_checkpoint(tmp_path / name))
+    assert same(runs[0]["parameters"], runs[1]["parameters"])
+    train(config(tmp_path / "c", iterations=4, seed=1), problems(2), problems(1, 10))
+    assert not same(runs[0]["parameters"], load_checkpoint(tmp_path / "c")["parameters"])
+    assert np.isfinite(runs[0]["best_validation"])
