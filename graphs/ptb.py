@@ -12,7 +12,7 @@ What decides whether placement matters, on four V100 with NVLink:
   batches 128 to 256: below, the overhead of launching kernels is most of the time, and weights travel for longer
   than they are used;
 - parallelism: the tree of nodes (each reads the previous one with a probability of 0, 0.5 or, a chain, 0.95), one to
-  three layers, which overlap like a wavefront over 6 to 16 steps, and the gradients of the weights, a third of all
+  three layers, which overlap like a wavefront over 6 to 24 steps, and the gradients of the weights, a third of all
   work, which nothing waits for;
 - the softmax: after every step or two, after half of the sentence, or once, which leaves little to overlap with.
 """
@@ -37,6 +37,8 @@ SHAPES = (  # nodes of a cell, layers, steps
     (8, 2, 10),
     (4, 3, 8),
     (6, 3, 8),
+    (3, 1, 24),
+    (4, 1, 20),
     (6, 1, 16),
     (8, 1, 12),
     (10, 1, 8),
@@ -67,7 +69,7 @@ def draw(rng: np.random.Generator) -> Network:
         cells=tuple(tuple((source(node), choice(rng, ACTIVATIONS)) for node in range(nodes)) for _ in range(layers)),
         hidden=choice(rng, (512, 768, 1024, 1536, 2048)),
         steps=steps,
-        block=choice(rng, (1, 2, steps // 2, steps)),
+        block=choice(rng, (1, 2, steps // 2, steps), (3, 3, 2, 4)),
         batch=choice(rng, (128, 160, 192, 256)),
     )
 

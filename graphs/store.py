@@ -30,7 +30,8 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # a fixed one, so that equal graphs give equal fi
 
 def save(graphs: Iterable[ComputationGraph], path: Path) -> None:
     """Write graphs (without measured times) as one compressed file, the same bytes for the same graphs."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    unfinished = path.with_suffix(".unfinished")
+    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for graph in graphs:
             content = {key: getattr(graph, key) for key in _ARRAYS}
             # neighbours differ little: differences compress better than the numbers
@@ -39,6 +40,7 @@ def save(graphs: Iterable[ComputationGraph], path: Path) -> None:
             buffer = BytesIO()
             np.savez(buffer, mode=np.array(graph.mode), **content)
             archive.writestr(zipfile.ZipInfo(graph.name, _DATE), buffer.getvalue(), zipfile.ZIP_DEFLATED, 9)
+    unfinished.replace(path)
 
 
 def load(family: str, name: str) -> ComputationGraph:
