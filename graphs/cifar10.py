@@ -13,8 +13,9 @@ What decides whether placement matters, on four V100 with NVLink:
   uneven;
 - the parallelism of the wiring: nodes read the previous node with a probability of 0 (wide cells), 0.25, 0.5 or,
   in two networks of eleven, 0.9 (a chain, which is hopeless);
-- batch 64 to 256, halved until a feature map has at most 2**23 * 1.5 elements, so that one device's 16 GB suffice.
-  Below batch 64 or 48 channels all that is left to place is the overhead of launching kernels.
+- batch 64 to 256, halved until a feature map has at most 2**23 * 1.5 elements: all but 4 of the 72 networks then
+  fit in one device's 16 GB, and those need at least two. Smaller and narrower ones would leave little to place but
+  the overhead of launching kernels.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from graphs.family import Family, TrainingStep, choice
 
 OPS = ("conv3", "conv5", "separable3", "separable5", "average", "maximum", "identity")
 CLASSES = 10
-LARGEST_MAP = 2**23 * 3 // 2  # elements of a feature map in the first stage: keeps a network within 16 GB
+LARGEST_MAP = 2**23 * 3 // 2  # elements of a feature map in the first stage
 
 
 @dataclass(frozen=True)
