@@ -16,11 +16,13 @@ from placeto import _kernel
 from placeto.cost import FlatProblems
 from placeto.placer import MEMORY_PENALTY, run_and_measure
 
-MOVES = ("critical", "random", "swap", "set", "part", "block")
-"""A group that holds up the schedule; any group; two groups change places (one of them critical); a whole set; what
-a set has on one device; a connected block on one device around a critical group."""
-CRITICAL, RANDOM, SWAP, SET, PART, BLOCK = range(len(MOVES))
+MOVES = ("critical", "random", "swap", "set", "part", "exchange", "block")
+"""A group that holds up the schedule; any group; two groups change places, one of them critical; a whole set; what a
+set has on one device; what it has on two devices changes places; a connected block on one device."""
+CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
 _BLOCK = 12  # largest connected block
+_CRITICAL_SETS = 0.8  # share of the moves of sets that are of one with a critical group
+_WINDOWS = 0.5  # share of the moves of sets that are of a window of it
 
 
 class Neighbourhood(NamedTuple):
@@ -31,6 +33,9 @@ class Neighbourhood(NamedTuple):
     ops: np.ndarray  # (N,)
     set_ptr: np.ndarray  # (S+1,)
     sets: np.ndarray  # members of each set
+    home_ptr: np.ndarray  # (G+1,)
+    home: np.ndarray  # sets of each group
+    home_place: np.ndarray  # where in `sets` the group stands
     near_ptr: np.ndarray  # (G+1,)
     near: np.ndarray  # (A,) neighbours of each group
 
@@ -140,21 +145,9 @@ def _propose(
     target: np.ndarray,
 ) -> int:
     """Fill the groups to move and their new devices; returns how many, 0 if the proposal changes nothing."""
-    num_groups, num_sets = len(near.op_ptr) - 1, len(near.set_ptr) - 1
-    if kind in (SET, PART):
-        if num_sets == 0:
-            return 0
-        which = rng.integers(0, num_sets)
-        first, stop = near.set_ptr[which], near.set_ptr[which + 1]
-        device = rng.integers(0, num_devices)
-        source = state.device[near.sets[rng.integers(first, stop)]]
-        count = 0
-        for k in range(first, stop):
-            group = near.sets[k]
-            if state.device[group] != device and (kind == SET or state.device[group] == source):
-                chosen[count], target[count] = group, device
-                count += 1
-        return count
+    num_groups = len(near.op_ptr) - 1
+    if kind in (SET, PART, EXCHANGE):
+        return _propose_set(near, state, kind, num_devices, rng, chosen, target)
     if kind == RANDOM or state.num_critical[0] == 0:
         group = rng.integers(0, num_groups)
     else:
@@ -184,4 +177,45 @@ def _propose(
             head += 1
         marked[chosen[:count]] = False
     target[:count] = device
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _propose_set(
+    near: Neighbourhood,
+    state: State,
+    kind: int,
+    num_devices: int,
+    rng: np.random.Generator,
+    chosen: np.ndarray,
+    target: np.ndarray,
+) -> int:
+    """Moves of sets: mostly of one that holds a critical group, and half of the time of a window of it around that."""
+    num_sets = len(near.set_ptr) - 1
+    if num_sets == 0:
+        return 0
+    which, middle = rng.integers(0, num_sets), -1
+    if state.num_critical[0] > 0 and rng.random() < _CRITICAL_SETS:
+        group = state.critical[rng.integers(0, state.num_critical[0])]
+        if near.home_ptr[group + 1] > near.home_ptr[group]:
+            entry = rng.integers(near.home_ptr[group], near.home_ptr[group + 1])
+            which, middle = near.home[entry], near.home_place[entry]
+    first, stop = near.set_ptr[which], near.set_ptr[which + 1]
+    if middle < 0:
+        middle = rng.integers(first, stop)
+    source = state.device[near.sets[middle]]
+    device = (source + 1 + rng.integers(0, num_devices - 1)) % num_devices
+    if rng.random() < _WINDOWS:
+        first = rng.integers(first, middle + 1)
+        stop = rng.integers(middle + 1, stop + 1)
+    count = 0
+    for k in range(first, stop):
+        group = near.sets[k]
+        here = state.device[group]
+        if here == source or (kind == SET and here != device):
+            chosen[count], target[count] = group, device
+            count += 1
+        elif kind == EXCHANGE and here == device:
+            chosen[count], target[count] = group, source
+            count += 1
     return count

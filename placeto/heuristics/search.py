@@ -24,7 +24,7 @@ CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
 """What `best_cheap` tries, the one that is best most often first."""
 DEFAULT_SIMULATIONS = 1000
 CLIMB = {"random": 0.7, "set": 0.15, "part": 0.15}
-ANNEAL = {"critical": 0.55, "random": 0.15, "swap": 0.1, "set": 0.05, "part": 0.05, "block": 0.1}
+ANNEAL = {"critical": 0.3, "random": 0.1, "swap": 0.1, "set": 0.05, "part": 0.3, "exchange": 0.1, "block": 0.05}
 HOT, COLD = 1e-3, 2e-4  # temperature at the beginning and at the end, as shares of the start's makespan
 _CHUNK = 1000  # simulations between two looks at the clock, at most
 _FIRST_CHUNK = 16  # the same where seconds are limited, before the pace is known
@@ -166,12 +166,18 @@ def neighbourhood(problem: PlacementProblem) -> Neighbourhood:
     both = np.concatenate([pairs, pairs[:, ::-1]])
     both = both[np.lexsort((both[:, 1], both[:, 0]))]
     ids = np.arange(groups.num_groups + 1)
+    sets = np.concatenate([np.zeros(0, np.int64), *groups.sets])
+    home_place = np.argsort(sets, kind="stable")
+    set_ptr = np.cumsum([0, *map(len, groups.sets)])
     return Neighbourhood(
         group=groups.group,
         op_ptr=np.searchsorted(groups.group[ops], ids),
         ops=ops,
-        set_ptr=np.cumsum([0, *map(len, groups.sets)]),
-        sets=np.concatenate([np.zeros(0, np.int64), *groups.sets]),
+        set_ptr=set_ptr,
+        sets=sets,
+        home_ptr=np.searchsorted(sets[home_place], ids),
+        home=np.searchsorted(set_ptr, home_place, side="right") - 1,
+        home_place=home_place,
         near_ptr=np.searchsorted(both[:, 0], ids),
         near=np.ascontiguousarray(both[:, 1]),
     )
