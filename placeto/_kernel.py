@@ -1,4 +1,4 @@
-"""The simulator's numba kernels: one schedule, its slack, its memory.
+"""The simulator's numba kernels: one schedule and its slack; `placeto._memory` has its memory.
 
 They read a `FlatProblems` and the index of one problem in it, write into arrays the caller owns, and may be called
 from any other numba function, inside prange too (one `Record` per thread or iteration):
@@ -6,7 +6,6 @@ from any other numba function, inside prange too (one `Record` per thread or ite
     record = new_record(flat, p)
     makespan, num_sends = run(flat, p, placement, record, np.inf)
     slack(flat, p, placement, record, num_sends, makespan, op_slack, send_slack)
-    peak_memory(flat, p, placement, record, num_sends, peak)
 
 Events happen at slots: one per device, one per link. A slot has at most one pending event, so the next event is the
 least (time, key) over the slots; no heap is needed. Its key orders equal times: deliveries by their producer's rank,
@@ -34,9 +33,10 @@ BROADCAST = -1
 
 
 def _drop_stale_caches() -> None:
-    """Forget compiled callers older than this file: numba's cache does not see changes in imported files."""
-    changed = Path(__file__).stat().st_mtime
-    for index in Path(__file__).parent.glob("**/*.nbi"):
+    """Forget compiled callers older than a kernel file: numba's cache does not see changes in imported files."""
+    folder = Path(__file__).parent
+    changed = max(path.stat().st_mtime for path in folder.glob("_[a-z]*.py"))
+    for index in folder.glob("**/*.nbi"):
         with suppress(OSError):
             if index.stat().st_mtime < changed:
                 index.unlink()
@@ -299,115 +299,3 @@ def slack(
             next_start[link], next_slack[link] = send_start[send], least
             # The producer starts before its sends do, so it is still to come.
             op_slack[producer] = min(op_slack[producer], send_start[send] - finish[producer] + least)
-
-
-@njit(cache=True, nogil=True)
-def memory_bound(
-    flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, bound: np.ndarray
-) -> None:
-    """Fill `bound` (D,) int64: bytes of parameters and of all tensors ever on each device, at least the peak."""
-    op0, tensor0 = flat.op_offset[p], flat.tensor_offset[p]
-    n, d = flat.op_offset[p + 1] - op0, flat.device_offset[p + 1] - flat.device_offset[p]
-    bound[:d] = 0
-    for i in range(n):
-        bound[placement[i]] += flat.resident[op0 + i]
-    for tensor in range(flat.tensor_offset[p + 1] - tensor0):
-        bound[placement[flat.tensor_src[tensor0 + tensor]]] += flat.tensor_bytes[tensor0 + tensor]
-    for send in range(num_sends):
-        tensor, dst = record.send_tensor[send], record.send_dst[send]
-        if dst >= 0:
-            bound[dst] += flat.tensor_bytes[tensor0 + tensor]
-        else:
-            for other in range(d):
-                if other != placement[flat.tensor_src[tensor0 + tensor]]:
-                    bound[other] += flat.tensor_bytes[tensor0 + tensor]
-
-
-@njit(cache=True, nogil=True)
-def peak_memory(
-    flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, peak: np.ndarray
-) -> None:
-    """Fill `peak` (D,) int64: most bytes on each device at any time, parameters included.
-
-    A tensor is on its producer's device from the producer's start to its last use there (end of the producer, of the
-    last consumer on that device, of the last send), a received copy from its arrival to the end of the last
-    consumer there. At equal times frees come first; what lives for no time does not count.
-    """
-    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
-    edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
-    tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
-    d = flat.device_offset[p + 1] - flat.device_offset[p]
-    tensor_ptr, tensor_child = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1], flat.tensor_child[edge0:edge1]
-    tensor_src, tensor_bytes = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
-    start, finish, num_tensors = record.start, record.finish, tensor1 - tensor0
-    most = num_tensors + edge1 - edge0
-    begin, end = np.empty(most), np.empty(most)  # lives, first of tensors, then of copies
-    where, size = np.empty(most, np.int64), np.empty(most, np.int64)
-
-    for tensor in range(num_tensors):
-        src = tensor_src[tensor]
-        begin[tensor], end[tensor] = start[src], finish[src]
-        where[tensor], size[tensor] = placement[src], tensor_bytes[tensor]
-        for k in range(tensor_ptr[tensor], tensor_ptr[tensor + 1]):
-            if placement[tensor_child[k]] == placement[src]:
-                end[tensor] = max(end[tensor], finish[tensor_child[k]])
-    count = num_tensors
-    copy_of = np.full(d, -1)
-    for send in range(num_sends):
-        tensor, dst = record.send_tensor[send], record.send_dst[send]
-        src, arrival = placement[tensor_src[tensor]], record.send_finish[send]
-        end[tensor] = max(end[tensor], arrival)
-        first = count
-        for k in range(tensor_ptr[tensor], tensor_ptr[tensor + 1]):
-            s = placement[tensor_child[k]]
-            if s != dst and (dst >= 0 or s == src):
-                continue
-            if copy_of[s] < first:
-                copy_of[s] = count
-                begin[count], end[count] = arrival, arrival
-                where[count], size[count] = s, tensor_bytes[tensor]
-                count += 1
-            end[copy_of[s]] = max(end[copy_of[s]], finish[tensor_child[k]])
-
-    used = np.zeros(d, np.int64)
-    for i in range(op1 - op0):
-        used[placement[i]] += flat.resident[op0 + i]
-    peak[:d] = used
-    by_begin, by_end = np.argsort(begin[:count]), np.argsort(end[:count])
-    freed = 0
-    for live in by_begin:
-        while freed < count and end[by_end[freed]] <= begin[live]:
-            gone = by_end[freed]
-            if begin[gone] < end[gone]:
-                used[where[gone]] -= size[gone]
-            freed += 1
-        if begin[live] < end[live]:
-            used[where[live]] += size[live]
-            peak[where[live]] = max(peak[where[live]], used[where[live]])
-
-
-@njit(cache=True, nogil=True)
-def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int) -> float:
-    """Sum over devices of max(0, peak - memory) / memory; the timeline is only worked out where the bound is over."""
-    memory = flat.memory[flat.device_offset[p] : flat.device_offset[p + 1]]
-    peak = np.zeros(len(memory), np.int64)
-    memory_bound(flat, p, placement, record, num_sends, peak)
-    fits = True
-    for d in range(len(memory)):
-        fits = fits and peak[d] <= memory[d]
-    overflow = 0.0
-    if not fits:
-        peak_memory(flat, p, placement, record, num_sends, peak)
-        for d in range(len(memory)):
-            overflow += max(0, peak[d] - memory[d]) / memory[d]
-    return overflow
-
-
-@njit(cache=True, nogil=True)
-def score(flat: FlatProblems, p: int, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
-    """Makespan and memory overflow of one placement; both inf above `cutoff`."""
-    record = new_record(flat, p)
-    makespan, num_sends = run(flat, p, placement, record, cutoff)
-    if makespan == np.inf:
-        return np.inf, np.inf
-    return makespan, memory_overflow(flat, p, placement, record, num_sends)

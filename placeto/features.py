@@ -15,7 +15,7 @@ import torch
 from numba import njit, prange
 from torch_geometric.data import Data
 
-from placeto import _kernel
+from placeto import _kernel, _memory
 from placeto._observe import (
     EDGE_FEATURES,
     NODE_FEATURES,
@@ -316,7 +316,7 @@ def _score_moves(
         ops = np.empty(len(of), np.int64)
         for i in range(len(of)):
             ops[i] = device[b, m] if of[i] == group[b, m] else placement[b, of[i]]
-        makespan[b, m], overflow[b, m] = _kernel.score(flat, p, ops, np.inf)
+        makespan[b, m], overflow[b, m] = _memory.score(flat, p, ops, np.inf)
 
 
 @njit(cache=True, parallel=True)
@@ -348,7 +348,7 @@ def _observe_batch(
         record = _kernel.new_record(flat, p)
         span, num_sends = _kernel.run(flat, p, ops, record, np.inf)
         makespan[b] = span
-        overflow[b] = _kernel.memory_overflow(flat, p, ops, record, num_sends)
+        overflow[b] = _memory.memory_overflow(flat, p, ops, record, num_sends)
         op_slack, send_slack = np.empty(num_ops), np.empty(num_sends)
         _kernel.slack(flat, p, ops, record, num_sends, span, op_slack, send_slack)
         order = np.empty(num_ops, np.int64)

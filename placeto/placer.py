@@ -11,11 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
-from placeto import _kernel
-from placeto._kernel import Record
-from placeto.cost import FlatProblems, PlacementProblem, ProblemBatch
+from placeto.cost import PlacementProblem, ProblemBatch
 from placeto.grouping import Groups
 from placeto.simulator import check_placement, simulate, simulate_batch
 
@@ -220,27 +217,3 @@ class Evaluator:
 def busy_us(problem: PlacementProblem) -> np.ndarray:
     """(D,) microseconds that each device would be busy with the whole graph, overheads included."""
     return (problem.op_time + np.where(problem.op_time > 0, problem.cluster.overhead_us, 0.0)).sum(axis=0)
-
-
-@njit(cache=True, nogil=True)
-def run_and_measure(
-    flat: FlatProblems, placement: np.ndarray, record: Record, peak: np.ndarray, cutoff: float
-) -> tuple[float, float, int]:
-    """Simulate problem 0 of `flat` inside a compiled search: makespan in us, memory overflow, number of sends.
-
-    Above `cutoff` makespan and overflow are inf; see `placeto._kernel` for `record`. `peak` (D,) is scratch.
-    """
-    makespan, num_sends = _kernel.run(flat, 0, placement, record, cutoff)
-    if makespan == np.inf:
-        return np.inf, np.inf, num_sends
-    num_devices = flat.device_offset[1]
-    _kernel.memory_bound(flat, 0, placement, record, num_sends, peak)
-    fits = True
-    for device in range(num_devices):
-        fits = fits and peak[device] <= flat.memory[device]
-    overflow = 0.0
-    if not fits:
-        _kernel.peak_memory(flat, 0, placement, record, num_sends, peak)
-        for device in range(num_devices):
-            overflow += max(0, peak[device] - flat.memory[device]) / flat.memory[device]
-    return makespan, overflow, num_sends

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numba import njit, prange
 
-from placeto import _kernel
+from placeto import _kernel, _memory
 from placeto.cost import FlatProblems, PlacementProblem, ProblemBatch
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
@@ -60,7 +60,7 @@ class Schedule:
     def peak_memory(self) -> np.ndarray:
         """(D,) int64, most bytes on each device at any time: parameters (times the multiplier) and live tensors."""
         peak = np.zeros(self.problem.num_devices, np.int64)
-        _kernel.peak_memory(self.problem.arrays, 0, self.placement, self._record, self.num_sends, peak)
+        _memory.peak_memory(self.problem.arrays, 0, self.placement, self._record, self.num_sends, peak)
         return peak
 
     @cached_property
@@ -226,4 +226,4 @@ def _run_batch(
     overflows: np.ndarray,
 ) -> None:
     for b in prange(len(index)):
-        makespans[b], overflows[b] = _kernel.score(flat, index[b], placements[b], cutoff)
+        makespans[b], overflows[b] = _memory.score(flat, index[b], placements[b], cutoff)

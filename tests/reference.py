@@ -64,7 +64,8 @@ def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
     result = Result()
     device_queue: dict[str, deque[str]] = {device: deque() for device in devices}
     link_queue: dict[Any, deque[Send]] = defaultdict(deque)
-    idle_devices, busy_links = set(devices), set()
+    idle_devices = set(devices)
+    busy_links: set[Any] = set()
     heap: list[tuple[float, int, Any, int]] = []
     pushed = 0
 

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FLOORS = {
     0: ["graph", "cluster", "progress"],
-    1: ["cost", "_kernel", "simulator", "grouping", "placer", "placement"],
+    1: ["cost", "_kernel", "_memory", "simulator", "grouping", "placer", "placement"],
     2: ["_observe", "features", "env", "heuristics", "capture", "importers", "export", "executor", "plot"],
     3: ["nn", "policies"],
     4: ["config", "reinforce", "rollout", "checkpoint", "learning", "load", "evaluate", "summary", "trainer"],

@@ -13,8 +13,9 @@ import numpy as np
 from numba import njit
 
 from placeto import _kernel
+from placeto._memory import run_and_measure
 from placeto.cost import FlatProblems
-from placeto.placer import MEMORY_PENALTY, run_and_measure
+from placeto.placer import MEMORY_PENALTY
 
 MOVES = ("critical", "random", "swap", "set", "part", "exchange", "block")
 """A group that holds up the schedule; any group; two groups change places, one of them critical; a whole set; what a
@@ -73,7 +74,6 @@ def search(
     """
     num_groups, num_devices = len(near.op_ptr) - 1, flat.device_offset[1]
     record = _kernel.new_record(flat, 0)
-    peak = np.zeros(num_devices, np.int64)
     op_slack, send_slack = np.empty(len(near.group)), np.empty(len(flat.out_child))
     chosen, target = np.empty(num_groups, np.int64), np.empty(num_groups, np.int64)
     before = np.empty(num_groups, np.int64)
@@ -89,7 +89,7 @@ def search(
             before[k] = state.device[chosen[k]]
             _move(near, state, chosen[k], target[k])
         cutoff = state.score[0] - temperature * np.log(1.0 - rng.random())
-        makespan, overflow, num_sends = run_and_measure(flat, state.placement, record, peak, cutoff)
+        makespan, overflow, num_sends = run_and_measure(flat, 0, state.placement, record, cutoff)
         score = makespan * (1.0 + MEMORY_PENALTY * overflow) if makespan < np.inf else np.inf
         state.tried[kind] += 1
         if score > cutoff:

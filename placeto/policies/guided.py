@@ -127,7 +127,7 @@ class _Search:
         starts = cheap_starts(instance, self.limit, self.seed)
         self.used += starts.simulations
         best = starts.best
-        self._log(best.makespan_us if best.fits else np.inf)
+        self._log(min(best.makespan_us if best.fits else np.inf, starts.score[0] * self.problem.single_device_us))
         if self.left >= 1:
             batch = InstanceBatch.of([instance])
             state = self._reset(batch, starts.placement[:1])
@@ -174,9 +174,10 @@ class _Search:
         self._log(float(state.best.min()) * self.problem.single_device_us)
         return state
 
-    def _log(self, makespan_us: float) -> None:
-        if not self.history or makespan_us < self.history[-1][2]:
-            self.history.append((self.used, time.perf_counter() - self.began, makespan_us))
+    def _log(self, score_us: float) -> None:
+        """Note an improvement. Where memory is exceeded this is the penalised makespan, which only falls, too."""
+        if not self.history or score_us < self.history[-1][2]:
+            self.history.append((self.used, time.perf_counter() - self.began, score_us))
 
     def _better(self, best: PlacementResult, ops: np.ndarray) -> PlacementResult:
         schedule = simulate(self.problem, ops)
