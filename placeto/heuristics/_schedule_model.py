@@ -1,6 +1,6 @@
 """The constraint model behind `exact`: which device for each group, and when for each op and send.
 
-Times are whole ticks, rounded down, so that the model's makespan never exceeds the simulator's for want of precision.
+Times are whole ticks, rounded down, so that the model's makespan never exceeds the simulator's.
 
 Legend: N ops, T tensors, G groups, D devices, B placements of a batch.
 """
@@ -19,7 +19,8 @@ import numpy as np
 from placeto.cost import PlacementProblem
 from placeto.grouping import Groups
 
-_HORIZON_TICKS = 2**18  # finer ones make propagation slow: bounds creep by single ticks
+_HORIZON_TICKS = 10**6  # more of them make propagation slow: bounds creep by single ticks
+ROUNDING = 1e-12  # share of a time that is allowed for the rounding of floating-point numbers
 
 
 class ExactError(ValueError):
@@ -52,7 +53,7 @@ class ScheduleModel:
         self.group: list[int] = groups.group.tolist()  # (N,)
         if horizon_us is None:
             horizon_us = _one_after_another_us(problem)
-        self.ticks_per_us = 2.0 ** math.floor(math.log2(_HORIZON_TICKS / max(horizon_us, 1e-6)))
+        self.ticks_per_us = _round_down(_HORIZON_TICKS / max(horizon_us, 1e-6))
         self._horizon = self._ticks(horizon_us)
         self.model = ortools().CpModel()
         devices, new_bool = range(problem.num_devices), self.model.new_bool_var
@@ -95,7 +96,8 @@ class ScheduleModel:
 
     def _ticks(self, time_us: Any) -> Any:
         """Whole ticks, rounded down: an int, or an int64 array."""
-        ticks = np.floor(np.asarray(time_us) * self.ticks_per_us).astype(np.int64)
+        exact = np.asarray(time_us) * self.ticks_per_us
+        ticks = np.floor(exact * (1 + ROUNDING)).astype(np.int64)  # 0.29 * 100 is a little below 29
         return int(ticks) if ticks.ndim == 0 else ticks
 
     def _time(self, name: str) -> Any:
@@ -242,6 +244,12 @@ class ScheduleModel:
         if ticks > 0:
             link.append((begin, ticks, sent, f"hold {sent}"))
             self.model.add(self.makespan >= begin + ticks).only_enforce_if(sent)
+
+
+def _round_down(number: float) -> float:
+    """1, 2 or 5 times a power of ten: with such ticks, times given in decimals are whole."""
+    power = 10.0 ** math.floor(math.log10(number))
+    return next(digit * power for digit in (5, 2, 1) if digit * power <= number)
 
 
 def _off_diagonal(column: np.ndarray, index: int) -> np.ndarray:

@@ -27,7 +27,7 @@ import numpy as np
 
 from placeto.cost import PlacementProblem
 from placeto.grouping import group_ops
-from placeto.heuristics._schedule_model import ExactError, ScheduleModel, ortools
+from placeto.heuristics._schedule_model import ROUNDING, ExactError, ScheduleModel, ortools
 from placeto.heuristics.search import anneal
 from placeto.placer import Evaluator, PlacementResult
 from placeto.simulator import simulate
@@ -37,7 +37,7 @@ __all__ = ["ExactError", "exact", "solve"]
 MAX_GROUPS = 64
 MAX_OPS = 1000
 ENUMERATE = 4096  # up to so many placements are simply all simulated
-TOLERANCE = 1e-6  # a placement counts as optimal if no other is better by more than this share
+TOLERANCE = 1e-5  # a placement counts as optimal if no other is better by more than this share
 
 _START_SIMULATIONS = 20_000  # well under a second on graphs this small
 _DEFAULT_WORK = 2.0  # in CP-SAT's deterministic units, each several seconds
@@ -68,8 +68,8 @@ def solve(
     """The best placement found within the budget, and a lower bound in microseconds.
 
     The bound holds for the simulated makespan of every placement that keeps groups together and fits in memory, unless
-    the result itself is faster. It equals the result's makespan where that is proven optimal (to one part in a
-    million), and is inf where it is proven that nothing fits. With a limit on simulations alone, or none, the result is
+    the result itself is faster. It equals the result's makespan where that is proven optimal (to one part in
+    100,000), and is inf where it is proven that nothing fits. With a limit on simulations alone, or none, the result is
     the same on every run, and comes after half a minute or so at most.
 
     Args:
@@ -148,7 +148,7 @@ def _branch(evaluator: Evaluator, seed: int) -> float:
         status = solver.solve(model.model, _watcher(model, evaluator))
         if status == cp_model.INFEASIBLE:
             return evaluator.best_score if evaluator.best_fits else math.inf
-        bound = max(bound, solver.best_objective_bound / model.ticks_per_us * (1 - 1e-12))
+        bound = max(bound, solver.best_objective_bound / model.ticks_per_us * (1 - 100 * ROUNDING))
         if _good_enough(evaluator, bound):
             return evaluator.best_score
         if status != cp_model.OPTIMAL:

@@ -1,0 +1,180 @@
+"""`exact` against brute force and known optima: no placer beats it, and its bound holds."""
+
+import itertools
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placeto.cluster import Cluster, load_cluster
+from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph
+from placeto.grouping import expand, group_ops
+from placeto.heuristics.exact import MAX_GROUPS, ExactError, exact, solve
+from placeto.heuristics.list_scheduling import etf, heft
+from placeto.heuristics.naive import fastest, roundrobin, single
+from placeto.heuristics.partition import metis
+from placeto.heuristics.search import anneal, hillclimb
+from placeto.simulator import simulate
+from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
+
+PLACERS = (single, fastest, roundrobin, metis, heft, etf, hillclimb, anneal)
+"""Those to compare with."""
+
+
+def brute_force(problem: PlacementProblem) -> float:
+    """Least makespan of all placements of groups that fit, in microseconds."""
+    groups = group_ops(problem)
+    best = np.inf
+    for row in itertools.product(range(problem.num_devices), repeat=groups.num_groups):
+        schedule = simulate(problem, expand(groups, np.array(row)))
+        if schedule.fits:
+            best = min(best, schedule.makespan_us)
+    return best
+
+
+def solve_by_constraints(problem: PlacementProblem, **budget: float) -> tuple[float, float]:
+    """Makespan and bound without enumeration."""
+    pytest.importorskip("ortools", reason='needs the extra "exact"')
+    result, bound = solve(problem, enumerate_up_to=0, **budget)
+    assert result.makespan_us == simulate(problem, result.placement).makespan_us
+    return result.makespan_us, bound
+
+
+def small_problem(seed: int, ops: int, cluster: Cluster) -> PlacementProblem:
+    """A random graph whose transfers take about as long as its ops."""
+    rng = np.random.default_rng(seed)
+    rate = float(np.median(cluster.bandwidth[np.isfinite(cluster.bandwidth)])) if cluster.num_devices > 1 else 1.0
+    records = random_graph(seed, ops).to_ops()
+    for record in records:
+        record["time_us"] = {"*": float(rng.integers(1, 9)) * 5.0}
+        record["outputs"] = [int(rate * rng.integers(1, 9) * 5.0) for _ in record["outputs"]]
+    return PlacementProblem(ComputationGraph.from_ops(f"small{seed}", records), cluster)
+
+
+def mixed_cluster() -> Cluster:
+    """Two devices of unequal speed, overhead and links."""
+    slow = toy_cluster(2, speeds=(1.0, 0.5))
+    devices = (slow.devices[0], replace(slow.devices[1], overhead_us=3.0))
+    return replace(slow, devices=devices, latency_us=np.array([[0.0, 4.0], [9.0, 0.0]]), link_gap_us=2.0, link="pair")
+
+
+CLUSTERS = {
+    "toy": toy_cluster(2),
+    "mixed": mixed_cluster(),
+    "broadcast": load_cluster("2xk80"),
+    "unequal broadcast": replace(
+        toy_cluster(3), bandwidth=np.array([[1, 1, 0.25], [1, 1, 1], [0.5, 1, 1.0]]), transfers="broadcast"
+    ),
+    "pcie": load_cluster("2xp100"),
+}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+@pytest.mark.parametrize("seed", range(4))
+def test_equals_brute_force(seed: int, name: str) -> None:
+    problem = small_problem(seed, 6 if CLUSTERS[name].num_devices == 2 else 5, CLUSTERS[name])
+    best = brute_force(problem)
+    result, bound = solve(problem)
+    assert (result.makespan_us, bound) == (best, best)
+    makespan, bound = solve_by_constraints(problem)
+    assert makespan == pytest.approx(best, rel=2e-5)
+    assert bound == makespan
+
+
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(list(CLUSTERS)), ops=st.integers(2, 6))
+@settings(max_examples=25, deadline=None)
+def test_bound_never_exceeds_the_optimum(seed: int, name: str, ops: int) -> None:
+    pytest.importorskip("ortools", reason='needs the extra "exact"')
+    problem = small_problem(seed, ops, CLUSTERS[name])
+    result, bound = solve(problem, simulations=3, enumerate_up_to=0)  # too few to close the gap
+    assert result.simulations <= 3
+    best = brute_force(problem)
+    assert problem.lower_bound_us <= bound * (1 + 1e-12)
+    assert bound <= best * (1 + 2e-5)
+
+
+def test_known_optima() -> None:
+    assert solve(fork_of_chains(4, 3))[0].makespan_us == 60.0
+    result, bound = solve(two_cliques(5))
+    assert (result.makespan_us, bound) == (61.0, 61.0)
+    assert len({*result.placement[:5]}) == len({*result.placement[5:]}) == 1
+
+
+def test_known_optima_by_constraints() -> None:
+    assert solve_by_constraints(two_cliques(6)) == (71.0, 71.0)
+    assert solve_by_constraints(fork_of_chains(6, 5, devices=3)) == (100.0, 100.0)
+
+
+def test_proves_what_enumeration_cannot() -> None:
+    problem = small_problem(2, 12, load_cluster("4xk80"))
+    assert problem.num_devices ** group_ops(problem).num_groups > 10**7
+    makespan, bound = solve_by_constraints(problem)
+    assert bound == makespan > problem.lower_bound_us
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_placer_beats_it(seed: int) -> None:
+    problem = small_problem(seed, 8, load_cluster("2xp100"))
+    best = exact(problem).makespan_us
+    for placer in PLACERS:
+        assert placer(problem, simulations=200).makespan_us >= best, placer.__name__
+
+
+def test_memory_is_respected() -> None:
+    # Four ops of 100 bytes of parameters, 400 with gradients and optimizer state: two fit on a device, none alone.
+    ops = [{"name": n, "time_us": {"*": 10.0}, "param_bytes": 100} for n in "abcd"]
+    ops += [{"name": "e", "time_us": {"*": 100.0}, "param_bytes": 1, "inputs": []}]
+    graph = ComputationGraph.from_ops("heavy", ops)
+    problem = PlacementProblem(graph, toy_cluster(2, memory=810))
+    result, bound = solve(problem)
+    assert result.fits
+    assert (result.makespan_us, bound) == (120.0, 120.0)
+    assert solve_by_constraints(problem) == (120.0, 120.0)
+
+
+def test_says_that_nothing_fits() -> None:
+    ops = [{"name": n, "time_us": {"*": 10.0}, "param_bytes": 100} for n in "abcde"]
+    problem = PlacementProblem(ComputationGraph.from_ops("heavy", ops), toy_cluster(2, memory=810))
+    result, bound = solve(problem)
+    assert not result.fits
+    assert bound == np.inf
+    assert solve_by_constraints(problem)[1] == np.inf
+
+
+def test_budgets_are_kept() -> None:
+    pytest.importorskip("ortools", reason='needs the extra "exact"')
+    problem = small_problem(0, 12, load_cluster("4xp100"))
+    for simulations in (0, 1, 7):
+        assert exact(problem, simulations=simulations).simulations <= simulations
+    result, bound = solve(problem, seconds=1.0)
+    assert result.seconds < 2.0
+    assert problem.lower_bound_us <= bound <= result.makespan_us
+    assert [m for _, _, m in result.history] == sorted((m for _, _, m in result.history), reverse=True)
+    few, bound = solve(two_cliques(6), simulations=100)
+    assert few.simulations == 100
+    assert bound == two_cliques(6).lower_bound_us, "an enumeration that was cut short proves nothing"
+
+
+def test_same_seed_same_result() -> None:
+    pytest.importorskip("ortools", reason='needs the extra "exact"')
+    problem = small_problem(3, 9, load_cluster("2xp100"))
+    first, second = (solve(problem, simulations=300, seed=5, enumerate_up_to=0) for _ in range(2))
+    assert np.array_equal(first[0].placement, second[0].placement)
+    assert first[1] == second[1]
+
+
+def test_too_large() -> None:
+    problem = PlacementProblem(random_graph(0, MAX_GROUPS + 6), toy_cluster(2))
+    with pytest.raises(ExactError, match=f"'random0' has {MAX_GROUPS + 6} groups"):
+        exact(problem)
+
+
+def test_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
+    with pytest.raises(ExactError, match=r"placeto\[exact\]"):
+        exact(PlacementProblem(random_graph(0, 20), toy_cluster(2)))
+    assert exact(two_cliques(4)).makespan_us == 51.0, "enumeration does without"
