@@ -13,9 +13,18 @@ or the producer. The rest is judgement, in four steps (`group_ops`):
 
 No step but the first makes a group larger than a share of all work, unless there is no other way.
 
-What was tried, with annealing at 1,000 and 4,000 simulations, makespan over one device, mean of the 8 validation
-graphs of each family on 4xv100:
-MEASURED
+What was tried: makespan over one device after annealing with 1,000 / 4,000 simulations, mean over the 8 validation
+graphs of a family on 4xv100, two seeds (which differ by .01):
+
+    this grouping                                  ptb .483 / .479   nmt .544 / .529   cifar10 .694 / .683
+    weight gradients with their forward ops        ptb .557 / .553   nmt .620 / .617
+    their last sum anywhere, too                   ptb .456 / .448   nmt .498 / .493
+    calls joined only above 200 groups             ptb .494 / .480   nmt .547 / .532
+    light = .25, .35, .5 instead of .3                               cifar10 .689, .696, .712 / .675, .683, .698
+    backward ops apart from forward ones, light = .25                cifar10 .696 / .680 (245 groups, not 126)
+
+Letting the last sum go anywhere would be faster only because the optimizer, which needs it where the weight is, is
+not part of the graph.
 
 Legend: N ops, E edges, G groups, U units (groups in the making).
 """
@@ -33,6 +42,7 @@ import numpy as np
 
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
+from placeto.grouping_units import Units, coarsen, merge, neighbours, unit_edges
 
 MAX_GROUPS = 200
 _LIGHT = 0.3  # an op joins a neighbour if it takes less than this share of its largest tensor's transfer
@@ -81,57 +91,15 @@ def group_ops(problem: PlacementProblem, max_groups: int = MAX_GROUPS) -> Groups
     if max_groups < 1:
         raise ValueError(f"max_groups must be >= 1, not {max_groups}")
     graph = problem.graph
-    units = _Units(problem)
+    units = Units(problem)
     _join_hard(graph, units)
     labels = _labels(graph)
     if any(graph.modules):
         _join_backward(graph, units, labels)
         _join_light(problem, units, labels)
         _join_calls(units, labels, min(max_groups, _CALLED))
-    _coarsen(problem, units, max_groups)
+    coarsen(problem, units, max_groups)
     return _finish(graph, units, labels)
-
-
-class _Units:
-    """Union-find over ops, with the work and heaviest op of each unit."""
-
-    def __init__(self, problem: PlacementProblem) -> None:
-        time = problem.op_time.mean(axis=1)
-        self.work = time.tolist()  # of the unit, at its root
-        self.leader = list(range(len(self.work)))
-        self.heaviest = list(range(len(self.work)))  # at the root: the op with most time, later ops losing ties
-        self.time = time.tolist()
-        self.total = float(time.sum())
-        self.count = len(self.work)
-
-    def find(self, op: int) -> int:
-        leader = self.leader
-        while leader[op] != op:
-            leader[op] = leader[leader[op]]
-            op = leader[op]
-        return op
-
-    def join(self, one: int, other: int) -> int:
-        one, other = self.find(one), self.find(other)
-        if one == other:
-            return one
-        if other < one:
-            one, other = other, one
-        self.leader[other] = one
-        self.work[one] += self.work[other]
-        a, b = self.heaviest[one], self.heaviest[other]
-        self.heaviest[one] = min((a, b), key=lambda op: (-self.time[op], op))
-        self.count -= 1
-        return one
-
-    def roots(self) -> list[int]:
-        return [op for op in range(len(self.leader)) if self.leader[op] == op]
-
-    def members(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = defaultdict(list)
-        for op in range(len(self.leader)):
-            found[self.find(op)].append(op)
-        return found
 
 
 @dataclass(frozen=True)
@@ -170,12 +138,12 @@ def _labels(graph: ComputationGraph) -> list[_Label]:
     return labels
 
 
-def _join_hard(graph: ComputationGraph, units: _Units) -> None:
+def _join_hard(graph: ComputationGraph, units: Units) -> None:
     first: dict[int, int] = {}
     for op, colour in enumerate(graph.colocation.tolist()):
         if colour >= 0:
             units.join(first.setdefault(colour, op), op)
-    producers, consumers = _neighbours(graph)
+    producers, consumers = neighbours(graph)
     for op in graph.topological_order.tolist():
         if units.time[op] > 0.0 or graph.colocation[op] >= 0:
             continue
@@ -185,18 +153,7 @@ def _join_hard(graph: ComputationGraph, units: _Units) -> None:
             units.join(op, min(consumers[op])[0])
 
 
-def _neighbours(graph: ComputationGraph) -> tuple[list[list[tuple[int, int]]], list[list[tuple[int, int]]]]:
-    """Producers and consumers of each op, each with the bytes of the tensor."""
-    producers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
-    consumers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
-    size = graph.output_bytes[graph.edge_tensor].tolist()
-    for src, dst, number in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), size, strict=True):
-        producers[dst].append((src, number))
-        consumers[src].append((dst, number))
-    return producers, consumers
-
-
-def _join_backward(graph: ComputationGraph, units: _Units, labels: list[_Label]) -> None:
+def _join_backward(graph: ComputationGraph, units: Units, labels: list[_Label]) -> None:
     """Join each backward op to the forward op it belongs to, among those of its module and call."""
     makers: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)  # (module, call) -> tensor -> forward op
     users: dict[tuple[str, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -237,7 +194,7 @@ def _join_backward(graph: ComputationGraph, units: _Units, labels: list[_Label])
         shared = [home[s] for s in siblings if home[s] in candidates]
         if shared:
             home[op] = shared[0]
-    producers, consumers = _neighbours(graph)
+    producers, consumers = neighbours(graph)
     weights = [{p for p, _ in producers[op] if graph.op_types[p] == "parameter"} for op in range(graph.num_ops)]
     for op, forward in home.items():
         if graph.flops[op] > 0 and weights[forward] and not weights[op] and consumers[op]:
@@ -260,16 +217,9 @@ def _kind(graph: ComputationGraph, op: int) -> str:
     return graph.op_types[op].split(".")[-1].removeprefix("add").strip("_")
 
 
-def _join_light(problem: PlacementProblem, units: _Units, labels: Sequence[_Label]) -> None:
+def _join_light(problem: PlacementProblem, units: Units, labels: Sequence[_Label]) -> None:
     """Join what computes for less time than its tensors travel to a neighbour, the lightest first."""
-    graph = problem.graph
-    cost = transfer_us(problem)[graph.edge_tensor]
-    edges: dict[int, dict[int, float]] = {root: defaultdict(float) for root in units.roots()}
-    for src, dst, time in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), cost.tolist(), strict=True):
-        a, b = units.find(src), units.find(dst)
-        if a != b:
-            edges[a][b] = max(edges[a][b], time)
-            edges[b][a] = max(edges[b][a], time)
+    edges = unit_edges(problem, units)
     limit = _LARGEST * units.total
     heap = [(units.work[root], root) for root in edges]
     heapq.heapify(heap)
@@ -288,18 +238,8 @@ def _join_light(problem: PlacementProblem, units: _Units, labels: Sequence[_Labe
         ]
         if options:
             other = -max(options)[2]
-            kept = _merge(units, edges, root, other)
+            kept = merge(units, edges, root, other)
             heapq.heappush(heap, (units.work[kept], kept))
-
-
-def _merge(units: _Units, edges: dict[int, dict[int, float]], one: int, other: int) -> int:
-    kept = units.join(one, other)
-    gone = other if kept == one else one
-    for neighbour, time in edges.pop(gone).items():
-        edges[neighbour].pop(gone, None)
-        if neighbour != kept:
-            edges[kept][neighbour] = edges[neighbour][kept] = max(edges[kept].get(neighbour, 0.0), time)
-    return kept
 
 
 def _may_join(one: _Label, other: _Label) -> bool:
@@ -323,16 +263,7 @@ def _common(a: Iterable[Hashable], b: Iterable[Hashable]) -> Iterable[Hashable]:
         yield x
 
 
-def transfer_us(problem: PlacementProblem) -> np.ndarray:
-    """(T,) microseconds that each tensor takes over the mean link of the cluster; 0 with one device."""
-    cluster, bytes_ = problem.cluster, problem.graph.output_bytes
-    off = ~np.eye(cluster.num_devices, dtype=bool)
-    if not off.any():
-        return np.zeros(len(bytes_))
-    return cluster.latency_us[off].mean() + bytes_ * (1.0 / cluster.bandwidth[off]).mean()
-
-
-def _join_calls(units: _Units, labels: Sequence[_Label], max_groups: int) -> None:
+def _join_calls(units: Units, labels: Sequence[_Label], max_groups: int) -> None:
     """Join the same part of neighbouring calls in blocks, the longest blocks needed and no longer."""
     parts: dict[tuple[str, str, bool], list[tuple[int, int]]] = defaultdict(list)  # -> (call, unit)
     for root in units.roots():
@@ -353,52 +284,7 @@ def _join_calls(units: _Units, labels: Sequence[_Label], max_groups: int) -> Non
                 last = root
 
 
-def _coarsen(problem: PlacementProblem, units: _Units, max_groups: int) -> None:
-    """Join pairs with the most transfer for the work joined, until there are few enough groups."""
-    if units.count <= max_groups:
-        return
-    graph = problem.graph
-    edges: dict[int, dict[int, float]] = {root: {} for root in units.roots()}
-    cost = transfer_us(problem)[graph.edge_tensor]
-    for src, dst, time in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), cost.tolist(), strict=True):
-        a, b = units.find(src), units.find(dst)
-        if a != b:
-            edges[a][b] = edges[b][a] = max(edges[a].get(b, 0.0), time)
-    limit = max(2.0 * units.total / max_groups, 1e-9)
-    for _ in range(3):  # the cap grows where it leaves too many groups
-        heap = [(_cost(units, a, b, t), a, b) for a in edges for b, t in edges[a].items() if a < b]
-        heapq.heapify(heap)
-        while heap and units.count > max_groups:
-            cost_then, a, b = heapq.heappop(heap)
-            if a not in edges or b not in edges or b not in edges[a]:
-                continue
-            now = _cost(units, a, b, edges[a][b])
-            if units.work[a] + units.work[b] > limit:
-                continue
-            if now > cost_then:
-                heapq.heappush(heap, (now, a, b))
-                continue
-            kept = _merge(units, edges, a, b)
-            for other, time in edges[kept].items():
-                heapq.heappush(heap, (_cost(units, kept, other, time), min(kept, other), max(kept, other)))
-        limit *= 4.0
-    _coarsen_unconnected(units, max_groups)
-
-
-def _cost(units: _Units, a: int, b: int, transfer: float) -> float:
-    return (units.work[a] + units.work[b] + 1e-9) / (transfer + 1e-9)
-
-
-def _coarsen_unconnected(units: _Units, max_groups: int) -> None:
-    """Join the lightest two until there are few enough: what is left has no edges, or is very uneven."""
-    heap = [(units.work[root], root) for root in units.roots()]
-    heapq.heapify(heap)
-    while units.count > max_groups:
-        kept = units.join(heapq.heappop(heap)[1], heapq.heappop(heap)[1])
-        heapq.heappush(heap, (units.work[kept], kept))
-
-
-def _finish(graph: ComputationGraph, units: _Units, labels: Sequence[_Label]) -> Groups:
+def _finish(graph: ComputationGraph, units: Units, labels: Sequence[_Label]) -> Groups:
     number: dict[int, int] = {}
     for op in graph.topological_order.tolist():
         number.setdefault(units.find(op), len(number))

@@ -1,5 +1,8 @@
 """List scheduling: ops are placed one by one, where an estimate of the schedule says they start or end first.
 
+Each placer keeps the best of four placements: op by op or with groups kept together (a group goes where its first op
+does), and tensors waiting for their link, as in the simulator, or not, as in the papers.
+
 Legend: N ops, G groups, D devices.
 """
 
@@ -11,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from placeto.cost import FlatProblems, PlacementProblem
-from placeto.grouping import transfer_us
+from placeto.grouping_units import transfer_us
 from placeto.heuristics.common import run, within_memory
 from placeto.placer import Evaluator, PlacementResult
 
@@ -19,14 +22,14 @@ from placeto.placer import Evaluator, PlacementResult
 def heft(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """HEFT: by upward rank, each op where it ends first (Topcuoglu et al., 2002); the better of by op and by group."""
+    """HEFT: by upward rank, each op where it ends first (Topcuoglu et al., 2002); the best of 4 variants."""
     return run(try_heft, problem, simulations, seconds, seed)
 
 
 def etf(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """ETF: always the op that can start first, where it can (Hwang et al., 1989); the better of by op and by group."""
+    """ETF: always the op that can start first, where it can (Hwang et al., 1989); the best of 4 variants."""
     return run(try_etf, problem, simulations, seconds, seed)
 
 
@@ -43,18 +46,24 @@ def try_etf(evaluator: Evaluator, seed: int) -> None:
 def _list_schedule(evaluator: Evaluator, earliest_start: bool) -> None:
     problem = evaluator.problem
     rank = upward_rank(problem)
-    for follow in (evaluator.groups.group, _hard_groups(problem)):
-        within_memory(evaluator, partial(_place, problem, rank, follow, earliest_start))
+    for queueing in (True, False):
+        for follow in (evaluator.groups.group, _hard_groups(problem)):
+            within_memory(evaluator, partial(_place, problem, rank, follow, earliest_start, queueing))
 
 
 def _place(
-    problem: PlacementProblem, rank: np.ndarray, follow: np.ndarray, earliest_start: bool, demand: np.ndarray
+    problem: PlacementProblem,
+    rank: np.ndarray,
+    follow: np.ndarray,
+    earliest_start: bool,
+    queueing: bool,
+    demand: np.ndarray,
 ) -> np.ndarray:
     graph = problem.graph
     in_ptr = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
     followers = np.bincount(follow, weights=demand)
     kernel = _earliest_start if earliest_start else _earliest_finish
-    return kernel(problem.arrays, rank, follow, followers, in_ptr, graph.edge_src, graph.edge_tensor)
+    return kernel(problem.arrays, rank, follow, followers, queueing, in_ptr, graph.edge_src, graph.edge_tensor)
 
 
 def upward_rank(problem: PlacementProblem) -> np.ndarray:
@@ -62,9 +71,7 @@ def upward_rank(problem: PlacementProblem) -> np.ndarray:
     graph = problem.graph
     by_src = np.argsort(graph.edge_src, kind="stable")
     ptr = np.searchsorted(graph.edge_src[by_src], np.arange(graph.num_ops + 1))
-    # Two devices of D are the same one with probability 1 / D, and then nothing travels.
-    apart = (problem.num_devices - 1) / problem.num_devices
-    transfer = apart * transfer_us(problem)[graph.edge_tensor[by_src]]
+    transfer = transfer_us(problem)[graph.edge_tensor[by_src]]
     return _upward_rank(graph.topological_order, ptr, graph.edge_dst[by_src], transfer, problem.op_time.mean(axis=1))
 
 
@@ -101,9 +108,9 @@ def _arrival(
     finish: np.ndarray,
     delivered: np.ndarray,
     link_free: np.ndarray,
-    commit: bool,
+    commit: bool,  # book the links
 ) -> float:
-    """When all inputs of an op are on a device, each link sending one tensor at a time; `commit` books the links."""
+    """When all inputs of an op are on a device; tensors wait for their link, unless `link_free` is empty."""
     num_devices = flat.device_offset[1]
     pair = flat.pair_links[0] == 1
     ready = 0.0
@@ -117,10 +124,13 @@ def _arrival(
         if arrival < 0.0:
             link = source * num_devices + device
             queue = link if pair else source * num_devices + source
-            begin = max(finish[parent], link_free[queue])
+            begin = finish[parent]
+            if len(link_free) > 0:
+                begin = max(begin, link_free[queue])
             arrival = begin + flat.latency_us[link] + flat.tensor_bytes[tensor] / flat.bandwidth[link]
             if commit:
-                link_free[queue] = arrival + flat.link_gap_us[0]
+                if len(link_free) > 0:
+                    link_free[queue] = arrival + flat.link_gap_us[0]
                 if flat.broadcast[0] == 1:
                     for other in range(num_devices):
                         if delivered[tensor, other] < 0.0:
@@ -137,6 +147,7 @@ def _earliest_finish(
     rank: np.ndarray,
     follow: np.ndarray,
     demand: np.ndarray,
+    queueing: bool,
     in_ptr: np.ndarray,
     edge_src: np.ndarray,
     edge_tensor: np.ndarray,
@@ -146,7 +157,7 @@ def _earliest_finish(
     placement = np.full(n, -1)
     finish = np.zeros(n)
     delivered = np.full((flat.tensor_offset[1], d), -1.0)
-    link_free = np.zeros(d * d)
+    link_free = np.zeros(d * d if queueing else 0)
     used = np.zeros(d)
     home = np.full(len(demand), -1)
     # busy times of each device, sorted by start; `length` of them
@@ -247,6 +258,7 @@ def _earliest_start(
     rank: np.ndarray,
     follow: np.ndarray,
     demand: np.ndarray,
+    queueing: bool,
     in_ptr: np.ndarray,
     edge_src: np.ndarray,
     edge_tensor: np.ndarray,
@@ -256,7 +268,7 @@ def _earliest_start(
     placement = np.full(n, -1)
     finish = np.zeros(n)
     delivered = np.full((flat.tensor_offset[1], d), -1.0)
-    link_free = np.zeros(d * d)
+    link_free = np.zeros(d * d if queueing else 0)
     used, device_free = np.zeros(d), np.zeros(d)
     home = np.full(len(demand), -1)
     missing = flat.num_inputs.copy()

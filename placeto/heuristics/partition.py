@@ -11,7 +11,8 @@ import numpy as np
 import pymetis
 
 from placeto.cost import PlacementProblem
-from placeto.grouping import group_ops, transfer_us
+from placeto.grouping import group_ops
+from placeto.grouping_units import transfer_us
 from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, run, within_memory
 from placeto.placer import Evaluator, PlacementResult
 

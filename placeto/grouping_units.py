@@ -1,0 +1,134 @@
+"""The machinery behind `placeto.grouping`: units of ops in the making, and joining them along edges.
+
+Legend: N ops, T tensors, E edges, D devices, U units.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph
+
+
+class Units:
+    """Union-find over ops, with the work and heaviest op of each unit."""
+
+    def __init__(self, problem: PlacementProblem) -> None:
+        time = problem.op_time.mean(axis=1)
+        self.work = time.tolist()  # of the unit, at its root
+        self.leader = list(range(len(self.work)))
+        self.heaviest = list(range(len(self.work)))  # at the root: the op with most time, later ops losing ties
+        self.time = time.tolist()
+        self.total = float(time.sum())
+        self.count = len(self.work)
+
+    def find(self, op: int) -> int:
+        """The unit of an op: its smallest op."""
+        leader = self.leader
+        while leader[op] != op:
+            leader[op] = leader[leader[op]]
+            op = leader[op]
+        return op
+
+    def join(self, one: int, other: int) -> int:
+        """Make the units of two ops one; returns it."""
+        one, other = self.find(one), self.find(other)
+        if one == other:
+            return one
+        if other < one:
+            one, other = other, one
+        self.leader[other] = one
+        self.work[one] += self.work[other]
+        a, b = self.heaviest[one], self.heaviest[other]
+        self.heaviest[one] = min((a, b), key=lambda op: (-self.time[op], op))
+        self.count -= 1
+        return one
+
+    def roots(self) -> list[int]:
+        """All units, in order."""
+        return [op for op in range(len(self.leader)) if self.leader[op] == op]
+
+
+def neighbours(graph: ComputationGraph) -> tuple[list[list[tuple[int, int]]], list[list[tuple[int, int]]]]:
+    """Producers and consumers of each op, each with the bytes of the tensor."""
+    producers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
+    consumers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
+    size = graph.output_bytes[graph.edge_tensor].tolist()
+    for src, dst, number in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), size, strict=True):
+        producers[dst].append((src, number))
+        consumers[src].append((dst, number))
+    return producers, consumers
+
+
+def unit_edges(problem: PlacementProblem, units: Units) -> dict[int, dict[int, float]]:
+    """Neighbours of each unit, with the time in microseconds that the largest tensor between the two travels."""
+    graph = problem.graph
+    edges: dict[int, dict[int, float]] = {root: {} for root in units.roots()}
+    cost = transfer_us(problem)[graph.edge_tensor]
+    for src, dst, time in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), cost.tolist(), strict=True):
+        a, b = units.find(src), units.find(dst)
+        if a != b:
+            edges[a][b] = edges[b][a] = max(edges[a].get(b, 0.0), time)
+    return edges
+
+
+def merge(units: Units, edges: dict[int, dict[int, float]], one: int, other: int) -> int:
+    """Join two units and their edges; returns the unit."""
+    kept = units.join(one, other)
+    gone = other if kept == one else one
+    for neighbour, time in edges.pop(gone).items():
+        edges[neighbour].pop(gone, None)
+        if neighbour != kept:
+            edges[kept][neighbour] = edges[neighbour][kept] = max(edges[kept].get(neighbour, 0.0), time)
+    return kept
+
+
+def transfer_us(problem: PlacementProblem) -> np.ndarray:
+    """(T,) microseconds that each tensor takes over the mean link of the cluster; 0 with one device."""
+    cluster, bytes_ = problem.cluster, problem.graph.output_bytes
+    off = ~np.eye(cluster.num_devices, dtype=bool)
+    if not off.any():
+        return np.zeros(len(bytes_))
+    return cluster.latency_us[off].mean() + bytes_ * (1.0 / cluster.bandwidth[off]).mean()
+
+
+def coarsen(problem: PlacementProblem, units: Units, max_groups: int) -> None:
+    """Join pairs with the most transfer for the work joined, until there are few enough groups."""
+    if units.count <= max_groups:
+        return
+    edges = unit_edges(problem, units)
+    limit = max(2.0 * units.total / max_groups, 1e-9)
+    for _ in range(3):  # the cap grows where it leaves too many groups
+        heap = [(_cost(units, a, b, t), a, b) for a in edges for b, t in edges[a].items() if a < b]
+        heapq.heapify(heap)
+        while heap and units.count > max_groups:
+            cost_then, a, b = heapq.heappop(heap)
+            if a not in edges or b not in edges or b not in edges[a]:
+                continue
+            now = _cost(units, a, b, edges[a][b])
+            if units.work[a] + units.work[b] > limit:
+                continue
+            if now > cost_then:
+                heapq.heappush(heap, (now, a, b))
+                continue
+            kept = merge(units, edges, a, b)
+            for other, time in edges[kept].items():
+                heapq.heappush(heap, (_cost(units, kept, other, time), min(kept, other), max(kept, other)))
+        limit *= 4.0
+    _coarsen_unconnected(units, max_groups)
+
+
+def _cost(units: Units, a: int, b: int, transfer: float) -> float:
+    return (units.work[a] + units.work[b] + 1e-9) / (transfer + 1e-9)
+
+
+def _coarsen_unconnected(units: Units, max_groups: int) -> None:
+    """Join the lightest two until there are few enough: what is left has no edges, or is very uneven."""
+    heap = [(units.work[root], root) for root in units.roots()]
+    heapq.heapify(heap)
+    while units.count > max_groups:
+        kept = units.join(heapq.heappop(heap)[1], heapq.heappop(heap)[1])
+        heapq.heappush(heap, (units.work[kept], kept))

@@ -1,0 +1,172 @@
+"""Contract of every placer in the table, on small random graphs and uneven clusters."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placeto.cluster import Cluster, Device, load_cluster
+from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph
+from placeto.grouping import group_ops
+from placeto.heuristics import HEURISTICS
+from placeto.simulator import simulate
+
+MB, GB = 1_000_000, 1_000_000_000
+names = pytest.mark.parametrize("name", HEURISTICS)
+
+
+def random_graph(rng: np.random.Generator, ops: int) -> ComputationGraph:
+    """Some ops without cost, with several outputs, colocated, in modules."""
+    modular = rng.random() < 0.5
+    records = []
+    for i in range(ops):
+        parents = rng.choice(i, size=min(i, int(rng.integers(0, 4))), replace=False) if i else []
+        record = {
+            "name": f"op{i}",
+            "flops": float(rng.integers(0, 5)) * 1e9,
+            "outputs": [int(rng.integers(0, 9)) * MB] * 2,
+        }
+        record["inputs"] = [[f"op{p}", int(rng.integers(2))] for p in parents]
+        record["param_bytes"] = int(rng.integers(0, 3)) * MB
+        if rng.random() < 0.2:
+            record["colocation"] = str(rng.integers(3))
+        if modular:
+            record["module"] = f"m{rng.integers(2)}.{rng.integers(3)}"
+        records.append(record)
+    return ComputationGraph.from_ops("random", records)
+
+
+def random_cluster(rng: np.random.Generator, devices: int) -> Cluster:
+    parts = [
+        Device(f"d{i}", "any", float(rng.integers(1, 4)) * 1e12, 1e11, int(rng.integers(1, 9)) * 100 * MB, 5.0)
+        for i in range(devices)
+    ]
+    shape = (devices, devices)
+    transfers, link = [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress")][rng.integers(3)]
+    return Cluster("random", tuple(parts), rng.uniform(1e3, 3e4, shape), rng.uniform(0, 20, shape), transfers, link)
+
+
+def forks(chains: int, length: int, cluster: str) -> PlacementProblem:
+    """Independent chains, 1,000 us per op, 1 MB between ops: the optimum has them apart."""
+    ops = [
+        {"name": f"c{c}:{i}", "time_us": {"*": 1000.0}, "outputs": [MB], "inputs": [[f"c{c}:{i - 1}", 0]] if i else []}
+        for i in range(length)
+        for c in range(chains)
+    ]
+    return PlacementProblem(ComputationGraph.from_ops("forks", ops), load_cluster(cluster))
+
+
+def check(problem: PlacementProblem, name: str, **budget: float) -> None:
+    result = HEURISTICS[name](problem, **budget)
+    schedule = simulate(problem, result.placement)
+    assert result.makespan_us == schedule.makespan_us
+    assert result.fits == schedule.fits
+    assert result.makespan_us >= problem.lower_bound_us * (1 - 1e-9)
+    if "simulations" in budget:
+        assert result.simulations <= budget["simulations"]
+    counts = [count for count, _, _ in result.history]
+    assert counts == sorted(counts)
+    assert not counts or counts[-1] <= result.simulations
+    assert not counts or result.history[-1][2] == result.makespan_us
+    for colour in set(problem.graph.colocation.tolist()) - {-1}:
+        assert len(set(result.placement[problem.graph.colocation == colour].tolist())) == 1
+
+
+@names
+def test_says_what_it_is_in_one_line(name: str) -> None:
+    first = (HEURISTICS[name].__doc__ or "").strip().split("\n")[0]
+    assert first.endswith(".")
+    assert len(first) < 120
+
+
+@names
+@given(seed=st.integers(0, 10**6), ops=st.integers(1, 30), devices=st.integers(1, 5), budget=st.integers(0, 40))
+@settings(max_examples=15, deadline=None)
+def test_any_graph_on_any_cluster(name: str, seed: int, ops: int, devices: int, budget: int) -> None:
+    rng = np.random.default_rng(seed)
+    check(PlacementProblem(random_graph(rng, ops), random_cluster(rng, devices)), name, simulations=budget, seed=seed)
+
+
+@names
+@pytest.mark.parametrize("budget", [0, 1, 2, 3, 5, 12])
+def test_small_budgets(name: str, budget: int) -> None:
+    check(forks(3, 4, "4xp100"), name, simulations=budget)
+
+
+@names
+def test_no_budget_and_seconds(name: str) -> None:
+    problem = forks(2, 4, "2xp100")
+    check(problem, name)
+    check(problem, name, seconds=0.05)
+    check(problem, name, seconds=0.0)
+
+
+@names
+def test_same_seed_same_result(name: str) -> None:
+    rng = np.random.default_rng(5)
+    graph = random_graph(rng, 40)
+    results = [
+        HEURISTICS[name](PlacementProblem(graph, load_cluster("4xv100")), simulations=100, seed=3) for _ in range(2)
+    ]
+    assert np.array_equal(results[0].placement, results[1].placement)
+    assert results[0].simulations == results[1].simulations
+    assert [(s, us) for s, _, us in results[0].history] == [(s, us) for s, _, us in results[1].history]
+
+
+@pytest.mark.parametrize("name", ["metis", "heft", "etf", "hillclimb", "anneal"])
+def test_independent_chains_are_put_apart(name: str) -> None:
+    problem = forks(2, 5, "2xp100")
+    assert HEURISTICS[name](problem, simulations=200).makespan_us == 5 * 1005.0
+
+
+@pytest.mark.parametrize("name", ["metis", "hillclimb", "anneal"])
+def test_two_cliques_with_a_cheap_edge_are_cut_there(name: str) -> None:
+    """Within a clique 100 MB travel between any two ops, across 8 bytes."""
+    ops = []
+    for c in "ab":
+        for i in range(5):
+            inputs = [[f"{c}{j}", 0] for j in range(i)]
+            ops.append({"name": f"{c}{i}", "time_us": {"*": 1000.0}, "outputs": [100 * MB, 8], "inputs": inputs})
+    ops[-1]["inputs"] = [*ops[-1]["inputs"], ["a4", 1]]
+    problem = PlacementProblem(ComputationGraph.from_ops("cliques", ops), load_cluster("2xp100"))
+    result = HEURISTICS[name](problem, simulations=300)
+    assert len(set(result.placement[:5].tolist())) == len(set(result.placement[5:].tolist())) == 1
+    assert result.placement[0] != result.placement[5]
+
+
+@pytest.mark.parametrize("name", ["fastest", "expert", "metis", "heft", "etf", "hillclimb", "anneal"])
+def test_what_fits_on_two_devices_only_is_spread(name: str) -> None:
+    """Four weights of 1.5 GB, 6 GB each with gradients and moments, on devices of 16 GB."""
+    ops = [
+        {"name": f"op{i}", "time_us": {"*": 10.0}, "param_bytes": 3 * GB // 2, "outputs": [8]}
+        | {"inputs": [[f"op{i - 1}", 0]] if i else []}
+        for i in range(4)
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("large", ops), load_cluster("2xp100"))
+    assert HEURISTICS[name](problem, simulations=300).fits
+
+
+@names
+def test_what_fits_nowhere_is_said(name: str) -> None:
+    ops = [{"name": "op", "time_us": {"*": 10.0}, "param_bytes": 100 * GB}]
+    problem = PlacementProblem(ComputationGraph.from_ops("huge", ops), load_cluster("2xp100"))
+    assert not HEURISTICS[name](problem, simulations=50).fits
+
+
+def test_fast_device_is_used_by_single_and_fastest() -> None:
+    slow, fast = Device("a", "slow", 1e12, 1e12, GB), Device("b", "fast", 3e12, 1e12, GB)
+    cluster = Cluster("uneven", (slow, fast), np.full((2, 2), 1e4), np.zeros((2, 2)))
+    graph = ComputationGraph.from_ops("two", [{"name": n, "flops": 1e9} for n in "ab"])
+    problem = PlacementProblem(graph, cluster)
+    assert HEURISTICS["single"](problem).placement.tolist() == [1, 1]
+    assert HEURISTICS["fastest"](problem).placement.tolist() == [1, 1]
+
+
+def test_placers_keep_groups_together() -> None:
+    rng = np.random.default_rng(0)
+    problem = PlacementProblem(random_graph(rng, 60), load_cluster("2xv100"))
+    group = group_ops(problem).group
+    for name in ("roundrobin", "expert", "metis", "random"):
+        placement = HEURISTICS[name](problem, simulations=3).placement
+        assert all(len(set(placement[group == g].tolist())) == 1 for g in range(group.max() + 1))

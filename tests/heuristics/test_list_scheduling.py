@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+
+from placeto.cluster import Cluster, Device, load_cluster
+from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph
+from placeto.heuristics import HEURISTICS
+from placeto.heuristics.list_scheduling import upward_rank
+from placeto.simulator import simulate
+
+# The example of Topcuoglu et al. (2002), figure 2 and table 1: times on three processors, and what edges cost.
+TIMES = [
+    (14, 16, 9), (13, 19, 18), (11, 13, 19), (13, 8, 17), (12, 13, 10),
+    (13, 16, 9), (7, 15, 11), (5, 11, 14), (18, 12, 20), (21, 7, 16),
+]  # fmt: skip
+EDGES = {
+    (1, 2): 18, (1, 3): 12, (1, 4): 9, (1, 5): 11, (1, 6): 14, (2, 8): 19, (2, 9): 16, (3, 7): 23,
+    (4, 8): 27, (4, 9): 23, (5, 9): 13, (6, 8): 15, (7, 10): 17, (8, 10): 11, (9, 10): 13,
+}  # fmt: skip
+RANKS = (108.000, 77.000, 80.000, 80.000, 69.000, 63.333, 42.667, 35.667, 44.333, 14.667)
+PLACEMENT = [2, 0, 2, 1, 2, 1, 2, 0, 1, 1]  # figure 3a
+
+
+def published_example() -> PlacementProblem:
+    """1 byte travels for 1 us, each edge has a tensor of its own."""
+    ops: list[dict] = []
+    for task, times in enumerate(TIMES, 1):
+        outgoing = [edge for edge in EDGES if edge[0] == task]
+        inputs = [
+            [f"n{parent}", [e for e in EDGES if e[0] == parent].index((parent, child))]
+            for parent, child in EDGES
+            if child == task
+        ]
+        record = {"name": f"n{task}", "outputs": [EDGES[edge] for edge in outgoing], "inputs": inputs}
+        ops.append(record | {"time_us": {f"p{d}": float(time) for d, time in enumerate(times)}})
+    devices = tuple(Device(f"p{d}", f"p{d}", 1.0, 1.0, 1000) for d in range(3))
+    cluster = Cluster("published", devices, np.ones((3, 3)), np.zeros((3, 3)), link="pair")
+    return PlacementProblem(ComputationGraph.from_ops("published", ops), cluster)
+
+
+def test_upward_ranks_of_the_published_example() -> None:
+    assert upward_rank(published_example()) == pytest.approx(RANKS, abs=1e-3)
+
+
+def test_heft_is_no_worse_on_the_published_example_than_its_authors_placement() -> None:
+    """Theirs has a makespan of 80 where links carry any number of tensors at once; here they carry one."""
+    problem = published_example()
+    result = HEURISTICS["heft"](problem)
+    assert 73.0 <= result.makespan_us <= simulate(problem, np.array(PLACEMENT)).makespan_us
+
+
+def test_heft_fills_gaps() -> None:
+    """While `join` waits for the slow branch, the low-ranked op fits in before it."""
+    ops = [
+        {"name": "long", "time_us": {"*": 100.0}, "outputs": [1]},
+        {"name": "short", "time_us": {"*": 10.0}, "outputs": [1]},
+        {"name": "join", "time_us": {"*": 50.0}, "inputs": [["long", 0], ["short", 0]]},
+        {"name": "extra", "time_us": {"*": 40.0}},
+    ]
+    devices = tuple(Device(f"d{i}", "any", 1e12, 1e12, 10**9) for i in range(2))
+    cluster = Cluster("two", devices, np.full((2, 2), 1e3), np.zeros((2, 2)))
+    problem = PlacementProblem(ComputationGraph.from_ops("gap", ops), cluster)
+    result = HEURISTICS["heft"](problem)
+    assert result.placement[3] == result.placement[1] != result.placement[0]
+    assert result.makespan_us == pytest.approx(150.0, abs=0.01)
+
+
+def test_etf_starts_what_can_start_first() -> None:
+    """Four equal ops on two devices: two each."""
+    ops = [{"name": f"op{i}", "time_us": {"*": 10.0}} for i in range(4)]
+    problem = PlacementProblem(ComputationGraph.from_ops("four", ops), load_cluster("2xp100"))
+    result = HEURISTICS["etf"](problem)
+    assert sorted(result.placement.tolist()) == [0, 0, 1, 1]
+    assert result.makespan_us == 30.0
+
+
+@pytest.mark.parametrize("name", ["heft", "etf"])
+def test_dear_transfers_keep_ops_together(name: str) -> None:
+    ops = [
+        {"name": "a", "time_us": {"*": 10.0}, "outputs": [10**8]},
+        {"name": "b", "time_us": {"*": 10.0}, "inputs": [["a", 0]]},
+        {"name": "c", "time_us": {"*": 10.0}, "inputs": [["a", 0]]},
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("dear", ops), load_cluster("2xp100"))
+    assert len(set(HEURISTICS[name](problem).placement.tolist())) == 1
