@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from placeto._memory import score
 from placeto.cost import PlacementProblem, ProblemBatch
 from placeto.grouping import Groups
 from placeto.simulator import check_placement, simulate, simulate_batch
 
+_PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
 MEMORY_PENALTY = 10.0
 """Makespans are multiplied by 1 + this x the sum over devices of max(0, peak - memory) / memory."""
 
@@ -194,7 +196,11 @@ class Evaluator:
             for row in placements[:1]:
                 check_placement(self.problem, row)
             return scores
-        makespans, overflows = simulate_batch(self._batch, np.zeros(count, np.int64), placements[:count])
+        if count < _PARALLEL:
+            arrays, rows = self.problem.arrays, [check_placement(self.problem, row) for row in placements[:count]]
+            makespans, overflows = np.array([score(arrays, 0, row, math.inf) for row in rows]).T
+        else:
+            makespans, overflows = simulate_batch(self._batch, np.zeros(count, np.int64), placements[:count])
         scores[:count] = makespans * (1.0 + MEMORY_PENALTY * overflows)
         for row in range(count):
             self.simulations += 1
