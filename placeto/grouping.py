@@ -14,7 +14,9 @@ or the producer. The rest is judgement, in four steps (`group_ops`):
 No step but the first makes a group larger than a share of all work, unless there is no other way.
 
 What was tried: makespan over one device after annealing with 1,000 / 4,000 simulations, mean over the 8 validation
-graphs of a family on 4xv100, two seeds (which differ by .01):
+graphs of a family on 4xv100. Measured while the families were still being tuned: compare within a column, not with
+other tables. Two seeds, one in the last two rows; such a mean differs by up to .015 between seeds. The rows for light
+= .35 and .5 had a largest share of .08, those for .25 one of .04.
 
     this grouping                                  ptb .483 / .479   nmt .544 / .529   cifar10 .694 / .683
     weight gradients with their forward ops        ptb .557 / .553   nmt .620 / .617
