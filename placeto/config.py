@@ -63,7 +63,10 @@ PAPER_LEARNING = LearningConfig(
     epochs=1,
     lr=1e-3,
 )
-"""The recipe of the Placeto paper: REINFORCE, improvement reward, baseline by step; use with its features and order."""
+"""The recipe of the Placeto paper: REINFORCE, improvement reward, reward baseline by step.
+
+Use it with the paper's features, pooling and order, and `tolerance=None`.
+"""
 
 
 @dataclass(frozen=True)

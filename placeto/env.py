@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from placeto.features import NODE_INDEX, InstanceBatch, observe, penalised
@@ -26,6 +27,8 @@ class EnvConfig:
     """Who picks the next node: the policy, or the paper's fixed traversal in topological order."""
     stay: bool = False
     """Whether leaving a node where it is counts as a move (the topological order always allows it)."""
+    tolerance: float | None = 0.003
+    """A move is taken back if the makespan is then more than this fraction above the best met; None keeps all moves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,8 @@ class EnvState:
     placement: np.ndarray  # (B, G) int64, device of each group
     visited: np.ndarray  # (B, G) bool
     steps: np.ndarray  # (B,) int64, moves made
-    makespan: np.ndarray  # (B,) float64, relative
+    makespan: np.ndarray  # (B,) float64, relative, of `placement`
+    met: np.ndarray  # (B,) float64, relative, of the last move, taken back or not
     best: np.ndarray  # (B,) float64, relative, the best met
     best_placement: np.ndarray  # (B, G) int64
     data: Data  # observation of all episodes together, see `features.observe`
@@ -58,12 +62,13 @@ def reset(batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement:
     """
     visited = np.zeros(placement.shape, bool)
     steps = np.zeros(len(index), np.int64)
-    data, makespan = _observe(batch, config, index, placement, visited, steps)
-    return EnvState(index, placement, visited, steps, makespan, makespan, placement, data)
+    data, makespan = _observe(batch, index, placement, visited, steps)
+    data.legal = _legal(batch, config, data, index, steps)
+    return EnvState(index, placement, visited, steps, makespan, makespan, makespan, placement, data)
 
 
 def step(batch: InstanceBatch, config: EnvConfig, state: EnvState, action: np.ndarray) -> EnvState:
-    """Move one node in every episode.
+    """Move one node in every episode. A move that is taken back counts as a visit and as a simulation.
 
     Args:
         batch: as in `reset`.
@@ -86,30 +91,47 @@ def step(batch: InstanceBatch, config: EnvConfig, state: EnvState, action: np.nd
     visited[rows, group] = True
     steps = state.steps + 1
     visited[steps % batch.num_groups[state.index] == 0] = False  # a sweep is over: the next one begins
-    data, makespan = _observe(batch, config, state.index, placement, visited, steps)
+    data, makespan = _observe(batch, state.index, placement, visited, steps)
     better = makespan < state.best
     best_placement = np.where(better[:, None], placement, state.best_placement)
     best = np.where(better, makespan, state.best)
-    return EnvState(state.index, placement, visited, steps, makespan, best, best_placement, data)
+    met = makespan
+    if config.tolerance is not None:
+        back = makespan > best * (1.0 + config.tolerance)
+        _take_back(data, state.data, torch.from_numpy(back))
+        placement = np.where(back[:, None], state.placement, placement)
+        makespan = np.where(back, state.makespan, makespan)
+    data.legal = _legal(batch, config, data, state.index, steps)
+    return EnvState(state.index, placement, visited, steps, makespan, met, best, best_placement, data)
 
 
 def _observe(
-    batch: InstanceBatch,
-    config: EnvConfig,
-    index: np.ndarray,
-    placement: np.ndarray,
-    visited: np.ndarray,
-    steps: np.ndarray,
+    batch: InstanceBatch, index: np.ndarray, placement: np.ndarray, visited: np.ndarray, steps: np.ndarray
 ) -> tuple[Data, np.ndarray]:
     data, makespan_us, overflow = observe(batch, index, placement, visited, steps)
-    fixed = config.order == "topological"
-    legal = data.exists & ~data.marked[:, None]
-    if fixed:
+    return data, penalised(makespan_us, overflow) / batch.single_us[index]
+
+
+def _take_back(data: Data, before: Data, back: Tensor) -> None:
+    """Put the earlier observation back into the episodes where `back` (B,) is set, but for marks and steps."""
+    nodes = back[data.batch]
+    marks = [NODE_INDEX["visited"], NODE_INDEX["steps_left"]]
+    kept = data.x[:, marks]
+    data.x = torch.where(nodes[:, None], before.x, data.x)
+    data.x[:, marks] = kept
+    data.pair = torch.where(nodes[:, None, None], before.pair, data.pair)
+    data.edge_attr = torch.where(nodes[data.edge_index[0]][:, None], before.edge_attr, data.edge_attr)
+    data.current = torch.where(nodes, before.current, data.current)
+
+
+def _legal(batch: InstanceBatch, config: EnvConfig, data: Data, index: np.ndarray, steps: np.ndarray) -> Tensor:
+    """(V, D) bool, which (node, device) pairs may be chosen; marks the traversal's node in the fixed order."""
+    if config.order == "topological":
         sweep = torch.from_numpy(steps % batch.num_groups[index])
         here = data.traversal == sweep[data.batch]
         data.x[:, NODE_INDEX["is_current"]] = here.to(data.x.dtype)
-        legal = data.exists & here[:, None]
-    elif not config.stay:
-        legal = legal & ~torch.nn.functional.one_hot(data.current, legal.shape[1]).bool()
-    data.legal = legal
-    return data, penalised(makespan_us, overflow) / batch.single_us[index]
+        return data.exists & here[:, None]
+    legal = data.exists & ~data.marked[:, None]
+    if config.stay:
+        return legal
+    return legal & ~torch.nn.functional.one_hot(data.current, legal.shape[1]).bool()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -147,13 +147,14 @@ def _iterate(config: TrainConfig, state: TrainState, family: Family, done: float
     warming_up = done < learning.warmup
     index, placement = _choose_starts(config, state, family, same=not warming_up)
     watch.lap(None)
-    begin = reset(family.batch, config.env, index, placement)
+    env = replace(config.env, tolerance=None) if warming_up else config.env  # labels of more different placements
+    begin = reset(family.batch, env, index, placement)
     watch.lap("simulation")
     labels = learning.labels if warming_up else 0
     episodes = rollout(
         state.policy,
         family.batch,
-        config.env,
+        env,
         begin,
         learning.moves,
         state.torch_random,

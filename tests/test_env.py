@@ -35,7 +35,7 @@ def random_episode(batch, config, moves, seed=0):
 
 def test_one_sweep_moves_every_group_once_and_never_stays(batch):
     groups = int(batch.num_groups[0])
-    states = random_episode(batch, EnvConfig(), groups)
+    states = random_episode(batch, EnvConfig(tolerance=None), groups)
     for before, after in itertools.pairwise(states):
         assert ((before.placement != after.placement).sum(1) == 1).all()
     moved = np.array([before.placement[0] != after.placement[0] for before, after in itertools.pairwise(states)])
@@ -45,7 +45,7 @@ def test_one_sweep_moves_every_group_once_and_never_stays(batch):
 
 
 def test_makespan_and_best_follow_the_simulator(batch):
-    states = random_episode(batch, EnvConfig(), 8)
+    states = random_episode(batch, EnvConfig(tolerance=None), 8)
     for b in (0, 1):
         instance = batch.instances[b]
         groups, single = instance.groups, instance.problem.single_device_us
@@ -57,6 +57,29 @@ def test_makespan_and_best_follow_the_simulator(batch):
         best = simulate(instance.problem, expand(groups, states[-1].best_placement[b, : groups.num_groups])).makespan_us
         assert best == min(spans)
     assert states[-1].simulations == 2 * 9
+
+
+def test_a_move_for_the_worse_is_taken_back(batch):
+    """Placement, observation and legal moves are those of before; only the visit, the step and the simulation count."""
+    groups = int(batch.num_groups[0])
+    states = random_episode(batch, EnvConfig(tolerance=0.0), groups - 1)
+    taken_back = 0
+    for before, after in itertools.pairwise(states):
+        assert (after.makespan <= after.best).all()
+        for b in (0, 1):
+            nodes = after.data.batch == b
+            moved = (after.placement[b] != before.placement[b]).any()
+            assert moved == (after.met[b] <= before.best[b])
+            assert after.visited[b].sum() == before.visited[b].sum() + 1
+            again = reset(batch, EnvConfig(), after.index, after.placement).data
+            columns = [i for name, i in NODE_INDEX.items() if name not in ("visited", "steps_left")]
+            assert torch.equal(after.data.x[nodes][:, columns], again.x[nodes][:, columns])
+            assert torch.equal(after.data.pair[nodes], again.pair[nodes])
+            assert torch.equal(after.data.current[nodes], again.current[nodes])
+            arcs = after.data.batch[after.data.edge_index[0]] == b
+            assert torch.equal(after.data.edge_attr[arcs], again.edge_attr[arcs])
+            taken_back += not moved
+    assert taken_back > 3
 
 
 def test_topological_order_visits_nodes_in_order_and_may_stay(batch):

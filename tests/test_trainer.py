@@ -154,19 +154,21 @@ def test_learns_to_spread_independent_ops(tmp_path):
     family = {f"fork{chains} on {devices}": fork_of_chains(chains, 1, devices) for chains, devices in sizes}
     learning = LearningConfig(moves=8, labels=8, warmup=0.3, lr=1e-3, temperature=1.0)
     numbers = train(
-        TrainConfig(str(tmp_path), iterations=40, learning=learning, seed=1), family, {"fork8": fork_of_chains(8, 1, 4)}
+        TrainConfig(str(tmp_path), iterations=40, learning=learning, env=EnvConfig(tolerance=None), seed=1),
+        family,
+        {"fork8": fork_of_chains(8, 1, 4)},
     )
     assert numbers["hparam/simulations"] < 20_000
     torch.manual_seed(0)
     trained, untrained = PlacetoPolicy(PlacetoConfig()), PlacetoPolicy(PlacetoConfig())
     trained.load_state_dict(load_checkpoint(tmp_path)["parameters"])
-    assert best_of_one_pass(trained, EnvConfig(), fork_of_chains(12, 1, 4)) == 30.0
-    assert best_of_one_pass(untrained, EnvConfig(), fork_of_chains(12, 1, 4)) > 31.0
+    assert best_of_one_pass(trained, EnvConfig(tolerance=None), fork_of_chains(12, 1, 4)) == 30.0
+    assert best_of_one_pass(untrained, EnvConfig(tolerance=None), fork_of_chains(12, 1, 4)) > 31.0
 
 
 def test_the_papers_recipe_learns(tmp_path):
     """REINFORCE in topological order with the paper's features, pooling, reward and reward baseline."""
-    policy, env = PlacetoConfig(features="paper", pooling="paper"), EnvConfig(order="topological")
+    policy, env = PlacetoConfig(features="paper", pooling="paper"), EnvConfig(order="topological", tolerance=None)
     family = {f"fork{chains}": fork_of_chains(chains, 1) for chains in (4, 6, 10)}
     learning = replace(PAPER_LEARNING, moves=10)
     run = TrainConfig(str(tmp_path), iterations=80, learning=learning, policy=policy, env=env, validate_every=100)

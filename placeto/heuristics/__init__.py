@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from placeto.heuristics.exact import exact
 from placeto.heuristics.list_scheduling import etf, heft
 from placeto.heuristics.naive import fastest, random, roundrobin, single
 from placeto.heuristics.partition import expert, metis
@@ -21,5 +22,6 @@ HEURISTICS: dict[str, Callable[..., PlacementResult]] = {
     "etf": etf,
     "hillclimb": hillclimb,
     "anneal": anneal,
+    "exact": exact,
 }
 """Name -> placer; the first line of its docstring is what ``placeto list placers`` prints."""
