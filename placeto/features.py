@@ -52,6 +52,9 @@ FEATURE_SETS = {
 MEMORY_PENALTY = 10.0
 
 
+SERIAL_BELOW = 3  # episodes: waking a second thread takes longer than one of so few, most of all on a busy machine
+
+
 def penalised(makespan_us: np.ndarray, overflow: np.ndarray) -> np.ndarray:
     """Makespan times 1 + 10 x the memory over the limit, as a fraction of each device's memory."""
     return makespan_us * (1.0 + MEMORY_PENALTY * overflow)
@@ -219,7 +222,8 @@ def observe(
     edge = np.zeros((arc_first[-1], len(EDGE_FEATURES)), np.float32)
     makespan, overflow = np.empty(len(index)), np.empty(len(index))
     placement = np.ascontiguousarray(placement, np.int64)
-    _observe_batch(
+    kernel = _observe_parallel if len(index) >= SERIAL_BELOW else _observe_serial
+    kernel(
         batch.problems.arrays,
         batch.ints,
         batch.floats,
@@ -319,7 +323,6 @@ def _score_moves(
         makespan[b, m], overflow[b, m] = _memory.score(flat, p, ops, np.inf)
 
 
-@njit(cache=True, parallel=True)
 def _observe_batch(
     flat: FlatProblems,
     ints: tuple[np.ndarray, ...],
@@ -390,3 +393,7 @@ def _observe_batch(
             pair[first[b] : first[b + 1]],
             edge[arc_first[b] : arc_first[b + 1]],
         )
+
+
+_observe_parallel = njit(cache=True, parallel=True)(_observe_batch)
+_observe_serial = njit(cache=True)(_observe_batch)

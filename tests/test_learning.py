@@ -20,16 +20,16 @@ def setting():
     batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(0, 20), toy_cluster(2)))])
     state = reset(batch, EnvConfig(tolerance=None), np.zeros(4, np.int64), np.zeros((4, batch.max_groups), np.int64))
     episodes = rollout(policy, batch, EnvConfig(tolerance=None), state, 8, torch.Generator().manual_seed(0), labels=10)
-    return policy, torch.optim.Adam(policy.parameters(), lr=3e-3), episodes
+    return policy, torch.optim.Adam(policy.parameters(), lr=1e-3), episodes
 
 
 def test_supervised_updates_fit_the_labels(setting):
     policy, optimizer, episodes = setting
     order = np.arange(8)
     first = supervised_update(policy, optimizer, episodes, LearningConfig(), order)
-    for _ in range(25):
+    for _ in range(60):
         last = supervised_update(policy, optimizer, episodes, LearningConfig(), order)
-    assert last["train/label_error"] < 0.75 * first["train/label_error"]
+    assert last["train/label_error"] < 0.6 * first["train/label_error"]
 
 
 @pytest.mark.parametrize("config", [LearningConfig(lr=3e-3, entropy=0.0), PAPER_LEARNING])
