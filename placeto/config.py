@@ -13,7 +13,7 @@ from placeto.policies.placeto import PlacetoConfig
 class LearningConfig:
     """How a policy learns."""
 
-    warmup: float = 0.5
+    warmup: float = 0.6
     """Share of the training spent on the supervised stage, which fits the exact effect of single moves."""
     labels: int = 24
     """Moves of each visited state simulated for the supervised stage."""
