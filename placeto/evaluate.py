@@ -263,7 +263,7 @@ class _Worker:
     def _warm(self, spec: PlacerSpec) -> Placer:
         """Load a placer and compile its kernels on a tiny graph, so that the first job's seconds count only work."""
         placer = spec.load()
-        simulations = None if spec.simulations is None else min(spec.simulations, 8)
+        simulations = None if spec.simulations is None else min(spec.simulations, 64)
         seconds = None if spec.seconds is None else min(spec.seconds, 0.1)
         placer(_tiny(self.cluster), simulations=simulations, seconds=seconds, seed=0)
         return placer

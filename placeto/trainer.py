@@ -132,7 +132,9 @@ def train(
             state.elapsed = time.perf_counter() - began
             if state.iteration % config.save_every == 0:
                 _save(config, state, family)
-            report(done, f"iteration {state.iteration}, validation {state.best_validation:.4f} of one device")
+            known = np.isfinite(state.best_validation)
+            best = f", validation {state.best_validation:.4f} of one device" if known else ""
+            report(done, f"iteration {state.iteration}{best}")
     _save(config, state, family)
     final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
     writer.add_hparams(_flat(asdict(config)), final, run_name=".", global_step=state.iteration)
