@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from placeto.heuristics.baechi import m_etf, m_sct, m_topo
 from placeto.heuristics.exact import exact
 from placeto.heuristics.list_scheduling import etf, heft
 from placeto.heuristics.naive import fastest, random, roundrobin, single
@@ -20,6 +21,9 @@ HEURISTICS: dict[str, Callable[..., PlacementResult]] = {
     "metis": metis,
     "heft": heft,
     "etf": etf,
+    "m-topo": m_topo,
+    "m-etf": m_etf,
+    "m-sct": m_sct,
     "hillclimb": hillclimb,
     "anneal": anneal,
     "exact": exact,

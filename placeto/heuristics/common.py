@@ -41,18 +41,22 @@ def op_outputs(problem: PlacementProblem) -> np.ndarray:
     return np.diff(total[problem.graph.output_ptr])
 
 
-def within_memory(evaluator: Evaluator, place: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Score the placement (N,) that `place` makes; should it not fit, that of a more cautious estimate of memory.
+def demands(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Two estimates (N,) of the bytes that each op needs for good.
 
-    `place` is given what memory each op (N,) is taken to need for good: first its parameters alone (tensors come and
-    go), then its outputs too, or as large a share of them as the cluster has room for.
+    Its parameters alone (tensors come and go); or its outputs too, or as large a share of them as the cluster has room
+    for.
     """
-    problem = evaluator.problem
     resident = problem.graph.param_bytes * float(problem.param_multiplier)
     outputs = op_outputs(problem)
     room = 0.9 * float(problem.cluster.memory.sum()) - resident.sum()
     share = min(1.0, max(0.0, room / max(outputs.sum(), 1.0)))
-    for demand in (resident, resident + share * outputs):
+    return resident, resident + share * outputs
+
+
+def within_memory(evaluator: Evaluator, place: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Score the placement (N,) that `place` makes; should it not fit, that of the more cautious of `demands`."""
+    for demand in demands(evaluator.problem):
         if evaluator.exhausted:
             return
         evaluator.score_ops(place(demand))

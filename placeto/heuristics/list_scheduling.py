@@ -8,7 +8,9 @@ Legend: N ops, G groups, D devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -17,6 +19,13 @@ from placeto.cost import FlatProblems, PlacementProblem
 from placeto.grouping_units import transfer_us
 from placeto.heuristics.common import run, within_memory
 from placeto.placer import Evaluator, PlacementResult
+
+
+class Favourites(NamedTuple):
+    """For which child of its last op a device waits, and how long: see `placeto.heuristics.baechi`."""
+
+    child: np.ndarray  # (N,) int64, favourite child of each op, -1 = none
+    patience_us: np.ndarray  # (N,) float64, from the end of the op
 
 
 def heft(
@@ -35,35 +44,54 @@ def etf(
 
 def try_heft(evaluator: Evaluator, seed: int) -> None:
     """The rule behind `heft`."""
-    _list_schedule(evaluator, earliest_start=False)
+    _best_of_four(evaluator, place_by_finish)
 
 
 def try_etf(evaluator: Evaluator, seed: int) -> None:
     """The rule behind `etf`."""
-    _list_schedule(evaluator, earliest_start=True)
+    _best_of_four(evaluator, place_by_start)
 
 
-def _list_schedule(evaluator: Evaluator, earliest_start: bool) -> None:
+def _best_of_four(evaluator: Evaluator, place: Callable[..., np.ndarray]) -> None:
     problem = evaluator.problem
-    rank = upward_rank(problem)
     for queueing in (True, False):
-        for follow in (evaluator.groups.group, _hard_groups(problem)):
-            within_memory(evaluator, partial(_place, problem, rank, follow, earliest_start, queueing))
+        for follow in (evaluator.groups.group, hard_groups(problem)):
+            within_memory(evaluator, partial(place, problem, follow, queueing))
 
 
-def _place(
+def place_by_finish(problem: PlacementProblem, follow: np.ndarray, queueing: bool, demand: np.ndarray) -> np.ndarray:
+    """Placement (N,) by HEFT.
+
+    Args:
+        problem: what to place.
+        follow: (N,) group of each op; a group goes where the first of its ops does.
+        queueing: whether tensors wait for their link.
+        demand: (N,) bytes that each op needs for good.
+    """
+    return _earliest_finish(*_inputs(problem, follow, queueing, demand))
+
+
+def place_by_start(
     problem: PlacementProblem,
-    rank: np.ndarray,
     follow: np.ndarray,
-    earliest_start: bool,
     queueing: bool,
     demand: np.ndarray,
+    favourites: Favourites | None = None,
 ) -> np.ndarray:
+    """Placement (N,) by ETF; arguments as of `place_by_finish`. Devices wait for favourite children, if there are."""
+    if favourites is None:
+        favourites = Favourites(np.full(problem.num_ops, -1), np.zeros(problem.num_ops))
+    inputs = (*_inputs(problem, follow, queueing, demand), favourites)
+    return _earliest_start(*inputs)
+
+
+def _inputs(problem: PlacementProblem, follow: np.ndarray, queueing: bool, demand: np.ndarray) -> tuple[Any, ...]:
+    """What both kernels want."""
     graph = problem.graph
     in_ptr = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
     followers = np.bincount(follow, weights=demand)
-    kernel = _earliest_start if earliest_start else _earliest_finish
-    return kernel(problem.arrays, rank, follow, followers, queueing, in_ptr, graph.edge_src, graph.edge_tensor)
+    rank = upward_rank(problem)
+    return problem.arrays, rank, follow, followers, queueing, in_ptr, graph.edge_src, graph.edge_tensor
 
 
 def upward_rank(problem: PlacementProblem) -> np.ndarray:
@@ -88,7 +116,7 @@ def _upward_rank(
     return rank
 
 
-def _hard_groups(problem: PlacementProblem) -> np.ndarray:
+def hard_groups(problem: PlacementProblem) -> np.ndarray:
     """(N,) groups by the colocation of the graph alone; every other op stands for itself."""
     colocation = problem.graph.colocation
     count = colocation.max(initial=-1) + 1
@@ -262,8 +290,12 @@ def _earliest_start(
     in_ptr: np.ndarray,
     edge_src: np.ndarray,
     edge_tensor: np.ndarray,
+    favourites: Favourites,
 ) -> np.ndarray:
-    """ETF, ties by upward rank. When an op becomes ready, its arrival on each device is estimated once."""
+    """ETF, ties by upward rank. When an op becomes ready, its arrival on each device is estimated once.
+
+    A device that waits for a favourite child starts nothing else in that time, but what all devices have the inputs of.
+    """
     n, d = flat.op_offset[1], flat.device_offset[1]
     placement = np.full(n, -1)
     finish = np.zeros(n)
@@ -271,6 +303,7 @@ def _earliest_start(
     link_free = np.zeros(d * d if queueing else 0)
     used, device_free = np.zeros(d), np.zeros(d)
     home = np.full(len(demand), -1)
+    guest, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for
     missing = flat.num_inputs.copy()
     ready = np.empty(n, np.int64)
     arrival = np.empty((n, d))
@@ -292,10 +325,18 @@ def _earliest_start(
                     if home[group] < 0 and full == 0 and used[device] + demand[group] > flat.memory[device]:
                         continue
                     start = max(arrival[op, device], device_free[device])
+                    child = guest[device]
+                    if child >= 0 and child != op and start < min(waits_until[device], arrival[op].max()):
+                        group_home = home[follow[child]]
+                        room = used[device] + demand[follow[child]] <= flat.memory[device]
+                        if placement[child] < 0 and (group_home == device or (group_home < 0 and room)):
+                            start = min(waits_until[device], arrival[op].max())
                     better = start < best_start
                     if start == best_start:
                         other = ready[chosen]
-                        if rank[op] != rank[other]:
+                        if (op == child) != (other == guest[best]):
+                            better = op == child
+                        elif rank[op] != rank[other]:
                             better = rank[op] > rank[other]
                         elif op == other:
                             better = flat.op_time[op * d + device] < flat.op_time[op * d + best]
@@ -318,6 +359,7 @@ def _earliest_start(
         device_free[best] = best_start + busy
         if busy > 0.0:
             device_free[best] += flat.overhead_us[best]
+        guest[best], waits_until[best] = favourites.child[op], finish[op] + favourites.patience_us[op]
         for edge in range(flat.out_ptr[op], flat.out_ptr[op + 1]):
             child = flat.out_child[edge]
             missing[child] -= 1

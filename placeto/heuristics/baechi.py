@@ -1,0 +1,200 @@
+"""The placers of Baechi (Jeon et al., SoCC 2020): m-TOPO, m-ETF and m-SCT, known list schedules within memory limits.
+
+Each keeps the better of two placements: with groups kept together, as Baechi does with forward and backward ops, or op
+by op. Tensors wait for their link. What we add: devices and links may differ (limits are in proportion to the devices'
+memory, times are means over devices and links where none is chosen yet), and m-ETF and m-SCT count parameters first,
+tensors only where that has not been enough. So m-ETF is the queueing half of `placeto.heuristics.list_scheduling.etf`.
+
+m-SCT (Hanen and Munier, 1995) starts what can start first, like m-ETF, but each op has at most one favourite child, and
+each op is the favourite of at most one parent; from the end of an op until its output would have arrived elsewhere, its
+device is *awake*: it starts the favourite, or an *urgent* op, whose inputs could be on all devices by then, and nothing
+else. Favourites come from the relaxation of an integer program, over start times s, makespan w and x in [0, 1]:
+
+    minimise w   subject to   s_i + p_i <= w
+                              s_i + p_i + c_ij x_ij <= s_j     each edge i -> j
+                              sum_j x_ij >= children of i - 1
+                              sum_i x_ij >= parents of j - 1
+
+with p_i the time of op i and c_ij that of the transfer, 0 within a group. Child j is the favourite of i if x_ij < 1/2,
+which by the sums holds for one child and one parent at most. The program is over ops, since groups may form cycles.
+
+Legend: N ops, T tensors, D devices, K groups, P pairs of producer and consumer, A those of different groups.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from placeto.cost import PlacementProblem
+from placeto.grouping_units import transfer_us
+from placeto.heuristics.common import demands, run, within_memory
+from placeto.heuristics.list_scheduling import Favourites, hard_groups, place_by_start, upward_rank
+from placeto.placer import Evaluator, PlacementResult
+
+LP_OPS = 5000
+"""Graphs of more ops have their favourite children by priority, see `favourite_children`."""
+_EPSILON = 1e-6  # x below 1/2 by less is 1/2
+
+
+def m_topo(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """m-TOPO: fill devices in topological order, each to its share of the memory (Jeon et al., 2020)."""
+    return run(try_m_topo, problem, simulations, seconds, seed)
+
+
+def m_etf(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """m-ETF: always the op that can start first, where it can and there is memory (Jeon et al., 2020)."""
+    return run(try_m_etf, problem, simulations, seconds, seed)
+
+
+def m_sct(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """m-SCT: m-ETF, but devices wait for favourite children from a linear program (Jeon et al., 2020)."""
+    return run(try_m_sct, problem, simulations, seconds, seed)
+
+
+def try_m_topo(evaluator: Evaluator, seed: int) -> None:
+    """The rule behind `m_topo`."""
+    _, demand = demands(evaluator.problem)
+    for follow in _variants(evaluator):
+        if not evaluator.exhausted:
+            evaluator.score_ops(fill_in_order(evaluator.problem, follow, demand))
+
+
+def try_m_etf(evaluator: Evaluator, seed: int) -> None:
+    """The rule behind `m_etf`."""
+    for follow in _variants(evaluator):
+        within_memory(evaluator, partial(place_by_start, evaluator.problem, follow, True))
+
+
+def try_m_sct(evaluator: Evaluator, seed: int) -> None:
+    """The rule behind `m_sct`."""
+    problem = evaluator.problem
+    for follow in _variants(evaluator):
+        if evaluator.exhausted:
+            return
+        limit = evaluator.seconds_limit
+        left = None if limit is None else max(1e-3, limit - evaluator.seconds)  # 0 would be no limit
+        favourites = favourite_children(problem, follow, left)
+        within_memory(evaluator, partial(place_by_start, problem, follow, True, favourites=favourites))
+
+
+def _variants(evaluator: Evaluator) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) what stays together: the groups, and only what the graph demands."""
+    return evaluator.groups.group, hard_groups(evaluator.problem)
+
+
+def fill_in_order(problem: PlacementProblem, follow: np.ndarray, demand: np.ndarray) -> np.ndarray:
+    """Placement (N,) by m-TOPO: groups in topological order of their first ops, on one device after the other.
+
+    A device takes its share of the total demand and once the largest group's (for equal devices total / D + largest),
+    but never more than its memory. What is left over then goes where there is most room.
+
+    Args:
+        problem: what to place.
+        follow: (N,) group of each op.
+        demand: (N,) bytes that each op needs for good.
+    """
+    memory = problem.cluster.memory.astype(np.float64)
+    size = np.bincount(follow, weights=demand)  # (K,)
+    cap = np.minimum(size.sum() * memory / memory.sum() + size.max(), memory)
+    order = problem.graph.topological_order
+    _, first = np.unique(follow[order], return_index=True)
+    used, home, device = np.zeros(len(memory)), np.zeros(len(size), np.int64), 0
+    for group in np.argsort(first).tolist():
+        while device < len(memory) - 1 and used[device] + size[group] > cap[device]:
+            device += 1
+        full = used[device] + size[group] > cap[device]
+        home[group] = (memory - used).argmax() if full else device
+        used[home[group]] += size[group]
+    return home[follow]
+
+
+def favourite_children(problem: PlacementProblem, follow: np.ndarray, seconds: float | None = None) -> Favourites:
+    """Favourite child of each op, and for how long its device waits: the transfer, over the mean link.
+
+    Graphs of more than `LP_OPS` ops, and those that `seconds` are too short for, do without the linear program: pairs
+    become favourites by falling transfer + upward rank of the child, as long as neither is taken.
+
+    Args:
+        problem: what to place.
+        follow: (N,) group of each op; children of the same group are no favourites, since they follow anyway.
+        seconds: time limit of the solver; None = no limit.
+    """
+    pairs, transfer = _pairs(problem)
+    apart = np.flatnonzero(follow[pairs[0]] != follow[pairs[1]])  # (A,)
+    chosen = None
+    if len(apart) > 0 and problem.num_ops <= LP_OPS:
+        solution = _relaxation(problem.op_time.mean(axis=1), pairs, transfer, apart, seconds)
+        chosen = None if solution is None else apart[solution < 0.5 - _EPSILON]
+    if chosen is None:
+        chosen = _by_priority(problem, pairs, transfer, apart)
+    child, patience = np.full(problem.num_ops, -1), np.zeros(problem.num_ops)
+    child[pairs[0, chosen]], patience[pairs[0, chosen]] = pairs[1, chosen], transfer[chosen]
+    return Favourites(child, patience)
+
+
+def _pairs(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
+    """(2, P) producers and consumers, and (P,) microseconds that their tensors travel, each tensor once."""
+    graph = problem.graph
+    reads = np.unique(np.stack([graph.edge_src, graph.edge_dst, graph.edge_tensor]), axis=1)
+    pairs, where = np.unique(reads[:2], axis=1, return_inverse=True)
+    return pairs, np.bincount(where.ravel(), weights=transfer_us(problem)[reads[2]], minlength=pairs.shape[1])
+
+
+def _relaxation(
+    time: np.ndarray, pairs: np.ndarray, transfer: np.ndarray, apart: np.ndarray, seconds: float | None
+) -> np.ndarray | None:
+    """(A,) x of the pairs that may be apart, in a solution of the linear program; None if none was found.
+
+    Columns: s (N,), x (A,), w. Rows: edges (P,), ends (N,), then one for each producer and each consumer.
+    """
+    num_ops, num_pairs, num_apart = len(time), pairs.shape[1], len(apart)
+    ops, edges, x = np.arange(num_ops), np.arange(num_pairs), num_ops + np.arange(num_apart)
+    end = np.full(num_ops, num_ops + num_apart)
+    rows = [edges, edges, apart, num_pairs + ops, num_pairs + ops]
+    columns = [pairs[0], pairs[1], x, ops, end]
+    values = [np.ones(num_pairs), -np.ones(num_pairs), transfer[apart], np.ones(num_ops), -np.ones(num_ops)]
+    limits = [-time[pairs[0]], -time]
+    num_rows = num_pairs + num_ops
+    for side in pairs[:, apart]:
+        _, which, degree = np.unique(side, return_inverse=True, return_counts=True)
+        rows.append(num_rows + which)
+        columns.append(x)
+        values.append(-np.ones(num_apart))
+        limits.append(1.0 - degree)
+        num_rows += len(degree)
+    num_columns = num_ops + num_apart + 1
+    index = np.concatenate(rows), np.concatenate(columns)
+    upper = np.full(num_columns, np.inf)
+    upper[x] = 1.0
+    solution = linprog(
+        np.arange(num_columns) == num_columns - 1,
+        A_ub=coo_array((np.concatenate(values), index), shape=(num_rows, num_columns)).tocsr(),
+        b_ub=np.concatenate(limits),
+        bounds=np.stack([np.zeros(num_columns), upper], axis=1),
+        method="highs-ds",
+        options={} if seconds is None else {"time_limit": seconds},
+    )
+    return solution.x[x] if solution.status == 0 else None
+
+
+def _by_priority(problem: PlacementProblem, pairs: np.ndarray, transfer: np.ndarray, apart: np.ndarray) -> np.ndarray:
+    """Pairs without a common parent or child, taken greedily."""
+    priority = transfer[apart] + upward_rank(problem)[pairs[1, apart]]
+    taken = np.zeros((2, problem.num_ops), bool)  # as a parent, as a child
+    chosen = []
+    for pair in apart[np.argsort(-priority, kind="stable")].tolist():
+        parent, child = pairs[:, pair]
+        if not (taken[0, parent] or taken[1, child]):
+            taken[0, parent] = taken[1, child] = True
+            chosen.append(pair)
+    return np.array(chosen, np.int64)
