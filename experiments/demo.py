@@ -119,7 +119,7 @@ Done in {seconds / 60:.1f} minutes. Written to {config.out}/:
 
 What to type next (after `source .venv/bin/activate`):
   tensorboard --logdir {out}/run
-  placeto place {config.family}:test:{config.test_graphs} {on} --checkpoint {out}/run -o {out}/p.json --plot {out}/p.png
+  placeto place {config.family}:test:{config.test_graphs - 1} {on} --checkpoint {out}/run --plot {out}/p.png
   placeto simulate {name} {on} --placement {out}/placement.json --trace {out}/trace.json   (open it at ui.perfetto.dev)
   placeto list placers"""
 

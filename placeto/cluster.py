@@ -5,6 +5,8 @@ Legend: D devices.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -119,6 +121,13 @@ class Cluster:
     def device_names(self) -> tuple[str, ...]:
         """(D,) names."""
         return tuple(device.name for device in self.devices)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the content (name of the cluster excluded), 64 hex digits."""
+        described = [[getattr(device, key) for key in vars(device)] for device in self.devices]
+        links = [self.bandwidth.tolist(), self.latency_us.tolist(), self.transfers, self.link]
+        return hashlib.sha256(json.dumps([described, links, self.link_gap_us]).encode()).hexdigest()
 
     @cached_property
     def memory(self) -> np.ndarray:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from placeto.env import EnvConfig
+from placeto.policies import POLICIES
 from placeto.policies.placeto import PlacetoConfig
 
 
@@ -92,3 +93,43 @@ class TrainConfig:
     policy: PlacetoConfig = field(default_factory=PlacetoConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
+
+
+class ConfigError(ValueError):
+    """A setting out of its range; the message names it and says what would be valid."""
+
+
+def check_config(config: TrainConfig) -> None:
+    """Refuse settings that can't work.
+
+    Raises:
+        ConfigError: one is out of its range, or the learned placer is unknown.
+    """
+    if config.placer not in POLICIES:
+        raise ConfigError(f"placer {config.placer!r} can't be trained; learned placers: {', '.join(POLICIES)}")
+    learning, policy = config.learning, config.policy
+    at_least_one = {
+        "threads": config.threads,
+        "validate_every": config.validate_every,
+        "save_every": config.save_every,
+        "learning.labels": learning.labels,
+        "learning.graphs": learning.graphs,
+        "learning.moves": learning.moves,
+        "learning.baseline_rounds": learning.baseline_rounds,
+        "learning.epochs": learning.epochs,
+        "learning.minibatch": learning.minibatch,
+        "policy.hidden": policy.hidden,
+        "policy.fixed_devices": policy.fixed_devices,
+    }
+    for name, value in at_least_one.items():
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1, not {value}")
+    least = 2 if learning.baseline == "replicas" else 1
+    if learning.replicas < least:
+        raise ConfigError(f"learning.replicas must be at least {least} here, not {learning.replicas}")
+    if config.seed < 0 or policy.rounds < 0:
+        raise ConfigError(f"seed and policy.rounds must be at least 0, not {config.seed} and {policy.rounds}")
+    if not (learning.temperature > 0 and learning.discount > 0):
+        raise ConfigError("learning.temperature and learning.discount must be above 0")
+    if not 0 <= learning.warmup <= 1:
+        raise ConfigError(f"learning.warmup is a share, 0 to 1, not {learning.warmup}")

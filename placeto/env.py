@@ -45,11 +45,6 @@ class EnvState:
     best_placement: np.ndarray  # (B, G) int64
     data: Data  # observation of all episodes together, see `features.observe`
 
-    @property
-    def simulations(self) -> int:
-        """Simulations that it took to get here: one for the start and one a move, for each episode."""
-        return int(self.steps.sum()) + len(self.steps)
-
 
 def reset(batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray) -> EnvState:
     """Begin B episodes at the given group placements.

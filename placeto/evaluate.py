@@ -6,7 +6,6 @@ A job is one (graph, placer, seed). Results go to a file of format "placeto.eval
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import multiprocessing
 import os
@@ -187,14 +186,8 @@ def save_rows(rows: Sequence[Row], path: str | Path) -> None:
 
 
 def _key(name: str, graph: ComputationGraph, cluster: Cluster, spec: PlacerSpec, seed: int) -> str:
-    text = f"{name} {graph.hash} {_cluster_hash(cluster)} {spec.label} {spec.fingerprint} {seed}"
+    text = f"{name} {graph.hash} {cluster.hash} {spec.label} {spec.fingerprint} {seed}"
     return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def _cluster_hash(cluster: Cluster) -> str:
-    described = [[getattr(device, key) for key in vars(device)] for device in cluster.devices]
-    links = [cluster.bandwidth.tolist(), cluster.latency_us.tolist(), cluster.transfers, cluster.link]
-    return hashlib.sha256(json.dumps([described, links, cluster.link_gap_us]).encode()).hexdigest()
 
 
 def _work(
@@ -247,7 +240,7 @@ class _Worker:
             "placer": job.spec.label,
             "seed": job.seed,
             "makespan_us": float(result.makespan_us),
-            "relative": float(result.makespan_us / problem.single_device_us),
+            "relative": float(result.makespan_us / problem.single_device_us) if problem.single_device_us else 1.0,
             "lower_bound_us": float(problem.lower_bound_us),
             "fits": bool(result.fits),
             "simulations": int(result.simulations),

@@ -54,7 +54,7 @@ def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
         range(num_devices), [f"{d.name}\n{100 * b:.0f} % busy" for d, b in zip(cluster.devices, busy, strict=True)]
     )
     axes.set_xlabel(f"time ({unit})")
-    relative = schedule.makespan_us / schedule.problem.single_device_us
+    relative = schedule.makespan_us / (schedule.problem.single_device_us or 1.0)
     heading = title or f"{graph.name} on {cluster.name}"
     axes.set_title(f"{heading}: {end:.4g} {unit}, {relative:.3f} of one device", loc="left", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)

@@ -6,7 +6,7 @@ Legend: T moves, B episodes, L labelled moves a state, V nodes of all episodes t
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -125,17 +125,19 @@ def _label(
 
 
 def greedy_pass(
-    policy: nn.Module,
-    batch: InstanceBatch,
-    config: EnvConfig,
-    index: np.ndarray,
-    placement: np.ndarray,
-    sweeps: int = 1,
+    policy: nn.Module, batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray
 ) -> EnvState:
-    """Most likely moves for as many steps as the largest graph has nodes, times `sweeps`; no gradient."""
+    """Most likely moves, as many in each episode as its graph has nodes: the state after the longest one.
+
+    `best` and `best_placement` of the shorter ones are those at the end of their own sweep.
+    """
     state = reset(batch, config, index, placement)
-    for _ in range(sweeps * int(batch.num_groups[index].max())):
+    best, best_placement = state.best, state.best_placement
+    for _ in range(int(batch.num_groups[index].max())):
         with torch.no_grad():
             logits, _ = policy(state.data)
         state = step(batch, config, state, PairDistribution.from_logits(logits, state.data).mode().numpy())
-    return state
+        going = state.steps <= batch.num_groups[index]
+        best = np.where(going, state.best, best)
+        best_placement = np.where(going[:, None], state.best_placement, best_placement)
+    return replace(state, best=best, best_placement=best_placement)

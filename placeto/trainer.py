@@ -5,12 +5,10 @@ Legend: C training instances, K replicas, B episodes of an iteration, T moves, G
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from placeto.checkpoint import CheckpointError, capture_random, load_checkpoint, restore_random, save_checkpoint
-from placeto.config import TrainConfig
+from placeto.config import TrainConfig, check_config
 from placeto.cost import PlacementProblem
 from placeto.env import reset
 from placeto.features import InstanceBatch, make_instance
@@ -29,6 +27,7 @@ from placeto.plot import gantt_figure
 from placeto.policies import POLICIES
 from placeto.policies.guided import Starts, cheap_starts
 from placeto.rollout import Rollout, Stopwatch, greedy_pass, rollout
+from placeto.signals import StopRequest
 from placeto.simulator import simulate
 
 DEFAULT_MINUTES = 10.0
@@ -96,8 +95,8 @@ def train(
         config: what to train and how.
         problems: training problems by name.
         validation: problems to choose the parameters by; none of the training problems.
-        resume: go on from the checkpoint in ``config.out``: bit-identical with an uninterrupted run of as many
-            iterations on the same machine.
+        resume: go on from the checkpoint in ``config.out``. With the same `config.iterations` the end is bit-identical
+            with that of an uninterrupted run on the same machine; limits in minutes depend on the clock.
         report: called with the finished share in 0..1 and a note.
 
     Returns:
@@ -108,6 +107,7 @@ def train(
         CheckpointError: nothing to resume, or a checkpoint of another configuration.
     """
     began = time.perf_counter()
+    check_config(config)
     _check(problems, validation)
     torch.set_num_threads(config.threads)
     saved = load_checkpoint(config.out) if resume else None
@@ -115,32 +115,34 @@ def train(
     held_out = Family.of(validation, lambda note: report(0.0, note))
     state = _initial_state(config, family)
     if saved is not None:
-        _restore(state, saved, config, family)
+        _restore(state, saved, config, family, held_out)
     began -= state.elapsed
     Path(config.out).mkdir(parents=True, exist_ok=True)
     writer = SummaryWriter(config.out, purge_step=state.iteration + 1 if resume else None)
-    numbers: dict[str, float] = {}
+    last: dict[str, float] = {}
     with StopRequest() as stop:
-        while not stop.requested and (done := _share_done(config, state)) < 1.0:
-            numbers |= _iterate(config, state, family, done)
+        while not stop.requested and not _over(config, state):
+            done = _share_done(config, state)
+            numbers = _iterate(config, state, family, done)
             state.iteration += 1
-            last = _share_done(config, state) >= 1.0
-            if last or state.iteration % config.validate_every == 0:
+            state.elapsed = time.perf_counter() - began
+            if _over(config, state) or state.iteration % config.validate_every == 0:
                 numbers |= _validate(config, state, held_out, writer)
             for tag, value in numbers.items():
                 writer.add_scalar(tag, value, state.iteration)
+            last |= numbers
             state.elapsed = time.perf_counter() - began
-            if state.iteration % config.save_every == 0:
-                _save(config, state, family)
+            if _over(config, state) or state.iteration % config.save_every == 0:
+                _save(config, state, family, held_out)
             known = np.isfinite(state.best_validation)
             best = f", validation {state.best_validation:.4f} of one device" if known else ""
             report(done, f"iteration {state.iteration}{best}")
-    _save(config, state, family)
+        _save(config, state, family, held_out)
     final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
     writer.add_hparams(_flat(asdict(config)), final, run_name=".", global_step=state.iteration)
     writer.close()
     report(1.0, "stopped by a signal, saved" if stop.requested else f"validation {state.best_validation:.4f}")
-    return numbers | final
+    return last | final
 
 
 def _iterate(config: TrainConfig, state: TrainState, family: Family, done: float) -> dict[str, float]:
@@ -176,7 +178,8 @@ def _iterate(config: TrainConfig, state: TrainState, family: Family, done: float
         lr = learning.lr * (1.0 - (done - learning.warmup) / (1.0 - learning.warmup))
         _set_lr(state.optimizer, lr)
         returns, advantage = advantages(episodes, learning, index, state.history)
-        orders = [state.random.permutation(moves) for _ in range(learning.epochs)]
+        epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
+        orders = [state.random.permutation(moves) for _ in range(epochs)]
         numbers = policy_update(state.policy, state.optimizer, episodes, advantage, learning, orders)
         numbers["train/return"] = float(returns[0].mean())
     watch.lap("network")
@@ -255,11 +258,16 @@ def _validate(config: TrainConfig, state: TrainState, held_out: Family, writer: 
 
 
 def _share_done(config: TrainConfig, state: TrainState) -> float:
-    """How much of the budget is spent: by iterations alone where they are given, so that the run can be repeated."""
-    shares = [state.iteration / config.iterations] if config.iterations is not None else []
-    if config.minutes is not None or not shares:
-        shares.append(state.elapsed / (60.0 * (config.minutes or DEFAULT_MINUTES)))
-    return max(shares)
+    """How far training is, in 0..1: by iterations alone where they are given, so that the run can be repeated."""
+    if config.iterations is not None:
+        return min(1.0, state.iteration / config.iterations)
+    return min(1.0, state.elapsed / (60.0 * (config.minutes or DEFAULT_MINUTES)))
+
+
+def _over(config: TrainConfig, state: TrainState) -> bool:
+    """Whether a limit is reached."""
+    late = config.minutes is not None and state.elapsed >= 60.0 * config.minutes
+    return late or _share_done(config, state) >= 1.0
 
 
 def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem]) -> None:
@@ -296,12 +304,12 @@ def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def _save(config: TrainConfig, state: TrainState, family: Family) -> None:
+def _save(config: TrainConfig, state: TrainState, family: Family, held_out: Family) -> None:
     save_checkpoint(
         {
             "placer": config.placer,
             "config": asdict(config),
-            "problems": _fingerprint(family),
+            "problems": _fingerprint(family, held_out),
             "parameters": state.policy.state_dict(),
             "best_parameters": state.best_parameters or state.policy.state_dict(),
             "best_validation": float(state.best_validation),
@@ -318,7 +326,9 @@ def _save(config: TrainConfig, state: TrainState, family: Family) -> None:
     )
 
 
-def _restore(state: TrainState, saved: Mapping[str, Any], config: TrainConfig, family: Family) -> None:
+def _restore(
+    state: TrainState, saved: Mapping[str, Any], config: TrainConfig, family: Family, held_out: Family
+) -> None:
     """Put a checkpoint's values into a fresh state.
 
     Raises:
@@ -330,21 +340,27 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: TrainConfig, f
     if changed:
         key = changed[0]
         raise CheckpointError(f"can't resume {config.out}: {key} was {old.get(key)}, now it is {new.get(key)}")
-    if saved["problems"] != _fingerprint(family):
+    if saved["problems"] != _fingerprint(family, held_out):
         raise CheckpointError(f"can't resume {config.out}: it was trained on other graphs or clusters")
     state.policy.load_state_dict(saved["parameters"])
     state.optimizer.load_state_dict(saved["optimizer"])
     restore_random(saved["random"], [state.torch_random, state.random])
     state.elite, state.elite_score = saved["elite"].numpy().copy(), saved["elite_score"].numpy().copy()
-    state.best_validation, state.best_parameters = saved["best_validation"], dict(saved["best_parameters"])
+    state.best_validation = saved["best_validation"]
+    if np.isfinite(state.best_validation):  # else these are only the latest parameters
+        state.best_parameters = dict(saved["best_parameters"])
     state.history = dict(saved["history"])
     state.iteration, state.simulations = saved["iteration"], saved["simulations"]
     state.elapsed = saved["elapsed"]
 
 
-def _fingerprint(family: Family) -> list[str]:
-    problems = [instance.problem for instance in family.batch.instances]
-    return [f"{name} {p.graph.hash} {p.cluster.name}" for name, p in zip(family.names, problems, strict=True)]
+def _fingerprint(*families: Family) -> list[str]:
+    """Name, graph and cluster of every problem."""
+    return [
+        f"{name} {instance.problem.graph.hash} {instance.problem.cluster.hash}"
+        for family in families
+        for name, instance in zip(family.names, family.batch.instances, strict=True)
+    ]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -356,31 +372,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value if isinstance(value, int | float | str | bool) else str(value)
     return flat
-
-
-class StopRequest:
-    """While open, Ctrl-C and SIGTERM only set `requested`; a second one acts as usual. A context manager."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._old: dict[int, Any] = {}
-
-    def __enter__(self) -> StopRequest:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                self._old[number] = signal.signal(number, self._ask)
-            except ValueError:  # not in the main thread: signals stay as they are
-                break
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
-
-__all__: Sequence[str] = ["DEFAULT_MINUTES", "Family", "StopRequest", "TrainingError", "train"]

@@ -13,7 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from placeto.checkpoint import CheckpointError, load_checkpoint
-from placeto.config import PAPER_LEARNING, LearningConfig, TrainConfig
+from placeto.config import PAPER_LEARNING, ConfigError, LearningConfig, TrainConfig
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig
 from placeto.features import InstanceBatch, make_instance
@@ -22,7 +22,7 @@ from placeto.rollout import greedy_pass
 from placeto.trainer import TrainingError, train
 from tests.toys import fork_of_chains, random_graph, toy_cluster
 
-QUICK = LearningConfig(graphs=2, replicas=4, moves=6, labels=4)
+QUICK = LearningConfig(warmup=0.5, graphs=2, replicas=4, moves=6, labels=4)
 ROOT = Path(__file__).parent.parent
 
 
@@ -138,6 +138,8 @@ def test_resuming_with_another_configuration_or_other_graphs_is_refused(uninterr
     with pytest.raises(CheckpointError, match=r"learning\.clip was 0\.2, now it is 0\.3"):
         train(changed, problems(3), problems(2, 10), resume=True)
     with pytest.raises(CheckpointError, match="other graphs"):
+        train(config(uninterrupted), problems(3), problems(2, 11), resume=True)
+    with pytest.raises(CheckpointError, match="other graphs"):
         train(config(uninterrupted), problems(3, 1), problems(2, 10), resume=True)
 
 
@@ -184,6 +186,22 @@ def best_of_one_pass(policy, env, problem):
     batch = InstanceBatch.of([make_instance(problem)])
     end = greedy_pass(policy, batch, env, np.array([0]), np.zeros((1, batch.max_groups), np.int64))
     return round(float(end.best[0]) * problem.single_device_us, 6)
+
+
+def test_a_run_that_ends_by_the_clock_is_validated_at_its_end(tmp_path):
+    train(config(tmp_path, iterations=None, minutes=0.02, validate_every=10**6), problems(2), problems(1, 10))
+    checkpoint = load_checkpoint(tmp_path)
+    assert np.isfinite(checkpoint["best_validation"])
+    assert same(checkpoint["best_parameters"], checkpoint["parameters"])
+
+
+def test_settings_out_of_range_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"learning\.labels must be at least 1, not 0"):
+        train(config(tmp_path, learning=replace(QUICK, labels=0)), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match="'foo' can't be trained; learned placers: placeto"):
+        train(config(tmp_path, placer="foo"), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"learning\.replicas must be at least 2"):
+        train(config(tmp_path, learning=replace(QUICK, replicas=1)), problems(2), problems(1, 10))
 
 
 def test_same_seed_same_run(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,13 +40,13 @@ def check_output(option: str, path: Path | None) -> None:
 
 
 def check_positive(option: str, value: float | None) -> None:
-    """Refuse a budget that is no positive number.
+    """Refuse a budget that is no positive, finite number.
 
     Raises:
         UsageError: the value isn't above zero.
     """
-    if value is not None and not value > 0:
-        raise UsageError(f"{option} must be above 0, not {value}")
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(f"{option} must be above 0 and finite, not {value}")
 
 
 def describe(schedule: Schedule) -> str:
@@ -53,7 +54,8 @@ def describe(schedule: Schedule) -> str:
     problem, cluster = schedule.problem, schedule.problem.cluster
     busy = np.bincount(schedule.placement, schedule.finish_us - schedule.start_us, cluster.num_devices)
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
-    relative, bound = schedule.makespan_us / problem.single_device_us, schedule.makespan_us / problem.lower_bound_us
+    relative = schedule.makespan_us / (problem.single_device_us or 1.0)  # 0 where nothing takes time
+    bound = schedule.makespan_us / (problem.lower_bound_us or 1.0)
     width = max(len("device"), *map(len, cluster.device_names))
     lines = [
         f"makespan_us  {float(schedule.makespan_us)!r}",

@@ -11,6 +11,7 @@ from placeto.commands.common import (
     OptionalPath,
     OptionalText,
     OutputPath,
+    UsageError,
     check_output,
     check_positive,
     describe,
@@ -60,6 +61,8 @@ def run(arguments: Arguments) -> None:
     placer_name, placer = choose_placer(arguments.placer, arguments.checkpoint)
     name, graph = resolve_graph(arguments.graph)
     problem = PlacementProblem(graph, load_cluster(arguments.cluster))
+    if arguments.seed < 0:
+        raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
     result = placer(problem, simulations=arguments.simulations, seconds=arguments.seconds, seed=arguments.seed)
     schedule = simulate(problem, result.placement)
     cluster = problem.cluster

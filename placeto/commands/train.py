@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
 
-from placeto.checkpoint import FILE_NAME
+from placeto.checkpoint import FILE_NAME, load_checkpoint
 from placeto.cluster import Cluster, load_cluster
 from placeto.commands.common import GraphList, OptionalText, UsageError, check_positive
 from placeto.cost import PlacementProblem
@@ -43,6 +43,9 @@ def run(arguments: Arguments) -> None:
     check_positive("--minutes", config.minutes)
     check_positive("--iterations", config.iterations)
     out = Path(config.out)
+    if arguments.resume and config.minutes is None and config.iterations is None:
+        before = load_checkpoint(out)["config"]
+        config = replace(config, minutes=before["minutes"], iterations=before["iterations"])
     if (out / FILE_NAME).exists() and not arguments.resume:
         raise UsageError(f"--out {out}: holds a checkpoint already; add --resume to go on, or choose another directory")
     if out.exists() and not out.is_dir():

@@ -7,4 +7,4 @@ from placeto.policies.placeto import PlacetoPolicy
 POLICIES = {
     "placeto": PlacetoPolicy,
 }
-"""Name -> policy class, with ``make(config)`` for training and ``from_checkpoint(checkpoint)`` -> placer."""
+"""Name -> policy class, called with its config."""

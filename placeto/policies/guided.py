@@ -28,23 +28,21 @@ class Starts:
 
     placement: np.ndarray  # (S, G) int64
     score: np.ndarray  # (S,) penalised makespan relative to the best single device
-    simulations: int  # all that it took
 
 
 def cheap_starts(instance: Instance, seed: int = 0) -> Starts:
     """Place by each cheap heuristic; ops of a group follow the device that has most of the group's work."""
     problem, groups = instance.problem, instance.groups
-    rows, simulations = [], 0
+    rows = []
     for rule in CHEAP:
         evaluator = Evaluator(problem, groups)
         rule(evaluator, seed)
-        simulations += evaluator.simulations
         if evaluator.best is not None:
             rows.append(round_to_groups(problem, groups, evaluator.best))
     placement = np.unique(np.array(rows, np.int64), axis=0)
     score = Evaluator(problem, groups).score_batch(placement) / problem.single_device_us
     order = np.argsort(score, kind="stable")
-    return Starts(placement[order], score[order], simulations + len(placement))
+    return Starts(placement[order], score[order])
 
 
 class GuidedPlacer:
@@ -70,7 +68,7 @@ class GuidedPlacer:
         instance = make_instance(problem)
         evaluator = Evaluator(problem, instance.groups, simulations, seconds)
         start, score = best_cheap(evaluator, seed)
-        if problem.num_devices > 1 and score < math.inf and not evaluator.exhausted:
+        if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
             self._sweep(instance, evaluator, start)
             if simulations is not None or seconds is not None:
                 random = np.random.default_rng(seed)
@@ -78,7 +76,10 @@ class GuidedPlacer:
         return evaluator.result()
 
     def _sweep(self, instance: Instance, evaluator: Evaluator, start: np.ndarray) -> None:
-        """Offer the evaluator what the policy's most likely moves lead to, each group moved once."""
+        """Offer the evaluator what the policy's most likely moves lead to, each group moved once.
+
+        The environment simulates each of these placements again for its schedule; they count once.
+        """
         batch = InstanceBatch.of([instance])
         devices = instance.problem.num_devices
         state = reset(batch, self.env, np.zeros(1, np.int64), start[None])

@@ -40,6 +40,10 @@ class PlacetoConfig:
     """Weight of the predicted relative change of the makespan in the logit."""
 
 
+class PolicyError(ValueError):
+    """A problem that the policy was not made for."""
+
+
 class PlacetoPolicy(nn.Module):
     """Scores every (node, device) pair of a batch of graphs.
 
@@ -66,8 +70,9 @@ class PlacetoPolicy(nn.Module):
         else:
             self.from_node = nn.Linear(hidden, 64)
             self.from_pair = nn.Linear(len(pairs), 64, bias=False)
-            self.from_graph = nn.Linear(hidden, 64, bias=False)
-            self.from_device = nn.Linear(hidden, 64, bias=False)
+            if config.pooling != "none":
+                self.from_graph = nn.Linear(hidden, 64, bias=False)
+                self.from_device = nn.Linear(hidden, 64, bias=False)
             self.head = nn.Sequential(nn.ReLU(), *mlp([64, 64, 2]))
 
     def forward(self, data: Data) -> tuple[Tensor, Tensor]:
@@ -77,7 +82,7 @@ class PlacetoPolicy(nn.Module):
         devices, rows = pair.shape[1], torch.arange(len(node), device=node.device)
         if config.head == "fixed":
             if devices > config.fixed_devices:
-                raise ValueError(f"the fixed head has {config.fixed_devices} devices, the cluster has {devices}")
+                raise PolicyError(f"the fixed head has {config.fixed_devices} devices, the cluster has {devices}")
             placed = nn.functional.one_hot(data.current, config.fixed_devices).to(node.dtype)
             h = self.encoder(torch.cat([node, placed], -1))
         else:
@@ -89,20 +94,16 @@ class PlacetoPolicy(nn.Module):
         count = torch.bincount(data.batch, minlength=data.num_graphs).clamp(min=1).to(h.dtype)
         graph = device_pool(h, h.new_ones(len(h)), data.batch, data.num_graphs) / count[:, None]
         if config.head == "fixed":
-            out = (
-                self.fixed(torch.cat([h, graph.index_select(0, data.batch)], -1))
-                .view(len(h), 2, -1)[:, :, :devices]
-                .transpose(1, 2)
-            )
+            both = torch.cat([h, graph.index_select(0, data.batch)], -1)
+            out = self.fixed(both).view(len(h), 2, -1)[:, :, :devices].transpose(1, 2)
         else:
-            whole = self.from_node(h) + self.from_graph(graph).index_select(0, data.batch)
-            z = whole[:, None] + self.from_pair(pair)
+            z = self.from_node(h)[:, None] + self.from_pair(pair)
             if config.pooling != "none":
+                z = z + self.from_graph(graph).index_select(0, data.batch)[:, None]
                 slot = data.batch * devices + data.current
                 total = device_pool(h, h.new_ones(len(h)), slot, data.num_graphs * devices)
-                share = (
-                    data.exists[data.first].sum(1) / count
-                )  # so that a device with 1 / D of the nodes gives their mean
+                # a device that holds 1 / D of the nodes gives their mean
+                share = data.exists[data.first].sum(1) / count
                 mean = total.view(data.num_graphs, devices, -1) * share[:, None, None]
                 z = z + self.from_device(mean).index_select(0, data.batch)
             out = self.head(z)

@@ -68,7 +68,6 @@ def test_message_passing_carries_information_between_groups(batch):
     data.x.requires_grad_()
     for rounds, reaches in ((0, False), (1, True)):
         policy = PlacetoPolicy(PlacetoConfig(rounds=rounds, pooling="none"))
-        policy.from_graph.weight.data.zero_()  # the pool over the whole graph would reach everywhere
         neighbour, node = data.edge_index[:, 0].tolist()
         (gradient,) = torch.autograd.grad(policy(data)[0][node].abs().sum(), data.x)
         assert bool(gradient[neighbour].any()) is reaches
