@@ -276,11 +276,11 @@ def _start_worker(worker: _Worker) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then saves
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = "1"  # read by torch when a learned placer imports it
-    if "torch" in sys.modules:  # unless the main module, which this process imports first, has done so already
-        sys.modules["torch"].set_num_threads(1)
     import numba
 
-    numba.set_num_threads(1)
+    numba.set_num_threads(1)  # starts numba's threads, which sets the number that torch uses: so this comes first
+    if "torch" in sys.modules:  # the main module, which this process imports first, may have done so already
+        sys.modules["torch"].set_num_threads(1)
     # Pickling made the arrays writable, which for numba is another type: kernels would be compiled once more.
     graphs = {name: replace(graph) for name, graph in worker.graphs.items()}
     _worker = _Worker(graphs, replace(worker.cluster), worker.history)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -109,6 +110,7 @@ def train(
     began = time.perf_counter()
     check_config(config)
     _check(problems, validation)
+    numba.get_num_threads()  # starts numba's threads, which sets the number that torch uses: only then can that be set
     torch.set_num_threads(config.threads)
     saved = load_checkpoint(config.out) if resume else None
     family = Family.of(problems, lambda note: report(0.0, note))

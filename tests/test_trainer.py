@@ -204,6 +204,20 @@ def test_settings_out_of_range_are_refused(tmp_path):
         train(config(tmp_path, learning=replace(QUICK, replicas=1)), problems(2), problems(1, 10))
 
 
+def test_numba_does_not_give_torch_its_threads(tmp_path):
+    """In a fresh process the first parallel kernel would set torch's threads, and sums would differ in the last bit."""
+    script = textwrap.dedent(
+        f"""
+        import torch
+        from tests.test_trainer import config, problems
+        from placeto.trainer import train
+        train(config({str(tmp_path)!r}, iterations=1), problems(2), problems(1, 10))
+        assert torch.get_num_threads() == 1, torch.get_num_threads()
+        """
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
 def test_same_seed_same_run(tmp_path):
     runs = []
     for name in ("a", "b"):
