@@ -65,14 +65,14 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
     result = placer(problem, simulations=arguments.simulations, seconds=arguments.seconds, seed=arguments.seed)
     schedule = simulate(problem, result.placement)
-    cluster = problem.cluster
-    print(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
-    print(f"cluster      {cluster.name}")
-    print(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
-    print(describe(schedule))
     if arguments.output is not None:
         save_result(problem, result, placer_name, arguments.output)
     if arguments.plot is not None:
         from placeto.plot import gantt_figure, save_figure
 
-        save_figure(gantt_figure(schedule, f"{name} on {cluster.name}, {placer_name}"), arguments.plot)
+        save_figure(gantt_figure(schedule, f"{name} on {problem.cluster.name}, {placer_name}"), arguments.plot)
+    cluster = problem.cluster
+    print(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
+    print(f"cluster      {cluster.name}")
+    print(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
+    print(describe(schedule))
