@@ -1,4 +1,4 @@
-"""Clusters: devices, the links between them, presets and the file format.
+"""Clusters: devices, the links between them, and the file format, of which `placeto.topology` has the compact form.
 
 Legend: D devices.
 """
@@ -8,28 +8,27 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from placeto.graph import read_json, write_json
+from placeto.topology import ClusterError, Topology, is_number, refuse_unknown, topology_from_document
 
 FORMAT = "placeto.cluster/1"
 TRANSFERS = ("unicast", "broadcast")
 LINKS = ("egress", "pair")
 _INT64_MAX = 2**63 - 1
+_MOST_DEVICES = 4096  # of one record; the matrices have the square of it
 _BYTES_PER_US = 1e6  # 1 byte/us = 1e6 bytes/s
 _NO_DEVICE = "devices: a cluster needs at least one device"
-_CLUSTER_FIELDS = {"format", "name", "transfers", "link", "devices", "bandwidth", "latency_us", "link_gap_us"}
-_DEVICE_FIELDS = {"name", "kind", "flops", "memory_bandwidth", "memory", "overhead_us"}
-
-
-class ClusterError(ValueError):
-    """A cluster, or a cluster file, that breaks a rule of the format."""
+_MATRICES = {"bandwidth", "latency_us"}
+_CLUSTER_FIELDS = {"format", "name", "transfers", "link", "devices", "topology", "link_gap_us"} | _MATRICES
+_DEVICE_FIELDS = {"name", "kind", "flops", "memory_bandwidth", "memory", "overhead_us", "count"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,7 @@ class Device:
             raise ClusterError(f"device {self.name!r}: name and kind must be strings, the name not empty")
         for key, least in (("flops", "> 0"), ("memory_bandwidth", "> 0"), ("memory", "> 0"), ("overhead_us", ">= 0")):
             value = getattr(self, key)
-            number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0 or (value == 0 and least == "> 0"):
+            if not is_number(value, least):
                 raise ClusterError(f"device {self.name!r}: {key} must be a finite number {least}, not {value!r}")
         if self.memory != int(self.memory) or self.memory > _INT64_MAX:
             raise ClusterError(f"device {self.name!r}: memory must be whole bytes within int64, not {self.memory!r}")
@@ -68,7 +66,8 @@ class Cluster:
     links each device sends through one first-in-first-out link, with "pair" links through one per destination.
     With "unicast" transfers a tensor is sent once per destination device, with "broadcast" once for all, in the
     time of the slowest destination; over pair links the two are the same, as each destination has its own link.
-    The diagonals mean nothing: they are set to infinite bandwidth and no latency.
+    Links contend for nothing else: neither for the receiver, nor for a network card or a PCIe switch that the devices
+    of one host share. The diagonals mean nothing: they are set to infinite bandwidth and no latency.
 
     Raises:
         ClusterError: no device, duplicate names, a matrix that is not (D, D), a number out of range, an unknown mode.
@@ -93,8 +92,8 @@ class Cluster:
             raise ClusterError(f"transfers must be one of {', '.join(TRANSFERS)}, not {self.transfers!r}")
         if self.link not in LINKS:
             raise ClusterError(f"link must be one of {', '.join(LINKS)}, not {self.link!r}")
-        if not (math.isfinite(self.link_gap_us) and self.link_gap_us >= 0):
-            raise ClusterError(f"link_gap_us must be finite and >= 0, not {self.link_gap_us}")
+        if not is_number(self.link_gap_us, ">= 0"):
+            raise ClusterError(f"link_gap_us must be a finite number >= 0, not {self.link_gap_us!r}")
         for key, diagonal in (("bandwidth", math.inf), ("latency_us", 0.0)):
             matrix = np.array(getattr(self, key), np.float64)
             size = len(names)
@@ -111,6 +110,28 @@ class Cluster:
             np.fill_diagonal(matrix, diagonal)
             matrix.setflags(write=False)
             object.__setattr__(self, key, matrix)
+
+    @classmethod
+    def from_topology(
+        cls,
+        name: str,
+        devices: Sequence[Device],
+        topology: Topology,
+        transfers: str = "unicast",
+        link: str = "egress",
+        link_gap_us: float = 0.0,
+    ) -> Cluster:
+        """A cluster whose matrices follow from hosts and islands; see `placeto.topology`.
+
+        Raises:
+            ClusterError: the topology holds another number of devices, or any of the above.
+        """
+        bandwidth, latency_us = topology.matrices(len(devices))
+        return cls(name, tuple(devices), bandwidth / _BYTES_PER_US, latency_us, transfers, link, link_gap_us)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles by the fields alone, so that the arrays come back read-only."""
+        return Cluster, tuple(getattr(self, field.name) for field in fields(self))
 
     @property
     def num_devices(self) -> int:
@@ -154,6 +175,8 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         ClusterError: no preset of that name, or not such a file; the message names file and field.
         OSError: the file can't be read.
     """
+    from placeto.cluster_presets import CLUSTERS  # they are made of the classes above
+
     if str(name_or_path) in CLUSTERS:
         return CLUSTERS[str(name_or_path)]()
     path = Path(name_or_path)
@@ -200,46 +223,58 @@ def _bytes_per_second(bytes_per_us: float) -> float:
 def _from_document(document: Any, default_name: str) -> Cluster:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ClusterError(f'not a cluster file: "format" must be "{FORMAT}"')
-    _refuse_unknown(document, _CLUSTER_FIELDS, "")
+    refuse_unknown(document, _CLUSTER_FIELDS, "")
     records = document.get("devices")
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise ClusterError("devices must be a list of objects")
     if not records:
         raise ClusterError(_NO_DEVICE)
-    devices = []
-    for position, record in enumerate(records):
-        where = f"device {record.get('name', position)!r}: "
-        _refuse_unknown(record, _DEVICE_FIELDS, where)
-        missing = _DEVICE_FIELDS - {"kind", "overhead_us"} - set(record)
-        if missing:
-            raise ClusterError(f"{where}{min(missing)} is missing")
-        devices.append(Device(**{"kind": "gpu", **record}))
-    if "bandwidth" not in document:
-        raise ClusterError("bandwidth is missing")
-    gap = document.get("link_gap_us", 0.0)
-    if isinstance(gap, bool) or not isinstance(gap, int | float):
-        raise ClusterError(f"link_gap_us must be a number, not {gap!r}")
+    devices = tuple(device for position, record in enumerate(records) for device in _devices(record, position))
+    bandwidth, latency_us = _links(document, len(devices))
     return Cluster(
         name=str(document.get("name", default_name)),
-        devices=tuple(devices),
-        bandwidth=_matrix(document["bandwidth"], "bandwidth", len(devices)) / _BYTES_PER_US,
-        latency_us=_matrix(document.get("latency_us", 0.0), "latency_us", len(devices)),
+        devices=devices,
+        bandwidth=bandwidth / _BYTES_PER_US,
+        latency_us=latency_us,
         transfers=document.get("transfers", "unicast"),
         link=document.get("link", "egress"),
-        link_gap_us=float(gap),
+        link_gap_us=document.get("link_gap_us", 0.0),
     )
 
 
-def _refuse_unknown(record: Mapping[str, Any], known: set[str], where: str) -> None:
-    unknown = set(record) - known
-    if unknown:
-        raise ClusterError(f"{where}unknown field {min(unknown)!r}; known: {', '.join(sorted(known))}")
+def _devices(record: dict[str, Any], position: int) -> list[Device]:
+    """The device that a record describes, or `count` alike, named "name:0", "name:1"..."""
+    where = f"device {record.get('name', position)!r}: "
+    refuse_unknown(record, _DEVICE_FIELDS, where)
+    missing = _DEVICE_FIELDS - {"kind", "overhead_us", "count"} - set(record)
+    if missing:
+        raise ClusterError(f"{where}{min(missing)} is missing")
+    device = Device(**{"kind": "gpu", **{key: value for key, value in record.items() if key != "count"}})
+    if "count" not in record:
+        return [device]
+    count = record["count"]
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_DEVICES:
+        raise ClusterError(f"{where}count must be an integer from 1 to {_MOST_DEVICES}, not {count!r}")
+    return [replace(device, name=f"{device.name}:{i}") for i in range(count)]
+
+
+def _links(document: dict[str, Any], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bandwidth in bytes/s and latency of a file, each (D, D): its matrices, or those of its topology."""
+    if "topology" in document:
+        both = _MATRICES & set(document)
+        if both:
+            raise ClusterError(f"topology stands in place of {min(both)}: leave one of the two out")
+        return topology_from_document(document["topology"]).matrices(size)
+    if "bandwidth" not in document:
+        raise ClusterError("bandwidth is missing (or topology in its place)")
+    latency_us = _matrix(document.get("latency_us", 0.0), "latency_us", size)
+    return _matrix(document["bandwidth"], "bandwidth", size), latency_us
 
 
 def _matrix(value: Any, key: str, size: int) -> np.ndarray:
     """(D, D) float64 from nested lists, or from one number for all pairs; what stands on the diagonal is ignored."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return np.full((size, size), float(value))
+        return np.full((size, size), _float(value))
     if not isinstance(value, list) or any(not isinstance(row, list) or len(row) != size for row in value):
         raise ClusterError(f"{key} must be a {size} x {size} matrix, one row per device, or one number")
     if len(value) != size:
@@ -249,102 +284,13 @@ def _matrix(value: Any, key: str, size: int) -> np.ndarray:
         for dst, item in enumerate(row):
             if src != dst and (isinstance(item, bool) or not isinstance(item, int | float)):
                 raise ClusterError(f"{key}[{src}][{dst}] must be a number, not {item!r}")
-            matrix[src, dst] = 0.0 if src == dst else item
+            matrix[src, dst] = 0.0 if src == dst else _float(item)
     return matrix
 
 
-# --- presets -------------------------------------------------------------------------------------------------------
-# Peaks, memory bandwidths and memories are the vendors' datasheet values; kernel launches cost about 5 us each.
-
-# One GK210 die of a Tesla K80: half of the board's 8.2 TFLOP/s fp32 (boost), 480 GB/s and 24 GB. The overhead, like
-# the link constants in `_k80`, is the published Placeto simulator's for an AWS p2.8xlarge.
-K80 = Device("k80", "k80", flops=4.1e12, memory_bandwidth=240e9, memory=12 * 10**9, overhead_us=5.7)
-P100 = Device("p100", "p100", flops=9.3e12, memory_bandwidth=732e9, memory=16 * 10**9, overhead_us=5.0)  # PCIe, fp32
-V100 = Device("v100", "v100", flops=15.7e12, memory_bandwidth=900e9, memory=16 * 10**9, overhead_us=5.0)  # SXM2, fp32
-A100 = Device("a100", "a100", flops=312e12, memory_bandwidth=2039e9, memory=80 * 10**9, overhead_us=4.0)  # SXM, bf16
-H100 = Device("h100", "h100", flops=989e12, memory_bandwidth=3350e9, memory=80 * 10**9, overhead_us=4.0)  # SXM, bf16
-# A 56-core Sapphire Rapids socket: 64 fp32 FLOPs a cycle and core at 2 GHz, eight channels of DDR5-4800.
-CPU = Device("cpu", "cpu", flops=7.2e12, memory_bandwidth=307e9, memory=512 * 10**9, overhead_us=2.0)
-# One core of the 2-core Xeon virtual machine that Placeto is developed on, measured with torch 2.13 on one thread:
-# 160 GFLOP/s (fp32 matmul, n = 256 and 1024), 14 GB/s (read + write of 64 MB), 2.2 us for an add of 4 numbers.
-CPU_CORE = Device("cpu-core", "cpu-core", flops=160e9, memory_bandwidth=14e9, memory=10 * 10**9, overhead_us=2.0)
-
-PCIE3 = 12e9  # bytes/s that a PCIe 3.0 x16 slot moves in practice (15.75e9 on paper)
-PCIE5 = 50e9  # 63e9 on paper
-SOCKETS = 9e9  # PCIe 3.0 between two sockets, through their QPI link and host memory
-NVLINK2 = 24e9  # one NVLink 2.0 link, one direction (25e9 on paper)
-LATENCY_US, PCIE_LATENCY_US, SOCKETS_LATENCY_US = 10.0, 15.0, 20.0
-
-# NVLink 2.0 links between the GPUs of a DGX-1 with V100 (hybrid cube mesh: six links a GPU, two quads).
-_DGX1_LINKS = np.array(
-    [
-        [0, 1, 1, 2, 2, 0, 0, 0],
-        [1, 0, 2, 1, 0, 2, 0, 0],
-        [1, 2, 0, 2, 0, 0, 1, 0],
-        [2, 1, 2, 0, 0, 0, 0, 1],
-        [2, 0, 0, 0, 0, 1, 1, 2],
-        [0, 2, 0, 0, 1, 0, 2, 1],
-        [0, 0, 1, 0, 1, 2, 0, 2],
-        [0, 0, 0, 1, 2, 1, 2, 0],
-    ]
-)
-
-
-def _cluster(
-    name: str,
-    devices: Sequence[Device],
-    bandwidth: float | np.ndarray,
-    latency_us: float | np.ndarray,
-    transfers: str = "unicast",
-    link: str = "egress",
-    link_gap_us: float = 0.0,
-) -> Cluster:
-    """A preset: devices named "gpu:0"... (or "cpu:0"...) in order; bandwidth in bytes/s, one number or (D, D)."""
-    named: list[Device] = []
-    for device in devices:
-        prefix = "cpu" if device.kind.startswith("cpu") else "gpu"
-        count = sum(other.name.startswith(prefix) for other in named)
-        named.append(replace(device, name=f"{prefix}:{count}"))
-    size = (len(named), len(named))
-    matrix = np.broadcast_to(bandwidth, size) / _BYTES_PER_US
-    return Cluster(name, tuple(named), matrix, np.broadcast_to(latency_us, size), transfers, link, link_gap_us)
-
-
-def _k80(name: str, count: int) -> Cluster:
-    """The published Placeto simulator: 7600 bytes/us, and 25 us of link time after each delivery."""
-    return _cluster(name, [K80] * count, 7.6e9, 0.0, "broadcast", "egress", 25.0)
-
-
-def _dgx1(name: str, count: int) -> Cluster:
-    """The first GPUs of a DGX-1: NVLink where there is one, PCIe and the sockets' link elsewhere."""
-    links = _DGX1_LINKS[:count, :count]
-    bandwidth = np.where(links > 0, links * NVLINK2, SOCKETS)
-    latency_us = np.where(links > 0, LATENCY_US, SOCKETS_LATENCY_US)
-    return _cluster(name, [V100] * count, bandwidth, latency_us, link="pair")
-
-
-def _mixed(name: str) -> Cluster:
-    """Two V100 joined by a double NVLink, and two P100, all on one PCIe 3.0 host."""
-    bandwidth, latency_us = np.full((4, 4), PCIE3), np.full((4, 4), PCIE_LATENCY_US)
-    bandwidth[:2, :2], latency_us[:2, :2] = 2 * NVLINK2, LATENCY_US
-    return _cluster(name, [V100] * 2 + [P100] * 2, bandwidth, latency_us)
-
-
-CLUSTERS: dict[str, Callable[[], Cluster]] = {
-    "2xk80": partial(_k80, "2xk80", 2),
-    "4xk80": partial(_k80, "4xk80", 4),
-    "8xk80": partial(_k80, "8xk80", 8),
-    "2xp100": partial(_cluster, "2xp100", [P100] * 2, PCIE3, PCIE_LATENCY_US),
-    "4xp100": partial(_cluster, "4xp100", [P100] * 4, PCIE3, PCIE_LATENCY_US),
-    "2xv100": partial(_dgx1, "2xv100", 2),
-    "4xv100": partial(_dgx1, "4xv100", 4),
-    "8xv100": partial(_dgx1, "8xv100", 8),
-    # HGX A100, 4 GPUs: four NVLink 3.0 links between each two, 100e9 bytes/s one way on paper.
-    "4xa100": partial(_cluster, "4xa100", [A100] * 4, 92e9, 8.0, link="pair"),
-    # HGX H100, 8 GPUs: all of a GPU's 450e9 bytes/s (one way, on paper) through the NVSwitch to any other.
-    "8xh100": partial(_cluster, "8xh100", [H100] * 8, 380e9, 8.0),
-    "cpu+1xh100": partial(_cluster, "cpu+1xh100", [CPU, H100], PCIE5, LATENCY_US),
-    "2xv100+2xp100": partial(_mixed, "2xv100+2xp100"),
-    # A copy through shared memory: 7.5e9 bytes/s measured; a hand-over between two threads costs about 10 us.
-    "2xcpu-core": partial(_cluster, "2xcpu-core", [CPU_CORE] * 2, 7.5e9, 10.0),
-}
+def _float(number: float) -> float:
+    """The number as a float; an integer beyond all floats, which JSON allows, is infinite."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf

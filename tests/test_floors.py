@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {
-    0: ["graph", "cluster", "progress", "signals"],
+    0: ["graph", "topology", "cluster", "progress", "signals"],
     1: ["cost", "_kernel", "_memory", "simulator", "grouping", "placer", "placement"],
     2: ["_observe", "features", "env", "heuristics", "capture", "importers", "export", "executor", "plot"],
     3: ["nn", "policies"],

@@ -36,7 +36,7 @@ def _families() -> dict[str, str]:
 
 
 def _clusters() -> dict[str, str]:
-    from placeto.cluster import CLUSTERS
+    from placeto.cluster_presets import CLUSTERS
 
     return {name: _describe(factory()) for name, factory in CLUSTERS.items()}
 
