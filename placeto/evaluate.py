@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -68,9 +69,10 @@ class Job:
     seed: int
     key: str  # of everything that decides the result
 
-    def matches(self, row: Row) -> bool:
-        """Whether a row has the same place in the table."""
-        return (row["graph"], row["placer"], row["seed"]) == (self.graph, self.spec.label, self.seed)
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Its place in the table of a cluster."""
+        return self.graph, self.spec.label, self.seed
 
 
 def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None, seconds: float | None) -> PlacerSpec:
@@ -122,7 +124,8 @@ def evaluate(
         report: called with (jobs done, jobs in all, what was done last).
 
     Returns:
-        Rows in the order of graphs, placers, seeds.
+        Rows in the order of graphs, placers, seeds. Rows of `out` for other clusters, or that are not asked for, stay
+        in the file and are not returned.
 
     Raises:
         EvaluationError: two placers with one label, or `out` exists and holds something else.
@@ -139,7 +142,10 @@ def evaluate(
     wanted = {job.key: job for job in jobs}
     old = load_rows(out) if out is not None and Path(out).exists() else []
     done = {row["key"]: row for row in old if row.get("key") in wanted and (not history or "history" in row)}
-    others = [row for row in old if not any(job.matches(row) for job in jobs) or row["cluster"] != cluster.name]
+    places = {job.place for job in jobs}
+    others = [
+        row for row in old if row["cluster"] != cluster.name or (row["graph"], row["placer"], row["seed"]) not in places
+    ]
     missing = [job for job in jobs if job.key not in done]
 
     def save() -> None:
@@ -273,7 +279,8 @@ _worker: _Worker | None = None  # of this process, when it is one of the pool
 
 def _start_worker(worker: _Worker) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then saves
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the workers at once; the parent saves what is done
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = "1"  # read by torch when a learned placer imports it
     import numba
@@ -284,6 +291,14 @@ def _start_worker(worker: _Worker) -> None:
     # Pickling made the arrays writable, which for numba is another type: kernels would be compiled once more.
     graphs = {name: replace(graph) for name, graph in worker.graphs.items()}
     _worker = _Worker(graphs, replace(worker.cluster), worker.history)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed can't end its workers, which would wait for jobs for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _run_in_worker(job: Job) -> Row:

@@ -165,6 +165,8 @@ class Evaluator:
 
         `improvements` are (simulation of these, makespan_us); their seconds are interpolated.
         """
+        if self.best_fits:  # the search began from something worse
+            improvements = [(count, us) for count, us in improvements if us < self._best_makespan]
         begin = max(self._absorbed, self._history[-1][1] if self._history else 0.0)
         self._absorbed = now = self.seconds
         before = len(self._history)

@@ -64,26 +64,42 @@ def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
     return figure
 
 
-def curve_figure(curves: Mapping[str, Sequence[tuple[float, float, float]]], title: str) -> Figure:
+def curve_figure(
+    simulations: Mapping[str, Sequence[tuple[float, float]]],
+    seconds: Mapping[str, Sequence[tuple[float, float]]],
+    title: str,
+) -> Figure:
     """Makespan relative to one device against simulations and against seconds, a line per placer.
 
+    A line ends in a dot where the placer was done, and goes on dotted, for comparison with those that took longer.
+
     Args:
-        curves: placer -> points of (simulations, seconds, relative makespan), in order.
+        simulations: placer -> points (simulations, relative makespan), in order.
+        seconds: placer -> points (seconds, relative makespan), in order.
         title: of the picture.
     """
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
-    for column, label in enumerate(("simulations", "seconds")):
-        axes = figure.add_subplot(1, 2, column + 1)
-        for placer, points in curves.items():
-            spent = [max(point[column], 1.0 if column == 0 else 1e-4) for point in points]
-            axes.plot(spent, [p[2] for p in points], label=placer, drawstyle="steps-post", marker=".", markersize=4)
+    left = figure.add_subplot(1, 2, 1)
+    right = figure.add_subplot(1, 2, 2, sharey=left)
+    names = sorted(simulations, key=lambda placer: simulations[placer][-1][1])
+    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
+    for axes, label, curves in ((left, "simulations", simulations), (right, "seconds", seconds)):
+        end = max(points[-1][0] for points in curves.values())
+        for number, placer in enumerate(names):
+            x, y = np.array(curves[placer]).T
+            color = palette(number % palette.N)
+            axes.plot(x, y, label=placer, color=color, drawstyle="steps-post", linewidth=1.6)
+            axes.plot(x[-1], y[-1], color=color, marker="o", markersize=4)
+            axes.plot([x[-1], end], [y[-1], y[-1]], color=color, linestyle=":", linewidth=1.0)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(label)
-        axes.set_ylabel("mean makespan / one device")
         axes.grid(alpha=0.3)
-    figure.axes[0].legend(fontsize="small")
-    figure.suptitle(title)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.set_ylabel("mean makespan / one device")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize="small", frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     return figure
 
 

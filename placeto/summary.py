@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -59,30 +59,36 @@ def markdown_table(summaries: Sequence[Summary]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def mean_curves(rows: Sequence[Row], num_points: int = 200) -> dict[str, list[tuple[float, float, float]]]:
-    """Mean over a placer's rows of the best relative makespan so far, at quantiles of its own simulations.
+def mean_curves(
+    rows: Sequence[Row], against: Literal["simulations", "seconds"], num_points: int = 200
+) -> dict[str, list[tuple[float, float]]]:
+    """Mean over a placer's rows of the best relative makespan so far: points (simulations or seconds, makespan).
 
-    Rows need a "history". Points are (simulations, seconds, relative makespan); a point is taken at each of
-    `num_points` shares of each row's budget, so that rows of different length still average.
+    Rows need a "history". A curve begins where every row has a placement, ends where the longest row does, and has up
+    to `num_points` points, evenly spaced on a log scale; rows that end earlier stay at their last value.
     """
-    curves: dict[str, list[tuple[float, float, float]]] = {}
+    column = {"simulations": 0, "seconds": 1}[against]
+    curves: dict[str, list[tuple[float, float]]] = {}
     for placer in dict.fromkeys(row["placer"] for row in rows):
-        histories = [
-            (row, np.array(row["history"], float)) for row in rows if row["placer"] == placer and row["history"]
-        ]
-        if not histories:
+        own = [row for row in rows if row["placer"] == placer and row["history"]]
+        if not own:
             continue
-        longest = max(history[-1, 0] for _, history in histories)
-        budgets = np.unique(np.round(np.geomspace(1, max(longest, 1), num_points)))
-        points = []
-        for budget in budgets:
-            seen = [(row, h, int(np.searchsorted(h[:, 0], budget, side="right")) - 1) for row, h in histories]
-            if any(i < 0 for _, _, i in seen):
-                continue
-            relative = [row["relative"] * h[i, 2] / row["makespan_us"] for row, h, i in seen]
-            points.append((float(budget), float(np.mean([h[i, 1] for _, h, i in seen])), float(np.mean(relative))))
-        curves[placer] = points
+        histories = [np.array(row["history"], float) for row in own]
+        first = max(history[0, column] for history in histories)
+        last = max(first, *(row[against] for row in own))
+        grid = np.unique(np.geomspace(first, last, num_points)) if 0 < first < last else np.unique([first, last])
+        grid = np.clip(np.unique(np.round(grid)) if column == 0 else grid, first, last)
+        mean = np.zeros(len(grid))
+        for row, history in zip(own, histories, strict=True):
+            seen = np.searchsorted(history[:, column], grid, side="right") - 1
+            mean += history[seen, 2] * _ratio(row["relative"], row["makespan_us"]) / len(own)
+        curves[placer] = list(zip(grid.tolist(), mean.tolist(), strict=True))
     return curves
+
+
+def _ratio(makespan_us: float, other_us: float) -> float:
+    """1 where nothing takes time."""
+    return makespan_us / other_us if other_us > 0 else 1.0
 
 
 def _best(rows: Sequence[Row]) -> float:
@@ -124,8 +130,8 @@ def _summarize(
         placer=placer,
         relative=float(relative.mean()),
         spread=float(np.std(per_seed, ddof=1)) if len(per_seed) > 1 else 0.0,
-        to_best=float(np.mean([row["makespan_us"] / best[row["graph"], row["cluster"]] for row in own])),
-        to_bound=float(np.mean([row["makespan_us"] / row["lower_bound_us"] for row in own])),
+        to_best=float(np.mean([_ratio(row["makespan_us"], best[row["graph"], row["cluster"]]) for row in own])),
+        to_bound=float(np.mean([_ratio(row["makespan_us"], row["lower_bound_us"]) for row in own])),
         wins=sum(winner[2] == placer for winner in winners),
         worst=float(relative.max()),
         fits=sum(row["fits"] for row in own),

@@ -10,7 +10,7 @@ from placeto.evaluate import EvaluationError, PlacerSpec, evaluate, load_rows, p
 from placeto.graph import ComputationGraph
 from placeto.heuristics import HEURISTICS
 from placeto.load import LoadError
-from placeto.summary import markdown_table, mean_curves, summarize
+from placeto.summary import mean_curves
 
 SPECS = (PlacerSpec("single", "single"), PlacerSpec("random", "random", simulations=5))
 
@@ -102,9 +102,8 @@ def test_history_is_kept_on_demand(graphs: dict[str, ComputationGraph], cluster:
     rows = evaluate(graphs, cluster, SPECS, processes=1, history=True)
     for row in rows:
         assert row["history"][-1][2] == row["makespan_us"]
-    curves = mean_curves(rows)
     last = np.mean([row["relative"] for row in rows if row["placer"] == "random"])
-    assert curves["random"][-1][2] == pytest.approx(last)
+    assert mean_curves(rows, "simulations")["random"][-1][1] == pytest.approx(last)
 
 
 @pytest.mark.parametrize(
@@ -147,43 +146,3 @@ def test_other_files_are_not_overwritten(
     with pytest.raises(EvaluationError, match=r"mine\.json: not an evaluation file"):
         evaluate(graphs, cluster, SPECS, out=out, processes=1)
     assert json.loads(out.read_text()) == document
-
-
-def row(graph: str, placer: str, makespan: float, seed: int = 0, fits: bool = True) -> dict[str, object]:
-    ratios = {"makespan_us": makespan, "relative": makespan / 10.0, "lower_bound_us": 2.0, "fits": fits}
-    return {"graph": graph, "cluster": "c", "placer": placer, "seed": seed, **ratios, "simulations": 4, "seconds": 0.5}
-
-
-def test_summary_by_hand() -> None:
-    rows = [row("g", "p", 4.0, 0), row("g", "p", 6.0, 1), row("h", "p", 8.0, 0), row("h", "p", 8.0, 1)]
-    rows += [row("g", "q", 5.0, 0), row("g", "q", 5.0, 1), row("h", "q", 9.0, 0), row("h", "q", 10.0, 1)]
-    p, q = summarize(rows)
-    assert (p.placer, q.placer) == ("p", "q")
-    assert p.relative == pytest.approx(0.65)
-    assert p.spread == pytest.approx(np.std([0.6, 0.7], ddof=1))
-    assert p.to_best == pytest.approx((1 + 1.5 + 1 + 1) / 4)
-    assert p.to_bound == pytest.approx(6.5 / 2)
-    assert (p.wins, q.wins) == (2, 1)  # both have mean 5 on g
-    assert (q.worst, q.fits, q.rows, q.graphs, q.simulations, q.seconds) == (1.0, 4, 4, 2, 4.0, 0.5)
-
-
-def test_what_does_not_fit_is_neither_best_nor_wins() -> None:
-    fast, slow = summarize([row("g", "fast", 1.0, fits=False), row("g", "slow", 5.0)])
-    assert (fast.wins, slow.wins, slow.to_best, fast.fits) == (0, 1, 1.0, 0)
-    only = summarize([row("g", "a", 1.0, fits=False), row("g", "b", 2.0, fits=False)])
-    assert [s.wins for s in only] == [1, 0]
-
-
-def test_table_is_markdown_with_the_best_first() -> None:
-    lines = markdown_table(summarize([row("g", "slow", 9.0), row("g", "fast", 5.0)])).split("\n")
-    assert [line.split("|")[1].strip() for line in lines] == ["placer", "------", "fast", "slow"]
-    assert len({line.count("|") for line in lines}) == 1
-    assert len(set(map(len, lines))) == 1
-
-
-def test_mean_curves_average_over_rows_of_different_length() -> None:
-    one = row("g", "p", 4.0) | {"history": [[1, 0.1, 10.0], [3, 0.3, 4.0]]}
-    two = row("h", "p", 8.0) | {"history": [[1, 0.2, 8.0]]}
-    points = mean_curves([one, two])["p"]
-    assert points[0] == (1.0, pytest.approx(0.15), pytest.approx((1.0 + 0.8) / 2))
-    assert points[-1] == (3.0, pytest.approx(0.25), pytest.approx((0.4 + 0.8) / 2))

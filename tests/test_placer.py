@@ -121,7 +121,7 @@ def test_best_groups_only_takes_placements_that_keep_groups_together() -> None:
 def test_absorbed_improvements_become_history() -> None:
     judge = evaluator(two_chains())
     judge.score(ONE)
-    judge.absorb(APART, 45.0, 0.0, 100, [(10, 60.0), (70, 45.0)])
+    judge.absorb(APART, 45.0, 0.0, 100, [(1, 95.0), (10, 60.0), (70, 45.0)])  # it began from something worse
     assert [(count, makespan) for count, _, makespan in judge.result().history] == [(1, 90.0), (11, 60.0), (71, 45.0)]
     seconds = [second for _, second, _ in judge.result().history]
     assert seconds == sorted(seconds)

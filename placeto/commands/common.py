@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from placeto.simulator import Schedule
 
 GraphArgument = Annotated[Positional[str], arg(metavar="GRAPH")]
+GraphArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="GRAPH ...")]
 GraphList = Annotated[tuple[str, ...], arg(metavar="GRAPH ...")]
 OptionalText = Annotated[str | None, arg(metavar="NAME")]
 OptionalPath = Annotated[Path | None, arg(metavar="PATH")]
@@ -23,6 +25,35 @@ OutputPath = Annotated[Path | None, arg(name="out", aliases=["-o"], metavar="PAT
 
 class UsageError(ValueError):
     """Arguments that don't make sense; the message says which and what would be valid."""
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """The learned placer and the budget, as several commands take them."""
+
+    checkpoint: OptionalPath = None
+    """a checkpoint or run directory of `placeto train`: the learned placer"""
+    simulations: OptionalInt = None
+    """budget of a placer: how many placements may be simulated"""
+    seconds: OptionalFloat = None
+    """budget of a placer: how long the search may take"""
+
+    def check(self) -> None:
+        """Refuse a budget that is no positive, finite number.
+
+        Raises:
+            UsageError: it isn't above zero.
+        """
+        check_positive("--simulations", self.simulations)
+        check_positive("--seconds", self.seconds)
+
+    def __str__(self) -> str:
+        parts = [f"{self.simulations} simulations"] if self.simulations is not None else []
+        parts += [f"{self.seconds:g} seconds"] if self.seconds is not None else []
+        return " or ".join(parts) if parts else "no budget"
+
+
+Budget = Annotated[BudgetOptions, arg(name="")]
 
 
 def check_output(option: str, path: Path | None) -> None:
@@ -61,10 +92,20 @@ def describe(schedule: Schedule) -> str:
         f"makespan_us  {float(schedule.makespan_us)!r}",
         f"             {relative:.4f} of the best single device, {bound:.3f} times the lower bound",
         f"transfers    {len(schedule.send_tensor)}",
-        f"fits         {'yes' if schedule.fits else 'no'}",
+        f"fits         {'yes' if schedule.fits else f'no: {_overfull(schedule)}'}",
         f"{'device':<{width}}  {'ops':>6}  {'busy':>6}  {'peak memory':>16}",
     ]
     for d, device in enumerate(cluster.devices):
         memory = f"{schedule.peak_memory[d] / 1e9:.2f} of {device.memory / 1e9:.2f} GB"
         lines.append(f"{device.name:<{width}}  {ops[d]:>6}  {busy[d] / schedule.makespan_us:>6.1%}  {memory:>16}")
     return "\n".join(lines)
+
+
+def _overfull(schedule: Schedule) -> str:
+    """Which devices would need more memory than they have, as a phrase."""
+    full = [
+        f"{device.name} needs {schedule.peak_memory[d] / 1e9:.2f} of {device.memory / 1e9:.2f} GB"
+        for d, device in enumerate(schedule.problem.cluster.devices)
+        if schedule.peak_memory[d] > device.memory
+    ]
+    return ", ".join(full)

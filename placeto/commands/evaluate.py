@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 from placeto.commands.common import (
-    GraphList,
-    OptionalFloat,
+    Budget,
+    BudgetOptions,
+    GraphArguments,
     OptionalInt,
     OptionalPath,
     OptionalText,
@@ -20,6 +24,9 @@ from placeto.graph import ComputationGraph
 from placeto.load import load_split, resolve_graph
 from placeto.progress import ProgressBar
 
+if TYPE_CHECKING:
+    from placeto.cluster import Cluster
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -31,23 +38,18 @@ class Arguments:
     """
 
     cluster: str
-    """a name from `placeto list clusters`, or a cluster file"""
+    """a name from `placeto list clusters`, or a cluster file; or several, comma-separated: a table for each"""
     placers: str
     """comma-separated, e.g. placeto,etf,anneal"""
+    graphs: GraphArguments = ()
+    """files or family:split:index, in addition to those of --family"""
     family: OptionalText = None
     """graph family; its --split is evaluated"""
     split: str = "test"
     """train, validation or test"""
     count: OptionalInt = None
     """only the first so many graphs of the split"""
-    graphs: GraphList = ()
-    """more graphs: files or family:split:index"""
-    checkpoint: OptionalPath = None
-    """a checkpoint or run directory of `placeto train`"""
-    simulations: OptionalInt = None
-    """budget of every placer: how many placements may be simulated"""
-    seconds: OptionalFloat = None
-    """budget of every placer: how long the search may take"""
+    budget: Budget = field(default_factory=BudgetOptions)
     seeds: int = 1
     """how many seeds (0, 1, ...) each placer runs with"""
     processes: OptionalInt = None
@@ -59,51 +61,58 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Evaluate, print the table, write what was asked for."""
+    """Evaluate, print the tables, write what was asked for."""
     _check(arguments)
-    from placeto.cluster import load_cluster
-    from placeto.evaluate import evaluate, parse_spec
-    from placeto.summary import markdown_table, mean_curves, summarize
+    from placeto.evaluate import Row, evaluate, parse_spec
+    from placeto.summary import markdown_table, summarize
 
-    graphs = _graphs(arguments)
-    cluster = load_cluster(arguments.cluster)
+    graphs, clusters, budget = _graphs(arguments), _clusters(arguments.cluster), arguments.budget
     names = [name for name in arguments.placers.split(",") if name.strip()]
-    specs = [parse_spec(n, arguments.checkpoint, arguments.simulations, arguments.seconds) for n in names]
+    specs = [parse_spec(n, budget.checkpoint, budget.simulations, budget.seconds) for n in names]
     if not specs:
         raise UsageError("--placers names no placer; see `placeto list placers`")
-    with ProgressBar("evaluating", total=len(graphs) * len(specs) * arguments.seeds) as bar:
-        rows = evaluate(
-            graphs,
-            cluster,
-            specs,
-            range(arguments.seeds),
-            out=arguments.output,
-            processes=arguments.processes,
-            history=arguments.curve is not None,
-            report=lambda done, total, note: bar.update(done, note),
-        )
-    budget = _budget(arguments)
-    title = f"{len(graphs)} graphs on {cluster.name}, {budget}, {arguments.seeds} seed{'s'[: arguments.seeds > 1]}"
-    table = f"{title}\n\n{markdown_table(summarize(rows))}\n"
-    print(table)
+    rows: list[Row] = []
+    with ProgressBar("evaluating", total=len(clusters) * len(graphs) * len(specs) * arguments.seeds) as bar:
+        for cluster in clusters:
+            rows += evaluate(
+                graphs,
+                cluster,
+                specs,
+                range(arguments.seeds),
+                out=arguments.output,
+                processes=arguments.processes,
+                history=arguments.curve is not None,
+                report=partial(_report, bar, len(rows)),
+            )
+    made = f"{budget}, {_count(arguments.seeds, 'seed')}"
+    tables = [
+        f"{_count(len(graphs), 'graph')} on {cluster.name}, {made}\n\n"
+        f"{markdown_table(summarize([row for row in rows if row['cluster'] == cluster.name]))}\n"
+        for cluster in clusters
+    ]
+    print("\n".join(tables))
     if arguments.output is not None:
         markdown = arguments.output.with_name(arguments.output.name.removesuffix(".gz")).with_suffix(".md")
-        markdown.write_text(table)
+        markdown.write_text("\n".join(tables))
         print(f"wrote {arguments.output} and {markdown}", file=sys.stderr)
     if arguments.curve is not None:
         from placeto.plot import curve_figure, save_figure
+        from placeto.summary import mean_curves
 
-        save_figure(curve_figure(mean_curves(rows), title), arguments.curve)
+        on = ", ".join(cluster.name for cluster in clusters)
+        title = f"{_count(len(graphs), 'graph')} on {on}, {made}"
+        curves = [mean_curves(rows, against) for against in ("simulations", "seconds")]
+        save_figure(curve_figure(curves[0], curves[1], title), arguments.curve)
 
 
 def _check(arguments: Arguments) -> None:
     check_output("--out", arguments.output)
     check_output("--curve", arguments.curve)
-    options = {"--simulations": arguments.simulations, "--seconds": arguments.seconds, "--seeds": arguments.seeds}
-    for option, value in (options | {"--processes": arguments.processes}).items():
-        check_positive(option, value)
+    arguments.budget.check()
+    check_positive("--seeds", arguments.seeds)
+    check_positive("--processes", arguments.processes)
     if arguments.family is None and not arguments.graphs:
-        raise UsageError("nothing to evaluate: give --family NAME or --graphs GRAPH ...")
+        raise UsageError("nothing to evaluate: give graphs (files or family:split:index) or --family NAME")
     if arguments.curve is not None:
         from placeto.plot import check_suffix
 
@@ -117,7 +126,21 @@ def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:
     return split | dict(map(resolve_graph, arguments.graphs))
 
 
-def _budget(arguments: Arguments) -> str:
-    parts = [f"{arguments.simulations} simulations"] if arguments.simulations is not None else []
-    parts += [f"{arguments.seconds:g} seconds"] if arguments.seconds is not None else []
-    return " or ".join(parts) if parts else "no budget"
+def _clusters(text: str) -> list[Cluster]:
+    from placeto.cluster import load_cluster
+
+    clusters = [load_cluster(name.strip()) for name in text.split(",") if name.strip()]
+    if not clusters:
+        raise UsageError("--cluster names no cluster; see `placeto list clusters`")
+    name, count = Counter(cluster.name for cluster in clusters).most_common(1)[0]
+    if count > 1:
+        raise UsageError(f"--cluster {text}: {count} clusters are called {name!r}; their names must differ")
+    return clusters
+
+
+def _report(bar: ProgressBar, before: int, done: int, total: int, note: str) -> None:
+    bar.update(before + done, note)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"

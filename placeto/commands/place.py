@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, field
 
 from placeto.commands.common import (
+    Budget,
+    BudgetOptions,
     GraphArgument,
-    OptionalFloat,
-    OptionalInt,
     OptionalPath,
     OptionalText,
     OutputPath,
     UsageError,
     check_output,
-    check_positive,
     describe,
 )
 from placeto.load import choose_placer, resolve_graph
@@ -27,14 +27,9 @@ class Arguments:
     """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
-    checkpoint: OptionalPath = None
-    """a checkpoint or run directory of `placeto train`; its policy places the graph"""
     placer: OptionalText = None
     """a name from `placeto list placers`; anneal, or the checkpoint's, if not given"""
-    simulations: OptionalInt = None
-    """budget: how many placements may be simulated"""
-    seconds: OptionalFloat = None
-    """budget: how long the search may take"""
+    budget: Budget = field(default_factory=BudgetOptions)
     seed: int = 0
     """of the placer's random choices"""
     output: OutputPath = None
@@ -47,8 +42,7 @@ def run(arguments: Arguments) -> None:
     """Place, print a summary, write what was asked for."""
     check_output("--out", arguments.output)
     check_output("--plot", arguments.plot)
-    check_positive("--simulations", arguments.simulations)
-    check_positive("--seconds", arguments.seconds)
+    arguments.budget.check()
     if arguments.plot is not None:
         from placeto.plot import check_suffix
 
@@ -58,12 +52,13 @@ def run(arguments: Arguments) -> None:
     from placeto.placement import save_result
     from placeto.simulator import simulate
 
-    placer_name, placer = choose_placer(arguments.placer, arguments.checkpoint)
+    budget = arguments.budget
+    placer_name, placer = choose_placer(arguments.placer, budget.checkpoint)
     name, graph = resolve_graph(arguments.graph)
     problem = PlacementProblem(graph, load_cluster(arguments.cluster))
     if arguments.seed < 0:
         raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
-    result = placer(problem, simulations=arguments.simulations, seconds=arguments.seconds, seed=arguments.seed)
+    result = placer(problem, simulations=budget.simulations, seconds=budget.seconds, seed=arguments.seed)
     schedule = simulate(problem, result.placement)
     if arguments.output is not None:
         save_result(problem, result, placer_name, arguments.output)
@@ -76,3 +71,8 @@ def run(arguments: Arguments) -> None:
     print(f"cluster      {cluster.name}")
     print(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
     print(describe(schedule))
+    if not result.fits:
+        print(
+            f"note: {placer_name} found no placement of {name} that fits in the memory of {cluster.name}",
+            file=sys.stderr,
+        )
