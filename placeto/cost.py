@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,6 +83,10 @@ class PlacementProblem:
             raise GraphError(f"op {self.graph.op_names[bad[0]]!r}: its time on {self.cluster.name!r} is not finite")
         if not np.isfinite(_horizon(self)):
             raise GraphError(f"graph {self.graph.name!r}: its makespan on {self.cluster.name!r} may not be finite")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles without what is derived: arrays that come back writable are another type to numba, which compiles."""
+        return PlacementProblem, (self.graph, self.cluster)
 
     @property
     def num_ops(self) -> int:
@@ -160,6 +164,10 @@ class ProblemBatch:
             else:
                 columns.append(np.concatenate(column))
         return cls(tuple(problems), FlatProblems(*map(_frozen, columns)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles its problems alone, as they do."""
+        return ProblemBatch.of, (self.problems,)
 
     @property
     def max_ops(self) -> int:

@@ -131,7 +131,7 @@ def simulate(problem: PlacementProblem, placement: np.ndarray, cutoff: float = m
         array = array.copy()
     flat = problem.arrays
     record = _kernel.new_record(flat, 0)
-    makespan, num_sends = _kernel.run(flat, 0, array, record, cutoff)
+    makespan, num_sends = _kernel.run(flat, 0, array, record, float(cutoff))
     if makespan == math.inf:
         num_sends = 0
     send_tensor = record.send_tensor[:num_sends]
@@ -182,13 +182,13 @@ def simulate_batch(
     Raises:
         PlacementError: shapes that don't match, or a device that the cluster has not.
     """
-    index, placements = np.ascontiguousarray(index, np.int64), np.ascontiguousarray(placements)
+    index, placements = np.asarray(index), np.asarray(placements)
     if placements.ndim != 2 or index.shape != placements.shape[:1] or not np.issubdtype(placements.dtype, np.integer):
         raise PlacementError(
             f"index (B,) and integer placements (B, W) must match, not {index.shape} and "
             f"{placements.dtype} of shape {placements.shape}"
         )
-    placements = placements.astype(np.int64, copy=False)
+    index, placements = np.require(index, np.int64, "CW"), np.require(placements, np.int64, "CW")
     row = _first_invalid(batch.arrays, index, placements)
     if row >= 0:
         if not 0 <= index[row] < len(batch.problems):
@@ -196,7 +196,7 @@ def simulate_batch(
         problem = batch.problems[index[row]]
         check_placement(problem, placements[row, : problem.num_ops])
     makespans, overflows = np.empty(len(index)), np.empty(len(index))
-    _run_batch(batch.arrays, index, placements, cutoff, makespans, overflows)
+    _run_batch(batch.arrays, index, placements, float(cutoff), makespans, overflows)
     return makespans, overflows
 
 

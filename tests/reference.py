@@ -8,6 +8,9 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -153,18 +156,20 @@ def reference_memory(problem: PlacementProblem, placement: np.ndarray, result: R
     names = graph.op_names
     device_of = {name: devices[d] for name, d in zip(names, placement.tolist(), strict=True)}
     size = {(n, o): int(b) for i, n in enumerate(names) for o, b in enumerate(_outputs(graph, i))}
-    edges = [
-        (names[s], names[d], int(o)) for s, d, o in zip(graph.edge_src, graph.edge_dst, graph.edge_output, strict=True)
-    ]
+    consumers = defaultdict(list)
+    for s, d, o in zip(graph.edge_src, graph.edge_dst, graph.edge_output, strict=True):
+        consumers[names[s], int(o)].append(names[d])
+    sends_of = defaultdict(list)
+    for send in result.sends:
+        sends_of[send.tensor].append(send)
     lives: list[tuple[str, float, float, int]] = []
     for (op, output), count in size.items():
         end = result.finish[op]
-        for parent, child, o in edges:
-            if (parent, o) == (op, output) and device_of[child] == device_of[op]:
+        for child in consumers[op, output]:
+            if device_of[child] == device_of[op]:
                 end = max(end, result.finish[child])
-        for send in result.sends:
-            if send.tensor == (op, output):
-                end = max(end, send.finish)
+        for send in sends_of[op, output]:
+            end = max(end, send.finish)
         lives.append((device_of[op], result.start[op], end, count))
     for send in result.sends:
         for device in {device_of[child] for child in send.consumers}:
@@ -181,42 +186,80 @@ def reference_memory(problem: PlacementProblem, placement: np.ndarray, result: R
     return peak
 
 
+def reference_slack(problem: PlacementProblem, placement: np.ndarray, result: Result) -> dict[str, float]:
+    """How much later each op may end: the makespan less the op's end, less the longest path from there to the end."""
+    graph, cluster = problem.graph, problem.cluster
+    names = graph.op_names
+    time = {name: problem.op_time[i, placement[i]] for i, name in enumerate(names)}
+    busy = {name: cluster.overhead_us[placement[i]] if time[name] > 0 else 0.0 for i, name in enumerate(names)}
+    # Arcs from an end to a later end, with the least time between the two; sends by number, None = end of the schedule.
+    arcs: dict[Any, list[tuple[Any, float]]] = {name: [(None, busy[name])] for name in names}
+    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
+        if placement[src] == placement[dst]:
+            arcs[names[src]].append((names[dst], time[names[dst]]))
+    number = {id(send): n for n, send in enumerate(result.sends)}
+    for n, send in enumerate(result.sends):
+        arcs[n] = [(None, cluster.link_gap_us), *((child, time[child]) for child in send.consumers)]
+        arcs[send.tensor[0]].append((n, send.cost))
+    for order in result.device_order.values():
+        for first, second in pairwise(order):
+            arcs[first].append((second, busy[first] + time[second]))
+    for sends in result.link_order.values():
+        for before, after in pairwise(sends):
+            arcs[number[id(before)]].append((number[id(after)], cluster.link_gap_us + after.cost))
+    longest = {None: 0.0}
+    backward = TopologicalSorter({node: [to for to, _ in out] for node, out in arcs.items()}).static_order()
+    for node in backward:
+        if node is not None:
+            longest[node] = max(weight + longest[to] for to, weight in arcs[node])
+    return {name: result.makespan - longest[name] - result.finish[name] for name in names}
+
+
 def random_graph(rng: np.random.Generator, num_ops: int, mode: str = "training") -> ComputationGraph:
     """A graph with what breaks simulators: ties, free ops, empty tensors, several outputs, shuffled names."""
-    names = [f"op{i}" for i in rng.permutation(num_ops)]
-    equal_costs, reach = rng.random() < 0.3, int(rng.integers(2, 30))
+    random = Random(int(rng.integers(2**63)))  # many times faster than numpy, number by number
+    numbers = random.sample(range(num_ops), num_ops)
+    prefix = random.choice(["op", "op", "", "Z/"])
+    names = [f"{prefix}{n}" if random.random() < 0.9 else f"a.{n}" for n in numbers]
+    equal_costs, reach, free = random.random() < 0.3, random.randrange(2, 30), random.choice([0.0, 0.15, 0.15, 0.6])
+    unit = random.choice([(10.0,), (10.0, 1.37), (10.0, 1.37)])
+    bytes_of = random.choice([(7600, 76000), (0, 7600, 76000, 1_000_003), (0, 7600, 76000, 1_000_003)])
+    most_inputs = random.choice([1, 3, 3, 6])
     ops: list[dict[str, Any]] = []
     for i, name in enumerate(names):
-        time = 100.0 if equal_costs else float(rng.integers(1, 50)) * (10.0 if rng.random() < 0.5 else 1.37)
-        time = 0.0 if rng.random() < 0.15 else time
-        sizes = rng.choice([0, 7600, 76000, 1_000_003], size=int(rng.choice([1, 1, 1, 2, 4]))).tolist()
+        time = 100.0 if equal_costs else random.randrange(1, 50) * random.choice(unit)
+        time = 0.0 if random.random() < free else time
+        sizes = random.choices(bytes_of, k=random.choice([1, 1, 1, 2, 4]))
         inputs = []
-        for j in rng.integers(max(0, i - reach), max(i, 1), size=int(rng.integers(0, 4))).tolist() if i else []:
-            inputs.append([names[j], int(rng.integers(len(ops[j]["outputs"])))])
-            if rng.random() < 0.2:  # another output of the same producer, or the same one twice
-                inputs.append([names[j], int(rng.integers(len(ops[j]["outputs"])))])
-        param_bytes = int(rng.integers(0, 10_000))
-        record = {"name": name, "outputs": sizes, "inputs": inputs, "param_bytes": param_bytes, "time_us": {"*": time}}
-        if rng.random() < 0.2:
-            record["time_us"]["slow"] = time * 3.3
+        for _ in range(random.randrange(most_inputs + 1) if i else 0):
+            j = random.randrange(max(0, i - reach), i)
+            inputs.append([names[j], random.randrange(len(ops[j]["outputs"]))])
+            if random.random() < 0.2:  # another output of the same producer, or the same one twice
+                inputs.append([names[j], random.randrange(len(ops[j]["outputs"]))])
+        record = {"name": name, "outputs": sizes, "inputs": inputs, "param_bytes": random.randrange(10_000)}
+        record["time_us"] = {"*": time} | ({"slow": time * 3.3} if random.random() < 0.2 else {})
         ops.append(record)
-    # Producers may stand after their consumers in a file: op order is not always topological.
-    order = rng.permutation(num_ops) if rng.random() < 0.3 else np.arange(num_ops)
-    return ComputationGraph.from_ops("random", [ops[i] for i in order], mode)
+    if random.random() < 0.3:  # producers may stand after their consumers in a file: op order is not always topological
+        random.shuffle(ops)
+    return ComputationGraph.from_ops("random", ops, mode)
 
 
 def random_cluster(rng: np.random.Generator, transfers: str, link: str, memory: int = 10**9) -> Cluster:
-    """2-12 devices ('/gpu:10' sorts before '/gpu:2'), sometimes all alike, sometimes all different."""
+    """1-12 devices ('/gpu:10' sorts before '/gpu:2'), sometimes all alike, sometimes all different.
+
+    Overheads, gaps and latencies of 10 us meet op times and transfers of 10 us: events of all kinds at one instant.
+    """
     size = int(rng.choice([1, 2, 3, 4, 8, 12], p=[0.05, 0.25, 0.2, 0.3, 0.1, 0.1]))
-    alike = rng.random() < 0.4
+    alike = rng.random() < 0.5
     numbers = rng.permutation(np.arange(size) + 5)
+    overheads = [float(rng.choice([0.0, 5.7, 10.0]))] * size if alike else rng.choice([0.0, 3.1, 5.7], size).tolist()
     devices = [
         Device(f"/gpu:{n}", "fast" if alike else str(rng.choice(["fast", "slow"])), 1e12, 1e11, memory, overhead)
-        for n, overhead in zip(numbers, [5.7] * size if alike else rng.choice([0.0, 3.1, 5.7], size), strict=True)
+        for n, overhead in zip(numbers, overheads, strict=True)
     ]
     bandwidth = np.full((size, size), 7600.0) if alike else rng.choice([7600.0, 12000.0, 333.3], (size, size))
-    latency = np.zeros((size, size)) if alike else rng.choice([0.0, 10.0, 12.3], (size, size))
-    return Cluster("random", tuple(devices), bandwidth, latency, transfers, link, float(rng.choice([0.0, 25.0])))
+    latency = np.full((size, size), rng.choice([0.0, 10.0])) if alike else rng.choice([0.0, 10.0, 12.3], (size, size))
+    return Cluster("random", tuple(devices), bandwidth, latency, transfers, link, float(rng.choice([0.0, 10.0, 25.0])))
 
 
 def random_problem(rng: np.random.Generator, transfers: str, link: str) -> tuple[PlacementProblem, np.ndarray]:
