@@ -188,7 +188,8 @@ def simulate_batch(
             f"index (B,) and integer placements (B, W) must match, not {index.shape} and "
             f"{placements.dtype} of shape {placements.shape}"
         )
-    index, placements = np.require(index, np.int64, "CW"), np.require(placements, np.int64, "CW")
+    # Writable too, as read-only arrays are another type to numba.
+    index, placements = (np.require(array, np.int64, ["C", "W"]) for array in (index, placements))
     row = _first_invalid(batch.arrays, index, placements)
     if row >= 0:
         if not 0 <= index[row] < len(batch.problems):

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from placeto.cluster import Cluster, Device, load_cluster
 from placeto.cost import FlatProblems, PlacementProblem, ProblemBatch
 from placeto.graph import ComputationGraph, GraphError
-from placeto.simulator import simulate
-from tests.reference import random_graph, random_problem
+from placeto.simulator import simulate, simulate_batch
+from tests.reference import random_cluster, random_graph, random_problem
 
 FAST = Device("a", "fast", flops=2e12, memory_bandwidth=1e11, memory=10**9, overhead_us=2.0)
 SLOW = Device("b", "slow", flops=1e12, memory_bandwidth=1e11, memory=10**9, overhead_us=1.0)
@@ -44,6 +48,55 @@ def test_bounds_in_closed_form() -> None:
 
     parallel = ComputationGraph.from_ops("p", [{"name": f"o{i}", "time_us": {"*": 4.0}} for i in range(6)])
     assert PlacementProblem(parallel, MIXED).lower_bound_us == 6 * (4 + 1) / 2
+
+
+@pytest.mark.parametrize(
+    ("transfers", "link"), [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress"), ("broadcast", "pair")]
+)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_no_placement_beats_the_lower_bound(transfers: str, link: str, seed: int) -> None:
+    """All placements of tiny graphs, on devices that differ in speed and overhead."""
+    rng = np.random.default_rng(seed)
+    problems = []
+    while len(problems) < 4:
+        cluster = random_cluster(rng, transfers, link)
+        if 2 <= cluster.num_devices <= 4:
+            problems.append(PlacementProblem(random_graph(rng, int(rng.integers(1, 6))), cluster))
+    batch = ProblemBatch.of(problems)
+    for p, problem in enumerate(problems):
+        every = np.array(list(product(range(problem.num_devices), repeat=problem.num_ops)))
+        rows = np.zeros((len(every), batch.max_ops), np.int64)
+        rows[:, : problem.num_ops] = every
+        makespans, _ = simulate_batch(batch, np.full(len(every), p), rows)
+        assert problem.lower_bound_us == pytest.approx(_bound(problem), rel=1e-12)
+        assert problem.lower_bound_us <= makespans.min() * (1 + 1e-12)
+        assert problem.single_device_us >= makespans.min()
+
+
+def _bound(problem: PlacementProblem) -> float:
+    """The bound by its definition, paths listed one by one."""
+    graph, overhead = problem.graph, problem.cluster.overhead_us
+    busy = [min(t + o * (t > 0) for t, o in zip(row, overhead, strict=True)) for row in problem.op_time]
+    children = [graph.edge_dst[graph.edge_src == op].tolist() for op in range(graph.num_ops)]
+
+    def longest(op: int) -> float:
+        return max([busy[op], *(problem.op_time[op].min() + longest(child) for child in children[op])])
+
+    return max(max(map(longest, range(graph.num_ops))), sum(busy) / problem.num_devices)
+
+
+@pytest.mark.parametrize("transfers", ["unicast", "broadcast"])
+def test_the_lower_bound_is_reached_where_nothing_stands_in_the_way(transfers: str) -> None:
+    devices = tuple(Device(f"d{i}", "x", 1.0, 1.0, 10**9, 0.5) for i in range(3))
+    cluster = Cluster("c", devices, np.ones((3, 3)), np.zeros((3, 3)), transfers)
+    alone = [{"name": f"o{i}", "time_us": {"*": 2.0}} for i in range(6)]
+    problem = PlacementProblem(ComputationGraph.from_ops("alone", alone), cluster)
+    assert problem.lower_bound_us == simulate(problem, np.arange(6) % 3).makespan_us == 2 * 2.5
+    fork = [{"name": "a", "outputs": [0], "time_us": {"*": 4.0}}]
+    fork += [{"name": f"b{i}", "inputs": [["a", 0]], "time_us": {"*": 6.0}} for i in range(2)]
+    problem = PlacementProblem(ComputationGraph.from_ops("fork", fork), cluster)
+    assert problem.lower_bound_us == simulate(problem, np.array([0, 1, 2])).makespan_us == 4 + 6 + 0.5
 
 
 def test_single_device_equals_its_simulation_to_the_bit() -> None:
