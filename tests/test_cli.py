@@ -16,6 +16,7 @@ from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph, load_graph, save_graph
 from placeto.simulator import simulate
 
+SHARED = Path(__file__).parents[2] / "shared" / "data"
 OPS = [
     {"name": "a", "type": "mm", "outputs": [1000], "module": "head", "time_us": {"*": 300.1}, "param_bytes": 40},
     {"name": "b", "type": "mm", "inputs": [["a", 0]], "outputs": [1000], "module": "left", "time_us": {"*": 700.7}},
@@ -170,6 +171,21 @@ def test_evaluate_files_of_one_name_and_families_on_several_clusters(
     evaluated = out.read_bytes()
     assert run("evaluate", *files, *more, *options) == 0
     assert out.read_bytes() == evaluated, "seconds would differ if rows were made again"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no files of other programs")
+def test_evaluate_files_of_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [*SHARED.glob("pipedream/*.graph.txt"), *SHARED.glob("dnn-partitioning/*-inputs/*/*.json")]
+    assert len(files) > 5
+    out = tmp_path / "table.json"
+    options = ("--cluster", "4xv100", "--placers", "heft,m-sct,anneal@100", "--processes", "1", "-o", out)
+    assert run("evaluate", *files, *options) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 3 * len(files)
+    assert all(row["fits"] and row["makespan_us"] >= row["lower_bound_us"] for row in rows)
+    assert f"{len(files)} graphs on 4xv100" in capsys.readouterr().out
+    expert = SHARED / "dnn-partitioning" / "human-experts" / "bert24_inference_expert.json"
+    assert "bert24_inference_expert.json: not a graph file" in fails(capsys, "evaluate", expert, *options)
 
 
 def test_place_says_that_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

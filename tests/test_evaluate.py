@@ -1,5 +1,6 @@
 import json
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,20 @@ def test_rows_of_another_budget_or_graph_are_made_again_and_others_kept(
     changed = graphs | {"small": diamond("small", 50.0)}
     again = evaluate(changed, cluster, SPECS[:1], out=out, processes=1)
     assert again[0]["makespan_us"] == 5 * 50.0 + 4 * 5.0
+
+
+def test_rows_of_another_cluster_of_the_same_name_are_made_again(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "table.json"
+    evaluate(graphs, cluster, SPECS, out=out, processes=1)
+    evaluate(graphs, load_cluster("4xv100"), SPECS, out=out, processes=1)
+    slow = replace(cluster, devices=tuple(replace(device, overhead_us=50.0) for device in cluster.devices))
+    again = evaluate(graphs, slow, SPECS, out=out, processes=1)
+    assert again[0]["makespan_us"] == 5 * 100.0 + 4 * 50.0
+    rows = load_rows(out)
+    assert [row for row in rows if row["cluster"] == "2xv100"] == again
+    assert len([row for row in rows if row["cluster"] == "4xv100"]) == 4
 
 
 def test_processes_give_the_same_rows(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
