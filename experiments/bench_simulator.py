@@ -1,50 +1,66 @@
-"""How fast the simulator is: `python -m experiments.bench_simulator` (about a minute).
+"""How fast the simulator is: `python -m experiments.bench_simulator` (about two minutes on an idle machine).
 
-Random layered graphs, random placements, best of 5. "ns/op" is one thread in the kernel; "simulate" adds the Python
-wrapper; "batch" is `simulate_batch` over many placements, memory included; "plain" is how many times longer the
-plain reference in tests/ takes than `simulate`.
+Random layered graphs, random placements in turn (with a single one, the branch predictor learns a small graph by
+heart), the constants of the `k80` presets; of each placement the fastest of many rounds counts. Nanoseconds are per op
+and of one thread in the kernels: the schedule, then what slack and the timeline of memory add to it. "per second" is
+`simulate_batch`, checks included, where all fits in memory, so that no timeline is worked out. "plain" is the reference
+simulator of the tests, which shares no code, on one of the placements.
+
+Legend: N ops, D devices.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+import tyro
 
-from placeto import _kernel
-from placeto.cluster import load_cluster
+from placeto import _kernel, _memory
+from placeto.cluster import Cluster, load_cluster
 from placeto.cost import PlacementProblem, ProblemBatch
 from placeto.graph import ComputationGraph
-from placeto.simulator import simulate, simulate_batch
+from placeto.simulator import simulate_batch
 from tests.reference import reference
 
-SIZES = (100, 500, 5_000, 60_000)
-# Broadcast and unicast through one link per sender, and one link per pair of devices.
-CLUSTERS = ("2xk80", "4xk80", "8xk80", "4xp100", "4xv100", "8xv100")
-PLAIN_LIMIT = 500  # ops; the plain reference is too slow beyond
+THREADS = numba.get_num_threads()
+MODES = {"k80": ("broadcast", "egress"), "unicast egress": ("unicast", "egress"), "unicast pair": ("unicast", "pair")}
+HEAD = ("N", "D", "mode", "ns", "+ slack", "+ memory", "per second", "2 threads", "gain", "plain ns", "ratio")
 START = """
 import time
 begin = time.perf_counter()
 import numpy as np
-from placeto.cluster import load_cluster
-from placeto.cost import PlacementProblem, ProblemBatch
-from placeto.graph import ComputationGraph
-from placeto.simulator import simulate, simulate_batch
+from placeto import PlacementProblem, ComputationGraph, load_cluster, simulate
+from placeto.simulator import ProblemBatch, simulate_batch
 problem = PlacementProblem(ComputationGraph.from_ops("one", [{"name": "a"}]), load_cluster("2xk80"))
 imported = time.perf_counter()
-simulate(problem, np.array([0])).slack_us
-single = time.perf_counter()
+simulate(problem, np.array([0]))
+first = time.perf_counter()
 simulate_batch(ProblemBatch.of([problem]), np.array([0]), np.array([[0]]))
-print(imported - begin, single - imported, time.perf_counter() - single)
+print(imported - begin, first - imported, time.perf_counter() - first)
 """
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Measure the simulator."""
+
+    sizes: tuple[int, ...] = (100, 500, 2_000, 10_000, 60_000)
+    """numbers of ops"""
+    devices: tuple[int, ...] = (2, 4, 8)
+    """numbers of devices"""
+    seconds: float = 0.25
+    """how long each number is measured, or three rounds if they take longer"""
+    starts: int = 3
+    """how many fresh processes start with a filled cache; the best counts"""
 
 
 def random_graph(num_ops: int, seed: int = 0) -> ComputationGraph:
@@ -64,80 +80,115 @@ def random_graph(num_ops: int, seed: int = 0) -> ComputationGraph:
     return ComputationGraph.from_ops(f"random-{num_ops}", ops)
 
 
-def best_of(function: Callable[[], object], repeats: int, rounds: int = 5) -> float:
-    """Seconds per call: the fastest of `rounds` rounds of `repeats` calls."""
-    best = float("inf")
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            function()
-        best = min(best, (time.perf_counter() - begin) / repeats)
-    return best
+def k80_cluster(num_devices: int, transfers: str, link: str) -> Cluster:
+    """K80 dies with room for everything, and links of the given mode."""
+    cluster = load_cluster(f"{num_devices}xk80")
+    devices = tuple(replace(device, memory=10**15) for device in cluster.devices)
+    return replace(cluster, devices=devices, transfers=transfers, link=link)
 
 
-def bench(num_ops: int, cluster: str, threads: int) -> list[str]:
+def best_of(seconds: float, rows: np.ndarray, *functions: Callable[[np.ndarray], object]) -> list[float]:
+    """Seconds of each function: the mean over rows of its fastest call. They take turns, so noise meets all alike."""
+    best = np.full((len(functions), len(rows)), np.inf)
+    begin, rounds = time.perf_counter(), 0
+    while rounds < 3 or time.perf_counter() - begin < seconds * len(functions):
+        rounds += 1
+        for times, function in zip(best, functions, strict=True):
+            for number, row in enumerate(rows):
+                start = time.perf_counter()
+                function(row)
+                times[number] = min(times[number], time.perf_counter() - start)
+    return best.mean(axis=1).tolist()
+
+
+def bench(graph: ComputationGraph, num_devices: int, mode: str, seconds: float) -> tuple[str, ...]:
     """One row of the table."""
-    problem = PlacementProblem(random_graph(num_ops), load_cluster(cluster))
-    rng = np.random.default_rng(1)
-    # Different placements in turn: with a single one, the branch predictor learns a small graph by heart.
-    count = min(64, max(4, 200_000 // num_ops))
-    placements = rng.integers(0, problem.num_devices, (count, num_ops))
+    problem = PlacementProblem(graph, k80_cluster(num_devices, *MODES[mode]))
+    count = min(64, max(4, 100_000 // graph.num_ops))
+    placements = np.random.default_rng(1).integers(0, num_devices, (count, graph.num_ops))
     flat, record = problem.arrays, _kernel.new_record(problem.arrays, 0)
-    op_slack, send_slack = np.empty(num_ops), np.empty(problem.graph.num_edges)
-    repeats = max(1, 20_000 // num_ops)
+    op_slack, send_slack = np.empty(graph.num_ops), np.empty(graph.num_edges)
+    peak = np.zeros(num_devices, np.int64)
 
-    def kernel(with_slack: bool = False) -> None:
-        for row in placements:
-            makespan, num_sends = _kernel.run(flat, 0, row, record, np.inf)
-            if with_slack:
-                _kernel.slack(flat, 0, row, record, num_sends, makespan, op_slack, send_slack)
+    def schedule(row: np.ndarray) -> None:
+        _kernel.run(flat, 0, row, record, np.inf)
 
-    run_s = best_of(kernel, 1) / count
-    slack_s = best_of(lambda: kernel(True), 1) / count - run_s
-    single_s = best_of(lambda: simulate(problem, placements[0]), repeats)
+    def with_slack(row: np.ndarray) -> None:
+        makespan, num_sends = _kernel.run(flat, 0, row, record, np.inf)
+        _kernel.slack(flat, 0, row, record, num_sends, makespan, op_slack, send_slack)
+
+    def with_memory(row: np.ndarray) -> None:
+        _, num_sends = _kernel.run(flat, 0, row, record, np.inf)
+        _memory.peak_memory(flat, 0, row, record, num_sends, peak)
+
     batch, index = ProblemBatch.of([problem]), np.zeros(count, np.int64)
-    per_second = []
-    for thread_count in (1, threads):
-        numba.set_num_threads(thread_count)
-        seconds = best_of(lambda: simulate_batch(batch, index, placements), max(1, repeats // count), 3)
-        per_second.append(f"{count / seconds:,.0f}")
-    plain = "-"
-    if num_ops <= PLAIN_LIMIT:
-        plain = f"{best_of(lambda: reference(problem, placements[0]), 1, 3) / single_s:,.0f}x"
-    return [
-        f"{num_ops:,}",
-        cluster,
-        f"{run_s / num_ops * 1e9:.0f}",
-        f"{slack_s / num_ops * 1e9:.0f}",
-        f"{single_s * 1e6:,.0f}",
-        *per_second,
-        plain,
-    ]
+
+    def threads(number: int) -> Callable[[np.ndarray], object]:
+        def run(rows: np.ndarray) -> None:
+            numba.set_num_threads(number)
+            simulate_batch(batch, index, rows)
+
+        return run
+
+    runs = [taken / graph.num_ops * 1e9 for taken in best_of(seconds, placements, schedule, with_slack, with_memory)]
+    batches = map(threads, range(1, min(2, THREADS) + 1))
+    one, *two = (count / taken for taken in best_of(seconds, placements[None], *batches))
+    plain_ns = best_of(0.0, placements[:1], lambda row: reference(problem, row))[0] / graph.num_ops * 1e9
+    return (
+        f"{graph.num_ops:,}",
+        str(num_devices),
+        mode,
+        f"{runs[0]:.0f}",
+        f"{max(0.0, runs[1] - runs[0]):.0f}",
+        f"{max(0.0, runs[2] - runs[0]):.0f}",
+        f"{one:,.0f}",
+        f"{two[0]:,.0f}" if two else "-",
+        f"{two[0] / one:.2f}" if two else "-",
+        f"{plain_ns:,.0f}",
+        f"{plain_ns / runs[0]:.0f}x",
+    )
 
 
-def starts() -> None:
-    """Seconds from a fresh interpreter to the first results, with an empty and with a filled compilation cache."""
+def start(count: int) -> list[tuple[str, ...]]:
+    """Seconds a fresh process takes to first results, with an empty cache and with a filled one (best of `count`)."""
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for label in ("cold", "cached"):
-            environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
-            output = subprocess.run([sys.executable, "-c", START], env=environment, capture_output=True, check=True)
-            imports, single, batch = map(float, output.stdout.split())
-            print(f"{label} start: import {imports:.1f} s, simulate {single:.1f} s, simulate_batch {batch:.1f} s")
+        for label, repeats in (("empty", 1), ("filled", count)):
+            runs = []
+            for _ in range(repeats):
+                environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
+                output = subprocess.run([sys.executable, "-c", START], env=environment, capture_output=True, check=True)
+                runs.append(tuple(map(float, output.stdout.split())))
+            best = min(runs, key=sum)
+            rows.append((label, *(f"{seconds:.2f}" for seconds in best)))
+    return rows
 
 
-def main() -> None:
-    """Print the start times and the table."""
-    starts()
-    threads = numba.get_num_threads()
-    table = Table("ops", "cluster", "ns/op", "slack ns/op", "simulate us", "batch/s, 1 thread", f"{threads} threads")
-    table.add_column("plain")
-    for column in table.columns:
-        column.justify = "right"
-    for num_ops in SIZES:
-        for cluster in CLUSTERS:
-            table.add_row(*bench(num_ops, cluster, threads))
-    Console(width=110).print(table)
+def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table, its columns padded and all but the words right-aligned."""
+    width = [max(3, *map(len, column)) for column in zip(head, *rows, strict=True)]
+    words = [not rows[0][i][0].isdigit() and rows[0][i] != "-" for i in range(len(head))]
+    rule = ["-" * w if word else "-" * (w - 1) + ":" for w, word in zip(width, words, strict=True)]
+    lines = [
+        [text.ljust(w) if word else text.rjust(w) for text, w, word in zip(row, width, words, strict=True)]
+        for row in (head, rule, *rows)
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(config: BenchConfig) -> None:
+    """Print the machine, the start times and the table."""
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
+    print(markdown(("cache", "import s", "first simulate s", "first simulate_batch s"), start(config.starts)) + "\n")
+    rows = []
+    for num_ops in config.sizes:
+        graph = random_graph(num_ops)
+        for num_devices in config.devices:
+            for mode in MODES:
+                rows.append(bench(graph, num_devices, mode, config.seconds))
+                print(f"{num_ops:,} ops, {num_devices} devices, {mode}", file=sys.stderr)
+    print(markdown(HEAD, rows))
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(BenchConfig, description=__doc__))

@@ -207,7 +207,7 @@ def reference_slack(problem: PlacementProblem, placement: np.ndarray, result: Re
     for sends in result.link_order.values():
         for before, after in pairwise(sends):
             arcs[number[id(before)]].append((number[id(after)], cluster.link_gap_us + after.cost))
-    longest = {None: 0.0}
+    longest: dict[Any, float] = {None: 0.0}
     backward = TopologicalSorter({node: [to for to, _ in out] for node, out in arcs.items()}).static_order()
     for node in backward:
         if node is not None:
@@ -223,7 +223,7 @@ def random_graph(rng: np.random.Generator, num_ops: int, mode: str = "training")
     names = [f"{prefix}{n}" if random.random() < 0.9 else f"a.{n}" for n in numbers]
     equal_costs, reach, free = random.random() < 0.3, random.randrange(2, 30), random.choice([0.0, 0.15, 0.15, 0.6])
     unit = random.choice([(10.0,), (10.0, 1.37), (10.0, 1.37)])
-    bytes_of = random.choice([(7600, 76000), (0, 7600, 76000, 1_000_003), (0, 7600, 76000, 1_000_003)])
+    bytes_of = random.choice([(7600, 76000), (0, 0, 76000), (0, 7600, 76000, 1_000_003)])
     most_inputs = random.choice([1, 3, 3, 6])
     ops: list[dict[str, Any]] = []
     for i, name in enumerate(names):

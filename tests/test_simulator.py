@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +25,11 @@ ROOT = Path(__file__).parents[1]
 MODES = [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress"), ("broadcast", "pair")]
 
 
-GRAPHS = 20  # an example of hypothesis is this many graphs, of which each mode sees 50 times as many
+GRAPHS = 20  # an example of hypothesis is this many graphs, of which each mode sees 40 times as many
 
 
 @pytest.mark.parametrize(("transfers", "link"), MODES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_equals_the_plain_reference(transfers: str, link: str, seed: int) -> None:
     """To the bit, but slack, whose sums the reference adds up in another order."""
@@ -124,6 +125,41 @@ def test_golden_schedule() -> None:
     assert schedule.slack_us[0] == 0.0
 
 
+@pytest.mark.parametrize(("transfers", "link"), MODES)
+def test_at_equal_times_deliveries_precede_links(transfers: str, link: str) -> None:
+    """At 10 us m ends, and a's empty tensor leaves and arrives: m's consumer is first in line, though a's name is."""
+    ops = [{"name": name, "outputs": [0], "time_us": {"*": 10.0}} for name in ("a", "m")]
+    ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in ("a", "m")]
+    schedule = simulate(_plain_problem(ops, ("d0", "d1"), transfers, link), np.array([0, 1, 1, 1]))
+    assert schedule.start_us.tolist() == [0.0, 0.0, 11.0, 10.0]
+
+
+@pytest.mark.parametrize(("transfers", "link"), MODES)
+def test_at_equal_times_links_go_by_the_name_of_their_device(transfers: str, link: str) -> None:
+    """Two empty tensors leave and arrive at 10 us; '/gpu:10' < '/gpu:2' lets b's arrive before a's."""
+    ops = [{"name": name, "outputs": [0], "time_us": {"*": 10.0}} for name in ("a", "b")]
+    ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in ("a", "b")]
+    names = ("/gpu:2", "/gpu:10", "/gpu:3")
+    schedule = simulate(_plain_problem(ops, names, transfers, link), np.array([0, 1, 2, 2]))
+    assert schedule.start_us.tolist() == [0.0, 0.0, 11.0, 10.0]
+
+
+@pytest.mark.parametrize(("transfers", "link"), MODES)
+def test_at_equal_times_deliveries_go_by_the_name_of_the_producer(transfers: str, link: str) -> None:
+    """Two tensors arrive at 20 us, op10's before op9's, though op9 stands first in the graph."""
+    ops = [{"name": name, "outputs": [10_000], "time_us": {"*": 10.0}} for name in ("op9", "op10")]
+    ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in ("op9", "op10")]
+    schedule = simulate(_plain_problem(ops, ("d0", "d1", "d2"), transfers, link), np.array([0, 1, 2, 2]))
+    assert schedule.start_us.tolist() == [0.0, 0.0, 21.0, 20.0]
+
+
+def _plain_problem(ops: list[dict[str, Any]], names: tuple[str, ...], transfers: str, link: str) -> PlacementProblem:
+    """Devices without overhead, links of 1000 bytes/us without latency or gap."""
+    devices, size = tuple(Device(name, "x", 1.0, 1.0, 10**9) for name in names), (len(names), len(names))
+    cluster = Cluster("plain", devices, np.full(size, 1000.0), np.zeros(size), transfers, link)
+    return PlacementProblem(ComputationGraph.from_ops("ties", ops), cluster)
+
+
 def test_unicast_sends_once_per_destination_and_broadcast_once() -> None:
     ops = [{"name": "a", "outputs": [1000], "time_us": {"*": 10.0}}]
     ops += [{"name": f"b{i}", "inputs": [["a", 0]], "time_us": {"*": 1.0}} for i in range(3)]
@@ -182,7 +218,7 @@ print(digest.hexdigest())
 def test_batch_does_not_depend_on_threads() -> None:
     """In processes of their own, as numba never has more threads than it started with."""
     digests = set()
-    for threads in ("1", "2", "3"):
+    for threads in ("1", "2"):
         environment = {**os.environ, "NUMBA_NUM_THREADS": threads}
         command = [sys.executable, "-c", THREADS]
         digests.add(subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
