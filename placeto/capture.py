@@ -45,6 +45,9 @@ def capture_training(
     device. Views cost nothing: one as large as its tensor is left out, a smaller one (a slice) is an op of no
     cost colocated with its producer, so that only the slice travels.
 
+    A parameter is colocated with its first user, and with the op that makes its gradient (the last sum if it is one):
+    the optimizer, which isn't in the graph, needs the gradient where the weight is.
+
     Args:
         module: parameters on any device, "meta" included; it is left as it was.
         inputs: positional arguments of the module; its tensors may be on any device.
@@ -62,7 +65,7 @@ def capture_training(
     (['aten.addmm', 'aten.mm'], 256.0)
     """
 
-    def step(arguments: Any, extra: Any) -> list[Tensor]:
+    def step(arguments: Any, extra: Any) -> list[Tensor | None]:
         output = module(*arguments)
         if loss is None:
             value = output
@@ -77,7 +80,7 @@ def capture_training(
         trainable = [p for p in module.parameters() if p.requires_grad]
         with traceback.annotate({"backward": True}):
             gradients = torch.autograd.grad(value.reshape(()), trainable, allow_unused=True)
-        return [value, *(g for g in gradients if g is not None)]
+        return [value, *gradients]
 
     name = name if name is not None else type(module).__name__
     return _capture(module, inputs, targets, step, name, "training")
@@ -90,9 +93,9 @@ def capture_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | N
         CaptureError: the module can't be traced, or returns no tensor.
     """
 
-    def forward(arguments: Any, extra: Any) -> list[Tensor]:
+    def forward(arguments: Any, extra: Any) -> list[Tensor | None]:
         output = module(*arguments)
-        tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+        tensors: list[Tensor | None] = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
         if not tensors:
             raise CaptureError(f"{name}: the module returns no tensor but {_describe(output)}")
         return tensors
@@ -111,17 +114,17 @@ def capture_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | N
 class _Step(nn.Module):
     """A function of a module, as a module: its parameters can be swapped for fakes until the function returns."""
 
-    def __init__(self, module: nn.Module, function: Callable[..., list[Tensor]]) -> None:
+    def __init__(self, module: nn.Module, function: Callable[..., list[Tensor | None]]) -> None:
         super().__init__()
         self.module = module
         self.function = function
 
-    def forward(self, arguments: Any, extra: Any) -> list[Tensor]:
+    def forward(self, arguments: Any, extra: Any) -> list[Tensor | None]:
         return self.function(arguments, extra)
 
 
 def _capture(
-    module: nn.Module, inputs: Any, targets: Any, function: Callable[..., list[Tensor]], name: str, mode: str
+    module: nn.Module, inputs: Any, targets: Any, function: Callable[..., list[Tensor | None]], name: str, mode: str
 ) -> ComputationGraph:
     if not isinstance(module, nn.Module):
         raise CaptureError(f"{name}: a torch.nn.Module can be captured, not {_describe(module)}")
@@ -139,7 +142,8 @@ def _capture(
             return torch.func.functional_call(whole, {**params, **buffers}, (arguments, extra))
 
         arguments = (params, buffers, *(tree_map(_fake, list(values)) for values in (inputs, targets)))
-        if mode == "training" and not any(p.requires_grad for p in params.values()):
+        trained = [key for key, p in params.items() if p.requires_grad] if mode == "training" else []
+        if mode == "training" and not trained:
             raise CaptureError(f"{name}: the module has no trainable parameter")
         stack.enter_context(traceback.preserve_node_meta())
         stack.enter_context(_module_labels(module))
@@ -158,8 +162,9 @@ def _capture(
         except Exception as error:
             reason = next(iter(str(error).strip().splitlines()), "no message")
             raise CaptureError(f"{name}: tracing failed: {type(error).__name__}: {reason}") from error
+    paths, trained = ([key.removeprefix("module.") for key in keys] for keys in (params, trained))
     try:
-        return computation_graph(traced, [key.removeprefix("module.") for key in params], len(buffers), name, mode)
+        return computation_graph(traced, paths, trained, len(buffers), name, mode)
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
 

@@ -100,7 +100,7 @@ class _Builder:
 
 
 def computation_graph(
-    traced: GraphModule, parameters: Sequence[str], num_buffers: int, name: str, mode: str
+    traced: GraphModule, parameters: Sequence[str], trained: Sequence[str], num_buffers: int, name: str, mode: str
 ) -> ComputationGraph:
     """The ops that the outputs of a traced graph depend on.
 
@@ -108,6 +108,7 @@ def computation_graph(
         traced: functional; the first placeholders are the parameters, then the buffers; every node has
             ``meta["val"]`` (fake tensors) and ``meta["custom"]["label"]``.
         parameters: paths.
+        trained: paths of the parameters whose gradients (None where there is none) follow the loss in the outputs.
         num_buffers: how many.
 
     Raises:
@@ -123,12 +124,19 @@ def computation_graph(
     for node in traced.graph.nodes:
         if node.op == "call_function" and node in needed:
             builder.values[node] = _visit(builder, node)
+    if trained:
+        nodes = dict(zip(parameters, placeholders, strict=False))
+        _keep_gradients(builder, [nodes[path] for path in trained], _outputs(traced)[1:])
     leaders = [builder.find(op) for op in range(len(builder.records))]
     sizes = Counter(leaders)
     for leader, record in zip(leaders, builder.records, strict=True):
         if sizes[leader] > 1:
             record["colocation"] = str(leader)
     return ComputationGraph.from_ops(name, builder.records, mode)
+
+
+def _outputs(traced: GraphModule) -> Sequence[Any]:
+    return next(node for node in traced.graph.nodes if node.op == "output").args[0]
 
 
 def _needed(traced: GraphModule) -> set[Node]:
@@ -204,6 +212,14 @@ def _settle(builder: _Builder, op: int, inputs: Sequence[_Tensor], sources: Sequ
         if isinstance(value, _Buffer) and source not in builder.counted:
             builder.counted.add(source)
             builder.records[op]["param_bytes"] = builder.records[op].get("param_bytes", 0) + value.bytes
+
+
+def _keep_gradients(builder: _Builder, parameters: Sequence[Node], gradients: Sequence[Node | None]) -> None:
+    """Colocate each parameter with the op that makes its gradient: constant gradients have none."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        weight, made = builder.values[parameter], None if gradient is None else builder.values.get(gradient)
+        if isinstance(weight, _Tensor) and isinstance(made, _Tensor):
+            builder.join(weight.op, made.op)
 
 
 def _is_view(node: Node) -> bool:

@@ -1,22 +1,25 @@
 """Colocation groups: thousands of ops become 30-300 decisions. The simulator still runs op by op.
 
-Hard rules: ops that share a `colocation` id stay together, and parameters and ops of no cost join the first user
-or the producer. The rest is judgement, in four steps (`group_ops`):
+Hard rules: ops that share a `colocation` id stay together (in a captured training step a parameter, its first user
+and the op that makes its gradient), and parameters and ops of no cost join the first user or the producer. The rest
+is judgement, in four steps (`group_ops`):
 
 1. every backward op joins the forward op whose saved tensors or weights it reads, a sum of gradients joins its
    producer, so that weights and activations stay where they are. The exception: gradients of a weight that several
-   calls share (steps of a recurrent network) form groups of their own, since nothing waits for them; only their
-   last sum, the gradient itself, stays with the weight;
-2. an op that computes for less time than its tensors travel joins a neighbour, one of its own module first;
+   calls share (steps of a recurrent network) form groups of their own, since nothing waits for them, all but their
+   last sum;
+2. an op that computes for less time than its tensors travel joins a neighbour, one of its own module first, unless
+   there are few groups already;
 3. if there are many groups, calls of one module are joined in blocks;
 4. if there are still too many, groups are joined along the edges that would carry most for the work they join.
 
 No step but the first makes a group larger than a share of all work, unless there is no other way.
 
 What was tried: makespan over one device after annealing with 1,000 / 4,000 simulations, mean over the 8 validation
-graphs of a family on 4xv100. Measured while the families were still being tuned: compare within a column, not with
-other tables. Two seeds, one in the last two rows; such a mean differs by up to .015 between seeds. The rows for light
-= .35 and .5 had a largest share of .08, those for .25 one of .04.
+graphs of a family on 4xv100. Measured while the families were still being tuned, and before capture colocated the
+last sum with its weight (only these groupings did): compare within a column, not with other tables. Two seeds, one in
+the last two rows; such a mean differs by up to .015 between seeds. The rows for light = .35 and .5 had a largest share
+of .08, those for .25 one of .04.
 
     this grouping                                  ptb .483 / .479   nmt .544 / .529   cifar10 .694 / .683
     weight gradients with their forward ops        ptb .557 / .553   nmt .620 / .617
@@ -50,6 +53,7 @@ MAX_GROUPS = 200
 _LIGHT = 0.3  # an op joins a neighbour if it takes less than this share of its largest tensor's transfer
 _LARGEST = 0.06  # largest share of all work in one group, unless a hard rule makes it larger
 _TRIFLE = 0.1  # what adds less than this share to a group may make it larger
+_FEWEST = 30  # light ops are joined while there are more groups than this
 _CALLED = 60  # calls of a module are joined in blocks while there are more groups than this
 
 
@@ -205,13 +209,12 @@ def _join_backward(graph: ComputationGraph, units: Units, labels: list[_Label]) 
             units.join(op, forward)
     for op in graph.topological_order.tolist():
         label = labels[op]
-        if label.backward and op not in home and producers[op]:  # sums, slices and the like
+        final = graph.colocation[op] >= 0 and not consumers[op]  # a gradient that stays with its parameter
+        if label.backward and op not in home and producers[op] and not final:  # sums, slices and the like
             same = [p for p in producers[op] if labels[p[0]].backward and labels[p[0]].place == label.place]
             producer = max(same or producers[op], key=lambda pair: (pair[1], pair[0]))[0]
-            if labels[producer].gradient and consumers[op]:
+            if labels[producer].gradient:
                 labels[op] = replace(label, base=labels[producer].base, gradient=True)
-            elif labels[producer].gradient and producer in home:  # the last sum
-                producer = home[producer]
             units.join(op, producer)
 
 
@@ -225,7 +228,7 @@ def _join_light(problem: PlacementProblem, units: Units, labels: Sequence[_Label
     limit = _LARGEST * units.total
     heap = [(units.work[root], root) for root in edges]
     heapq.heapify(heap)
-    while heap:
+    while heap and units.count > _FEWEST:
         work, root = heapq.heappop(heap)
         if units.find(root) != root or units.work[root] != work or not edges[root]:
             continue
