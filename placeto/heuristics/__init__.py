@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from placeto.heuristics.baechi import m_etf, m_sct, m_topo
 from placeto.heuristics.exact import exact
+from placeto.heuristics.genetic import genetic
 from placeto.heuristics.list_scheduling import etf, heft
 from placeto.heuristics.naive import fastest, random, roundrobin, single
 from placeto.heuristics.partition import expert, metis
-from placeto.heuristics.search import anneal, hillclimb
+from placeto.heuristics.search import anneal, hillclimb, ils
 from placeto.placer import PlacementResult
 
 HEURISTICS: dict[str, Callable[..., PlacementResult]] = {
@@ -25,7 +26,11 @@ HEURISTICS: dict[str, Callable[..., PlacementResult]] = {
     "m-etf": m_etf,
     "m-sct": m_sct,
     "hillclimb": hillclimb,
+    "ils": ils,
     "anneal": anneal,
+    "genetic": genetic,
     "exact": exact,
 }
 """Name -> placer; the first line of its docstring is what ``placeto list placers`` prints."""
+SEARCHES = ("hillclimb", "ils", "anneal", "genetic")
+"""Those that search until a budget is spent."""

@@ -1,4 +1,4 @@
-"""Local search over groups: hill climbing and annealing from the best cheap placement.
+"""Local search over groups: hill climbing, iterated local search and annealing, from the best cheap placement.
 
 Legend: N ops, G groups, D devices, M kinds of moves.
 """
@@ -6,43 +6,100 @@ Legend: N ops, G groups, D devices, M kinds of moves.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
 
 import numpy as np
 
 from placeto.cost import PlacementProblem
 from placeto.grouping import Groups, group_ops
-from placeto.heuristics._moves import MOVES, Neighbourhood, State, search
+from placeto.heuristics._local import LocalSearch
 from placeto.heuristics.common import Rule
 from placeto.heuristics.list_scheduling import try_etf, try_heft
 from placeto.heuristics.naive import try_single
-from placeto.heuristics.partition import group_transfers, try_expert, try_metis
-from placeto.placer import MEMORY_PENALTY, Evaluator, PlacementResult
-from placeto.simulator import simulate
+from placeto.heuristics.partition import try_expert, try_metis
+from placeto.placer import Evaluator, PlacementResult
 
 CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
 """What `best_cheap` tries, the one that is best most often first."""
 DEFAULT_SIMULATIONS = 1000
-CLIMB = {"random": 0.7, "set": 0.15, "part": 0.15}
-ANNEAL = {"critical": 0.3, "random": 0.1, "swap": 0.1, "set": 0.05, "part": 0.3, "exchange": 0.1, "block": 0.05}
-HOT, COLD = 1e-3, 2e-4  # temperature at the beginning and at the end, as shares of the start's makespan
-_CHUNK = 1000  # simulations between two looks at the clock, at most
-_FIRST_CHUNK = 16  # the same where seconds are limited, before the pace is known
-_CHUNK_SECONDS = 0.02
+Method = Callable[[Evaluator, np.ndarray, np.random.Generator], None]
+"""Spends what is left of a budget on a search from a placement (G,) of groups."""
+
+CLIMB = {"random": 0.6, "swap": 0.1, "set": 0.15, "part": 0.15}
+ANNEAL = {
+    "guided": 0.3,
+    "critical": 0.3,
+    "random": 0.15,
+    "swap": 0.1,
+    "set": 0.04,
+    "part": 0.05,
+    "exchange": 0.06,
+    "block": 0.03,
+}
+HOT, COLD = 0.1, 0.005  # share of the proposals that annealing accepts though worse, at its beginning and its end
+_PATIENCE = 1.0  # proposals without an improvement that end a descent, as a multiple of the number of single moves
+_WORSE = 0.002  # iterated local search goes on from a descent that ends so much above its best
+_KICKED = 0.03  # share of the groups that are moved at random to begin a new descent
 
 
 def hillclimb(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
     """Hill climbing: random moves of groups and modules from the best cheap placement, kept unless they are worse."""
-    return _local_search(problem, simulations, seconds, seed, CLIMB, 0.0, 0.0)
+    return search_from_cheap(climb, problem, simulations, seconds, seed)
+
+
+def ils(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """Iterated local search: descend, move a few groups or a module at random, descend again, go on from the better."""
+    return search_from_cheap(iterate, problem, simulations, seconds, seed)
 
 
 def anneal(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """Annealing at low temperature from the best cheap placement, with most proposals on critical groups."""
-    return _local_search(problem, simulations, seconds, seed, ANNEAL, HOT, COLD)
+    """Annealing from the best cheap placement, with most proposals on critical groups; few get worse."""
+    return search_from_cheap(annealing, problem, simulations, seconds, seed)
+
+
+def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
+    """The method behind `hillclimb`; ends early where no single move is left to try."""
+    LocalSearch(evaluator, start, CLIMB, rng).run()
+
+
+def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
+    """The method behind `anneal`."""
+    LocalSearch(evaluator, start, ANNEAL, rng).run(HOT, COLD)
+
+
+def iterate(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
+    """The method behind `ils`."""
+    search = LocalSearch(evaluator, start, ANNEAL, rng)
+    groups, devices = evaluator.groups.num_groups, evaluator.problem.num_devices
+    patience = math.ceil(_PATIENCE * groups * (devices - 1))
+    home, home_score = search.device.copy(), search.score
+    while not evaluator.exhausted:
+        search.run(patience=patience)
+        if search.score <= home_score * (1.0 + _WORSE):
+            home, home_score = search.device.copy(), search.score
+        if not evaluator.exhausted:
+            search.restart(_kicked(home, evaluator, rng))
+
+
+def _kicked(device: np.ndarray, evaluator: Evaluator, rng: np.random.Generator) -> np.ndarray:
+    """A placement (G,) with a few groups moved at random, or a whole set of them together."""
+    sets, devices = evaluator.groups.sets, evaluator.problem.num_devices
+    kicked = device.copy()
+    if sets and rng.random() < 0.5:
+        members = sets[rng.integers(len(sets))]
+        together = rng.random() < 0.5
+        kicked[members] = rng.integers(devices) if together else (kicked[members] + rng.integers(1, devices)) % devices
+    else:
+        count = min(len(device), max(2, round(_KICKED * len(device))))
+        chosen = rng.choice(len(device), count, replace=False)
+        kicked[chosen] = rng.integers(devices, size=count)
+    return kicked
 
 
 def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
@@ -65,119 +122,15 @@ def round_to_groups(problem: PlacementProblem, groups: Groups, placement: np.nda
     return votes.argmax(axis=1)
 
 
-def _local_search(
-    problem: PlacementProblem,
-    simulations: int | None,
-    seconds: float | None,
-    seed: int,
-    mix: dict[str, float],
-    hot: float,
-    cold: float,
+def search_from_cheap(
+    method: Method, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int
 ) -> PlacementResult:
+    """Follow a method from the best cheap placement, within a budget; `DEFAULT_SIMULATIONS` where there is none."""
     groups = group_ops(problem)
     if simulations is None and seconds is None:
         simulations = DEFAULT_SIMULATIONS
     evaluator = Evaluator(problem, groups, simulations, seconds)
     start, score = best_cheap(evaluator, seed)
-    if problem.num_devices > 1 and score < math.inf:
-        local_search(evaluator, start, mix, hot, cold, np.random.default_rng(seed))
+    if problem.num_devices > 1 and score < math.inf and not evaluator.exhausted:
+        method(evaluator, start, np.random.default_rng(seed))
     return evaluator.result()
-
-
-def local_search(
-    evaluator: Evaluator,
-    start: np.ndarray,
-    mix: dict[str, float],
-    hot: float,
-    cold: float,
-    rng: np.random.Generator,
-) -> State | None:
-    """Spend what is left of the budget on a search from a placement (G,) of groups.
-
-    Args:
-        evaluator: with a limit on simulations or seconds.
-        start: device of each group; simulated again.
-        mix: probability of each kind of move of `MOVES`.
-        hot: temperature at the beginning, as a share of the start's makespan; 0 accepts nothing worse.
-        cold: temperature at the end.
-        rng: source of randomness.
-
-    Returns:
-        Where the search ended; None if the budget was spent before.
-    """
-    if evaluator.exhausted:
-        return None
-    problem = evaluator.problem
-    near, state = neighbourhood(problem), _start(evaluator, start)
-    chances = np.cumsum([mix.get(move, 0.0) for move in MOVES])
-    chances /= chances[-1]
-    hot_us, ratio = hot * float(state.score[0]), cold / hot if hot > 0.0 else 1.0
-    logs = np.empty(_CHUNK, np.int64), np.empty(_CHUNK)
-    began, pace = evaluator.progress, 0.0  # pace: seconds a simulation
-    count = _CHUNK if evaluator.seconds_limit is None else _FIRST_CHUNK
-    while not evaluator.exhausted:
-        count = int(min(count, _CHUNK, evaluator.remaining))
-        before, done = evaluator.seconds, (evaluator.progress - began) / (1.0 - began)
-        share = count / evaluator.limit if evaluator.limit is not None else 0.0
-        if evaluator.seconds_limit is not None:
-            share = max(share, pace * count / evaluator.seconds_limit)
-        until = min(1.0, done + share / (1.0 - began))
-        logged = search(
-            problem.arrays, near, state, chances, rng, count, hot_us * ratio**done, hot_us * ratio**until, *logs
-        )
-        improvements = list(zip(logs[0][:logged].tolist(), logs[1][:logged].tolist(), strict=True))
-        evaluator.absorb(state.best, float(state.score[2]), float(state.score[3]), count, improvements)
-        pace = (evaluator.seconds - before) / count
-        if evaluator.seconds_limit is not None:
-            left = min(_CHUNK_SECONDS, evaluator.seconds_limit - evaluator.seconds)
-            count = max(1, int(left / pace))
-    return state
-
-
-def _start(evaluator: Evaluator, start: np.ndarray) -> State:
-    """Simulate the start and see which groups are critical in it."""
-    problem, groups = evaluator.problem, evaluator.groups
-    schedule = simulate(problem, start[groups.group])
-    evaluator.absorb(schedule.placement, schedule.makespan_us, schedule.overflow, 1)
-    takes_time = problem.op_time[np.arange(problem.num_ops), schedule.placement] > 0.0
-    tight = takes_time & (schedule.slack_us <= 1e-9 * schedule.makespan_us)
-    critical = np.zeros(groups.num_groups, np.int64)
-    held = np.unique(groups.group[tight])
-    critical[: len(held)] = held
-    score = schedule.makespan_us * (1.0 + MEMORY_PENALTY * schedule.overflow)
-    return State(
-        placement=schedule.placement.copy(),
-        device=np.array(start, np.int64),
-        best=schedule.placement.copy(),
-        critical=critical,
-        num_critical=np.array([len(held)]),
-        score=np.array([score, score, schedule.makespan_us, schedule.overflow]),
-        tried=np.zeros(len(MOVES), np.int64),
-        gained=np.zeros(len(MOVES)),
-    )
-
-
-@lru_cache(maxsize=64)
-def neighbourhood(problem: PlacementProblem) -> Neighbourhood:
-    """The groups of a problem, their sets and their neighbours, as flat arrays; cached."""
-    groups = group_ops(problem)
-    ops = np.argsort(groups.group, kind="stable")
-    pairs, _ = group_transfers(problem)
-    both = np.concatenate([pairs, pairs[:, ::-1]])
-    both = both[np.lexsort((both[:, 1], both[:, 0]))]
-    ids = np.arange(groups.num_groups + 1)
-    sets = np.concatenate([np.zeros(0, np.int64), *groups.sets])
-    home_place = np.argsort(sets, kind="stable")
-    set_ptr = np.cumsum([0, *map(len, groups.sets)])
-    return Neighbourhood(
-        group=groups.group,
-        op_ptr=np.searchsorted(groups.group[ops], ids),
-        ops=ops,
-        set_ptr=set_ptr,
-        sets=sets,
-        home_ptr=np.searchsorted(sets[home_place], ids),
-        home=np.searchsorted(set_ptr, home_place, side="right") - 1,
-        home_place=home_place,
-        near_ptr=np.searchsorted(both[:, 0], ids),
-        near=np.ascontiguousarray(both[:, 1]),
-    )

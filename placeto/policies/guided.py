@@ -17,7 +17,7 @@ from torch import nn
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig, reset, step
 from placeto.features import Instance, InstanceBatch, make_instance
-from placeto.heuristics.search import ANNEAL, CHEAP, COLD, HOT, best_cheap, local_search, round_to_groups
+from placeto.heuristics.search import CHEAP, annealing, best_cheap, round_to_groups
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
 
@@ -70,9 +70,8 @@ class GuidedPlacer:
         start, score = best_cheap(evaluator, seed)
         if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
             self._sweep(instance, evaluator, start)
-            if simulations is not None or seconds is not None:
-                random = np.random.default_rng(seed)
-                local_search(evaluator, evaluator.best_groups[0], ANNEAL, HOT, COLD, random)
+            if not evaluator.exhausted and (simulations is not None or seconds is not None):
+                annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed))
         return evaluator.result()
 
     def _sweep(self, instance: Instance, evaluator: Evaluator, start: np.ndarray) -> None:

@@ -1,0 +1,170 @@
+"""Local searches: what the guide says, what is remembered, what moves together, and where each gets."""
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from placeto import _kernel
+from placeto.cluster import load_cluster
+from placeto.cost import PlacementProblem
+from placeto.features import InstanceBatch, make_instance, score_moves
+from placeto.graph import ComputationGraph
+from placeto.grouping import group_ops
+from placeto.heuristics import HEURISTICS, SEARCHES
+from placeto.heuristics._guide import estimate, timelines
+from placeto.heuristics._local import LocalSearch
+from placeto.heuristics._neighbourhood import chains, neighbourhood
+from placeto.heuristics.search import ANNEAL, CLIMB, anneal, hillclimb, ils
+from placeto.placer import Evaluator
+from placeto.simulator import simulate
+from tests.heuristics.test_heuristics import forks, random_cluster, random_graph
+
+
+def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
+    """(G, D) what the guide says about each move of one group; 0 for staying."""
+    groups, flat, near = group_ops(problem), problem.arrays, neighbourhood(problem)
+    placement = device[groups.group]
+    record = _kernel.new_record(flat, 0)
+    makespan, sends = _kernel.run(flat, 0, placement, record, np.inf)
+    slack, send_slack = np.empty(problem.num_ops), np.empty(problem.graph.num_edges)
+    _kernel.slack(flat, 0, placement, record, sends, makespan, slack, send_slack)
+    ptr, line, scratch = np.empty(problem.num_devices + 1, np.int64), np.empty_like(placement), np.empty_like(slack)
+    timelines(flat, placement, record, sends, ptr, line)
+    table = np.zeros((groups.num_groups, problem.num_devices))
+    for group, target in np.ndindex(table.shape):
+        if target != device[group]:
+            table[group, target] = estimate(
+                flat, near, placement, record, slack, ptr, line, scratch, group, target
+            )  # fmt: skip
+    return table
+
+
+def test_guide_prefers_the_idle_device() -> None:
+    problem = forks(3, 4, "4xv100")
+    groups = group_ops(problem)
+    device = np.zeros(groups.num_groups, np.int64)
+    device[[name.startswith("c0") for name in np.array(problem.graph.op_names)[np.argsort(groups.group)]]] = 1
+    table = guess(problem, device)
+    first = groups.group[problem.graph.op_names.index("c1:0")]
+    assert table[first, 2] < table[first, 1]  # device 1 is busy with c0, device 2 idle
+    assert table[first, 2] == table[first, 3]
+
+
+def test_guide_ranks_moves_like_the_simulator() -> None:
+    correlations = []
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        problem = PlacementProblem(random_graph(rng, 60), random_cluster(rng, 3))
+        groups, devices = group_ops(problem).num_groups, problem.num_devices
+        device = rng.integers(devices, size=groups)
+        batch = InstanceBatch.of([make_instance(problem)])
+        group, target = np.repeat(np.arange(groups), devices), np.tile(np.arange(devices), groups)
+        exact = score_moves(batch, np.zeros(1, np.int64), device[None], group[None], target[None])[0]
+        moves = target != device[group]
+        correlations.append(spearmanr(guess(problem, device).ravel()[moves], exact[moves]).statistic)
+    assert np.mean(correlations) > 0.3, correlations
+
+
+def test_chains_are_runs_of_only_children() -> None:
+    """a -> b -> c splits into d -> e and f, which join in g -> h."""
+    inputs = {"a": "", "b": "a", "c": "b", "d": "c", "e": "d", "f": "c", "g": "ef", "h": "g"}
+    ops = [
+        {"name": n, "time_us": {"*": 5.0}, "outputs": [1], "inputs": [[p, 0] for p in ps]} for n, ps in inputs.items()
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("fork", ops), load_cluster("2xp100"))
+    groups = group_ops(problem)
+    assert groups.num_groups == 8
+    letter = dict(zip(groups.group.tolist(), inputs, strict=True))
+    assert sorted("".join(letter[g] for g in chain) for chain in chains(problem)) == ["abc", "de", "gh"]
+
+
+def test_neighbourhood_lists_each_group_in_all_its_sets() -> None:
+    near = neighbourhood(PlacementProblem(random_graph(np.random.default_rng(3), 40), load_cluster("2xp100")))
+    for group in range(len(near.op_ptr) - 1):
+        entries = range(near.home_ptr[group], near.home_ptr[group + 1])
+        assert [near.sets[near.home_place[k]] for k in entries] == [group] * len(entries)
+        assert all(near.set_ptr[near.home[k]] <= near.home_place[k] < near.set_ptr[near.home[k] + 1] for k in entries)
+        assert (near.sets == group).sum() == len(entries)
+
+
+def test_hill_climbing_ends_where_every_move_is_known() -> None:
+    problem = forks(2, 2, "2xp100")
+    result = hillclimb(problem, simulations=100_000)
+    assert result.simulations < 200  # there are 16 placements
+    assert result.makespan_us == pytest.approx(problem.single_device_us / 2, rel=0.01)
+
+
+def test_annealing_simulates_nothing_twice_before_all_is_known() -> None:
+    problem = forks(3, 3, "2xp100")  # 512 placements
+    evaluator = Evaluator(problem, group_ops(problem), simulations=20_000)
+    search = LocalSearch(evaluator, np.zeros(9, np.int64), ANNEAL, np.random.default_rng(0))
+    seen = search.state.seen
+    search.run(0.2, 0.2)
+    known = np.count_nonzero(seen)
+    assert 256 <= known <= 512
+    assert evaluator.simulations == 20_000
+
+
+def test_state_agrees_with_the_simulator_after_any_search() -> None:
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        problem = PlacementProblem(random_graph(rng, 30), random_cluster(rng, 3))
+        groups = group_ops(problem)
+        evaluator = Evaluator(problem, groups, simulations=300)
+        search = LocalSearch(evaluator, rng.integers(3, size=groups.num_groups), ANNEAL, rng)
+        search.run(0.1, 0.01)
+        state, schedule = search.state, simulate(problem, search.device[groups.group])
+        np.testing.assert_array_equal(state.placement, schedule.placement)
+        assert search.score == pytest.approx(schedule.makespan_us * (1.0 + 10.0 * schedule.overflow))
+        salts = state.salt[np.arange(groups.num_groups), state.device]
+        assert state.hash[0] == np.bitwise_xor.reduce(salts)
+        tight = (schedule.slack_us <= 1e-9 * schedule.makespan_us) & (
+            problem.op_time[np.arange(problem.num_ops), schedule.placement] > 0.0
+        )
+        assert set(state.critical[: state.num_critical[0]].tolist()) == set(groups.group[tight].tolist())
+        best = simulate(problem, state.best)
+        assert (state.score[2], state.score[3]) == (best.makespan_us, best.overflow)
+
+
+def test_iterated_search_leaves_a_local_optimum() -> None:
+    """Two pairs that talk a lot: only moving a whole pair helps, and hill climbing without modules ends before."""
+    heavy = 400_000_000
+    ops = [
+        {"name": f"{pair}{i}", "time_us": {"*": 10_000.0}, "outputs": [heavy],
+         "inputs": [[f"{pair}{i - 1}", 0]] if i else []}
+        for i in range(3) for pair in "ab"
+    ]  # fmt: skip
+    problem = PlacementProblem(ComputationGraph.from_ops("pairs", ops), load_cluster("2xp100"))
+    evaluator = Evaluator(problem, group_ops(problem), simulations=500)
+    LocalSearch(evaluator, np.zeros(6, np.int64), {"random": 1.0}, np.random.default_rng(0)).run()
+    assert evaluator.best_score == pytest.approx(problem.single_device_us)
+    assert ils(problem, simulations=500).makespan_us == pytest.approx(problem.single_device_us / 2, rel=0.01)
+
+
+def test_share_of_worse_moves_is_steered() -> None:
+    """Hotter searches accept more; the temperature follows the share that is asked for."""
+    problem = forks(6, 5, "4xv100")
+    ends = []
+    for share in (0.01, 0.3):
+        evaluator = Evaluator(problem, group_ops(problem), simulations=3000)
+        search = LocalSearch(evaluator, np.zeros(30, np.int64), CLIMB, np.random.default_rng(0))
+        search.run(share, share)
+        ends.append(float(search.state.temperature[0]))
+    assert ends[1] > 3.0 * ends[0]
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches_use_their_budget_and_improve(name: str) -> None:
+    problem = forks(4, 6, "4xv100")
+    few, many = (HEURISTICS[name](problem, simulations=count, seed=1) for count in (30, 2000))
+    assert few.simulations <= 30
+    assert many.simulations <= 2000
+    assert many.makespan_us <= few.makespan_us
+    assert many.makespan_us < 0.3 * problem.single_device_us
+
+
+def test_searches_are_repeatable() -> None:
+    problem = PlacementProblem(random_graph(np.random.default_rng(5), 50), load_cluster("4xv100"))
+    one, two = (anneal(problem, simulations=400, seed=3) for _ in range(2))
+    np.testing.assert_array_equal(one.placement, two.placement)
+    assert [entry[::2] for entry in one.history] == [entry[::2] for entry in two.history]
