@@ -31,8 +31,9 @@ from scipy.sparse import coo_array
 
 from placeto.cost import PlacementProblem
 from placeto.grouping_units import transfer_us
+from placeto.heuristics._list_kernels import Favourites
 from placeto.heuristics.common import demands, run, within_memory
-from placeto.heuristics.list_scheduling import Favourites, hard_groups, place_by_start, upward_rank
+from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, upward_rank
 from placeto.placer import Evaluator, PlacementResult
 
 LP_OPS = 5000
@@ -106,16 +107,31 @@ def fill_in_order(problem: PlacementProblem, follow: np.ndarray, demand: np.ndar
     memory = problem.cluster.memory.astype(np.float64)
     size = np.bincount(follow, weights=demand)  # (K,)
     cap = np.minimum(size.sum() * memory / memory.sum() + size.max(), memory)
-    order = problem.graph.topological_order
-    _, first = np.unique(follow[order], return_index=True)
+    first = _first_use(problem, follow)
     used, home, device = np.zeros(len(memory)), np.zeros(len(size), np.int64), 0
-    for group in np.argsort(first).tolist():
+    for group in np.argsort(first, kind="stable").tolist():
         while device < len(memory) - 1 and used[device] + size[group] > cap[device]:
             device += 1
         full = used[device] + size[group] > cap[device]
         home[group] = (memory - used).argmax() if full else device
         used[home[group]] += size[group]
     return home[follow]
+
+
+def _first_use(problem: PlacementProblem, follow: np.ndarray) -> np.ndarray:
+    """(K,) the topological position of each group's first op; of one that floats, that of the first which needs it."""
+    graph = problem.graph
+    floats, _ = floating_ops(problem, follow)
+    position = np.empty(problem.num_ops, np.int64)
+    position[graph.topological_order] = np.arange(problem.num_ops)
+    needed = np.where(floats, problem.num_ops, position)
+    edges = np.flatnonzero(floats[graph.edge_src])
+    for edge in edges[np.argsort(-position[graph.edge_src[edges]], kind="stable")].tolist():
+        src, dst = graph.edge_src[edge], graph.edge_dst[edge]
+        needed[src] = min(needed[src], needed[dst])
+    first = np.full(follow.max() + 1, problem.num_ops)
+    np.minimum.at(first, follow, needed)
+    return first
 
 
 def favourite_children(problem: PlacementProblem, follow: np.ndarray, seconds: float | None = None) -> Favourites:
@@ -126,11 +142,13 @@ def favourite_children(problem: PlacementProblem, follow: np.ndarray, seconds: f
 
     Args:
         problem: what to place.
-        follow: (N,) group of each op; children of the same group are no favourites, since they follow anyway.
+        follow: (N,) group of each op; children of the same group are no favourites, since they follow anyway, nor
+            are those of ops that float (see `floating_ops`), which have no device that could wait.
         seconds: time limit of the solver; None = no limit.
     """
     pairs, transfer = _pairs(problem)
-    apart = np.flatnonzero(follow[pairs[0]] != follow[pairs[1]])  # (A,)
+    floats, follow = floating_ops(problem, follow)
+    apart = np.flatnonzero((follow[pairs[0]] != follow[pairs[1]]) & ~floats[pairs[0]])  # (A,)
     chosen = None
     if len(apart) > 0 and problem.num_ops <= LP_OPS:
         solution = _relaxation(problem.op_time.mean(axis=1), pairs, transfer, apart, seconds)

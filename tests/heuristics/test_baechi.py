@@ -49,6 +49,30 @@ def test_m_topo_fills_devices_to_their_share(
     assert result.fits
 
 
+def test_m_topo_takes_parameters_where_they_are_used() -> None:
+    """Each device has room for two of 4 bytes. The last parameters are used first."""
+    ops = weights(4, 4, 4, 4)
+    for op in ops:
+        op |= {"time_us": {"*": 0.0}, "outputs": [1]}
+    ops += [
+        {"name": f"use{i}", "time_us": {"*": 1.0}, "outputs": [1], "inputs": [[f"op{3 - i}", 0], *before]}
+        for i, before in enumerate([[], [["use0", 0]], [["use1", 0]], [["use2", 0]]])
+    ]
+    placement = HEURISTICS["m-topo"](solved_by_hand(ops, (8, 9))).placement
+    assert placement[:4].tolist() == [1, 1, 0, 0]
+
+
+def test_favourites_are_not_the_children_of_what_floats() -> None:
+    """The child of a parameter, whose tensor is the larger one, is free to be that of the op."""
+    ops = [
+        {"name": "weight", "outputs": [50]},
+        {"name": "op", "time_us": {"*": 1.0}, "outputs": [5]},
+        {"name": "child", "time_us": {"*": 1.0}, "inputs": [["weight", 0], ["op", 0]]},
+    ]
+    problem = solved_by_hand(ops)
+    assert favourite_children(problem, hard_groups(problem)).child.tolist() == [-1, 2, -1]
+
+
 def test_m_topo_goes_by_topological_order_and_counts_tensors() -> None:
     """b needs a, though it stands first. Tensors of 3 bytes: 6 / 2 + 3 = 6 would hold both, 1 + 2 bytes don't fit."""
     ops = [

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -5,7 +7,13 @@ from placeto.cluster import Cluster, Device, load_cluster
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.list_scheduling import upward_rank
+from placeto.heuristics.list_scheduling import (
+    floating_ops,
+    hard_groups,
+    place_by_finish,
+    place_by_start,
+    upward_rank,
+)
 from placeto.simulator import simulate
 
 # The example of Topcuoglu et al. (2002), figure 2 and table 1: times on three processors, and what edges cost.
@@ -83,3 +91,78 @@ def test_dear_transfers_keep_ops_together(name: str) -> None:
     ]
     problem = PlacementProblem(ComputationGraph.from_ops("dear", ops), load_cluster("2xp100"))
     assert len(set(HEURISTICS[name](problem).placement.tolist())) == 1
+
+
+def branches(count: int, tensor: int = 1, size: int = 8) -> list[dict]:
+    """Chains of a layer and its gradient from one input; parameters take no time and go with their gradients."""
+    ops: list[dict] = [{"name": "input", "outputs": [tensor]}]
+    for i in range(count):
+        weight, layer = [f"weight{i}", 0], [f"layer{i}", 0]
+        ops += [
+            {"name": f"weight{i}", "param_bytes": size, "outputs": [size], "colocation": f"pair{i}"},
+            {"name": f"view{i}", "outputs": [size], "inputs": [weight]},
+            {"name": f"layer{i}", "time_us": {"*": 10.0}, "outputs": [1], "inputs": [["input", 0], [f"view{i}", 0]]},
+            {"name": f"grad{i}", "time_us": {"*": 10.0}, "outputs": [1], "inputs": [layer], "colocation": f"pair{i}"},
+        ]
+    return ops
+
+
+def links_of(bandwidth: float, *memory: int) -> Cluster:
+    devices = tuple(Device(f"d{i}", "any", 1.0, 1.0, size) for i, size in enumerate(memory))
+    shape = (len(memory), len(memory))
+    return Cluster("links", devices, np.full(shape, bandwidth), np.zeros(shape))
+
+
+@pytest.mark.parametrize("queueing", [True, False])
+@pytest.mark.parametrize("place", [place_by_finish, place_by_start])
+def test_parameters_wait_for_the_op_that_needs_them(place: Callable[..., np.ndarray], queueing: bool) -> None:
+    """Placed at time 0, where the first device is as good as any, they would draw all their gradients there."""
+    problem = PlacementProblem(ComputationGraph.from_ops("branches", branches(2), "inference"), links_of(1.0, 99, 99))
+    placement = place(problem, hard_groups(problem), queueing, problem.graph.param_bytes.astype(float))
+    assert placement.tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1]
+    assert simulate(problem, placement).makespan_us == 21.0  # the input travels for 1 us
+
+
+@pytest.mark.parametrize("place", [place_by_finish, place_by_start])
+def test_a_parameter_takes_the_memory_of_its_group_along(place: Callable[..., np.ndarray]) -> None:
+    """Layers have no parameters themselves, and travel is free: three pairs of 8 bytes don't fit on one device."""
+    graph = ComputationGraph.from_ops("branches", branches(3), "inference")
+    problem = PlacementProblem(graph, links_of(1e9, 7, 17, 9))
+    placement = place(problem, hard_groups(problem), True, graph.param_bytes.astype(float))
+    assert sorted(placement[2::4].tolist()) == [1, 1, 2]
+    assert placement[1::4].tolist() == placement[2::4].tolist() == placement[3::4].tolist() == placement[4::4].tolist()
+
+
+@pytest.mark.parametrize("place", [place_by_finish, place_by_start])
+def test_a_parameter_with_a_place_has_to_travel(place: Callable[..., np.ndarray]) -> None:
+    """It is bound by the longer op; 30 us to the other device are more than the 20 us until that op ends."""
+    ops = [
+        {"name": "weight", "outputs": [30]},
+        {"name": "long", "time_us": {"*": 20.0}, "inputs": [["weight", 0]]},
+        {"name": "short", "time_us": {"*": 5.0}, "inputs": [["weight", 0]]},
+        {"name": "unread", "param_bytes": 50},
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("shared", ops, "inference"), links_of(1.0, 10, 99, 99))
+    placement = place(problem, hard_groups(problem), True, problem.graph.param_bytes.astype(float))
+    assert placement.tolist() == [0, 0, 0, 1]  # what nobody reads goes where there is most room
+    near = PlacementProblem(problem.graph, links_of(3.0, 10, 99, 99))
+    assert place(near, hard_groups(near), True, problem.graph.param_bytes.astype(float)).tolist() == [0, 0, 1, 1]
+
+
+def test_which_ops_float() -> None:
+    ops = [
+        {"name": "a", "outputs": [1], "colocation": "pair"},
+        {"name": "view", "outputs": [1], "inputs": [["a", 0]]},
+        {"name": "b", "outputs": [1]},
+        {"name": "both", "outputs": [1], "inputs": [["a", 0], ["b", 0]]},  # of two groups that may go apart
+        {"name": "costly", "time_us": {"*": 1.0}, "outputs": [1], "inputs": [["b", 0]], "colocation": "pair"},
+        {"name": "after", "outputs": [1], "inputs": [["costly", 0], ["view", 0]]},
+        {"name": "elsewhere", "inputs": [["a", 0]], "colocation": "other"},
+        {"name": "mate", "inputs": [["costly", 0]], "colocation": "other"},
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("floats", ops), links_of(1.0, 9))
+    follow = hard_groups(problem)
+    floats, joined = floating_ops(problem, follow)
+    assert np.flatnonzero(floats).tolist() == [0, 1, 2]
+    assert joined[1] == joined[0] == follow[4]
+    assert np.delete(joined, 1).tolist() == np.delete(follow, 1).tolist()
