@@ -27,7 +27,7 @@ from placeto.cost import PlacementProblem
 from placeto.evaluate import PlacerSpec, Row, evaluate
 from placeto.graph import ComputationGraph
 from placeto.grouping import group_ops
-from placeto.heuristics import HEURISTICS
+from placeto.heuristics import HEURISTICS, SEARCHES
 from placeto.importers import find_importer
 from placeto.load import load_split, resolve_graph
 from placeto.progress import ProgressBar
@@ -35,7 +35,6 @@ from placeto.summary import Summary, summarize
 
 LEFT_OUT = ("exact",)
 """Takes minutes on the smallest of these graphs, and refuses the others."""
-SEARCHES: tuple[str, ...] = ("hillclimb", "ils", "anneal", "genetic")
 EXTERNAL = "external"
 MAX_OPS = 20_000
 LEAST_HEADROOM = 0.02  # share of one device's makespan above the lower bound
