@@ -11,6 +11,7 @@ import numpy as np
 
 from placeto.cost import PlacementProblem
 from placeto.grouping import Groups, group_ops
+from placeto.heuristics.repair import repair
 from placeto.placer import Evaluator, PlacementResult, busy_us
 
 Rule = Callable[[Evaluator, int], None]
@@ -18,11 +19,18 @@ Rule = Callable[[Evaluator, int], None]
 
 
 def run(
-    rule: Rule, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int
+    rule: Rule,
+    problem: PlacementProblem,
+    simulations: int | None,
+    seconds: float | None,
+    seed: int,
+    repairs: bool = True,
 ) -> PlacementResult:
-    """Follow a rule within a budget."""
+    """Follow a rule within a budget; unless told not to, repair what doesn't fit."""
     evaluator = Evaluator(problem, group_ops(problem), simulations, seconds)
     rule(evaluator, seed)
+    if repairs and not evaluator.best_fits:
+        repair(evaluator)
     return evaluator.result()
 
 

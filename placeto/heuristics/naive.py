@@ -16,7 +16,7 @@ def single(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
     """All on one device: the fastest, or else the fastest that has the memory."""
-    return run(try_single, problem, simulations, seconds, seed)
+    return run(try_single, problem, simulations, seconds, seed, repairs=False)
 
 
 def fastest(

@@ -1,0 +1,109 @@
+"""What to do with a placement that doesn't fit: move groups off the devices that hold too much.
+
+Legend: N ops, E edges, D devices, U units: what of one group is on one device.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from placeto.grouping_units import transfer_us
+from placeto.placer import Evaluator
+from placeto.simulator import simulate
+
+_CAUTION = 0.02  # share of the memory that is left free, more with each attempt after the second
+
+
+def repair(evaluator: Evaluator) -> None:
+    """Score placements made from the evaluator's best, until one fits, nothing helps, or after 2 D + 8 simulations.
+
+    Where nothing helps, it begins once more, with all on the device with most memory.
+
+    Peaks of memory come from the simulation. What a unit takes of them is its parameters and as large a share of its
+    outputs as its device holds at the peak. Moves are those that relieve most for the transfer they add; where none
+    relieves anything, two units change places.
+    """
+    problem, placement = evaluator.problem, evaluator.best
+    if placement is None or problem.num_devices == 1:
+        return
+    graph, memory = problem.graph, problem.cluster.memory.astype(np.float64)
+    total = np.concatenate([[0], np.cumsum(graph.output_bytes, dtype=np.float64)])
+    outputs = np.diff(total[graph.output_ptr])
+    resident = graph.param_bytes * float(problem.param_multiplier)
+    began_anew = False
+    for attempt in range(2 * problem.num_devices + 8):
+        if evaluator.exhausted:
+            return
+        schedule = simulate(problem, placement)
+        evaluator.absorb(placement, schedule.makespan_us, schedule.overflow, 1)
+        if schedule.fits:
+            return
+        peak = schedule.peak_memory.astype(np.float64)
+        held = np.bincount(placement, weights=resident, minlength=len(memory))
+        made = np.bincount(placement, weights=outputs, minlength=len(memory))
+        share = np.clip((peak - held) / np.maximum(made, 1.0), 0.0, 1.0)
+        limit = memory * (1.0 - _CAUTION * max(0, attempt - 1))
+        moved = _relieve(evaluator, placement, resident + share[placement] * outputs, peak, limit)
+        if np.array_equal(moved, placement):
+            if began_anew:
+                return
+            began_anew, moved = True, np.full(len(placement), int(memory.argmax()))
+        placement = moved
+
+
+def _relieve(
+    evaluator: Evaluator, placement: np.ndarray, size: np.ndarray, peak: np.ndarray, limit: np.ndarray
+) -> np.ndarray:
+    """Placement (N,) with less over the limits (D,), by the sizes (N,) of the ops; the same one if no move helps."""
+    problem, graph = evaluator.problem, evaluator.problem.graph
+    num_devices, peak = len(limit), peak.copy()
+    keys, unit = np.unique(evaluator.groups.group * num_devices + placement, return_inverse=True)
+    device, size = keys % num_devices, np.bincount(unit, weights=size)  # (U,)
+    src, dst = unit[graph.edge_src], unit[graph.edge_dst]
+    travel = transfer_us(problem)[graph.edge_tensor]
+    for _ in range(2 * len(device)):
+        over = np.maximum(0.0, peak - limit)
+        full = int(over.argmax())
+        if over[full] == 0.0 or evaluator.exhausted:
+            break
+        leaving = np.flatnonzero((device == full) & (size > 0.0))
+        after = np.maximum(0.0, peak[full] - limit[full] - size[leaving])[:, None]
+        onto = np.maximum(0.0, peak + size[leaving, None] - limit)
+        relief = over[full] - after + over - onto  # (leaving, D) bytes
+        relief[:, full] = 0.0
+        if relief.max(initial=0.0) > 0.0:
+            traffic = _traffic(src, dst, travel, device, num_devices)
+            added = np.maximum(0.0, traffic[leaving, full][:, None] - traffic[leaving])
+            worth = np.where(relief > 0.0, relief / (added + travel.mean() + 1e-9), 0.0)
+            row, column = divmod(int(worth.argmax()), num_devices)
+            moves = [(int(leaving[row]), column)]
+        else:
+            others = np.flatnonzero(device != full)
+            gain = size[leaving][:, None] - size[others]  # (leaving, others) bytes that go over
+            home = device[others]
+            after = np.maximum(0.0, peak[full] - limit[full] - gain)
+            relief = over[full] - after + over[home] - np.maximum(0.0, peak[home] + gain - limit[home])
+            if relief.max(initial=0.0) <= 0.0:
+                break
+            row, column = divmod(int(relief.argmax()), len(others))
+            moves = [(int(leaving[row]), int(home[column])), (int(others[column]), full)]
+        for one, to in moves:
+            peak[device[one]] -= size[one]
+            peak[to] += size[one]
+            device[one] = to
+    went = device != keys % num_devices
+    traffic = _traffic(src, dst, travel, device, num_devices)
+    for one in np.union1d(dst[went[src]], src[went[dst]]).tolist():  # who would hold copies of what has left
+        to = int(traffic[one].argmax())
+        if not went[one] and traffic[one, to] > traffic[one, device[one]] and peak[to] + size[one] <= limit[to]:
+            peak[to] += size[one]
+            device[one] = to
+    return device[unit]
+
+
+def _traffic(src: np.ndarray, dst: np.ndarray, travel: np.ndarray, device: np.ndarray, num_devices: int) -> np.ndarray:
+    """(U, D) microseconds of tensors between each unit and what is on each device."""
+    traffic = np.zeros((len(device), num_devices))
+    np.add.at(traffic, (src, device[dst]), travel)
+    np.add.at(traffic, (dst, device[src]), travel)
+    return traffic

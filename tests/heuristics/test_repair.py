@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from placeto.cost import PlacementProblem
+from placeto.grouping import group_ops
+from placeto.heuristics.repair import repair
+from placeto.placer import Evaluator
+from tests.test_memory_limits import chain, devices, hourglass
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_what_is_too_much_moves(start: int) -> None:
+    problem = PlacementProblem(chain(*[100] * 10, output=5), devices(300, 900))
+    evaluator = Evaluator(problem, group_ops(problem))
+    evaluator.score_ops(np.full(problem.num_ops, start))
+    assert not evaluator.best_fits
+    repair(evaluator)
+    assert evaluator.best_fits
+    assert evaluator.simulations <= 1 + 2 * 2 + 8
+
+
+def test_readers_go_along_with_what_they_read() -> None:
+    problem = PlacementProblem(hourglass(8, 100), devices(600, 600))
+    evaluator = Evaluator(problem, group_ops(problem))
+    evaluator.score_ops(np.zeros(problem.num_ops, np.int64))
+    repair(evaluator)
+    assert evaluator.best_fits
+
+
+def test_two_groups_change_places() -> None:
+    """60 and 40 of 110 bytes, 70 of 60: no single move helps, since all the memory is needed."""
+    problem = PlacementProblem(chain(60, 40, 70), devices(110, 60))
+    evaluator = Evaluator(problem, group_ops(problem))
+    evaluator.score_ops(np.array([0, 0, 1]))
+    repair(evaluator)
+    assert evaluator.best is not None
+    assert evaluator.best.tolist() == [1, 0, 0]
+
+
+def test_the_budget_is_kept() -> None:
+    problem = PlacementProblem(chain(60, 60, 60), devices(100, 100))
+    evaluator = Evaluator(problem, group_ops(problem), simulations=2)
+    evaluator.score_ops(np.array([0, 0, 1]))
+    repair(evaluator)
+    assert (evaluator.simulations, evaluator.best_fits) == (2, False)
