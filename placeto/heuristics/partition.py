@@ -5,6 +5,11 @@ Legend: G groups, D devices, P pairs of groups that exchange tensors.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -17,7 +22,6 @@ from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, gr
 from placeto.placer import Evaluator, PlacementResult
 
 METIS_UFACTORS = (30, 200)  # imbalance of the parts allowed, in thousandths
-METIS_SEEDS = 2
 _RESOLUTION = 10_000  # weights become whole numbers up to about this
 
 
@@ -57,13 +61,13 @@ def try_metis(evaluator: Evaluator, seed: int) -> None:
     work = group_times(problem).mean(axis=1)
     pairs, transfer = group_transfers(problem)
 
-    def place(options: pymetis.Options, demand: np.ndarray) -> np.ndarray:
-        return _partition(problem, work, group_sum(groups, demand), pairs, transfer, options)[groups.group]
+    def place(options: pymetis.Options, recursive: bool, demand: np.ndarray) -> np.ndarray:
+        return _partition(problem, work, group_sum(groups, demand), pairs, transfer, options, recursive)[groups.group]
 
     for ufactor in METIS_UFACTORS:
-        for repeat in range(METIS_SEEDS):
-            options = pymetis.Options(ufactor=ufactor, seed=seed * METIS_SEEDS + repeat)
-            within_memory(evaluator, partial(place, options))
+        for recursive in (True, False):
+            options = pymetis.Options(ufactor=ufactor, seed=seed)
+            within_memory(evaluator, partial(place, options, recursive))
 
 
 def group_transfers(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
@@ -87,6 +91,7 @@ def _partition(
     pairs: np.ndarray,
     transfer: np.ndarray,
     options: pymetis.Options,
+    recursive: bool,
 ) -> np.ndarray:
     """(G,) part of each group. Where parameters need much of the memory, they count beside the work."""
     num_groups, num_devices = len(work), problem.num_devices
@@ -97,19 +102,37 @@ def _partition(
     both = np.concatenate([pairs, pairs[:, ::-1]])
     weight = np.concatenate([transfer, transfer])
     by_source = np.lexsort((both[:, 1], both[:, 0]))
-    _, parts = pymetis.part_graph(
-        num_devices,
-        pymetis.CSRAdjacency(
-            np.searchsorted(both[by_source, 0], np.arange(num_groups + 1)).tolist(),
-            both[by_source, 1].tolist(),
-        ),
-        vweights=_whole(load).tolist(),
-        eweights=_whole(weight[by_source]).tolist(),
-        tpwgts=device_speeds(problem).tolist(),
-        recursive=True,
-        options=options,
-    )
-    return np.array(parts, np.int64)
+    speeds = device_speeds(problem)
+    chosen = np.sort(np.argsort(-speeds, kind="stable")[:num_groups])  # no more parts than groups
+    with _silence():
+        _, parts = pymetis.part_graph(
+            len(chosen),
+            pymetis.CSRAdjacency(
+                np.searchsorted(both[by_source, 0], np.arange(num_groups + 1)).tolist(),
+                both[by_source, 1].tolist(),
+            ),
+            vweights=_whole(load).tolist(),
+            eweights=_whole(weight[by_source]).tolist(),
+            tpwgts=(speeds[chosen] / speeds[chosen].sum()).tolist(),
+            recursive=recursive,
+            options=options,
+        )
+    return chosen[np.array(parts, np.int64)]
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """METIS writes to the terminal, past Python, where parts get empty on the way; the result is valid all the same."""
+    sys.stdout.flush()
+    libc, kept = ctypes.CDLL(None), os.dup(1)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _whole(weights: np.ndarray) -> np.ndarray:
