@@ -13,6 +13,7 @@ import numpy as np
 from placeto.cost import PlacementProblem
 from placeto.grouping import Groups, group_ops
 from placeto.heuristics._local import LocalSearch
+from placeto.heuristics.baechi import try_m_sct
 from placeto.heuristics.common import Rule
 from placeto.heuristics.list_scheduling import try_etf, try_heft
 from placeto.heuristics.naive import try_single
@@ -22,6 +23,7 @@ from placeto.placer import Evaluator, PlacementResult
 CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
 """What `best_cheap` tries, the one that is best most often first."""
 DEFAULT_SIMULATIONS = 1000
+_MOST_OPS = 2000  # of a graph for which m-SCT counts as cheap: .2 s
 Method = Callable[[Evaluator, np.ndarray, np.random.Generator], None]
 """Spends what is left of a budget on a search from a placement (G,) of groups."""
 
@@ -37,6 +39,7 @@ ANNEAL = {
     "block": 0.03,
 }
 HOT, COLD = 0.1, 0.005  # share of the proposals that annealing accepts though worse, at its beginning and its end
+_WARMTH = 0.01  # so much at the beginning for each simulation that a single move can have, up to HOT
 _PATIENCE = 1.0  # proposals without an improvement that end a descent, as a multiple of the number of single moves
 _WORSE = 0.002  # iterated local search goes on from a descent that ends so much above its best
 _KICKED = 0.03  # share of the groups that are moved at random to begin a new descent
@@ -69,8 +72,10 @@ def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> 
 
 
 def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
-    """The method behind `anneal`."""
-    LocalSearch(evaluator, start, ANNEAL, rng).run(HOT, COLD)
+    """The method behind `anneal`: the fewer the simulations for the number of moves, the colder it begins."""
+    moves = evaluator.groups.num_groups * (evaluator.problem.num_devices - 1)
+    hot = min(HOT, max(COLD, _WARMTH * evaluator.remaining / moves))
+    LocalSearch(evaluator, start, ANNEAL, rng).run(hot, COLD)
 
 
 def iterate(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
@@ -105,9 +110,12 @@ def _kicked(device: np.ndarray, evaluator: Evaluator, rng: np.random.Generator) 
 def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
     """Run the cheap heuristics within the budget: the best placement (G,) of groups, and its penalised makespan.
 
-    If the best one places op by op, it is rounded to groups (each goes where most of its work is) and counts too.
+    Where no modules say what belongs together, m-SCT is tried too, if its linear program is small. If the best one
+    places op by op, it is rounded to groups (each goes where most of its work is) and counts too.
     """
-    for rule in CHEAP:
+    graph = evaluator.problem.graph
+    flat = not any(graph.modules) and graph.num_ops <= _MOST_OPS
+    for rule in (*CHEAP, try_m_sct) if flat else CHEAP:
         if not evaluator.exhausted:
             rule(evaluator, seed)
     if evaluator.best is not None and evaluator.best_score < evaluator.best_groups[1]:
