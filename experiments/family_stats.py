@@ -21,7 +21,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from graphs import FAMILIES
+from graphs import FAMILIES, SHIPPED
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
 from placeto.grouping import group_ops
@@ -51,7 +51,7 @@ class Statistics:
 class StatisticsConfig:
     """Statistics of the graph families."""
 
-    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(FAMILIES)
+    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(SHIPPED)
     """which families"""
     splits: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("train", "validation", "test")
     """which splits"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from graphs import FAMILIES
+from graphs import SHIPPED
 from graphs.regenerate import regenerate
 
 
@@ -13,10 +13,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m graphs", description="The graph families that ship with Placeto.")
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("regenerate", help="capture the graphs again and write graphs/data")
-    command.add_argument("--family", choices=list(FAMILIES), action="append", help="all by default")
+    command.add_argument("--family", choices=list(SHIPPED), action="append", help="all by default")
     command.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     options = parser.parse_args(arguments)
-    for family in options.family or FAMILIES:
+    for family in options.family or SHIPPED:
         regenerate(family, options.workers)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -47,7 +47,7 @@ class Family:
         Raises:
             ValueError: there is no such split or index.
         """
-        self._check(split, index)
+        check_index(self, split, index)
         seed = [crc32(self.name.encode()), crc32(split.encode()), index]
         with torch.device(device):
             return self.sample(np.random.default_rng(seed))
@@ -68,14 +68,33 @@ class Family:
         Raises:
             ValueError: there is no such split or index.
         """
-        self._check(split, index)
+        check_index(self, split, index)
         return store.load(self.name, f"{self.name}:{split}:{index}")
 
-    def _check(self, split: str, index: int) -> None:
-        if split not in self.splits:
-            raise ValueError(f"family {self.name!r} has no split {split!r}; its splits: {', '.join(self.splits)}")
-        if not 0 <= index < self.splits[split]:
-            raise ValueError(f"{self.name}:{split} has graphs 0 to {self.splits[split] - 1}, there is no {index}")
+
+class HasSplits(Protocol):
+    """What any family has."""
+
+    @property
+    def name(self) -> str:
+        """Of the family."""
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        """Number of graphs of each split."""
+
+
+def check_index(family: HasSplits, split: str, index: int) -> None:
+    """Refuse a graph that a family doesn't have.
+
+    Raises:
+        ValueError: there is no such split or index.
+    """
+    if split not in family.splits:
+        raise ValueError(f"family {family.name!r} has no split {split!r}; its splits: {', '.join(family.splits)}")
+    if not 0 <= index < family.splits[split]:
+        last = family.splits[split] - 1
+        raise ValueError(f"{family.name}:{split} has graphs 0 to {last}, there is no {index}")
 
 
 def choice(rng: np.random.Generator, options: Any, weights: Any = None) -> Any:

@@ -11,20 +11,20 @@ from multiprocessing import get_context
 
 import torch
 
-from graphs import FAMILIES, store
+from graphs import SHIPPED, store
 from placeto.graph import ComputationGraph
 
 
 def _capture(job: tuple[str, str, int]) -> ComputationGraph:
     torch.set_num_threads(1)
     family, split, index = job
-    return FAMILIES[family].capture(split, index)
+    return SHIPPED[family].capture(split, index)
 
 
 def regenerate(family: str, workers: int) -> None:
     """Capture all graphs of a family and write its file."""
     start = time.perf_counter()
-    jobs = [(family, split, index) for split, size in FAMILIES[family].splits.items() for index in range(size)]
+    jobs = [(family, split, index) for split, size in SHIPPED[family].splits.items() for index in range(size)]
     with ExitStack() as stack:
         results: Iterable[ComputationGraph] = map(_capture, jobs)
         if workers > 1:

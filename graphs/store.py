@@ -51,7 +51,25 @@ def load(family: str, name: str) -> ComputationGraph:
         KeyError: there is no such graph in it.
     """
     path = DATA / f"{family}.zip"
-    with np.load(BytesIO(_archive(path, path.stat().st_mtime_ns).read(name))) as stored:
+    return _decode_graph(_archive(path, path.stat().st_mtime_ns).read(name), name)
+
+
+def read(path: Path) -> ComputationGraph:
+    """Read the first graph of a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        zipfile.BadZipFile, zlib.error, ValueError, KeyError: the file is damaged.
+    """
+    with zipfile.ZipFile(BytesIO(path.read_bytes())) as archive:
+        names = archive.namelist()
+        if not names:
+            raise ValueError("it holds no graph")
+        return _decode_graph(archive.read(names[0]), names[0])
+
+
+def _decode_graph(data: bytes, name: str) -> ComputationGraph:
+    with np.load(BytesIO(data)) as stored:
         content = {key: stored[key] for key in _ARRAYS}
         content |= {key: np.cumsum(content[key]) for key in ("output_ptr", "edge_src", "edge_dst")}
         names, types, modules = (_decode(stored[key]) for key in _STRINGS)

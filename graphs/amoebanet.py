@@ -1,0 +1,66 @@
+"""amoebanet: AmoebaNet-A (Real et al., "Regularized Evolution for Image Classifier Search", AAAI 2019) on ImageNet.
+
+A benchmark of GDP (2019). Evolved cells in the frame of NASNet. N, the width F and the batch vary; the paper's network
+is N = 6, F = 190 (86.7 million parameters, 331 x 331 pixels).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from graphs.cells import CellNetwork, Genotype, Wiring
+from graphs.convolution import classification_step
+from graphs.family import TrainingStep
+from graphs.models import ModelFamily, deal
+
+AMOEBANET_A = Genotype(
+    normal=Wiring(
+        nodes=(
+            ((1, "average"), (1, "maximum")),
+            ((0, "separable3"), (0, "identity")),
+            ((1, "identity"), (0, "average")),
+            ((1, "separable3"), (2, "separable5")),
+            ((5, "average"), (1, "separable3")),
+        ),
+        concat=(0, 3, 4, 6),
+    ),
+    reduction=Wiring(
+        nodes=(
+            ((0, "separable3"), (1, "average")),
+            ((1, "maximum"), (2, "separable7")),
+            ((0, "maximum"), (1, "maximum")),
+            ((4, "separable3"), (1, "1x7-7x1")),
+            ((0, "average"), (1, "separable7")),
+        ),
+        concat=(2, 3, 4, 5, 6),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Network:
+    """What varies."""
+
+    repeats: int  # N, normal cells of a stage
+    filters: int  # F, channels of a node in the first stage
+    batch: int  # images
+    resolution: int = 224  # pixels a side
+    stem: int = 32  # channels of the first convolution
+
+
+def training_step(network: Network) -> TrainingStep:
+    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    module = CellNetwork(AMOEBANET_A, network.stem, network.filters, network.repeats)
+    return classification_step(module, network.batch, network.resolution)
+
+
+PAPER = Network(6, 190, 8, 331, 96)
+GRID = [Network(*sizes) for sizes in product((3, 4, 5, 6), (48, 64, 96, 128), (32, 48, 64))]
+
+FAMILY = ModelFamily(
+    "amoebanet",
+    "AmoebaNet-A on ImageNet; cells, width and batch vary (test:0 is the paper's N = 6, F = 190 at batch 8)",
+    training_step,
+    deal((PAPER,), GRID),
+)

@@ -1,0 +1,144 @@
+"""transformer_xl: Transformer-XL language models of 2, 4 and 8 layers (Dai et al., ACL 2019).
+
+A benchmark of GDP (2019). Every layer attends to its segment and to what the layer below made of the segment before,
+through which no gradient flows, with relative positions. The paper's network for enwik8 has 12 such layers: 512 units,
+8 heads, inner size 2048, segments and memory of 512 characters, batch 22 (41 million parameters). Width, length,
+batch and the segments of a training step vary: those of one step overlap like a wavefront over the layers, and their
+gradients add up. Dropout is left out.
+
+Legend: B sequences, T characters of a segment, M of the memory, K = M + T, H units, A heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from graphs.family import TrainingStep
+from graphs.models import ModelFamily, by_turns, deal
+
+WORDS = 204  # characters of enwik8
+
+
+@dataclass(frozen=True)
+class Network:
+    """What varies."""
+
+    layers: int
+    width: int = 512
+    length: int = 512  # of a segment, and of the memory
+    batch: int = 22  # sequences
+    segments: int = 1  # of a training step
+
+    @property
+    def heads(self) -> int:
+        """As many as make a head 64 wide."""
+        return self.width // 64
+
+
+class RelativeAttention(nn.Module):
+    """Attention over memory and segment by content and distance (section 3.3 of the paper)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.key_value = nn.Linear(width, 2 * width, bias=False)
+        self.position = nn.Linear(width, width, bias=False)
+        self.output = nn.Linear(width, width, bias=False)
+        self.content_bias = nn.Parameter(torch.empty(heads, 1, width // heads))
+        self.position_bias = nn.Parameter(torch.empty(heads, 1, width // heads))
+
+    def forward(self, x: Tensor, memory: Tensor, distances: Tensor, mask: Tensor) -> Tensor:
+        """Segment (B, T, H), memory (B, M, H), encoded distances (K, H), mask (T, K) -> (B, T, H)."""
+        query = self._split(self.query(x))
+        key, value = (self._split(y) for y in self.key_value(torch.cat([memory, x], dim=1)).chunk(2, dim=2))
+        distance = self._split(self.position(distances).unsqueeze(0))
+        content = torch.matmul(query + self.content_bias, key.transpose(2, 3))
+        position = _shift(torch.matmul(query + self.position_bias, distance.transpose(2, 3)))
+        scores = (content + position) * query.shape[-1] ** -0.5
+        attended = torch.matmul(scores.masked_fill(mask, float("-inf")).softmax(3), value)
+        return self.output(attended.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, T, H) -> (B, A, T, H / A)."""
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+def _shift(scores: Tensor) -> Tensor:
+    """Scores (B, A, T, K) by distance, farthest first -> by position (appendix B of the paper)."""
+    batch, heads, length, keys = scores.shape
+    padded = F.pad(scores, (1, 0)).view(batch, heads, keys + 1, length)
+    return padded[:, :, 1:].view(batch, heads, length, keys)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward network, each with a residual connection and a norm behind it."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        width = network.width
+        self.attention = RelativeAttention(width, network.heads)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+
+    def forward(self, x: Tensor, memory: Tensor, distances: Tensor, mask: Tensor) -> Tensor:
+        """As `RelativeAttention`."""
+        x = self.norms[0](x + self.attention(x, memory, distances, mask))
+        return self.norms[1](x + self.feed_forward(x))
+
+
+class TransformerXL(nn.Module):
+    """Embedding (its weights are the output's, too), layers, softmax; one segment after the other."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, network.width)
+        self.layers = nn.ModuleList([Layer(network) for _ in range(network.layers)])
+        self.bias = nn.Parameter(torch.empty(WORDS))
+        length = network.length
+        self.register_buffer("distances", torch.empty(2 * length, network.width))
+        self.register_buffer("mask", torch.empty(length, 2 * length, dtype=torch.bool))
+
+    def forward(self, words: Tensor, memory: Tensor) -> list[Tensor]:
+        """Words (segments, B, T), memory (layers, B, M, H) -> logits (B * T, words) of each segment."""
+        memories, logits = list(memory.unbind(0)), []
+        for segment in words.unbind(0):
+            x = self.embedding(segment)
+            for number, layer in enumerate(self.layers):
+                before, memories[number] = memories[number], x.detach()
+                x = layer(x, before, self.distances, self.mask)
+            logits.append(F.linear(x, self.embedding.weight, self.bias).flatten(0, 1))
+        return logits
+
+
+def loss(logits: list[Tensor], following: Tensor) -> Tensor:
+    """Cross-entropy of the following characters (segments, B, T), summed over the segments."""
+    parts = zip(logits, following.unbind(0), strict=True)
+    return torch.stack([F.cross_entropy(x, y.flatten()) for x, y in parts]).sum()
+
+
+def training_step(network: Network) -> TrainingStep:
+    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    words = torch.zeros(network.segments, network.batch, network.length, dtype=torch.long)
+    memory = torch.empty(network.layers, network.batch, network.length, network.width)
+    return TrainingStep(TransformerXL(network), (words, memory), (words,), loss)
+
+
+def _family(layers: int) -> ModelFamily:
+    grid = [Network(layers, *sizes) for sizes in product((512, 768, 1024), (256, 512), (8, 16, 22), (1, 2, 4))]
+    about = f"Transformer-XL of {layers} layers; width, length, batch and segments of a step vary"
+    sizes = "test:0 is 512 wide with one segment of 512 at batch 22"
+    return ModelFamily(f"transformer_xl-{layers}", f"{about} ({sizes})", training_step, deal((Network(layers),), grid))
+
+
+DEPTHS = tuple(_family(layers) for layers in (2, 4, 8))
+ALL_DEPTHS = by_turns(
+    "transformer_xl",
+    "Transformer-XL of 2, 4 and 8 layers by turns: the members of transformer_xl-2, -4 and -8",
+    DEPTHS,
+)
