@@ -55,7 +55,7 @@ def cached(path: Path, capture: Callable[[], ComputationGraph]) -> ComputationGr
     except FileNotFoundError:
         pass
     except _UNREADABLE as problem:
-        print(f"{path}: damaged ({problem}); the graph is captured again", file=sys.stderr)
+        print(f"{path}: can't be read ({problem}); the graph is captured again", file=sys.stderr)
     graph = capture()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from graphs.convolution import CLASSES
 
+STAGES = 3
 Branch = tuple[int, str]  # state that is read: 0 = the cell before the last, 1 = the last cell, 2... = nodes; and op
 
 
@@ -146,7 +147,7 @@ class CellNetwork(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, stem, 3, 2, bias=False), nn.BatchNorm2d(stem))
         plan = [(channels // 4, True), (channels // 2, True)]
-        for stage in range(3):
+        for stage in range(STAGES):
             plan += [(channels * 2**stage, True)] if stage else []
             plan += [(channels * 2**stage, False)] * repeats
         cells: list[Cell] = []

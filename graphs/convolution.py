@@ -44,7 +44,7 @@ class ConvNorm(nn.Module):
 
 def scaled(channels: int, width: float) -> int:
     """Channels of a network made wider or narrower: a multiple of 8 unless the width is 1."""
-    return channels if width == 1 else max(8, round(channels * width / 8) * 8)
+    return channels if width == 1 else max(8, int(channels * width / 8 + 0.5) * 8)
 
 
 def loss(logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ SMALLER = (
 )
 GRID = [
     Network(size, *shape, micro_batches)
-    for size, shape, micro_batches in product(SMALLER, ((512, 8), (1024, 4), (2048, 2), (2048, 4)), (1, 2, 4))
+    for size, shape, micro_batches in product(SMALLER, ((512, 4), (512, 8), (1024, 4), (2048, 2)), (1, 2, 4))
     if shape[1] >= micro_batches
 ]
 

@@ -83,7 +83,7 @@ def deal(first: Sequence[Any], grid: Iterable[Any], sizes: Mapping[str, int] = S
         ValueError: there are fewer networks than the splits need.
 
     >>> {split: networks for split, networks in deal("a", "abcdef", {"train": 2, "test": 2}).items()}
-    {'train': ('f', 'b'), 'test': ('a', 'd')}
+    {'train': ('c', 'd'), 'test': ('a', 'e')}
     """
     others = set(grid) - set(first)
     if len(first) + len(others) < sum(sizes.values()):

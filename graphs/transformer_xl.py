@@ -129,8 +129,14 @@ def training_step(network: Network) -> TrainingStep:
     return TrainingStep(TransformerXL(network), (words, memory), (words,), loss)
 
 
+SHAPES = (  # length, batch, segments
+    *((512, batch, segments) for batch, segments in ((8, 1), (16, 1), (8, 2), (16, 2), (4, 4), (8, 4))),
+    *((256, batch, segments) for batch, segments in ((16, 1), (32, 1), (16, 2), (32, 2), (8, 4), (16, 4))),
+)
+
+
 def _family(layers: int) -> ModelFamily:
-    grid = [Network(layers, *sizes) for sizes in product((512, 768, 1024), (256, 512), (8, 16, 22), (1, 2, 4))]
+    grid = [Network(layers, width, *shape) for width, shape in product((512, 768, 1024), SHAPES)]
     about = f"Transformer-XL of {layers} layers; width, length, batch and segments of a step vary"
     sizes = "test:0 is 512 wide with one segment of 512 at batch 22"
     return ModelFamily(f"transformer_xl-{layers}", f"{about} ({sizes})", training_step, deal((Network(layers),), grid))

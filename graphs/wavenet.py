@@ -45,12 +45,13 @@ class CausalConv(nn.Module):
 
 
 class Layer(nn.Module):
-    """A gated activation unit with its residual and skip outputs (figure 4 of the paper)."""
+    """A gated activation unit with its residual and skip outputs (figure 4 of the paper); the last has no residual."""
 
-    def __init__(self, channels: int, dilation: int) -> None:
+    def __init__(self, channels: int, dilation: int, last: bool) -> None:
         super().__init__()
         self.filter, self.gate = CausalConv(channels, channels, dilation), CausalConv(channels, channels, dilation)
-        self.residual, self.skip = nn.Conv1d(channels, channels, 1), nn.Conv1d(channels, channels, 1)
+        self.residual = nn.Identity() if last else nn.Conv1d(channels, channels, 1)
+        self.skip = nn.Conv1d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(B, C, T) -> residual path (B, C, T), skip path (B, C, T)."""
@@ -66,7 +67,9 @@ class WaveNet(nn.Module):
         channels, depth = network.channels, network.layers // network.stacks
         self.embedding = nn.Embedding(LEVELS, channels)
         self.first = CausalConv(channels, channels, 1)
-        self.layers = nn.ModuleList([Layer(channels, 2 ** (number % depth)) for number in range(network.layers)])
+        last = network.layers - 1
+        dilations = enumerate(2 ** (number % depth) for number in range(network.layers))
+        self.layers = nn.ModuleList([Layer(channels, dilation, number == last) for number, dilation in dilations])
         self.hidden, self.output = nn.Conv1d(channels, channels, 1), nn.Conv1d(channels, LEVELS, 1)
 
     def forward(self, samples: Tensor) -> Tensor:
@@ -86,7 +89,8 @@ def training_step(network: Network) -> TrainingStep:
 
 
 def _family(stacks: int, layers: int) -> ModelFamily:
-    grid = [Network(stacks, layers, *sizes) for sizes in product((64, 128, 256, 384), (4000, 8000, 16000), (2, 4, 8))]
+    shapes = ((4000, 4), (4000, 8), (4000, 16), (8000, 2), (8000, 4), (8000, 8), (16000, 2), (16000, 4))
+    grid = [Network(stacks, layers, c, *shape) for c, shape in product((64, 128, 192, 256, 320), shapes)]
     about = f"WaveNet of {stacks} stacks and {layers} layers; channels, samples and batch vary"
     sizes = "test:0 has 256 channels and 8 x 8000 samples"
     networks = deal((Network(stacks, layers),), grid)

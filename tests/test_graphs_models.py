@@ -1,0 +1,387 @@
+"""The families of published models: sizes, splits, parameters and FLOPs as published, captured small."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from graphs import (
+    FAMILIES,
+    MODELS,
+    SHIPPED,
+    amoebanet,
+    bert,
+    cells,
+    gnmt,
+    inception_v3,
+    llama,
+    nasnet,
+    resnet,
+    rnnlm,
+    transformer_xl,
+    wavenet,
+)
+from graphs.cells import CellNetwork
+from graphs.convolution import ConvNorm, scaled
+from graphs.convolution import loss as image_loss
+from graphs.family import TrainingStep
+from graphs.microbatches import in_micro_batches
+from graphs.models import deal
+from graphs.recurrent import BLOCK, LSTMCell
+from placeto.capture import capture_inference, capture_training
+
+NAMES = ["inception_v3", "nasnet", "resnet", "amoebanet"]
+NAMES += ["rnnlm", "rnnlm-2", "rnnlm-4", "rnnlm-8", "gnmt", "gnmt-2", "gnmt-4", "gnmt-8"]
+NAMES += ["transformer_xl", "transformer_xl-2", "transformer_xl-4", "transformer_xl-8"]
+NAMES += ["wavenet", "wavenet-2x18", "wavenet-4x36", "bert", "llama"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    """Tiny tensors: threads would only wait for one another."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def on_meta(step: Callable[[Any], TrainingStep], network: Any) -> TrainingStep:
+    with torch.device("meta"):
+        return step(network)
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_all_models_are_families() -> None:
+    assert list(MODELS) == NAMES
+    assert list(FAMILIES) == [*SHIPPED, *NAMES]
+    for name, family in MODELS.items():
+        assert family.name == name
+        assert len(family.description) > 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_network_stands_in_two_splits(name: str) -> None:
+    family = MODELS[name]
+    networks = [network for split in family.networks.values() for network in split]
+    assert len(set(networks)) == len(networks)
+    assert list(family.splits) == ["train", "validation", "test"]
+    turns = {"rnnlm": 3, "gnmt": 3, "transformer_xl": 3, "wavenet": 2}.get(name, 1)
+    assert list(family.splits.values()) == [12 * turns, 4 * turns, 8 * turns]
+    for split in family.networks.values():
+        varying = {key for key in vars(split[0]) if len({vars(network)[key] for network in split}) > 1}
+        assert len(varying) >= 2, "batch and at least one other size vary in every split"
+
+
+@pytest.mark.parametrize("name", ["rnnlm", "gnmt", "transformer_xl"])
+def test_depths_come_by_turns(name: str) -> None:
+    for split, size in MODELS[name].splits.items():
+        for index in range(size):
+            depth = (2, 4, 8)[index % 3]
+            network = MODELS[name].networks[split][index]
+            assert network == MODELS[f"{name}-{depth}"].networks[split][index // 3]
+            assert network.layers == depth
+
+
+def test_the_networks_of_the_papers_open_the_test_graphs() -> None:
+    first = {name: family.networks["test"][0] for name, family in MODELS.items()}
+    assert first["inception_v3"] == inception_v3.Network(batch=32, resolution=299, width=1.0)
+    assert MODELS["inception_v3"].networks["test"][1].batch == 64
+    assert first["nasnet"] == nasnet.MOBILE
+    assert first["resnet"] == resnet.Network(50, 32)
+    assert first["rnnlm-2"] == rnnlm.Network(layers=2, hidden=2048, steps=40, batch=64)
+    assert first["gnmt-8"] == gnmt.Network(layers=8, hidden=1024, steps=80, batch=128)
+    assert (first["wavenet-2x18"].stacks, first["wavenet-4x36"].layers) == (2, 36)
+    assert first["bert"] == bert.BASE
+
+
+def test_deal_refuses_too_few_networks() -> None:
+    with pytest.raises(ValueError, match="the splits need 3 networks, not 2"):
+        deal((1,), (1, 2), {"train": 2, "test": 1})
+
+
+def test_dealt_networks_do_not_depend_on_the_order_of_the_grid() -> None:
+    sizes = {"train": 4, "test": 3}
+    assert deal((7,), range(20), sizes) == deal((7,), reversed(range(20)), sizes)
+
+
+@pytest.mark.parametrize(
+    ("step", "network", "published"),
+    [
+        (resnet.training_step, resnet.Network(50, 1), 25.6e6),  # torchvision's documentation, as the next two
+        (resnet.training_step, resnet.Network(101, 1), 44.5e6),
+        (resnet.training_step, resnet.Network(152, 1), 60.2e6),
+        (nasnet.training_step, nasnet.MOBILE, 5.3e6),  # Zoph et al. (2018), table 2
+        (nasnet.training_step, nasnet.LARGE, 88.9e6),
+        (amoebanet.training_step, amoebanet.PAPER, 86.7e6),  # Real et al. (2019), table 2
+        (rnnlm.training_step, rnnlm.Network(2, 1500), 66e6),  # Zaremba et al. (2014), the large one
+        (gnmt.training_step, gnmt.Network(8, steps=2), 278e6),  # Shazeer et al. (2017), table 2
+        (transformer_xl.training_step, transformer_xl.Network(12), 41e6),  # Dai et al. (2019), table 2
+        (bert.training_step, bert.BASE, 110e6),  # Devlin et al. (2019), section 3
+        (bert.training_step, bert.LARGE, 340e6),
+        (llama.training_step, llama.Network(llama.LLAMA_7B, 8, 1), 6.7e9),  # Touvron et al. (2023), table 2
+        (llama.training_step, llama.Network(llama.LLAMA_1B, 8, 1), 1.1e9),  # Zhang et al. (2024)
+    ],
+    ids=lambda value: type(value).__module__ if hasattr(value, "__dataclass_fields__") else None,
+)
+def test_as_many_parameters_as_published(step: Callable[[Any], TrainingStep], network: Any, published: float) -> None:
+    assert parameters(on_meta(step, network).module) == pytest.approx(published, rel=0.015)
+
+
+def test_parameters_of_inception() -> None:
+    module = on_meta(inception_v3.training_step, inception_v3.Network(1)).module
+    auxiliary = parameters(module.auxiliary)  # type: ignore[arg-type]
+    assert parameters(module) - auxiliary == pytest.approx(23.8e6, rel=0.005)
+    assert parameters(module) == pytest.approx(27.2e6, rel=0.005)
+
+
+def test_parameters_of_wavenet() -> None:
+    network = wavenet.Network(2, 6, channels=16, samples=8, batch=1)
+    c, conv, one = 16, 2 * 16 * 16 + 16, 16 * 16 + 16
+    expected = 256 * c + conv + 6 * (2 * conv + 2 * one) + 256 * c + 256
+    module = on_meta(wavenet.training_step, network).module
+    assert parameters(module) == expected
+    assert [layer.filter.dilation for layer in module.layers] == [1, 2, 4, 1, 2, 4]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("step", "network", "published"),
+    [
+        (resnet.training_step, resnet.Network(50, 2), 4.1e9),
+        (inception_v3.training_step, inception_v3.Network(2), 5.7e9),
+        (nasnet.training_step, nasnet.MOBILE, 564e6),
+        (nasnet.training_step, nasnet.LARGE, 23.8e9),
+        (amoebanet.training_step, amoebanet.PAPER, 23.1e9),
+    ],
+    ids=["resnet50", "inception", "mobile", "large", "amoebanet"],
+)
+def test_multiply_adds_as_published(step: Callable[[Any], TrainingStep], network: Any, published: float) -> None:
+    built = on_meta(step, network)
+    if hasattr(built.module, "auxiliary"):
+        built.module.auxiliary = nn.Identity()
+    assert multiply_adds(built) / network.batch == pytest.approx(published, rel=0.015)
+
+
+def multiply_adds(step: TrainingStep) -> int:
+    """Of the convolutions and linear layers of a forward pass."""
+    total = 0
+
+    def called(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        nonlocal total
+        total += output.numel() * module.weight[0].numel()  # type: ignore[index, union-attr]
+
+    for module in step.module.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(called)
+    with torch.no_grad():
+        step.module(*step.inputs)
+    return total
+
+
+def test_captured_flops_are_those_of_the_model() -> None:
+    built = on_meta(resnet.training_step, resnet.Network(50, 2))
+    assert capture_inference(built.module, built.inputs).flops.sum() == 2 * multiply_adds(built)
+
+
+def test_every_resolution_of_inception_leaves_something_for_the_auxiliary_classifier() -> None:
+    networks = [network for split in MODELS["inception_v3"].networks.values() for network in split]
+    for resolution in {network.resolution for network in networks}:
+        step = on_meta(inception_v3.training_step, inception_v3.Network(2, resolution, 0.125))
+        assert [tuple(x.shape) for x in step.module(*step.inputs)] == [(2, 1000)] * 2
+
+
+TINY: dict[str, tuple[Any, Any]] = {
+    "inception_v3": (inception_v3, inception_v3.Network(2, 299, 0.125)),
+    "resnet": (resnet, resnet.Network(50, 2, resolution=32)),
+    "nasnet": (nasnet, nasnet.Network(1, 192, 2, 32, 8)),
+    "amoebanet": (amoebanet, amoebanet.Network(1, 32, 2, 32, 8)),
+    "rnnlm": (rnnlm, rnnlm.Network(2, 6, 12, 3, 11)),
+    "gnmt": (gnmt, gnmt.Network(3, 6, 3, 2, 11)),
+    "transformer_xl": (transformer_xl, transformer_xl.Network(2, 64, 4, 2, 2)),
+    "wavenet": (wavenet, wavenet.Network(2, 4, 6, 9, 2)),
+    "bert": (bert, bert.Network(2, 64, 16, 4, 2)),
+    "llama": (llama, llama.Network(llama.Size(2, 16, 4, 2, 24), 6, 4, 2)),
+}
+
+
+@pytest.fixture
+def _fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block of each kind in Inception, one in each stage of ResNet, one stage in the networks of cells."""
+    monkeypatch.setattr(cells, "STAGES", 1)
+    monkeypatch.setitem(resnet.STAGES, 50, (1, 1, 1, 1))
+    bodies = (inception_v3.block35(32), inception_v3.REDUCTION35, inception_v3.block17(128))
+    monkeypatch.setattr(inception_v3, "BODY", bodies)
+    monkeypatch.setattr(inception_v3, "HEAD", (inception_v3.REDUCTION17, inception_v3.BLOCK8))
+
+
+@pytest.mark.usefixtures("_fewer_blocks")
+@pytest.mark.parametrize("name", TINY)
+def test_small_members_are_captured_whole(name: str) -> None:
+    module, network = TINY[name]
+    step = on_meta(module.training_step, network)
+    graph = capture_training(step.module, step.inputs, step.loss, targets=step.targets)
+    names = {path for path, _ in step.module.named_parameters()}
+    kept = [i for i, kind in enumerate(graph.op_types) if kind == "parameter"]
+    assert {graph.op_names[i] for i in kept} == names
+    assert graph.param_bytes[kept].sum() == 4 * parameters(step.module)
+    costed = {kind for kind, flops in zip(graph.op_types, graph.flops, strict=True) if flops > 0}
+    products = {kind for kind in graph.op_types if any(word in kind for word in ("mm", "conv", "attention"))}
+    assert products
+    assert costed == products, "every matrix product, convolution and attention has FLOPs"
+    free = (graph.flops == 0) & (graph.bytes_accessed == 0)
+    assert np.all(graph.colocation[free] >= 0)
+    assert any(op.endswith("nll_loss_backward") or "nll_loss2d_backward" in op for op in graph.op_types)
+
+
+@pytest.mark.usefixtures("_fewer_blocks")
+@pytest.mark.parametrize("name", TINY)
+def test_small_members_learn(name: str) -> None:
+    torch.manual_seed(0)
+    module, network = TINY[name]
+    step = module.training_step(network)
+    for parameter in step.module.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.3 / max(1.0, parameter[0].numel() ** 0.5 / 4))
+        else:
+            nn.init.constant_(parameter, 0.5)
+    for buffer_name, buffer in step.module.named_buffers():
+        if buffer_name.endswith(("distances", "cos", "sin")):
+            nn.init.normal_(buffer)
+        elif buffer_name.endswith("mask"):
+            buffer.fill_(False)
+    inputs = [torch.randn_like(x) if x.is_floating_point() else torch.randint_like(x, 2) for x in step.inputs]
+    targets = [torch.randint_like(y, 2) for y in step.targets]
+    optimizer = torch.optim.Adam(step.module.parameters(), 0.01)
+    losses = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        value = step.loss(step.module(*inputs), *targets)
+        value.backward()
+        assert all(p.grad is not None for p in step.module.parameters())
+        optimizer.step()
+        losses.append(float(value.detach()))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def ops_of_gnmt(steps: int) -> int:
+    step = on_meta(gnmt.training_step, gnmt.Network(8, 4, steps, 2, 5))
+    return capture_training(step.module, step.inputs, step.loss, targets=step.targets).num_ops
+
+
+def test_the_first_test_graph_of_gnmt_8_has_over_50000_ops() -> None:
+    longest = MODELS["gnmt-8"].networks["test"][0].steps
+    assert longest > BLOCK
+    two, three = ops_of_gnmt(2), ops_of_gnmt(3)
+    assert two + (longest - 2) * (three - two) > 50_000  # and a softmax for each block of steps
+
+
+def test_lstm_cell_is_pytorchs() -> None:
+    torch.manual_seed(0)
+    cell, reference = LSTMCell(3, 4).double(), nn.LSTMCell(3, 4).double()
+    cell.weight.data = torch.cat([reference.weight_ih, reference.weight_hh], dim=1).T.detach().clone()
+    cell.bias.data = (reference.bias_ih + reference.bias_hh).detach()
+    x, h, c = torch.randn(2, 3).double(), torch.randn(2, 4).double(), torch.randn(2, 4).double()
+    torch.testing.assert_close(cell(x, (h, c)), reference(x, (h, c)))
+
+
+def test_positions_are_shifted_by_distance() -> None:
+    length, memory = 3, 2
+    keys = length + memory
+    scores = torch.arange(float(length * keys)).view(1, 1, length, keys)
+    shifted = transformer_xl._shift(scores)[0, 0]
+    for query in range(length):
+        for key in range(memory + query + 1):  # what a query may see
+            distance = memory + query - key  # the last column is distance 0
+            assert shifted[query, key] == scores[0, 0, query, keys - 1 - distance]
+
+
+def test_no_gradient_flows_into_the_memory() -> None:
+    torch.manual_seed(0)
+    network = transformer_xl.Network(1, 64, 3, 1, 2)
+    model = transformer_xl.TransformerXL(network)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    nn.init.normal_(model.distances)
+    model.mask.fill_(False)
+    words = torch.tensor([[[1, 2, 3]], [[4, 5, 6]]])
+    logits = model(words, torch.randn(1, 1, 3, 64))
+    (gradient,) = torch.autograd.grad(logits[1].sum(), model.embedding.weight)
+    input_rows = gradient - logits[1].shape[0] * 0
+    assert torch.equal(input_rows[1], input_rows[7]), "word 1 of the first segment is as far away as an unused one"
+
+
+def test_wavenet_is_causal() -> None:
+    torch.manual_seed(0)
+    model = wavenet.WaveNet(wavenet.Network(2, 6, 4, 20, 1)).eval()
+    samples = torch.randint(256, (1, 20))
+    changed = samples.clone()
+    changed[0, 12] = (changed[0, 12] + 1) % 256
+    same = torch.isclose(model(samples), model(changed)).all(1)[0]
+    assert same[:12].all()
+    assert not same[12:].all()
+
+
+def test_rotary_positions_keep_lengths_and_depend_on_distance_only() -> None:
+    torch.manual_seed(0)
+    angle = torch.outer(torch.arange(6.0), torch.tensor([1.0, 0.1])).repeat(1, 2)
+    q, k = torch.randn(4), torch.randn(4)
+    rotated = [llama._rotate(x.expand(6, 4)[None, None], angle.cos(), angle.sin())[0, 0] for x in (q, k)]
+    torch.testing.assert_close(rotated[0].norm(dim=1), q.norm().expand(6))
+    torch.testing.assert_close(rotated[0][1] @ rotated[1][0], rotated[0][5] @ rotated[1][4])
+
+
+def test_micro_batches_give_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    x, y = torch.randn(8, 3), torch.randint(2, (8,))
+    gradients = []
+    for count in (1, 4):
+        step = in_micro_batches(TrainingStep(model, (x,), (y,), nn.functional.cross_entropy), count)
+        gradients.append(torch.autograd.grad(step.loss(step.module(*step.inputs), *step.targets), model.weight)[0])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_micro_batches_can_overlap() -> None:
+    def longest_path(micro_batches: int) -> float:
+        step = on_meta(bert.training_step, bert.Network(1, 64, 16, 8, micro_batches))
+        graph = capture_training(step.module, step.inputs, step.loss, targets=step.targets)
+        end = graph.flops.copy()
+        for edge in range(graph.num_edges):  # edges are in the order of their consumers, which is topological here
+            source, reader = graph.edge_src[edge], graph.edge_dst[edge]
+            assert source < reader
+            end[reader] = max(end[reader], end[source] + graph.flops[reader])
+        return float(end.max())
+
+    assert longest_path(4) < 0.4 * longest_path(1)
+
+
+def test_auxiliary_loss_is_weighted() -> None:
+    torch.manual_seed(0)
+    main, auxiliary, labels = torch.randn(2, 4), torch.randn(2, 4), torch.tensor([1, 3])
+    expected = image_loss(main, labels) + 0.4 * image_loss(auxiliary, labels)
+    torch.testing.assert_close(image_loss((main, auxiliary), labels), expected)
+
+
+def test_widths_are_multiples_of_8() -> None:
+    assert [scaled(80, width) for width in (1.0, 0.75, 1.25)] == [80, 64, 104]
+    assert scaled(1, 0.75) == 8
+    assert ConvNorm(2, 3, (1, 7)).conv.padding == (0, 3)
+
+
+def test_resolution_and_width_of_cells() -> None:
+    with torch.device("meta"):
+        network = CellNetwork(nasnet.NASNET_A, 32, 44, 2)
+        x = torch.empty(1, 3, 224, 224)
+    sizes: list[tuple[int, ...]] = []
+    for cell in network.cells:
+        cell.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(output.shape[1:3])))
+    network(x)
+    assert sizes[0] == (4 * 11, 56)
+    assert sizes[1] == (4 * 22, 28)
+    assert [size for _, size in sizes[2:]] == [28, 28, 14, 14, 14, 7, 7, 7]
+    assert sizes[-1][0] == 1056
