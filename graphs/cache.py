@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
+from importlib.util import resolve_name
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,7 +35,7 @@ def location(module: str, content: str) -> Path:
     """File of a graph that a module makes.
 
     The name is a hash of the content, of torch's version and of the source of all modules that this one imports,
-    directly or not, from its own package and from Placeto: when any of it changes, the graph is captured again.
+    directly or not, from its own package and from Placeto's: when any of it changes, the graph is captured again.
 
     Args:
         module: name of the imported module that builds the model.
@@ -77,8 +78,8 @@ def _source_hash(module: str) -> str:
 
 
 def _imported(module: str) -> set[str]:
-    """A module and all that it imports, directly or not, from its own package and from Placeto."""
-    packages = {module.split(".")[0], "placeto"}
+    """A module and all that it imports, directly or not, from its own package and from Placeto's."""
+    packages = {module.split(".")[0], "graphs", "placeto"}
     found: set[str] = set()
     pending = [module]
     while pending:
@@ -90,8 +91,9 @@ def _imported(module: str) -> set[str]:
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                parts = [f"{node.module}.{alias.name}" for alias in node.names]
-                names = [part if part in sys.modules else node.module for part in parts]
+            elif isinstance(node, ast.ImportFrom):
+                source = resolve_name("." * node.level + (node.module or ""), sys.modules[name].__package__)
+                parts = [f"{source}.{alias.name}" for alias in node.names]
+                names = [part if part in sys.modules else source for part in parts]
             pending += [other for other in names if other.split(".")[0] in packages and other in sys.modules]
     return found

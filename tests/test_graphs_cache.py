@@ -103,18 +103,31 @@ def test_location_depends_on_content_and_code() -> None:
     assert not behind & {"graphs.gnmt", "graphs", "torch"}, "other families change without a new capture"
 
 
-def test_changed_source_is_captured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from somebodys.layers import WIDTH",
+        "from somebodys import layers",
+        "import somebodys.layers",
+        "from .layers import WIDTH",
+        "from . import layers",
+    ],
+)
+def test_changed_source_is_captured_again(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "somebodys"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "model.py").write_text("from somebodys.layers import WIDTH\n")
+    (package / "model.py").write_text(f"{line}\n")
     (package / "layers.py").write_text("WIDTH = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     __import__("somebodys.model")
+    cache._source_hash.cache_clear()
     before = cache.location("somebodys.model", "a")
     (package / "layers.py").write_text("WIDTH = 2\n")
     cache._source_hash.cache_clear()
     assert cache.location("somebodys.model", "a") != before
+    for name in ("somebodys", "somebodys.model", "somebodys.layers"):
+        del sys.modules[name]
 
 
 def test_two_processes_at_once(folder: Path) -> None:
