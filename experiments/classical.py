@@ -21,7 +21,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from graphs import FAMILIES
+from graphs import SHIPPED
 from placeto.cluster import Cluster, load_cluster
 from placeto.cost import PlacementProblem
 from placeto.evaluate import PlacerSpec, Row, evaluate
@@ -51,7 +51,7 @@ class ClassicalConfig:
     """folder for the rows, a file for each cluster, and for the tables"""
     external: Path | None = None
     """folder with graphs of other programs, looked through with all that is below it"""
-    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(FAMILIES)
+    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(SHIPPED)
     """which families"""
     split: str = "test"
     """of the families"""
