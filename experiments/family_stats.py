@@ -1,6 +1,6 @@
 """What the graphs of the families are like on a cluster, and how much placement matters there.
 
-python -m experiments.family_stats [--cluster 4xv100] [--simulations 3000] [--each]
+python -m experiments.family_stats [--cluster 4xv100] [--simulations 3000] [--graphs 1] [--each]
 
 Per family and split, means over its graphs:
 
@@ -55,6 +55,8 @@ class StatisticsConfig:
     """which families"""
     splits: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("train", "validation", "test")
     """which splits"""
+    graphs: int | None = None
+    """only the first so many of each split"""
     cluster: str = "4xv100"
     """cluster name or file"""
     simulations: int = 3000
@@ -131,7 +133,7 @@ def main(config: StatisticsConfig) -> None:
     for family in config.families:
         for split in config.splits:
             found = []
-            for index in range(FAMILIES[family].splits[split]):
+            for index in range(FAMILIES[family].splits[split])[: config.graphs]:
                 problem = PlacementProblem(FAMILIES[family].load(split, index), cluster)
                 found.append(measure(problem, config.simulations))
                 if config.each:

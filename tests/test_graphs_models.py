@@ -155,10 +155,9 @@ def test_parameters_of_wavenet() -> None:
         (resnet.training_step, resnet.Network(50, 2), 4.1e9),
         (inception_v3.training_step, inception_v3.Network(2), 5.7e9),
         (nasnet.training_step, nasnet.MOBILE, 564e6),
-        (nasnet.training_step, nasnet.LARGE, 23.8e9),
         (amoebanet.training_step, amoebanet.PAPER, 23.1e9),
     ],
-    ids=["resnet50", "inception", "mobile", "large", "amoebanet"],
+    ids=["resnet50", "inception", "mobile", "amoebanet"],
 )
 def test_multiply_adds_as_published(step: Callable[[Any], TrainingStep], network: Any, published: float) -> None:
     built = on_meta(step, network)
@@ -190,9 +189,9 @@ def test_captured_flops_are_those_of_the_model() -> None:
 
 def test_every_resolution_of_inception_leaves_something_for_the_auxiliary_classifier() -> None:
     networks = [network for split in MODELS["inception_v3"].networks.values() for network in split]
-    for resolution in {network.resolution for network in networks}:
-        step = on_meta(inception_v3.training_step, inception_v3.Network(2, resolution, 0.125))
-        assert [tuple(x.shape) for x in step.module(*step.inputs)] == [(2, 1000)] * 2
+    smallest = min(network.resolution for network in networks)
+    step = on_meta(inception_v3.training_step, inception_v3.Network(2, smallest, 0.125))
+    assert [tuple(x.shape) for x in step.module(*step.inputs)] == [(2, 1000)] * 2
 
 
 TINY: dict[str, tuple[Any, Any]] = {
