@@ -106,18 +106,23 @@ def row(name: str, found: Sequence[Statistics]) -> str:
     """One line of the table."""
     values = {f.name: np.array([getattr(s, f.name) for s in found]) for f in fields(Statistics)}
     mean = {key: value.mean() for key, value in values.items()}
+
+    def spread(key: str, digits: int) -> str:
+        low, high = (f"{value:.{digits}f}" for value in (values[key].min(), values[key].max()))
+        return f" ({low}-{high})" if len(found) > 1 else ""
+
     cells = [
         name,
-        f"{mean['ops']:.0f} ({values['ops'].min():.0f}-{values['ops'].max():.0f})",
-        f"{mean['groups']:.0f} ({values['groups'].min():.0f}-{values['groups'].max():.0f})",
+        f"{mean['ops']:.0f}{spread('ops', 0)}",
+        f"{mean['groups']:.0f}{spread('groups', 0)}",
         f"{mean['one_device_ms']:.0f}",
-        f"{mean['parallelism']:.2f} ({values['parallelism'].min():.1f}-{values['parallelism'].max():.1f})",
+        f"{mean['parallelism']:.2f}{spread('parallelism', 1)}",
         f"{mean['transfer_to_compute']:.2f}",
         f"{mean['overhead']:.2f}",
-        f"{mean['memory']:.2f} ({values['memory'].max():.2f})",
+        f"{mean['memory']:.2f}" + (f" ({values['memory'].max():.2f})" if len(found) > 1 else ""),
         f"{mean['lower_bound']:.3f}",
         f"{mean['cheap']:.3f}",
-        f"{mean['anneal']:.3f} ({values['anneal'].min():.2f}-{values['anneal'].max():.2f})",
+        f"{mean['anneal']:.3f}{spread('anneal', 2)}",
         f"{(values['anneal'] <= 0.85).mean():.0%}",
     ]
     return f"| {' | '.join(cells)} |"
