@@ -21,7 +21,6 @@ LOOKS_AT_ONE = {"single"}
 """These never use a second device."""
 SEARCHES = [name for name in ("random", "hillclimb", "ils", "anneal", "genetic", "exact") if name in HEURISTICS]
 """These use what budget they get, so they are to find what is there."""
-STUCK = {("hillclimb", "one way on three")}
 """Where two groups must change places at once, which is no move of this search."""
 names = pytest.mark.parametrize("name", HEURISTICS)
 
@@ -128,7 +127,7 @@ def test_the_only_placements_that_fit_are_found_by_search(name: str, case: str) 
     problem = PlacementProblem(graph, cluster)
     assert ways(problem) == count
     result = place(name, problem)
-    assert result.fits or name not in SEARCHES or (name, case) in STUCK
+    assert result.fits or name not in SEARCHES
 
 
 @pytest.mark.parametrize("case", IMPOSSIBLE)
