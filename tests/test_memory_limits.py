@@ -21,7 +21,6 @@ LOOKS_AT_ONE = {"single"}
 """These never use a second device."""
 SEARCHES = [name for name in ("random", "hillclimb", "ils", "anneal", "genetic", "exact") if name in HEURISTICS]
 """These use what budget they get, so they are to find what is there."""
-"""Where two groups must change places at once, which is no move of this search."""
 names = pytest.mark.parametrize("name", HEURISTICS)
 
 
