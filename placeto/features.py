@@ -26,6 +26,7 @@ from placeto._observe import (
 )
 from placeto.cost import FlatProblems, PlacementProblem, ProblemBatch
 from placeto.grouping import Groups, group_ops
+from placeto.placer import MEMORY_PENALTY
 
 __all__ = [
     "EDGE_FEATURES",
@@ -49,14 +50,11 @@ FEATURE_SETS = {
 }
 """Columns (of nodes, of (node, device) pairs, of arcs) that a policy may ask for by name."""
 
-MEMORY_PENALTY = 10.0
-
-
 SERIAL_BELOW = 3  # episodes: waking a second thread takes longer than one of so few, most of all on a busy machine
 
 
 def penalised(makespan_us: np.ndarray, overflow: np.ndarray) -> np.ndarray:
-    """Makespan times 1 + 10 x the memory over the limit, as a fraction of each device's memory."""
+    """Makespan times 1 + `MEMORY_PENALTY` x the memory over the limit, as a fraction of each device's memory."""
     return makespan_us * (1.0 + MEMORY_PENALTY * overflow)
 
 
