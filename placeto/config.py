@@ -95,6 +95,16 @@ class TrainConfig:
     learning: LearningConfig = field(default_factory=LearningConfig)
 
 
+def default_config(placer: str, out: str) -> TrainConfig:
+    """The settings that a learned placer is trained with unless others are given.
+
+    Raises:
+        ConfigError: the learned placer is unknown.
+    """
+    _check_placer(placer)
+    return TrainConfig(out, placer=placer)
+
+
 class ConfigError(ValueError):
     """A setting out of its range; the message names it and says what would be valid."""
 
@@ -105,8 +115,7 @@ def check_config(config: TrainConfig) -> None:
     Raises:
         ConfigError: one is out of its range, or the learned placer is unknown.
     """
-    if config.placer not in POLICIES:
-        raise ConfigError(f"placer {config.placer!r} can't be trained; learned placers: {', '.join(POLICIES)}")
+    _check_placer(config.placer)
     learning, policy = config.learning, config.policy
     at_least_one = {
         "threads": config.threads,
@@ -133,3 +142,8 @@ def check_config(config: TrainConfig) -> None:
         raise ConfigError("learning.temperature and learning.discount must be above 0")
     if not 0 <= learning.warmup <= 1:
         raise ConfigError(f"learning.warmup is a share, 0 to 1, not {learning.warmup}")
+
+
+def _check_placer(placer: str) -> None:
+    if placer not in POLICIES:
+        raise ConfigError(f"placer {placer!r} can't be trained; learned placers: {', '.join(POLICIES)}")

@@ -87,15 +87,16 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
     from placeto.checkpoint import CheckpointError, load_checkpoint
     from placeto.policies import POLICIES
     from placeto.policies.guided import guided_placer
-    from placeto.policies.placeto import PlacetoConfig
 
+    placers = {"iterative": guided_placer}
     checkpoint = load_checkpoint(path)
     name = str(checkpoint.get("placer"))
     if name not in POLICIES:
         raise CheckpointError(f"{path}: holds a placer {name!r}, but only {', '.join(POLICIES)} are known")
     try:
-        policy = POLICIES[name](PlacetoConfig(**checkpoint["config"]["policy"]))
-        return name, guided_placer(checkpoint, policy)
+        entry = POLICIES[name]
+        policy = entry.policy(entry.config(**checkpoint["config"]["policy"]))
+        return name, placers[entry.kind](checkpoint, policy)
     except (KeyError, TypeError, RuntimeError) as problem:
         reason = " ".join(str(problem).split())[:120]
         raise CheckpointError(f"{path}: doesn't match this version of Placeto ({reason}); train again") from None

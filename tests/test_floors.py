@@ -11,7 +11,18 @@ FLOORS = {
     1: ["cost", "_kernel", "_memory", "simulator", "grouping", "placer", "placement"],
     2: ["_observe", "features", "env", "heuristics", "capture", "importers", "export", "executor", "plot"],
     3: ["nn", "policies"],
-    4: ["config", "reinforce", "rollout", "checkpoint", "learning", "load", "evaluate", "summary", "trainer"],
+    4: [
+        "config",
+        "reinforce",
+        "rollout",
+        "checkpoint",
+        "learning",
+        "learners",
+        "load",
+        "evaluate",
+        "summary",
+        "trainer",
+    ],
     5: ["commands", "cli", "__main__", "__init__"],
 }
 # Within a floor: a module may import those that stand before it in its list.

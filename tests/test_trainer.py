@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from placeto.checkpoint import CheckpointError, load_checkpoint
+from placeto.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from placeto.config import PAPER_LEARNING, ConfigError, LearningConfig, TrainConfig
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig
@@ -101,6 +101,7 @@ def test_curves(uninterrupted):
         "train/learning_rate",
         "makespan/train",
         "makespan/train_to_heuristic",
+        "makespan/train_best",
         "makespan/validation",
         "makespan/validation_to_heuristic",
         "placements/simulated",
@@ -131,6 +132,16 @@ def test_checkpoint_needs_no_graphs_package_and_runs_no_code(uninterrupted):
         """
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_a_checkpoint_from_before_a_setting_existed_is_resumed_with_its_default(uninterrupted, tmp_path):
+    checkpoint = load_checkpoint(uninterrupted)
+    del checkpoint["config"]["learning"]["intermediate_rewards"], checkpoint["config"]["policy"]["pooling"]
+    save_checkpoint(checkpoint, tmp_path / "checkpoint.pt")
+    train(config(tmp_path), problems(3), problems(2, 10), resume=True)
+    other = config(tmp_path, policy=PlacetoConfig(pooling="none"))
+    with pytest.raises(CheckpointError, match=r"policy\.pooling was devices, now it is none"):
+        train(other, problems(3), problems(2, 10), resume=True)
 
 
 def test_resuming_with_another_configuration_or_other_graphs_is_refused(uninterrupted):

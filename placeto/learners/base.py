@@ -1,0 +1,68 @@
+"""What the training loop needs of a learner: its state, an iteration, a validation.
+
+Legend: C problems, W decisions of the largest problem (groups, or ops), N ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from placeto.cost import PlacementProblem
+
+
+@dataclass(eq=False)
+class TrainState:
+    """What changes while training, all of it in the checkpoint."""
+
+    policy: nn.Module
+    optimizer: torch.optim.Optimizer
+    torch_random: torch.Generator
+    random: np.random.Generator
+    elite: np.ndarray  # (C, W) int64, best placement of each training problem met so far
+    elite_score: np.ndarray  # (C,) float64, its penalised makespan relative to the best single device
+    iteration: int = 0
+    simulations: int = 0
+    elapsed: float = 0.0  # seconds
+    best_validation: float = np.inf
+    best_parameters: dict[str, Tensor] = field(default_factory=dict)
+    history: dict[int, Tensor] = field(default_factory=dict)  # what a reward baseline remembers, by training problem
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """What the policy's most likely decisions are worth on the validation problems."""
+
+    relative: np.ndarray  # (C,) float64, penalised makespan relative to the best single device
+    to_heuristic: np.ndarray  # (C,) float64, relative to the best cheap heuristic
+    placement: np.ndarray  # (N,) int64, of the ops of the first problem
+
+
+class Learner(Protocol):
+    """One kind of policy in training. Made from a config, training problems, validation problems and `report`."""
+
+    problems: Mapping[str, PlacementProblem]
+    validation: Mapping[str, PlacementProblem]
+
+    def initial_state(self) -> TrainState:
+        """A fresh state, which depends on the config's seed alone."""
+
+    def iterate(self, state: TrainState, done: float) -> dict[str, float]:
+        """One iteration, at the share `done` of the training: roll out, loss, step. Returns the numbers to log."""
+
+    def validate(self, state: TrainState) -> Validation:
+        """Judge the present parameters; leaves the state as it is."""
+
+    def best_placement(self, state: TrainState, index: int) -> np.ndarray:
+        """(N,) best placement of a training problem's ops met so far."""
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Change the learning rate of all parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr

@@ -1,0 +1,190 @@
+"""Learning of an iterative policy: episodes of moves from cheap and from good placements.
+
+A supervised stage fits the exact effect of single moves, then PPO or REINFORCE improves whole episodes.
+
+Legend: C training instances, K replicas, B episodes of an iteration, T moves, G groups, S starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from placeto.config import TrainConfig
+from placeto.cost import PlacementProblem
+from placeto.env import reset
+from placeto.features import InstanceBatch, make_instance
+from placeto.grouping import expand
+from placeto.learners.base import TrainState, Validation, set_learning_rate
+from placeto.learning import advantages, policy_update, supervised_update
+from placeto.policies import POLICIES
+from placeto.policies.guided import Starts, cheap_starts
+from placeto.rollout import Rollout, Stopwatch, greedy_pass, rollout
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Prepared problems: flat arrays and cheap starts."""
+
+    batch: InstanceBatch
+    starts: tuple[Starts, ...]  # (C,), best first
+
+    @classmethod
+    def of(cls, problems: Mapping[str, PlacementProblem], report: Callable[[str], None]) -> Family:
+        """Group the ops of each problem and place it by the cheap heuristics."""
+        instances, starts = [], []
+        for name, problem in problems.items():
+            report(f"preparing {name}")
+            instances.append(make_instance(problem))
+            starts.append(cheap_starts(instances[-1]))
+        return cls(InstanceBatch.of(instances), tuple(starts))
+
+    @property
+    def heuristic(self) -> np.ndarray:
+        """(C,) relative makespan of the best cheap heuristic."""
+        return np.array([starts.score[0] for starts in self.starts])
+
+    @property
+    def best_starts(self) -> np.ndarray:
+        """(C, G) int64, each instance's best cheap placement."""
+        placement = np.zeros((len(self.starts), self.batch.max_groups), np.int64)
+        for row, starts in zip(placement, self.starts, strict=True):
+            row[: starts.placement.shape[1]] = starts.placement[0]
+        return placement
+
+
+class IterativeLearner:
+    """Trains a policy that moves one node at a time; see `placeto.learners.base.Learner`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        problems: Mapping[str, PlacementProblem],
+        validation: Mapping[str, PlacementProblem],
+        report: Callable[[str], None],
+    ) -> None:
+        self.config = config
+        self.problems, self.validation = problems, validation
+        self.family = Family.of(problems, report)
+        self.held_out = Family.of(validation, report)
+
+    def initial_state(self) -> TrainState:
+        """A fresh policy; the best placements met are the best cheap ones."""
+        config = self.config
+        torch.manual_seed(config.seed)
+        policy = POLICIES[config.placer].policy(config.policy)
+        return TrainState(
+            policy=policy,
+            optimizer=torch.optim.Adam(policy.parameters(), lr=config.learning.lr),
+            torch_random=torch.Generator().manual_seed(config.seed),
+            random=np.random.default_rng(config.seed),
+            elite=self.family.best_starts,
+            elite_score=self.family.heuristic,
+        )
+
+    def iterate(self, state: TrainState, done: float) -> dict[str, float]:
+        """One iteration: roll out, loss, step. Returns the numbers to log."""
+        config, family, learning = self.config, self.family, self.config.learning
+        began, watch = time.perf_counter(), Stopwatch()
+        warming_up = done < learning.warmup
+        index, placement = self._choose_starts(state, same=not warming_up)
+        watch.lap(None)
+        env = replace(config.env, tolerance=None) if warming_up else config.env  # labels of more different placements
+        begin = reset(family.batch, env, index, placement)
+        watch.lap("simulation")
+        labels = learning.labels if warming_up else 0
+        episodes = rollout(
+            state.policy,
+            family.batch,
+            env,
+            begin,
+            learning.moves,
+            state.torch_random,
+            temperature=learning.temperature,
+            labels=labels,
+            watch=watch,
+        )
+        _keep_elite(state, episodes)
+        state.simulations += episodes.simulations
+        watch.lap(None)
+        moves = len(episodes.data)
+        if warming_up:
+            lr = learning.warmup_lr * (1.0 - 0.9 * done / learning.warmup)
+            set_learning_rate(state.optimizer, lr)
+            order = state.random.permutation(moves)
+            numbers = supervised_update(state.policy, state.optimizer, episodes, learning, order)
+        else:
+            lr = learning.lr * (1.0 - (done - learning.warmup) / (1.0 - learning.warmup))
+            set_learning_rate(state.optimizer, lr)
+            returns, advantage = advantages(episodes, learning, index, state.history)
+            epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
+            orders = [state.random.permutation(moves) for _ in range(epochs)]
+            numbers = policy_update(state.policy, state.optimizer, episodes, advantage, learning, orders)
+            numbers["train/return"] = float(returns[0].mean())
+        watch.lap("network")
+        best = episodes.makespan.min(0).values.numpy()
+        seconds = watch.seconds | {"other": time.perf_counter() - began - sum(watch.seconds.values())}
+        return numbers | {
+            "makespan/train": float(best.mean()),
+            "makespan/train_to_heuristic": float((best / family.heuristic[index]).mean()),
+            "train/learning_rate": lr,
+            **{f"seconds/{part}": value for part, value in seconds.items()},
+        }
+
+    def validate(self, state: TrainState) -> Validation:
+        """A greedy pass over the validation problems from the best cheap start."""
+        held_out = self.held_out
+        index = np.arange(len(held_out.starts))
+        end = greedy_pass(state.policy, held_out.batch, self.config.env, index, held_out.best_starts)
+        groups = held_out.batch.instances[0].groups
+        ops = expand(groups, end.best_placement[0, : groups.num_groups])
+        return Validation(end.best, end.best / held_out.heuristic, ops)
+
+    def best_placement(self, state: TrainState, index: int) -> np.ndarray:
+        """(N,) best placement of a training problem's ops met so far."""
+        groups = self.family.batch.instances[index].groups
+        return expand(groups, state.elite[index, : groups.num_groups])
+
+    def _choose_starts(self, state: TrainState, same: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Graphs of an iteration and where their episodes start: instance (B,) and placements (B, G).
+
+        Half of the starts are the best cheap heuristic's, the rest other heuristics' and the best met so far, both
+        with some groups moved at random. Replicas share their start if `same`.
+        """
+        random, learning, family = state.random, self.config.learning, self.family
+        count = min(learning.graphs, len(family.starts))
+        chosen = random.choice(len(family.starts), count, replace=False)
+        rows: list[np.ndarray] = []
+        for instance in chosen:
+            starts = family.starts[instance]
+            for replica in range(learning.replicas):
+                if replica and same:
+                    rows.append(rows[-1])
+                    continue
+                kind = random.random()
+                if kind < 0.5:
+                    rows.append(starts.placement[0])
+                    continue
+                other = starts.placement[random.integers(len(starts.placement))]
+                groups, devices = family.batch.num_groups[instance], family.batch.num_devices[instance]
+                row = (state.elite[instance][:groups] if kind < 0.75 else other).copy()
+                kicked = random.random(groups) < random.choice([0.02, 0.05, 0.15])
+                row[kicked] = random.integers(devices, size=int(kicked.sum()))
+                rows.append(row)
+        placement = np.zeros((len(rows), family.batch.max_groups), np.int64)
+        for b, row in enumerate(rows):
+            placement[b, : len(row)] = row
+        return np.repeat(chosen, learning.replicas), placement
+
+
+def _keep_elite(state: TrainState, episodes: Rollout) -> None:
+    """Remember the best placement of each instance."""
+    end = episodes.end
+    for b, instance in enumerate(end.index):
+        if end.best[b] < state.elite_score[instance]:
+            state.elite_score[instance] = end.best[b]
+            state.elite[instance] = end.best_placement[b]
