@@ -10,14 +10,13 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import NoReturn, TypeVar
+from types import ModuleType
+from typing import Any, NoReturn
 
 from placeto.commands.common import UsageError
 
-Config = TypeVar("Config")
-
 COMMANDS = {
-    "train": "Train a policy on the graphs of a family.",
+    "train": "Train a policy on the graphs of a family, or on single graphs.",
     "place": "Place one graph on a cluster.",
     "evaluate": "Compare placers on many graphs at equal budgets.",
     "simulate": "Simulate a placement and say what it costs.",
@@ -65,21 +64,25 @@ def _run(arguments: list[str]) -> None:
         raise UsageError(f"unknown {kind} {name!r}; commands: {', '.join(COMMANDS)}")
     module = import_module(f"placeto.commands.{name}")
     run: Callable[[object], None] = module.run
-    run(parse(module.Arguments, f"placeto {name}", arguments[1:]))
+    run(parse(module, arguments[1:]))
 
 
-def parse(config: type[Config], program: str, arguments: Sequence[str]) -> Config:
-    """Fill a dataclass from arguments with tyro; ``--help`` prints and exits.
+def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
+    """A command's `Arguments` from the command line, filled by tyro; ``--help`` prints and exits.
+
+    What isn't given is taken from the command's `defaults`, if it has such a function of the arguments.
 
     Raises:
         UsageError: the arguments don't fit, with tyro's own report put into one sentence.
     """
     import tyro
 
+    program = f"placeto {command.__name__.rpartition('.')[2]}"
+    known = {"default": command.defaults(arguments)} if hasattr(command, "defaults") else {}
     report = io.StringIO()
     try:
         with contextlib.redirect_stderr(report):
-            return tyro.cli(config, prog=program, args=list(arguments))
+            return tyro.cli(command.Arguments, prog=program, args=list(arguments), **known)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise

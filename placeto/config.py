@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from placeto.env import EnvConfig
-from placeto.policies import POLICIES
+from placeto.policies import POLICIES, OneShotConfig
 from placeto.policies.placeto import PlacetoConfig
+from placeto.policies.seq2seq import Seq2SeqConfig
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,43 @@ Use it with the paper's features, pooling and order, and `tolerance=None`.
 
 
 @dataclass(frozen=True)
-class TrainConfig:
-    """Everything that defines a training run; it travels inside the checkpoint."""
+class OneShotLearningConfig:
+    """How a policy learns that places whole graphs at once."""
+
+    algorithm: Literal["ppo", "reinforce"] = "reinforce"
+    """REINFORCE, as in the first papers, or proximal policy optimisation."""
+    lr: float = 3e-3
+    """Learning rate, falling to zero."""
+    graphs: int = 4
+    """Graphs of an iteration."""
+    samples: int = 16
+    """Placements of each graph of an iteration."""
+    reward: Literal["sqrt", "log", "linear"] = "sqrt"
+    """Minus the square root of the relative makespan, minus its logarithm, or minus itself."""
+    baseline: Literal["moving", "samples", "quantile"] = "moving"
+    """Reward baseline: moving average over earlier rounds of the graph, mean over the samples of this one, or their
+    upper quantile, below which samples teach nothing."""
+    quantile: float = 0.75
+    """Which quantile: 0.75 learns from the best quarter."""
+    decay: float = 0.8
+    """How much of the moving average stays, per round of the graph."""
+    normalise: bool = True
+    """Whether advantages are divided by their standard deviation."""
+    clip: float = 0.2
+    """Clipping range of PPO's ratio."""
+    epochs: int = 4
+    """Passes of PPO over an iteration's placements."""
+    minibatch: int = 2
+    """Graphs that go into one gradient step of PPO."""
+    entropy: float = 1e-2
+    """Weight of the entropy bonus, falling to zero."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every training run has, whatever its policy; the config travels inside the checkpoint."""
 
     out: str
     """Directory of the run: checkpoint and tensorboard curves."""
@@ -86,62 +122,117 @@ class TrainConfig:
     """Which learned placer."""
     threads: int = 1
     """CPU threads of the network, whose tensors are small; simulations use all cores. Sums may depend on it."""
+    device: str = "cpu"
+    """Where the network computes: cpu, or cuda."""
     validate_every: int = 5
     """Iterations between validations; the best one's parameters are what the placer uses."""
     save_every: int = 5
     """Iterations between checkpoints."""
+
+
+@dataclass(frozen=True)
+class TrainConfig(RunConfig):
+    """Everything that defines the training of an iterative policy."""
+
     policy: PlacetoConfig = field(default_factory=PlacetoConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
 
 
-def default_config(placer: str, out: str) -> TrainConfig:
-    """The settings that a learned placer is trained with unless others are given.
+@dataclass(frozen=True)
+class OneShotTrainConfig(RunConfig):
+    """Everything that defines the training of a one-shot policy."""
 
-    Raises:
-        ConfigError: the learned placer is unknown.
-    """
-    _check_placer(placer)
-    return TrainConfig(out, placer=placer)
+    placer: str = "seq2seq"
+    """Which learned placer."""
+    policy: OneShotConfig = field(default_factory=Seq2SeqConfig)
+    learning: OneShotLearningConfig = field(default_factory=OneShotLearningConfig)
+
+
+AnyTrainConfig = TrainConfig | OneShotTrainConfig
+ONE_SHOT_LEARNING = {
+    "seq2seq": OneShotLearningConfig(),
+    "grouper": OneShotLearningConfig(),
+    "gdp": OneShotLearningConfig(algorithm="ppo"),
+}
+"""How each one-shot policy learns by default."""
 
 
 class ConfigError(ValueError):
     """A setting out of its range; the message names it and says what would be valid."""
 
 
-def check_config(config: TrainConfig) -> None:
+def default_config(placer: str, out: str) -> AnyTrainConfig:
+    """The settings that a learned placer is trained with unless others are given.
+
+    Raises:
+        ConfigError: the learned placer is unknown.
+    """
+    _check_placer(placer)
+    policy = POLICIES[placer].config()
+    if isinstance(policy, PlacetoConfig):
+        return TrainConfig(out, placer=placer, policy=policy)
+    return OneShotTrainConfig(out, placer=placer, policy=policy, learning=ONE_SHOT_LEARNING[placer])
+
+
+def check_config(config: AnyTrainConfig) -> None:
     """Refuse settings that can't work.
 
     Raises:
         ConfigError: one is out of its range, or the learned placer is unknown.
     """
     _check_placer(config.placer)
-    learning, policy = config.learning, config.policy
-    at_least_one = {
+    expected = POLICIES[config.placer].config
+    if not isinstance(config.policy, expected):
+        raise ConfigError(f"placer {config.placer!r} needs a {expected.__name__} as policy, not {config.policy!r}")
+    if config.seed < 0:
+        raise ConfigError(f"seed must be at least 0, not {config.seed}")
+    common = {
         "threads": config.threads,
         "validate_every": config.validate_every,
         "save_every": config.save_every,
-        "learning.labels": learning.labels,
-        "learning.graphs": learning.graphs,
-        "learning.moves": learning.moves,
-        "learning.baseline_rounds": learning.baseline_rounds,
-        "learning.epochs": learning.epochs,
-        "learning.minibatch": learning.minibatch,
-        "policy.hidden": policy.hidden,
-        "policy.fixed_devices": policy.fixed_devices,
+        "learning.graphs": config.learning.graphs,
+        "learning.epochs": config.learning.epochs,
+        "learning.minibatch": config.learning.minibatch,
     }
-    for name, value in at_least_one.items():
+    own = _check_one_shot(config) if isinstance(config, OneShotTrainConfig) else _check_iterative(config)
+    for name, value in (common | own).items():
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, not {value}")
+
+
+def _check_iterative(config: TrainConfig) -> dict[str, int]:
+    """Refuse what can't work; returns what must be at least 1."""
+    learning, policy = config.learning, config.policy
     least = 2 if learning.baseline == "replicas" else 1
     if learning.replicas < least:
         raise ConfigError(f"learning.replicas must be at least {least} here, not {learning.replicas}")
-    if config.seed < 0 or policy.rounds < 0:
-        raise ConfigError(f"seed and policy.rounds must be at least 0, not {config.seed} and {policy.rounds}")
+    if policy.rounds < 0:
+        raise ConfigError(f"policy.rounds must be at least 0, not {policy.rounds}")
     if not (learning.temperature > 0 and learning.discount > 0):
         raise ConfigError("learning.temperature and learning.discount must be above 0")
     if not 0 <= learning.warmup <= 1:
         raise ConfigError(f"learning.warmup is a share, 0 to 1, not {learning.warmup}")
+    return {
+        "learning.labels": learning.labels,
+        "learning.moves": learning.moves,
+        "learning.baseline_rounds": learning.baseline_rounds,
+        "policy.hidden": policy.hidden,
+        "policy.fixed_devices": policy.fixed_devices,
+    }
+
+
+def _check_one_shot(config: OneShotTrainConfig) -> dict[str, int]:
+    """Refuse what can't work; returns what must be at least 1."""
+    learning, policy = config.learning, config.policy
+    if learning.baseline != "moving" and learning.samples < 2:
+        raise ConfigError(f"learning.samples must be at least 2 here, not {learning.samples}")
+    for name, share in (("decay", learning.decay), ("quantile", learning.quantile)):
+        if not 0 <= share < 1:
+            raise ConfigError(f"learning.{name} is a share, 0 to below 1, not {share}")
+    if policy.hidden < 2 or policy.hidden % 2:
+        raise ConfigError(f"policy.hidden must be even and at least 2, not {policy.hidden}")
+    return {"learning.samples": learning.samples, "policy.max_devices": policy.max_devices}
 
 
 def _check_placer(placer: str) -> None:

@@ -46,7 +46,7 @@ def supervised_update(
         loss = nn.functional.smooth_l1_loss(100 * predicted, 100 * target)
         optimizer.zero_grad()
         loss.backward()
-        norm = _step(policy, optimizer, config.max_grad_norm)
+        norm = gradient_step(policy, optimizer, config.max_grad_norm)
         total += torch.tensor([float(loss.detach()), float(norm), float((predicted - target).detach().abs().mean())])
     loss_mean, norm_mean, error = (total / len(order)).tolist()
     return {"loss/supervised": loss_mean, "train/gradient_norm": norm_mean, "train/label_error": error}
@@ -112,12 +112,12 @@ def policy_update(
                 (loss / len(minibatch)).backward()
                 totals["loss/policy"] += float(loss.detach()) / len(minibatch)
                 totals["train/entropy"] += float(entropy.detach().mean()) / len(minibatch)
-            totals["train/gradient_norm"] += float(_step(policy, optimizer, config.max_grad_norm))
+            totals["train/gradient_norm"] += float(gradient_step(policy, optimizer, config.max_grad_norm))
             updates += 1
     return {tag: total / updates for tag, total in totals.items()}
 
 
-def _step(policy: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+def gradient_step(policy: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     """A step along the gradients there are, scaled down to a norm; returns the norm before."""
     norm = nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
     optimizer.step()

@@ -19,6 +19,9 @@ GRAPH_HELP = "a file (.json, .json.gz, PipeDream .graph.txt) or family:split:ind
 DEFAULT_PLACER = "anneal"
 LEARNED = {
     "placeto": "A graph neural network picks the next node and its device; needs a checkpoint.",
+    "seq2seq": "An LSTM with attention reads all groups, then names a device for each in turn; needs a checkpoint.",
+    "grouper": "One network groups the ops, a sequence-to-sequence network places the groups; needs a checkpoint.",
+    "gdp": "GraphSAGE and a Transformer-XL over segments place all ops at once; needs a checkpoint.",
 }
 
 
@@ -87,8 +90,9 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
     from placeto.checkpoint import CheckpointError, load_checkpoint
     from placeto.policies import POLICIES
     from placeto.policies.guided import guided_placer
+    from placeto.policies.sampling import sampling_placer
 
-    placers = {"iterative": guided_placer}
+    placers: dict[str, Any] = {"iterative": guided_placer, "one-shot": sampling_placer}
     checkpoint = load_checkpoint(path)
     name = str(checkpoint.get("placer"))
     if name not in POLICIES:

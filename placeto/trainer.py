@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from placeto.checkpoint import CheckpointError, capture_random, load_checkpoint, restore_random, save_checkpoint
-from placeto.config import TrainConfig, check_config, default_config
+from placeto.config import AnyTrainConfig, ConfigError, TrainConfig, check_config, default_config
 from placeto.cost import PlacementProblem
 from placeto.learners import LEARNERS
 from placeto.learners.base import Learner, TrainState
@@ -22,6 +22,8 @@ from placeto.plot import gantt_figure
 from placeto.policies import POLICIES
 from placeto.signals import StopRequest
 from placeto.simulator import simulate
+
+__all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "pretrained_config", "train"]
 
 DEFAULT_MINUTES = 10.0
 
@@ -31,10 +33,11 @@ class TrainingError(ValueError):
 
 
 def train(
-    config: TrainConfig,
+    config: AnyTrainConfig,
     problems: Mapping[str, PlacementProblem],
-    validation: Mapping[str, PlacementProblem],
+    validation: Mapping[str, PlacementProblem] | None,
     *,
+    initial: Mapping[str, Any] | None = None,
     resume: bool = False,
     report: Callable[[float, str], None] = lambda done, note: None,
 ) -> dict[str, float]:
@@ -45,7 +48,9 @@ def train(
     Args:
         config: what to train and how.
         problems: training problems by name.
-        validation: problems to choose the parameters by; none of the training problems.
+        validation: problems to choose the parameters by; none of the training problems. None = these very problems,
+            where the policy is trained for them alone.
+        initial: a checkpoint whose parameters to begin with: fine-tuning.
         resume: go on from the checkpoint in ``config.out``. With the same `config.iterations` the end is bit-identical
             with that of an uninterrupted run on the same machine; limits in minutes depend on the clock.
         report: called with the finished share in 0..1 and a note.
@@ -55,17 +60,21 @@ def train(
 
     Raises:
         TrainingError: no problem to train on or to validate on, or a graph that is in both sets.
-        CheckpointError: nothing to resume, or a checkpoint of another configuration.
+        CheckpointError: nothing to resume, or a checkpoint of another configuration or policy.
     """
     began = time.perf_counter()
     check_config(config)
     _check(problems, validation)
+    validation = problems if validation is None else validation
     numba.get_num_threads()  # starts numba's threads, which sets the number that torch uses: only then can that be set
     torch.set_num_threads(config.threads)
     saved = load_checkpoint(config.out) if resume else None
-    make = LEARNERS[POLICIES[config.placer].kind]
-    learner: Learner = make(config, problems, validation, lambda note: report(0.0, note))
+    learner: Learner = LEARNERS[POLICIES[config.placer].kind](
+        config, problems, validation, lambda note: report(0.0, note)
+    )
     state = learner.initial_state()
+    if initial is not None:
+        _begin_with(state, initial, config)
     if saved is not None:
         _restore(state, saved, config, learner)
     began -= state.elapsed
@@ -79,7 +88,7 @@ def train(
             state.iteration += 1
             state.elapsed = time.perf_counter() - began
             numbers["placements/simulated"] = float(state.simulations)
-            numbers["makespan/train_best"] = float(state.elite_score.mean())
+            numbers["makespan/train_best"] = float(state.elite_score[np.isfinite(state.elite_score)].mean())
             if _over(config, state) or state.iteration % config.validate_every == 0:
                 numbers |= _validate(learner, state, writer)
             for tag, value in numbers.items():
@@ -115,22 +124,23 @@ def _validate(learner: Learner, state: TrainState, writer: SummaryWriter) -> dic
     }
 
 
-def _share_done(config: TrainConfig, state: TrainState) -> float:
+def _share_done(config: AnyTrainConfig, state: TrainState) -> float:
     """How far training is, in 0..1: by iterations alone where they are given, so that the run can be repeated."""
     if config.iterations is not None:
         return min(1.0, state.iteration / config.iterations)
     return min(1.0, state.elapsed / (60.0 * (config.minutes or DEFAULT_MINUTES)))
 
 
-def _over(config: TrainConfig, state: TrainState) -> bool:
+def _over(config: AnyTrainConfig, state: TrainState) -> bool:
     """Whether a limit is reached."""
     late = config.minutes is not None and state.elapsed >= 60.0 * config.minutes
     return late or _share_done(config, state) >= 1.0
 
 
-def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem]) -> None:
-    if not problems or not validation:
+def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem] | None) -> None:
+    if not problems or (validation is not None and not validation):
         raise TrainingError("training needs at least one graph to train on and one to validate on")
+    validation = validation or {}
     hashes = {problem.graph.hash: name for name, problem in problems.items()}
     for name, problem in validation.items():
         if problem.graph.hash in hashes:
@@ -141,7 +151,41 @@ def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, Pl
         raise TrainingError(f"graph {lonely[0]!r}: there is nothing to place on a cluster of one device")
 
 
-def _save(config: TrainConfig, state: TrainState, learner: Learner) -> None:
+def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str) -> AnyTrainConfig:
+    """The settings to go on with from a checkpoint: its placer and policy, learning by default.
+
+    Raises:
+        CheckpointError: it holds no policy that this version knows.
+    """
+    try:
+        config, saved = default_config(checkpoint["placer"], out), checkpoint["config"]
+        changes: dict[str, Any] = {"policy": type(config.policy)(**saved["policy"])}
+        if isinstance(config, TrainConfig):
+            changes["env"] = type(config.env)(**saved["env"])
+        return replace(config, **changes)
+    except (KeyError, TypeError, ConfigError) as problem:
+        reason = " ".join(str(problem).split())[:120]
+        raise CheckpointError(f"{path}: doesn't match this version of Placeto ({reason})") from None
+
+
+def _begin_with(state: TrainState, initial: Mapping[str, Any], config: AnyTrainConfig) -> None:
+    """Take the parameters of a checkpoint that validated best.
+
+    Raises:
+        CheckpointError: it holds another policy.
+    """
+    if initial["placer"] != config.placer:
+        raise CheckpointError(f"can't begin with a checkpoint of the placer {initial['placer']}, not {config.placer}")
+    try:
+        state.policy.load_state_dict(initial["best_parameters"])
+    except RuntimeError:
+        old, new = initial["config"]["policy"], asdict(config.policy)
+        changed = [f"{key} was {old.get(key)}, now it is {new[key]}" for key in new if old.get(key) != new[key]]
+        reason = "; ".join(changed) or "it was made by another version"
+        raise CheckpointError(f"can't begin with this checkpoint's parameters: {reason}") from None
+
+
+def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
     save_checkpoint(
         {
             "placer": config.placer,
@@ -163,13 +207,13 @@ def _save(config: TrainConfig, state: TrainState, learner: Learner) -> None:
     )
 
 
-def _restore(state: TrainState, saved: Mapping[str, Any], config: TrainConfig, learner: Learner) -> None:
+def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig, learner: Learner) -> None:
     """Put a checkpoint's values into a fresh state.
 
     Raises:
         CheckpointError: it was made with another configuration or on other problems.
     """
-    free = {"out", "minutes", "iterations"}  # where it is and how long it lasts may change
+    free = {"out", "minutes", "iterations", "device"}  # where it runs and how long it lasts may change
     if saved["placer"] != config.placer:
         raise CheckpointError(f"can't resume {config.out}: it holds the placer {saved['placer']}, not {config.placer}")
     # a setting that the checkpoint is too old to know had its default

@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 from placeto import cli
+from placeto.checkpoint import load_checkpoint
 from placeto.cluster import load_cluster, save_cluster
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph, load_graph, save_graph
 from placeto.simulator import simulate
+from tests.toys import fork_of_chains
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 OPS = [
@@ -208,7 +210,7 @@ def test_train_place_simulate_agree_exactly(tmp_path: Path, capsys: pytest.Captu
     train, validation, test = (tmp_path / f"fork{i}.json" for i in range(3))
     on, checkpoint, placement = ("--cluster", "2xv100"), tmp_path / "run", tmp_path / "p.json"
     small = ("--iterations", "2", "--learning.graphs", "1", "--learning.replicas", "2", "--learning.moves", "3")
-    graphs = ("--graphs", train, "--validation-graphs", validation)
+    graphs = (train, "--validation-graphs", validation)
     assert run("train", *on, *graphs, "--out", checkpoint, "--threads", "1", *small) == 0
     captured = capsys.readouterr()
     assert f"tensorboard --logdir {checkpoint}" in captured.out
@@ -227,6 +229,37 @@ def test_train_place_simulate_agree_exactly(tmp_path: Path, capsys: pytest.Captu
     options = ("--checkpoint", checkpoint, "--placers", "placeto@pass,mine=placeto", "--simulations", "30")
     assert run("evaluate", test, *on, *options, "--processes", "1") == 0
     assert "| mine " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("placer", ["placeto", "seq2seq", "grouper", "gdp"])
+def test_train_for_one_graph_then_fine_tune(placer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (tmp_path / f"fork{i}.json" for i in range(2))
+    for i, path in enumerate((one, other)):
+        save_graph(fork_of_chains(3 + i, 2).graph, path)
+    on = ("--cluster", "2xv100")
+    small = ["--iterations", "1", "--learning.graphs", "1"]
+    small += ["--learning.replicas", "2", "--learning.moves", "2"] if placer == "placeto" else ["--policy.hidden", "16"]
+    assert run("train", one, *on, "--placer", placer, "--out", tmp_path / "a", *small) == 0
+    captured = capsys.readouterr()
+    assert "the training graphs choose the parameters" in captured.err
+    assert f"best met     {one}: " in captured.out
+    # the policy's settings come with the checkpoint
+    tuned = [option for option in small if option not in ("--policy.hidden", "16")]
+    start = ("--checkpoint", tmp_path / "a")
+    assert run("train", other, *on, *start, "--out", tmp_path / "b", *tuned) == 0
+    assert load_checkpoint(tmp_path / "b")["placer"] == placer
+    assert run("place", other, *on, "--checkpoint", tmp_path / "b") == 0
+    assert f"placer       {placer}: " in capsys.readouterr().out
+    wrong = "gdp" if placer == "placeto" else "placeto"
+    says = fails(capsys, "train", other, *on, *start, "--placer", wrong, "--out", tmp_path / "c")
+    assert f"holds the placer {placer!r}, not {wrong!r}" in says
+
+
+def test_help_of_train_shows_the_policy_of_the_placer(capsys: pytest.CaptureFixture[str]) -> None:
+    for placer, option in (("placeto", "--env.tolerance"), ("grouper", "--policy.groups"), ("gdp", "--policy.segment")):
+        assert run("train", f"--placer={placer}", "--help") == 0
+        assert option in capsys.readouterr().out
+    assert "learned placers: placeto, seq2seq" in fails(capsys, "train", "--placer", "foo")
 
 
 def test_graphs_of_families(capsys: pytest.CaptureFixture[str]) -> None:

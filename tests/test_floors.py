@@ -9,7 +9,18 @@ ROOT = Path(__file__).parents[1]
 FLOORS = {
     0: ["graph", "topology", "cluster", "progress", "signals"],
     1: ["cost", "_kernel", "_memory", "simulator", "grouping", "placer", "placement"],
-    2: ["_observe", "features", "env", "heuristics", "capture", "importers", "export", "executor", "plot"],
+    2: [
+        "_observe",
+        "features",
+        "op_features",
+        "env",
+        "heuristics",
+        "capture",
+        "importers",
+        "export",
+        "executor",
+        "plot",
+    ],
     3: ["nn", "policies"],
     4: [
         "config",

@@ -1,15 +1,27 @@
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 
+from placeto.checkpoint import CheckpointError, load_checkpoint
+from placeto.config import ConfigError, OneShotLearningConfig, check_config, default_config
 from placeto.learners import LEARNERS
 from placeto.learners.iterative import IterativeLearner
+from placeto.learners.one_shot import OneShotLearner, advantages, one_shot_update
+from placeto.load import LEARNED
+from placeto.op_features import make_input
 from placeto.policies import POLICIES
+from placeto.policies.placeto import PlacetoConfig
+from placeto.policies.seq2seq import Seq2SeqConfig
 from placeto.simulator import simulate
-from tests.test_trainer import config, problems
+from placeto.trainer import pretrained_config, train
+from tests.test_trainer import config, problems, same
 
 
 def test_every_kind_of_policy_has_a_learner():
     assert {entry.kind for entry in POLICIES.values()} == set(LEARNERS)
+    assert set(POLICIES) == set(LEARNED)
 
 
 def test_iterations_keep_the_best_placement_met_and_validation_changes_nothing(tmp_path):
@@ -30,3 +42,124 @@ def test_iterations_keep_the_best_placement_met_and_validation_changes_nothing(t
     assert all(torch.equal(value, parameters[name]) for name, value in state.policy.state_dict().items())
     first = next(iter(learner.validation.values()))
     np.testing.assert_allclose(simulate(first, one.placement).makespan_us / first.single_device_us, one.relative[0])
+
+
+def one_shot(tmp_path, **learning):
+    base = default_config("seq2seq", str(tmp_path))
+    small = replace(base.learning, graphs=2, samples=4, **learning)
+    return replace(base, policy=Seq2SeqConfig(hidden=16), learning=small, iterations=8, validate_every=3, save_every=1)
+
+
+def test_one_shot_rounds_keep_the_best_placement_met_and_validation_changes_nothing(tmp_path):
+    learner = OneShotLearner(one_shot(tmp_path), problems(3), problems(2, 10), lambda note: None)
+    state = learner.initial_state()
+    for _ in range(6):
+        learner.iterate(state, 0.0)
+    assert state.simulations == 6 * 2 * 4
+    for index, problem in enumerate(learner.problems.values()):
+        makespan = simulate(problem, learner.best_placement(state, index)).makespan_us
+        np.testing.assert_allclose(makespan / problem.single_device_us, state.elite_score[index])
+    random = state.torch_random.get_state()
+    one, other = learner.validate(state), learner.validate(state)
+    assert np.array_equal(one.relative, other.relative)
+    assert torch.equal(random, state.torch_random.get_state())
+    first = next(iter(learner.validation.values()))
+    np.testing.assert_allclose(simulate(first, one.placement).makespan_us / first.single_device_us, one.relative[0])
+
+
+def test_advantages_in_closed_form():
+    relative = np.array([[1.0, 4.0], [9.0, 1.0]])  # rewards -1, -2 and -3, -1
+    history = {}
+    moving = OneShotLearningConfig(baseline="moving", decay=0.75)
+    first = advantages(relative, moving, [5, 7], history)
+    torch.testing.assert_close(first, torch.tensor([[0.5, -0.5], [-1.0, 1.0]]))  # no history: their own mean
+    torch.testing.assert_close(torch.stack([history[5], history[7]]), torch.tensor([-1.5, -2.0]))
+    second = advantages(np.array([[16.0, 16.0]]), moving, [5], history)
+    torch.testing.assert_close(second, torch.tensor([[-2.5, -2.5]]))
+    torch.testing.assert_close(history[5], torch.tensor(0.75 * -1.5 + 0.25 * -4.0))
+    mean = advantages(relative, OneShotLearningConfig(baseline="samples", reward="linear"), [0, 1], {})
+    torch.testing.assert_close(mean, torch.tensor([[1.5, -1.5], [-4.0, 4.0]]))
+    best = OneShotLearningConfig(baseline="quantile", quantile=0.5, reward="log")
+    relative = np.exp(np.array([[1.0, 2.0, 4.0]]))
+    torch.testing.assert_close(advantages(relative, best, [0], {}), torch.tensor([[1.0, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("placer", ["seq2seq", "grouper", "gdp"])
+@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
+def test_one_shot_updates_raise_the_probability_of_what_turned_out_well(placer, algorithm):
+    torch.manual_seed(0)
+    entry = POLICIES[placer]
+    policy = entry.policy(entry.config(hidden=16))
+    graph = make_input(next(iter(problems(1).values())), policy.units)
+    sample = policy.sample(graph, 4, torch.Generator().manual_seed(0))
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+    config = OneShotLearningConfig(algorithm=algorithm, clip=10.0)
+    advantage = torch.tensor([[1.0, 0.0, 0.0, -0.1]])
+    one_shot_update(policy, optimizer, [graph], [sample], advantage, config, 0.0, [np.array([0])] * 5)
+    gain = (policy.score(graph, sample.action)[0] - sample.log_prob).detach().sum(1)
+    assert gain[0] > 0
+    assert gain.argmax() == 0
+    assert gain.argmin() == 3
+
+
+def test_a_one_shot_run_resumes_bit_identically(tmp_path):
+    config = one_shot(tmp_path / "whole")
+    train(config, problems(3), problems(2, 10))
+    with pytest.raises(Stop):
+        train(replace(config, out=str(tmp_path / "half")), problems(3), problems(2, 10), report=stop_at(4))
+    assert load_checkpoint(tmp_path / "half")["iteration"] == 4
+    train(replace(config, out=str(tmp_path / "half")), problems(3), problems(2, 10), resume=True)
+    one, other = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "half")
+    assert one["iteration"] == other["iteration"] == 8
+    assert same(one["parameters"], other["parameters"])
+    assert same(one["best_parameters"], other["best_parameters"])
+    assert {key: float(value) for key, value in one["history"].items()} == {
+        key: float(value) for key, value in other["history"].items()
+    }
+
+
+class Stop(Exception):
+    """As if the machine had failed."""
+
+
+def stop_at(iteration):
+    def report(done, note):
+        if note.startswith(f"iteration {iteration},"):
+            raise Stop
+
+    return report
+
+
+@pytest.mark.parametrize("placer", ["placeto", "seq2seq"])
+def test_fine_tuning_begins_with_the_best_parameters_of_a_checkpoint(placer, tmp_path):
+    make = one_shot if placer == "seq2seq" else config
+    train(make(tmp_path / "first"), problems(3), problems(2, 10))
+    first = load_checkpoint(tmp_path / "first")
+    going_on = replace(make(tmp_path / "second"), iterations=1, learning=replace(make("x").learning, lr=0.0))
+    if placer == "placeto":
+        going_on = replace(going_on, learning=replace(going_on.learning, warmup=0.0))
+    train(going_on, problems(1, 20), None, initial=first)
+    second = load_checkpoint(tmp_path / "second")
+    assert same(first["best_parameters"], second["parameters"])
+    assert second["iteration"] == 1
+    other = {"placeto": PlacetoConfig(hidden=24), "seq2seq": Seq2SeqConfig(hidden=24)}[placer]
+    with pytest.raises(CheckpointError, match=r"hidden was \d+, now it is 24"):
+        train(replace(going_on, policy=other), problems(1, 20), None, initial=first)
+    wrong = default_config("gdp", str(tmp_path / "third"))
+    with pytest.raises(CheckpointError, match=f"a checkpoint of the placer {placer}, not gdp"):
+        train(wrong, problems(1, 20), None, initial=first)
+    assert type(pretrained_config("x", first, "y").policy) is type(other)
+
+
+def test_settings_out_of_range_are_refused(tmp_path):
+    base = one_shot(tmp_path)
+    cases = [
+        (replace(base, learning=replace(base.learning, decay=1.0)), r"learning\.decay is a share"),
+        (replace(base, learning=replace(base.learning, samples=1, baseline="samples")), r"learning\.samples must be"),
+        (replace(base, policy=Seq2SeqConfig(hidden=5)), r"policy\.hidden must be even"),
+        (replace(base, placer="gdp"), "placer 'gdp' needs a GdpConfig as policy"),
+        (replace(base, learning=replace(base.learning, minibatch=0)), r"learning\.minibatch must be at least 1"),
+    ]
+    for wrong, says in cases:
+        with pytest.raises(ConfigError, match=says):
+            check_config(wrong)

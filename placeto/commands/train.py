@@ -1,40 +1,67 @@
-"""``placeto train``: train a policy on the graphs of a family."""
+"""``placeto train``: train a policy on the graphs of a family, or on single graphs."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from tyro.conf import arg
+from tyro import MISSING
+from tyro.conf import AvoidSubcommands, arg
 
 from placeto.checkpoint import FILE_NAME, load_checkpoint
 from placeto.cluster import Cluster, load_cluster
-from placeto.commands.common import GraphList, OptionalText, UsageError, check_positive
+from placeto.commands.common import (
+    GraphArguments,
+    GraphList,
+    OptionalPath,
+    OptionalText,
+    UsageError,
+    check_positive,
+)
+from placeto.config import AnyTrainConfig, default_config
 from placeto.cost import PlacementProblem
 from placeto.load import load_split, resolve_graph
 from placeto.progress import ProgressBar
-from placeto.trainer import TrainConfig, train
+from placeto.trainer import pretrained_config, train
 
 
 @dataclass(frozen=True)
 class Arguments:
     """Train a policy on the train split of a family; its validation split chooses the parameters that are kept.
 
-    Writes a checkpoint and tensorboard curves to --out. Ctrl-C saves first; --resume goes on.
+    With GRAPHs and neither --family nor --validation-graphs it is trained for these very graphs: they choose the
+    parameters too, and the best placement met of each is printed. Writes a checkpoint and tensorboard curves to
+    --out. Ctrl-C saves first; --resume goes on.
     """
 
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
-    config: Annotated[TrainConfig, arg(name="")]
+    config: AvoidSubcommands[Annotated[AnyTrainConfig, arg(name="")]]
+    graphs: GraphArguments = ()
+    """files or family:split:index to train on, in addition to those of --family"""
     family: OptionalText = None
     """graph family to train on, from `placeto list families`"""
-    graphs: GraphList = ()
-    """more training graphs, or all of them: files or family:split:index"""
     validation_graphs: GraphList = ()
-    """more validation graphs: files or family:split:index"""
+    """validation graphs, in addition to those of --family: files or family:split:index"""
+    checkpoint: OptionalPath = None
+    """begin with the parameters, and the policy settings, of this checkpoint or run directory: fine-tuning"""
     resume: bool = False
     """go on from the checkpoint in --out"""
+
+
+def defaults(arguments: Sequence[str]) -> Arguments:
+    """What is trained unless told otherwise: it depends on --placer and on --checkpoint."""
+    placer, checkpoint = _value(arguments, "--placer"), _value(arguments, "--checkpoint")
+    missing: Any = MISSING
+    if checkpoint is None:
+        return Arguments(cluster=missing, config=default_config(placer or "placeto", missing))
+    config = pretrained_config(checkpoint, load_checkpoint(checkpoint), missing)
+    if placer not in (None, config.placer):
+        raise UsageError(f"--checkpoint {checkpoint}: holds the placer {config.placer!r}, not {placer!r}")
+    return Arguments(cluster=missing, config=config)
 
 
 def run(arguments: Arguments) -> None:
@@ -50,15 +77,38 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"--out {out}: holds a checkpoint already; add --resume to go on, or choose another directory")
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: must be a directory")
-    if arguments.family is None and not (arguments.graphs and arguments.validation_graphs):
-        raise UsageError("nothing to train on: give --family NAME, or --graphs and --validation-graphs")
+    if arguments.family is None and not arguments.graphs:
+        raise UsageError("nothing to train on: give --family NAME, or GRAPHs")
     cluster = load_cluster(arguments.cluster)
     problems = _problems(arguments.family, "train", arguments.graphs, cluster)
-    validation = _problems(arguments.family, "validation", arguments.validation_graphs, cluster)
+    single = arguments.family is None and not arguments.validation_graphs
+    validation = None if single else _problems(arguments.family, "validation", arguments.validation_graphs, cluster)
+    if single:
+        print("no validation graphs: the training graphs choose the parameters that are kept", file=sys.stderr)
+    initial = load_checkpoint(arguments.checkpoint) if arguments.checkpoint is not None else None
     with ProgressBar("training", total=1.0) as bar:
-        train(config, problems, validation, resume=arguments.resume, report=bar.update)
+        train(config, problems, validation, initial=initial, resume=arguments.resume, report=bar.update)
+    if single:
+        _print_best(problems, load_checkpoint(out))
     print(f"checkpoint   {out / FILE_NAME}")
     print(f"curves       tensorboard --logdir {out}")
+
+
+def _print_best(problems: dict[str, PlacementProblem], checkpoint: dict[str, Any]) -> None:
+    """The best placement met of each graph, in a line."""
+    for (name, problem), score in zip(problems.items(), checkpoint["elite_score"].tolist(), strict=True):
+        us = score * problem.single_device_us
+        print(f"best met     {name}: {us:.1f} us, {score:.4f} of the best single device (penalised for memory)")
+
+
+def _value(arguments: Sequence[str], option: str) -> str | None:
+    """What is given for an option, before the arguments are parsed; tyro complains about what is wrong with it."""
+    for this, following in zip(arguments, [*arguments[1:], None], strict=True):
+        if this == option:
+            return following
+        if this.startswith(f"{option}="):
+            return this.removeprefix(f"{option}=")
+    return None
 
 
 def _problems(family: str | None, split: str, graphs: tuple[str, ...], cluster: Cluster) -> dict[str, PlacementProblem]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from placeto.learners.iterative import IterativeLearner
+from placeto.learners.one_shot import OneShotLearner
 
 LEARNERS = {
     "iterative": IterativeLearner,
+    "one-shot": OneShotLearner,
 }
 """Kind of policy -> learner."""

@@ -6,21 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
-
+from placeto.policies.gdp import GdpConfig, GdpPolicy
+from placeto.policies.grouper import GrouperConfig, GrouperPolicy
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+from placeto.policies.seq2seq import Seq2SeqConfig, Seq2SeqPolicy
+
+OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig
 
 
 @dataclass(frozen=True)
 class PolicyEntry:
     """What a learned placer is made of."""
 
-    kind: Literal["iterative"]
+    kind: Literal["iterative", "one-shot"]
     config: type  # dataclass of the policy's settings
-    policy: Callable[[Any], nn.Module]  # from such settings
+    policy: Callable[[Any], Any]  # from such settings
 
 
 POLICIES = {
     "placeto": PolicyEntry("iterative", PlacetoConfig, PlacetoPolicy),
+    "seq2seq": PolicyEntry("one-shot", Seq2SeqConfig, Seq2SeqPolicy),
+    "grouper": PolicyEntry("one-shot", GrouperConfig, GrouperPolicy),
+    "gdp": PolicyEntry("one-shot", GdpConfig, GdpPolicy),
 }
 """Name -> policy. Its sentence for `placeto list placers` stands in `placeto.load.LEARNED`."""

@@ -1,15 +1,23 @@
-"""What the learned placers share: a distribution over (node, device) pairs.
+"""What the learned placers share: a distribution over (node, device) pairs, and what a one-shot policy is.
 
-Legend: V nodes of all graphs of a batch together, B graphs, G nodes of the largest graph, D devices.
+Legend: V nodes of all graphs of a batch together, B graphs, G nodes of the largest graph, D devices; for one-shot
+policies N ops and U units of a graph, K samples, A decisions of a sample.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import Data
+
+from placeto.op_features import OneShotInput, UnitKind
+
+
+class PolicyError(ValueError):
+    """A problem that the policy was not made for."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +52,45 @@ class PairDistribution:
         """(B,) entropies, in nats."""
         finite = self.log_probs.clamp(min=-1e9)
         return -(finite.exp() * finite).sum(-1)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """K answers of a one-shot policy to one problem."""
+
+    action: Tensor  # (K, A) int64, all that was decided
+    log_prob: Tensor  # (K, A) float32, of each decision given the earlier ones; a row's sum is that of its placement
+    placement: Tensor  # (K, U) int64, device of each unit
+
+
+class OneShotPolicy(nn.Module):
+    """Places a whole graph at once. A decision may depend on earlier ones of the same sample."""
+
+    def __init__(self, units: UnitKind, max_devices: int) -> None:
+        super().__init__()
+        self.units: UnitKind = units
+        self.max_devices = max_devices
+
+    @abstractmethod
+    def sample(self, graph: OneShotInput, count: int, generator: torch.Generator | None) -> Sample:
+        """Draw K = `count` placements, without gradients; the most likely decisions one by one if `generator` is None.
+
+        Raises:
+            PolicyError: the cluster has more devices than the policy knows.
+        """
+
+    @abstractmethod
+    def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (K, A) of given decisions (K, A), and the mean entropy (K,) of a decision, in nats."""
+
+    def check(self, graph: OneShotInput) -> None:
+        """Refuse a cluster of more devices than the policy knows.
+
+        Raises:
+            PolicyError: it has more.
+        """
+        if graph.num_devices > self.max_devices:
+            raise PolicyError(
+                f"the policy was made for {self.max_devices} devices at most, the cluster has {graph.num_devices}: "
+                "train with a larger policy.max_devices"
+            )

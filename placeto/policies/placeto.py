@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 
 from placeto.features import EDGE_FEATURES, FEATURE_SETS, NODE_INDEX, PAIR_INDEX, reach_matrix
 from placeto.nn import NeighbourhoodPooling, TwoWayMessagePassing, device_pool, mlp
+from placeto.policies.base import PolicyError
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,6 @@ class PlacetoConfig:
     """Number of devices of the "fixed" head."""
     change_weight: float = 100.0
     """Weight of the predicted relative change of the makespan in the logit."""
-
-
-class PolicyError(ValueError):
-    """A problem that the policy was not made for."""
 
 
 class PlacetoPolicy(nn.Module):

@@ -1,0 +1,235 @@
+"""Learning of a one-shot policy: K placements of each of some graphs a round, REINFORCE or PPO on their makespans.
+
+The reward of Mirhoseini et al. 2017 (arXiv 1706.04972, section 3.1): minus the square root of the run time, here
+relative to the best single device, less a moving average over earlier rounds of the graph.
+
+Legend: C training problems, B of them in a round, K samples, A decisions of a sample, N ops, W ops of the largest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from placeto.config import OneShotLearningConfig, OneShotTrainConfig
+from placeto.cost import PlacementProblem, ProblemBatch
+from placeto.features import penalised
+from placeto.grouping import group_ops
+from placeto.heuristics.search import best_cheap
+from placeto.learners.base import TrainState, Validation, set_learning_rate
+from placeto.learning import gradient_step
+from placeto.op_features import OneShotInput, UnitKind, make_input
+from placeto.placer import Evaluator
+from placeto.policies import POLICIES
+from placeto.policies.base import OneShotPolicy, Sample
+from placeto.reinforce import normalise, ppo_loss, reinforce_loss
+from placeto.rollout import Stopwatch
+from placeto.simulator import simulate_batch
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Prepared problems: the policy's inputs, the simulator's arrays, the best cheap heuristic."""
+
+    inputs: tuple[OneShotInput, ...]  # (C,)
+    units: tuple[np.ndarray, ...]  # (C,), unit (N,) of each op
+    batch: ProblemBatch
+    single_us: np.ndarray  # (C,) float64, best single-device makespan
+    heuristic: np.ndarray  # (C,) float64, relative makespan of the best cheap heuristic
+
+    @classmethod
+    def of(
+        cls, problems: Mapping[str, PlacementProblem], kind: UnitKind, device: str, report: Callable[[str], None]
+    ) -> Family:
+        """Describe each problem, and place it by the cheap heuristics for comparison."""
+        inputs, heuristic = [], []
+        for name, problem in problems.items():
+            report(f"preparing {name}")
+            inputs.append(make_input(problem, kind))
+            evaluator = Evaluator(problem, group_ops(problem))
+            best_cheap(evaluator)
+            heuristic.append(evaluator.best_score / problem.single_device_us)
+        return cls(
+            inputs=tuple(graph.to(device) for graph in inputs),
+            units=tuple(graph.unit.numpy() for graph in inputs),
+            batch=ProblemBatch.of(list(problems.values())),
+            single_us=np.array([problem.single_device_us for problem in problems.values()]),
+            heuristic=np.array(heuristic),
+        )
+
+    def expand(self, index: int, placement: Tensor) -> np.ndarray:
+        """(K, W) int64 placements of ops, padded, from placements (K, U) of a problem's units."""
+        ops = placement.cpu().numpy()[:, self.units[index]]
+        return np.pad(ops, ((0, 0), (0, self.batch.max_ops - ops.shape[1])))
+
+    def score(self, index: np.ndarray, placements: np.ndarray) -> np.ndarray:
+        """(B,) penalised makespans relative to the best single device, of placements (B, W) of problems (B,)."""
+        return penalised(*simulate_batch(self.batch, index, placements)) / self.single_us[index]
+
+
+class OneShotLearner:
+    """Trains a policy that places whole graphs; see `placeto.learners.base.Learner`."""
+
+    def __init__(
+        self,
+        config: OneShotTrainConfig,
+        problems: Mapping[str, PlacementProblem],
+        validation: Mapping[str, PlacementProblem],
+        report: Callable[[str], None],
+    ) -> None:
+        self.config = config
+        self.problems, self.validation = problems, validation
+        self.family = Family.of(problems, config.policy.units, config.device, report)
+        self.held_out = Family.of(validation, config.policy.units, config.device, report)
+
+    def initial_state(self) -> TrainState:
+        """A fresh policy, no placement met."""
+        config, family = self.config, self.family
+        torch.manual_seed(config.seed)
+        policy = POLICIES[config.placer].policy(config.policy).to(config.device)
+        for graph in (*family.inputs, *self.held_out.inputs):
+            policy.check(graph)
+        return TrainState(
+            policy=policy,
+            optimizer=torch.optim.Adam(policy.parameters(), lr=config.learning.lr),
+            torch_random=torch.Generator(config.device).manual_seed(config.seed),
+            random=np.random.default_rng(config.seed),
+            elite=np.zeros((len(family.inputs), family.batch.max_ops), np.int64),
+            elite_score=np.full(len(family.inputs), np.inf),
+        )
+
+    def iterate(self, state: TrainState, done: float) -> dict[str, float]:
+        """One round: sample, simulate all samples in one call, step. Returns the numbers to log."""
+        family, learning, policy = self.family, self.config.learning, _policy(state)
+        began, watch = time.perf_counter(), Stopwatch()
+        count = min(learning.graphs, len(family.inputs))
+        chosen = state.random.choice(len(family.inputs), count, replace=False)
+        samples = [policy.sample(family.inputs[i], learning.samples, state.torch_random) for i in chosen]
+        watch.lap("network")
+        placements = np.stack(
+            [family.expand(i, s.placement) for i, s in zip(chosen, samples, strict=True)]
+        )  # (B, K, W)
+        index = np.repeat(chosen, learning.samples)
+        relative = family.score(index, placements.reshape(len(index), -1)).reshape(count, -1)  # (B, K)
+        self._keep_elite(state, chosen, placements, relative)
+        state.simulations += relative.size
+        watch.lap("simulation")
+        advantage = advantages(relative, learning, chosen.tolist(), state.history)
+        lr = learning.lr * (1.0 - done)
+        set_learning_rate(state.optimizer, lr)
+        inputs = [family.inputs[i] for i in chosen]
+        epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
+        orders = [state.random.permutation(count) for _ in range(epochs)]
+        entropy = learning.entropy * (1.0 - done)
+        numbers = one_shot_update(
+            policy, state.optimizer, inputs, samples, advantage.to(self.config.device), learning, entropy, orders
+        )
+        watch.lap("network")
+        seconds = watch.seconds | {"other": time.perf_counter() - began - sum(watch.seconds.values())}
+        return numbers | {
+            "makespan/train": float(relative.mean()),
+            "makespan/train_to_heuristic": float((relative.min(1) / family.heuristic[chosen]).mean()),
+            "train/learning_rate": lr,
+            **{f"seconds/{part}": value for part, value in seconds.items()},
+        }
+
+    def validate(self, state: TrainState) -> Validation:
+        """The most likely placement of each validation problem."""
+        held_out, policy = self.held_out, _policy(state)
+        placements = np.concatenate(
+            [held_out.expand(i, policy.sample(graph, 1, None).placement) for i, graph in enumerate(held_out.inputs)]
+        )
+        relative = held_out.score(np.arange(len(placements)), placements)
+        first = held_out.batch.problems[0].num_ops
+        return Validation(relative, relative / held_out.heuristic, placements[0, :first])
+
+    def best_placement(self, state: TrainState, index: int) -> np.ndarray:
+        """(N,) best placement of a training problem's ops met so far."""
+        return state.elite[index, : self.family.batch.problems[index].num_ops]
+
+    def _keep_elite(self, state: TrainState, chosen: np.ndarray, placements: np.ndarray, relative: np.ndarray) -> None:
+        """Remember the best placement of each problem."""
+        for b, problem in enumerate(chosen):
+            best = relative[b].argmin()
+            if relative[b, best] < state.elite_score[problem]:
+                state.elite_score[problem] = relative[b, best]
+                state.elite[problem] = placements[b, best]
+
+
+def _policy(state: TrainState) -> OneShotPolicy:
+    assert isinstance(state.policy, OneShotPolicy)
+    return state.policy
+
+
+REWARDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sqrt": lambda relative: -np.sqrt(relative),
+    "log": lambda relative: -np.log(relative),
+    "linear": lambda relative: -relative,
+}
+
+
+def advantages(
+    relative: np.ndarray, config: OneShotLearningConfig, problems: Sequence[int], history: dict[int, Tensor]
+) -> Tensor:
+    """Rewards less their baseline: (B, K) float32, from relative makespans (B, K).
+
+    With the "quantile" baseline samples below it count for nothing: the risk-seeking policy gradient of Petersen et
+    al. 2021 (arXiv 1912.04871), which seeks the best placement, not the best mean.
+
+    Args:
+        relative: of K samples of each of B problems.
+        config: reward and reward baseline.
+        problems: (B,) which training problems these are.
+        history: the "moving" baseline's averages by training problem; updated in place.
+    """
+    rewards = torch.from_numpy(REWARDS[config.reward](relative).astype(np.float32))
+    if config.baseline == "quantile":
+        return (rewards - rewards.quantile(config.quantile, 1, keepdim=True)).clamp(min=0)
+    mean = rewards.mean(1)
+    baseline = mean
+    if config.baseline == "moving":
+        baseline = torch.stack([history.get(problem, mean[b]) for b, problem in enumerate(problems)])
+        for b, problem in enumerate(problems):
+            history[problem] = config.decay * baseline[b] + (1.0 - config.decay) * mean[b]
+    return rewards - baseline[:, None]
+
+
+def one_shot_update(
+    policy: OneShotPolicy,
+    optimizer: torch.optim.Optimizer,
+    inputs: Sequence[OneShotInput],
+    samples: Sequence[Sample],
+    advantage: Tensor,
+    config: OneShotLearningConfig,
+    entropy_weight: float,
+    orders: Sequence[np.ndarray],
+) -> dict[str, float]:
+    """PPO or REINFORCE on the samples; advantages (B, K). `orders` holds one order (B,) of the graphs for each epoch.
+
+    A gradient step takes `config.minibatch` graphs; REINFORCE is on-policy, it takes all B at once. Losses are means
+    over decisions, so that large graphs weigh as much as small ones; PPO clips the ratio of each decision.
+    """
+    advantage = normalise(advantage) if config.normalise else advantage
+    totals, updates = {"loss/policy": 0.0, "train/gradient_norm": 0.0, "train/entropy": 0.0}, 0
+    for order in orders:
+        size = config.minibatch if config.algorithm == "ppo" else len(order)
+        for minibatch in np.array_split(order, max(1, len(order) // size)):
+            optimizer.zero_grad()
+            for b in minibatch.tolist():
+                log_prob, entropy = policy.score(inputs[b], samples[b].action)
+                if config.algorithm == "ppo":
+                    each = advantage[b, :, None]
+                    loss = ppo_loss(log_prob, samples[b].log_prob, each, entropy, config.clip, entropy_weight)
+                else:
+                    loss = reinforce_loss(log_prob.mean(1), advantage[b], entropy, entropy_weight)
+                (loss / len(minibatch)).backward()
+                totals["loss/policy"] += float(loss.detach()) / len(minibatch)
+                totals["train/entropy"] += float(entropy.detach().mean()) / len(minibatch)
+            totals["train/gradient_norm"] += float(gradient_step(policy, optimizer, config.max_grad_norm))
+            updates += 1
+    return {tag: total / updates for tag, total in totals.items()}

@@ -1,0 +1,93 @@
+"""GDP: GraphSAGE embeds all ops, a Transformer-XL without positions places all of them at once.
+
+Zhou et al., "GDP: Generalized Device Placement for Dataflow Graphs", 2019, arXiv 1910.01578. Units are read in
+topological order, in segments; superposition lets one set of parameters serve many graphs. Beyond the paper: messages
+go along and against the arcs with weights of their own, and devices have features, so that up to `max_devices` of any
+mix are served.
+
+Legend: U units, K samples, D devices, H hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import SAGEConv
+
+from placeto.nn_segments import SegmentLayer
+from placeto.nn_units import DeviceHead, UnitEncoder, gumbel_noise, log_prob_and_entropy
+from placeto.op_features import OneShotInput, UnitKind
+from placeto.policies.base import OneShotPolicy, Sample
+
+
+@dataclass(frozen=True)
+class GdpConfig:
+    """What the GDP policy is made of."""
+
+    units: UnitKind = "ops"
+    """What gets a device: ops, the paper's co-located ops, or groups of `placeto.grouping`."""
+    hidden: int = 64
+    """Width of the embeddings."""
+    rounds: int = 3
+    """Layers of GraphSAGE; 0 = none."""
+    layers: int = 2
+    """Layers of the Transformer-XL; 0 = none."""
+    heads: int = 4
+    """Attention heads."""
+    segment: int = 128
+    """Units of a segment: attention's memory grows with it."""
+    superposition: bool = True
+    """Whether dense layers are gated by the graph's embedding."""
+    max_devices: int = 8
+    """Clusters of up to so many devices can be placed on."""
+
+
+class GdpPolicy(OneShotPolicy):
+    """Embeds and places all units in one forward pass; decisions are independent given the embeddings."""
+
+    def __init__(self, config: GdpConfig) -> None:
+        super().__init__(config.units, config.max_devices)
+        hidden = config.hidden
+        self.encoder = UnitEncoder(hidden)
+        self.along = _sage(config, "source_to_target")
+        self.against = _sage(config, "target_to_source")
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(config.rounds))
+        condition = hidden if config.superposition else 0
+        self.segments = nn.ModuleList(
+            SegmentLayer(hidden, config.heads, config.segment, condition) for _ in range(config.layers)
+        )
+        self.norm = nn.LayerNorm(hidden)
+        self.head = DeviceHead(hidden, config.max_devices)
+
+    def forward(self, graph: OneShotInput) -> Tensor:
+        """(U, D) logits."""
+        x = self.encoder(graph)
+        for along, against, norm in zip(self.along, self.against, self.norms, strict=True):
+            y = norm(x)
+            x = x + torch.relu(along(y, graph.edges) + against(y, graph.edges))
+        condition = x.mean(0)
+        for layer in self.segments:
+            x = layer(x, condition)
+        return self.head(self.norm(x), self.head.embeddings(graph), graph.pair)
+
+    @torch.no_grad()
+    def sample(self, graph: OneShotInput, count: int, generator: torch.Generator | None) -> Sample:
+        """Placements from one forward pass."""
+        self.check(graph)
+        logits = self(graph).expand(count, -1, -1)
+        action = (logits + gumbel_noise(tuple(logits.shape), generator, logits)).argmax(-1)
+        return Sample(action, log_prob_and_entropy(logits, action)[0], action)
+
+    def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (K, U) and mean entropies (K,), from one forward pass."""
+        logits = self(graph).expand(len(action), -1, -1)
+        log_prob, entropy = log_prob_and_entropy(logits, action)
+        return log_prob, entropy.mean(-1)
+
+
+def _sage(config: GdpConfig, flow: str) -> nn.ModuleList:
+    """GraphSAGE with max-pooling (Hamilton et al. 2017, arXiv 1706.02216), one way along the arcs."""
+    width = config.hidden
+    return nn.ModuleList(SAGEConv(width, width, aggr="max", project=True, flow=flow) for _ in range(config.rounds))

@@ -1,0 +1,88 @@
+"""Placing one graph with a trained one-shot policy: its most likely placement, samples of it, search for what is left.
+
+Legend: N ops, U units, K samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from placeto.cost import PlacementProblem
+from placeto.grouping import group_ops
+from placeto.heuristics.search import ANNEAL, COLD, HOT, best_cheap, local_search, round_to_groups
+from placeto.op_features import OneShotInput, make_input
+from placeto.placer import Evaluator, PlacementResult
+from placeto.policies.base import OneShotPolicy
+
+SAMPLES = 16  # drawn at once
+SHARE = 0.25  # of the budget spent on samples
+
+
+class SamplingPlacer:
+    """A trained one-shot policy as a placer.
+
+    Without a budget its most likely placement is the result: the policy's zero-shot answer, one simulation. With one,
+    the cheap heuristics are tried too, a quarter of the budget goes to samples of the policy, and the rest to
+    annealing from the best placement met: as with the other learned placers, never worse than the best cheap one.
+    """
+
+    def __init__(self, policy: OneShotPolicy) -> None:
+        self.policy = policy.eval()
+
+    def __call__(
+        self,
+        problem: PlacementProblem,
+        *,
+        simulations: int | None = None,
+        seconds: float | None = None,
+        seed: int = 0,
+    ) -> PlacementResult:
+        """Place a graph within a budget of simulations or seconds; see the class.
+
+        Raises:
+            PolicyError: the cluster has more devices than the policy knows.
+        """
+        evaluator = Evaluator(problem, group_ops(problem), simulations, seconds)
+        device = next(self.policy.parameters()).device
+        graph = make_input(problem, self.policy.units).to(device)
+        unit = graph.unit.cpu().numpy()
+        if simulations is None and seconds is None:
+            evaluator.score_ops(self._placements(graph, unit, 1, None)[0])
+            return evaluator.result()
+        best_cheap(evaluator, seed)
+        if problem.num_devices > 1 and 0 < evaluator.best_score < math.inf and not evaluator.exhausted:
+            evaluator.score_ops(self._placements(graph, unit, 1, None)[0])
+            generator = torch.Generator(device).manual_seed(seed)
+            began = evaluator.progress
+            while not evaluator.exhausted and evaluator.progress < began + SHARE * (1.0 - began):
+                for placement in self._placements(graph, unit, SAMPLES, generator):
+                    if not evaluator.exhausted:
+                        evaluator.score_ops(placement)
+            self._search(evaluator, seed)
+        return evaluator.result()
+
+    def _placements(
+        self, graph: OneShotInput, unit: np.ndarray, count: int, generator: torch.Generator | None
+    ) -> np.ndarray:
+        """(K, N) placements of ops."""
+        return self.policy.sample(graph, count, generator).placement.cpu().numpy()[:, unit]
+
+    def _search(self, evaluator: Evaluator, seed: int) -> None:
+        """Anneal from the best placement, brought to groups."""
+        assert evaluator.best is not None
+        if evaluator.best_score < evaluator.best_groups[1] and not evaluator.exhausted:
+            evaluator.score(round_to_groups(evaluator.problem, evaluator.groups, evaluator.best))
+        if evaluator.best_groups[1] < math.inf:
+            random = np.random.default_rng(seed)
+            local_search(evaluator, evaluator.best_groups[0], ANNEAL, HOT, COLD, random)
+
+
+def sampling_placer(checkpoint: Mapping[str, Any], policy: OneShotPolicy) -> SamplingPlacer:
+    """A placer from a checkpoint and a policy of its config, with the parameters that validated best."""
+    policy.load_state_dict(checkpoint["best_parameters"])
+    return SamplingPlacer(policy)

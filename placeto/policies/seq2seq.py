@@ -1,0 +1,58 @@
+"""The sequence-to-sequence placer: ops co-located first, then one device after another by an LSTM with attention.
+
+Mirhoseini et al., "Device Placement Optimization with Reinforcement Learning" (ColocRL), ICML 2017, arXiv 1706.04972.
+Units are embedded from op types, sizes and neighbours and read in topological order. Beyond the paper: devices have
+features, so that up to `max_devices` of any mix are served; the decoder reads the encoder's output of the unit that it
+places; groups of `placeto.grouping` are the default in place of the paper's rule of co-location.
+
+Legend: U units, K samples, D devices, H hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from placeto.nn_sequence import SequencePlacer
+from placeto.nn_units import UnitEncoder
+from placeto.op_features import OneShotInput, UnitKind
+from placeto.policies.base import OneShotPolicy, Sample
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig:
+    """What the sequence-to-sequence policy is made of."""
+
+    units: UnitKind = "groups"
+    """What is co-located: groups of `placeto.grouping`, by the paper's rule, or no more than must be ("ops")."""
+    hidden: int = 64
+    """Width of embeddings and of the LSTMs."""
+    max_devices: int = 8
+    """Clusters of up to so many devices can be placed on."""
+
+
+class Seq2SeqPolicy(OneShotPolicy):
+    """Encoder and decoder over all units of a graph."""
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__(config.units, config.max_devices)
+        self.encoder = UnitEncoder(config.hidden)
+        self.placer = SequencePlacer(config.hidden, config.max_devices)
+
+    @torch.no_grad()
+    def sample(self, graph: OneShotInput, count: int, generator: torch.Generator | None) -> Sample:
+        """Placements unit by unit, all K at once."""
+        self.check(graph)
+        devices = self.placer.head.embeddings(graph)
+        x = self.encoder(graph)[None]
+        action, log_prob = self.placer.sample(x, devices, graph.pair[None], count, generator)
+        return Sample(action, log_prob, action)
+
+    def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (K, U) and mean entropies (K,), without a loop over units."""
+        devices = self.placer.head.embeddings(graph)
+        x = self.encoder(graph)[None]
+        log_prob, entropy = self.placer.score(x, devices, graph.pair[None], action)
+        return log_prob, entropy.mean(-1)

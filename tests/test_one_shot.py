@@ -1,0 +1,162 @@
+"""What every one-shot policy promises, and that each learns."""
+
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from placeto.checkpoint import load_checkpoint
+from placeto.config import OneShotLearningConfig, OneShotTrainConfig
+from placeto.load import load_placer
+from placeto.op_features import make_input
+from placeto.policies import POLICIES
+from placeto.policies.base import PolicyError
+from placeto.policies.gdp import GdpConfig, GdpPolicy
+from placeto.policies.grouper import GrouperConfig, GrouperPolicy
+from placeto.policies.sampling import SamplingPlacer
+from placeto.policies.seq2seq import Seq2SeqConfig
+from placeto.simulator import simulate
+from placeto.trainer import train
+from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
+
+ONE_SHOT = {name: entry for name, entry in POLICIES.items() if entry.kind == "one-shot"}
+SMALL = {
+    "seq2seq": Seq2SeqConfig(units="paper", hidden=32),
+    "grouper": GrouperConfig(units="paper", hidden=32, groups=8),
+    "gdp": GdpConfig(units="paper", hidden=32),
+}
+
+
+def problem(devices: int = 3, seed: int = 0):
+    from placeto.cost import PlacementProblem
+
+    return PlacementProblem(random_graph(seed, 40), toy_cluster(devices, speeds=(1.0, 0.5, 1.0, 2.0)[:devices]))
+
+
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(params=ONE_SHOT)
+def policy(request):
+    torch.manual_seed(0)
+    entry = ONE_SHOT[request.param]
+    return entry.policy(entry.config())
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_samples_are_placements_with_the_log_probability_they_are_scored_with(policy, devices) -> None:
+    graph = make_input(problem(devices), policy.units)
+    sample = policy.sample(graph, 5, generator())
+    assert sample.placement.shape == (5, graph.num_units)
+    assert set(sample.placement.flatten().tolist()) == set(range(devices))
+    log_prob, entropy = policy.score(graph, sample.action)
+    torch.testing.assert_close(log_prob, sample.log_prob, atol=1e-5, rtol=1e-5)
+    assert log_prob.shape == sample.action.shape
+    assert entropy.shape == (5,)
+    assert (entropy > 0).all()
+    assert not sample.log_prob.requires_grad
+
+
+def test_same_generator_same_placements_and_none_is_the_most_likely(policy) -> None:
+    graph = make_input(problem(), policy.units)
+    one, other = policy.sample(graph, 4, generator()), policy.sample(graph, 4, generator())
+    assert torch.equal(one.placement, other.placement)
+    assert len(torch.unique(one.placement, dim=0)) > 1
+    likely = policy.sample(graph, 3, None)
+    assert len(torch.unique(likely.placement, dim=0)) == 1
+
+
+def test_every_parameter_learns(policy) -> None:
+    """Gradients reach all parameters, but for what only a few graphs need."""
+    graph = make_input(problem(), policy.units)
+    log_prob, entropy = policy.score(graph, policy.sample(graph, 4, generator()).action)
+    (log_prob.sum() + entropy.sum()).backward()
+    assert [name for name, value in policy.named_parameters() if value.grad is None] == []
+
+
+def test_more_devices_than_it_knows_are_refused(policy) -> None:
+    with pytest.raises(PolicyError, match="made for 8 devices at most, the cluster has 9"):
+        policy.sample(make_input(fork_of_chains(3, 1, 9), policy.units), 1, None)
+
+
+def test_groups_share_a_device() -> None:
+    torch.manual_seed(0)
+    policy = GrouperPolicy(GrouperConfig(groups=4))
+    graph = make_input(problem(), "ops")
+    sample = policy.sample(graph, 6, generator())
+    group, device = sample.action[:, : graph.num_units], sample.action[:, graph.num_units :]
+    assert device.shape == (6, 4)
+    assert torch.equal(sample.placement, device.gather(1, group))
+    empty = torch.stack([~torch.isin(torch.arange(4), row) for row in group])
+    assert (sample.log_prob[:, graph.num_units :][empty] == 0).all()
+
+
+def test_groups_begin_as_stretches_of_the_order_unless_told_not_to() -> None:
+    torch.manual_seed(0)
+    graph = make_input(problem(), "ops")
+
+    def groups_of_neighbours_that_differ(prior: float) -> float:
+        sample = GrouperPolicy(GrouperConfig(groups=8, prior=prior)).sample(graph, 50, generator())
+        return float(sample.action[:, : graph.num_units].diff(dim=1).ne(0).float().mean())
+
+    assert groups_of_neighbours_that_differ(8.0) < 0.4 < 0.8 < groups_of_neighbours_that_differ(0.0)
+
+
+def test_gdp_has_no_attention_over_more_than_two_segments() -> None:
+    """A unit feels others through two rounds along arcs and one segment back; far ones don't matter."""
+    torch.manual_seed(0)
+    policy = GdpPolicy(GdpConfig(rounds=0, layers=1, segment=4, superposition=False, units="ops"))
+    graph = make_input(problem(), "ops")
+    before = policy(graph)
+    graph.features.requires_grad_(True)
+    (gradient,) = torch.autograd.grad(policy(graph)[20:24].sum(), graph.features)
+    graph.features.requires_grad_(False)
+    assert (gradient.abs().sum(1) > 0).nonzero().flatten().tolist() == list(range(20, 24))  # the cache is detached
+    graph.features[16] += 1.0
+    graph.features[15] += 1.0
+    changed = (policy(graph) - before).abs().amax(1) > 1e-7
+    graph.features[[15, 16]] -= 1.0
+    assert changed[16:24].all()
+    assert not changed[24:].any()
+
+
+def run(placer, toy, out, iterations):
+    algorithm: Literal["ppo", "reinforce"] = "ppo" if placer == "gdp" else "reinforce"
+    lr = 3e-3 if placer == "gdp" else 5e-3
+    learning = OneShotLearningConfig(algorithm, lr=lr, graphs=1, samples=32, baseline="quantile", epochs=2)
+    config = OneShotTrainConfig(
+        str(out), iterations=iterations, placer=placer, policy=SMALL[placer], learning=learning, validate_every=2
+    )
+    return train(config, {"toy": toy}, None)
+
+
+@pytest.mark.parametrize("placer", ONE_SHOT)
+@pytest.mark.parametrize(
+    ("toy", "optimum"), [(fork_of_chains(8, 2), 80.0), (two_cliques(), 71.0)], ids=["fork", "cliques"]
+)
+def test_learns_the_optimum_of_a_toy(placer, toy, optimum, tmp_path) -> None:
+    """Its most likely placement is optimal after at most 1,600 placements, and one sample in 30 is not enough."""
+    numbers = run(placer, toy, tmp_path, 50)
+    assert numbers["placements/simulated"] == 1600
+    assert numbers["hparam/validation"] * toy.single_device_us == pytest.approx(optimum)
+    result = load_placer(tmp_path)(toy)
+    assert result.makespan_us == pytest.approx(optimum)
+    assert result.simulations == 1
+    checkpoint = load_checkpoint(tmp_path)
+    assert simulate(toy, checkpoint["elite"][0].numpy()).makespan_us == pytest.approx(optimum)
+
+
+def test_placer_keeps_its_budget_and_beats_no_heuristic_less(policy) -> None:
+    placer, toy = SamplingPlacer(policy), problem()
+    alone = placer(toy)
+    assert (alone.simulations, alone.makespan_us) == (1, simulate(toy, alone.placement).makespan_us)
+    for budget in (1, 8, 100):
+        result = placer(toy, simulations=budget, seed=1)
+        assert result.simulations <= budget
+        assert result.makespan_us == simulate(toy, result.placement).makespan_us
+    heuristic = load_placer("etf")(toy).makespan_us
+    assert result.makespan_us <= heuristic
+    assert np.array_equal(result.placement, placer(toy, simulations=100, seed=1).placement)
+    assert placer(toy, seconds=0.05).seconds < 2.0
