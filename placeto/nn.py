@@ -102,6 +102,24 @@ class NeighbourhoodPooling(nn.Module):
         return self.outer(torch.cat(pooled, -1)[mask])
 
 
+class GraphPooling(nn.Module):
+    """One network for all nodes of a graph, their mean through another: the paper's "simple aggregator" (section 4.3).
+
+    Every node of a graph gets the same. Shapes: ``x`` (V, H), ``batch`` (V,) -> (V, H).
+    """
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.inner = mlp([hidden, hidden], last_activation=True)
+        self.outer = mlp([hidden, hidden, hidden])
+
+    def forward(self, x: Tensor, batch: Tensor, graphs: int) -> Tensor:
+        """(V, H) each node's graph."""
+        ones = x.new_ones(len(x))
+        count = device_pool(ones[:, None], ones, batch, graphs).clamp(min=1)
+        return self.outer(device_pool(self.inner(x), ones, batch, graphs) / count).index_select(0, batch)
+
+
 def device_pool(x: Tensor, weight: Tensor, slot: Tensor, slots: int) -> Tensor:
     """Weighted sum of node embeddings per slot (a device of a graph, say): (V, H), (V,), (V,) -> (slots, H)."""
     return x.new_zeros(slots, x.shape[1]).index_add_(0, slot, x * weight[:, None])

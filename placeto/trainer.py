@@ -213,7 +213,7 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     Raises:
         CheckpointError: it was made with another configuration or on other problems.
     """
-    free = {"out", "minutes", "iterations", "device"}  # where it runs and how long it lasts may change
+    free = {"out", "minutes", "iterations"}  # where it is and how long it lasts may change
     if saved["placer"] != config.placer:
         raise CheckpointError(f"can't resume {config.out}: it holds the placer {saved['placer']}, not {config.placer}")
     # a setting that the checkpoint is too old to know had its default

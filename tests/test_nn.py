@@ -1,7 +1,14 @@
 import torch
 from torch import nn
 
-from placeto.nn import DirectedMessagePassing, NeighbourhoodPooling, TwoWayMessagePassing, device_pool, mlp
+from placeto.nn import (
+    DirectedMessagePassing,
+    GraphPooling,
+    NeighbourhoodPooling,
+    TwoWayMessagePassing,
+    device_pool,
+    mlp,
+)
 
 # 0 -> 1 -> 3, 0 -> 2 -> 3
 EDGES = torch.tensor([[0, 0, 1, 2], [1, 2, 3, 3]])
@@ -56,6 +63,15 @@ def test_pooling_sees_ancestors_descendants_and_parallel_nodes():
     pool(x, reach, torch.zeros(4, dtype=torch.long))[1].sum().backward()
     touched = (x.grad.abs().sum(1) > 0).tolist()
     assert touched == [True, False, True, True]  # ancestor, itself, parallel, descendant
+
+
+def test_simple_pooling_gives_all_nodes_of_a_graph_the_same():
+    torch.manual_seed(0)
+    pool, x, batch = GraphPooling(4), torch.randn(5, 4), torch.tensor([0, 0, 0, 1, 1])
+    pooled = pool(x, batch, 2)
+    torch.testing.assert_close(pooled[:3], pool.outer(pool.inner(x[:3]).mean(0)).expand(3, -1))
+    torch.testing.assert_close(pooled[3], pooled[4])
+    torch.testing.assert_close(pool(x[[2, 0, 1, 4, 3]], batch, 2), pooled)
 
 
 def test_device_pool_sums_by_slot():

@@ -17,6 +17,7 @@ from placeto.config import PAPER_LEARNING, ConfigError, LearningConfig, TrainCon
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig
 from placeto.features import InstanceBatch, make_instance
+from placeto.load import load_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.rollout import greedy_pass
 from placeto.trainer import TrainingError, train
@@ -190,6 +191,38 @@ def test_the_papers_recipe_learns(tmp_path):
     trained.load_state_dict(load_checkpoint(tmp_path)["parameters"])
     assert numbers["hparam/simulations"] < 80_000
     assert best_of_one_pass(trained, env, fork_of_chains(8, 1)) < 51.0  # the optimum is 40, no learning gives 80
+
+
+ABLATIONS = {
+    "no message passing": {"policy": PlacetoConfig(features="paper", pooling="paper", rounds=0)},
+    "simple aggregator": {"policy": PlacetoConfig(features="paper", pooling="simple", rounds=0)},
+    "no pooling": {"policy": PlacetoConfig(pooling="none")},
+    "no intermediate rewards": {"learning": replace(QUICK, intermediate_rewards=False)},
+    "one-hot fixed device head": {"policy": PlacetoConfig(features="paper", pooling="paper", head="fixed")},
+    "the paper's recipe": {
+        "policy": PlacetoConfig(features="paper", pooling="paper", head="fixed"),
+        "env": EnvConfig(order="topological", tolerance=None),
+        "learning": replace(PAPER_LEARNING, graphs=2, replicas=2, moves=6),
+    },
+}
+
+
+@pytest.mark.parametrize("changes", ABLATIONS.values(), ids=ABLATIONS)
+def test_the_papers_ablations_train(changes, tmp_path):
+    """Each is a setting, changes the parameters, and its checkpoint places graphs."""
+    run = config(tmp_path, iterations=2, **changes)
+    torch.manual_seed(run.seed)
+    before = PlacetoPolicy(run.policy).state_dict()
+    train(run, problems(2), problems(1, 10))
+    after = load_checkpoint(tmp_path)["parameters"]
+    moved = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert any("aggregator" in name for name in after) == (run.policy.pooling == "simple")
+    assert any("message_passing.along" in name for name in after) == (run.policy.rounds > 0)
+    assert any(name.startswith("fixed") for name in after) == (run.policy.head == "fixed")
+    assert moved >= {name for name in after if name.endswith("weight") and ("aggregator" in name or "encoder" in name)}
+    problem = problems(1, 30)["r30"]
+    result = load_placer(tmp_path)(problem)
+    assert result.makespan_us <= problem.single_device_us
 
 
 def best_of_one_pass(policy, env, problem):

@@ -76,7 +76,7 @@ class IterativeLearner:
         """A fresh policy; the best placements met are the best cheap ones."""
         config = self.config
         torch.manual_seed(config.seed)
-        policy = POLICIES[config.placer].policy(config.policy)
+        policy = POLICIES[config.placer].policy(config.policy).to(config.device)
         return TrainState(
             policy=policy,
             optimizer=torch.optim.Adam(policy.parameters(), lr=config.learning.lr),

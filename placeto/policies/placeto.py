@@ -9,6 +9,7 @@ Legend: V nodes of all graphs of a batch together, M arcs, B graphs, D devices, 
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from placeto.features import EDGE_FEATURES, FEATURE_SETS, NODE_INDEX, PAIR_INDEX, reach_matrix
-from placeto.nn import NeighbourhoodPooling, TwoWayMessagePassing, device_pool, mlp
+from placeto.nn import GraphPooling, NeighbourhoodPooling, TwoWayMessagePassing, device_pool, mlp
 from placeto.policies.base import PolicyError
 
 
@@ -31,8 +32,9 @@ class PlacetoConfig:
     """Width of the embeddings."""
     rounds: int = 2
     """Rounds of message passing; 0 = none."""
-    pooling: Literal["devices", "paper", "none"] = "devices"
-    """"devices": mean over each device and the graph; "paper": ancestors, descendants, parallel nodes as well."""
+    pooling: Literal["devices", "paper", "simple", "none"] = "devices"
+    """"devices": mean over each device and the graph; "paper": ancestors, descendants, parallel nodes as well;
+    "simple": one mean over the graph, the paper's simple aggregator."""
     head: Literal["pair", "fixed"] = "pair"
     """"pair" scores (node, device) pairs; "fixed" is the paper's head over a fixed number of devices."""
     fixed_devices: int = 4
@@ -61,19 +63,27 @@ class PlacetoPolicy(nn.Module):
         self.encoder = mlp([len(nodes) + own + (config.fixed_devices if not own else 0), hidden, hidden])
         self.message_passing = TwoWayMessagePassing(hidden, len(edges), config.rounds)
         self.neighbourhoods = NeighbourhoodPooling(hidden) if config.pooling == "paper" else None
+        self.aggregator = GraphPooling(hidden) if config.pooling == "simple" else None
         self.norm = nn.LayerNorm(hidden)
         if config.head == "fixed":
             self.fixed = mlp([2 * hidden, 64, 2 * config.fixed_devices])
         else:
             self.from_node = nn.Linear(hidden, 64)
             self.from_pair = nn.Linear(len(pairs), 64, bias=False)
-            if config.pooling != "none":
+            if config.pooling in ("devices", "paper"):
                 self.from_graph = nn.Linear(hidden, 64, bias=False)
                 self.from_device = nn.Linear(hidden, 64, bias=False)
             self.head = nn.Sequential(nn.ReLU(), *mlp([64, 64, 2]))
 
     def forward(self, data: Data) -> tuple[Tensor, Tensor]:
-        """Logits (V, D) and predicted relative changes (V, D); both zero at the node's current device."""
+        """Logits (V, D) and predicted relative changes (V, D); both zero at the node's current device.
+
+        Computed where the parameters are; the answer comes back to where the observation is.
+        """
+        there, here = data.x.device, next(self.parameters()).device
+        if there != here:
+            logits, change = self(copy(data).to(here))
+            return logits.to(there), change.to(there)
         config = self.config
         node, pair = data.x[:, self.node_columns], data.pair[:, :, self.pair_columns]
         devices, rows = pair.shape[1], torch.arange(len(node), device=node.device)
@@ -86,7 +96,9 @@ class PlacetoPolicy(nn.Module):
             h = self.encoder(torch.cat([node, pair[rows, data.current]], -1))
         h = self.message_passing(h, data.edge_index, data.edge_attr[:, self.edge_columns])
         if self.neighbourhoods is not None:
-            h = h + self.neighbourhoods(h, reach_matrix(data), data.batch)
+            h = h + self.neighbourhoods(h, reach_matrix(data).to(h.device), data.batch)
+        if self.aggregator is not None:
+            h = h + self.aggregator(h, data.batch, data.num_graphs)
         h = self.norm(h)
         count = torch.bincount(data.batch, minlength=data.num_graphs).clamp(min=1).to(h.dtype)
         graph = device_pool(h, h.new_ones(len(h)), data.batch, data.num_graphs) / count[:, None]
@@ -95,7 +107,7 @@ class PlacetoPolicy(nn.Module):
             out = self.fixed(both).view(len(h), 2, -1)[:, :, :devices].transpose(1, 2)
         else:
             z = self.from_node(h)[:, None] + self.from_pair(pair)
-            if config.pooling != "none":
+            if config.pooling in ("devices", "paper"):
                 z = z + self.from_graph(graph).index_select(0, data.batch)[:, None]
                 slot = data.batch * devices + data.current
                 total = device_pool(h, h.new_ones(len(h)), slot, data.num_graphs * devices)
@@ -104,7 +116,7 @@ class PlacetoPolicy(nn.Module):
                 mean = total.view(data.num_graphs, devices, -1) * share[:, None, None]
                 z = z + self.from_device(mean).index_select(0, data.batch)
             out = self.head(z)
-        here = data.current[:, None, None].expand(-1, 1, 2)
-        out = out - out.gather(1, here)
+        stay = data.current[:, None, None].expand(-1, 1, 2)
+        out = out - out.gather(1, stay)
         change = out[..., 1] * 0.1  # typical changes are a few per cent: keep the head's outputs near one
         return out[..., 0] - config.change_weight * change, change
