@@ -9,7 +9,7 @@ import torch
 from placeto.checkpoint import load_checkpoint
 from placeto.config import OneShotLearningConfig, OneShotTrainConfig
 from placeto.load import load_placer
-from placeto.op_features import make_input
+from placeto.op_features import OneShotInput, make_input
 from placeto.policies import POLICIES
 from placeto.policies.base import PolicyError
 from placeto.policies.gdp import GdpConfig, GdpPolicy
@@ -120,6 +120,33 @@ def test_gdp_has_no_attention_over_more_than_two_segments() -> None:
     graph.features[[15, 16]] -= 1.0
     assert changed[16:24].all()
     assert not changed[24:].any()
+
+
+def test_gdp_places_tens_of_thousands_of_ops_in_one_pass_with_little_memory(monkeypatch) -> None:
+    """57,000 ops, as many as 8-layer GNMT has: attention holds 32 segments of queries and 64 of keys."""
+    real, largest = torch.nn.functional.scaled_dot_product_attention, [0]
+
+    def watched(query, key, value, attn_mask):
+        largest[0] = max(largest[0], query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2])
+        return real(query, key, value, attn_mask=attn_mask)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    one = make_input(problem(seed=1), "ops")
+    copies, units = 1425, one.num_units
+    arcs = torch.cat([one.edges + units * c for c in range(copies)], 1)
+    large = OneShotInput(
+        unit=torch.arange(units * copies),
+        op_type=one.op_type.repeat(copies),
+        features=one.features.repeat(copies, 1),
+        neighbours=one.neighbours.repeat(copies, 1),
+        edges=arcs,
+        pair=one.pair.repeat(copies, 1),
+        device=one.device,
+    )
+    torch.manual_seed(0)
+    sample = GdpPolicy(GdpConfig(hidden=16, heads=2)).sample(large, 1, None)
+    assert sample.placement.shape == (1, 57_000)
+    assert largest[0] == 2 * 32 * 128 * 256
 
 
 def run(placer, toy, out, iterations):

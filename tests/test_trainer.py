@@ -21,7 +21,7 @@ from placeto.load import load_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.rollout import greedy_pass
 from placeto.trainer import TrainingError, train
-from tests.toys import fork_of_chains, random_graph, toy_cluster
+from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 QUICK = LearningConfig(warmup=0.5, graphs=2, replicas=4, moves=6, labels=4)
 ROOT = Path(__file__).parent.parent
@@ -191,6 +191,16 @@ def test_the_papers_recipe_learns(tmp_path):
     trained.load_state_dict(load_checkpoint(tmp_path)["parameters"])
     assert numbers["hparam/simulations"] < 80_000
     assert best_of_one_pass(trained, env, fork_of_chains(8, 1)) < 51.0  # the optimum is 40, no learning gives 80
+
+
+@pytest.mark.parametrize(("toy", "optimum"), [(fork_of_chains(8, 2), 80.0), (two_cliques(), 71.0)])
+def test_trained_for_a_toy_it_keeps_the_optimum_that_it_starts_from(toy, optimum, tmp_path):
+    """The best cheap placement, where episodes begin, is optimal here; a single graph validates itself."""
+    learning = replace(QUICK, graphs=1, warmup=0.5)
+    numbers = train(config(tmp_path, iterations=4, learning=learning), {"toy": toy}, None)
+    assert numbers["hparam/simulations"] <= 4 * 4 * 7 + 2 * 4 * 6 * 4
+    assert numbers["hparam/validation"] * toy.single_device_us == pytest.approx(optimum)
+    assert numbers["makespan/train_best"] * toy.single_device_us == pytest.approx(optimum)
 
 
 ABLATIONS = {

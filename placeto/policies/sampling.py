@@ -6,6 +6,7 @@ Legend: N ops, U units, K samples.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from placeto.heuristics.search import ANNEAL, COLD, HOT, best_cheap, local_searc
 from placeto.op_features import OneShotInput, make_input
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import OneShotPolicy
+from placeto.simulator import simulate
 
 SAMPLES = 16  # drawn at once
 SHARE = 0.25  # of the budget spent on samples
@@ -47,19 +49,21 @@ class SamplingPlacer:
         Raises:
             PolicyError: the cluster has more devices than the policy knows.
         """
-        evaluator = Evaluator(problem, group_ops(problem), simulations, seconds)
+        began = time.perf_counter()
         device = next(self.policy.parameters()).device
         graph = make_input(problem, self.policy.units).to(device)
         unit = graph.unit.cpu().numpy()
-        if simulations is None and seconds is None:
-            evaluator.score_ops(self._placements(graph, unit, 1, None)[0])
-            return evaluator.result()
+        if simulations is None and seconds is None:  # nothing here needs groups, which take long for large graphs
+            schedule = simulate(problem, self._placements(graph, unit, 1, None)[0])
+            took, span = time.perf_counter() - began, schedule.makespan_us
+            return PlacementResult(schedule.placement, span, schedule.fits, 1, took, ((1, took, span),))
+        evaluator = Evaluator(problem, group_ops(problem), simulations, seconds)
         best_cheap(evaluator, seed)
         if problem.num_devices > 1 and 0 < evaluator.best_score < math.inf and not evaluator.exhausted:
             evaluator.score_ops(self._placements(graph, unit, 1, None)[0])
             generator = torch.Generator(device).manual_seed(seed)
-            began = evaluator.progress
-            while not evaluator.exhausted and evaluator.progress < began + SHARE * (1.0 - began):
+            spent = evaluator.progress
+            while not evaluator.exhausted and evaluator.progress < spent + SHARE * (1.0 - spent):
                 for placement in self._placements(graph, unit, SAMPLES, generator):
                     if not evaluator.exhausted:
                         evaluator.score_ops(placement)
