@@ -75,17 +75,23 @@ Use it with the paper's features, pooling and order, and `tolerance=None`.
 class OneShotLearningConfig:
     """How a policy learns that places whole graphs at once."""
 
-    algorithm: Literal["ppo", "reinforce"] = "reinforce"
-    """REINFORCE, as in the first papers, or proximal policy optimisation."""
-    lr: float = 3e-3
-    """Learning rate, falling to zero."""
+    algorithm: Literal["ppo", "reinforce"] = "ppo"
+    """Proximal policy optimisation, or REINFORCE, as in the first papers."""
+    warmup: float = 0.5
+    """Share of the training spent on imitating a good placement of each training graph; 0 = as in the papers."""
+    teacher: int = 300
+    """Simulations of annealing behind each imitated placement; they count."""
+    warmup_lr: float = 2e-3
+    """Learning rate of the imitation."""
+    lr: float = 1e-3
+    """Learning rate of the reinforcement stage, falling to zero."""
     graphs: int = 4
     """Graphs of an iteration."""
     samples: int = 16
     """Placements of each graph of an iteration."""
     reward: Literal["sqrt", "log", "linear"] = "sqrt"
     """Minus the square root of the relative makespan, minus its logarithm, or minus itself."""
-    baseline: Literal["moving", "samples", "quantile"] = "moving"
+    baseline: Literal["moving", "samples", "quantile"] = "samples"
     """Reward baseline: moving average over earlier rounds of the graph, mean over the samples of this one, or their
     upper quantile, below which samples teach nothing."""
     quantile: float = 0.75
@@ -96,14 +102,20 @@ class OneShotLearningConfig:
     """Whether advantages are divided by their standard deviation."""
     clip: float = 0.2
     """Clipping range of PPO's ratio."""
-    epochs: int = 4
+    epochs: int = 2
     """Passes of PPO over an iteration's placements."""
     minibatch: int = 2
     """Graphs that go into one gradient step of PPO."""
-    entropy: float = 1e-2
+    entropy: float = 3e-2
     """Weight of the entropy bonus, falling to zero."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
+
+
+PAPER_ONE_SHOT_LEARNING = OneShotLearningConfig(
+    algorithm="reinforce", warmup=0.0, baseline="moving", reward="sqrt", normalise=False, entropy=0.0
+)
+"""The recipe of Mirhoseini et al. 2017: REINFORCE, square root of the run time, moving average as reward baseline."""
 
 
 @dataclass(frozen=True)
@@ -150,12 +162,6 @@ class OneShotTrainConfig(RunConfig):
 
 
 AnyTrainConfig = TrainConfig | OneShotTrainConfig
-ONE_SHOT_LEARNING = {
-    "seq2seq": OneShotLearningConfig(),
-    "grouper": OneShotLearningConfig(),
-    "gdp": OneShotLearningConfig(algorithm="ppo"),
-}
-"""How each one-shot policy learns by default."""
 
 
 class ConfigError(ValueError):
@@ -172,7 +178,7 @@ def default_config(placer: str, out: str) -> AnyTrainConfig:
     policy = POLICIES[placer].config()
     if isinstance(policy, PlacetoConfig):
         return TrainConfig(out, placer=placer, policy=policy)
-    return OneShotTrainConfig(out, placer=placer, policy=policy, learning=ONE_SHOT_LEARNING[placer])
+    return OneShotTrainConfig(out, placer=placer, policy=policy)
 
 
 def check_config(config: AnyTrainConfig) -> None:
@@ -227,12 +233,18 @@ def _check_one_shot(config: OneShotTrainConfig) -> dict[str, int]:
     learning, policy = config.learning, config.policy
     if learning.baseline != "moving" and learning.samples < 2:
         raise ConfigError(f"learning.samples must be at least 2 here, not {learning.samples}")
+    if not 0 <= learning.warmup <= 1:
+        raise ConfigError(f"learning.warmup is a share, 0 to 1, not {learning.warmup}")
     for name, share in (("decay", learning.decay), ("quantile", learning.quantile)):
         if not 0 <= share < 1:
             raise ConfigError(f"learning.{name} is a share, 0 to below 1, not {share}")
     if policy.hidden < 2 or policy.hidden % 2:
         raise ConfigError(f"policy.hidden must be even and at least 2, not {policy.hidden}")
-    return {"learning.samples": learning.samples, "policy.max_devices": policy.max_devices}
+    return {
+        "learning.samples": learning.samples,
+        "learning.teacher": learning.teacher,
+        "policy.max_devices": policy.max_devices,
+    }
 
 
 def _check_placer(placer: str) -> None:

@@ -88,7 +88,9 @@ def train(
             state.iteration += 1
             state.elapsed = time.perf_counter() - began
             numbers["placements/simulated"] = float(state.simulations)
-            numbers["makespan/train_best"] = float(state.elite_score[np.isfinite(state.elite_score)].mean())
+            met = np.isfinite(state.elite_score)
+            if met.any():
+                numbers["makespan/train_best"] = float(state.elite_score[met].mean())
             if _over(config, state) or state.iteration % config.validate_every == 0:
                 numbers |= _validate(learner, state, writer)
             for tag, value in numbers.items():
@@ -152,7 +154,7 @@ def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, Pl
 
 
 def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str) -> AnyTrainConfig:
-    """The settings to go on with from a checkpoint: its placer and policy, learning by default.
+    """The settings to go on with from a checkpoint: its placer and policy; learning by default, but without warm-up.
 
     Raises:
         CheckpointError: it holds no policy that this version knows.
@@ -160,6 +162,7 @@ def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str)
     try:
         config, saved = default_config(checkpoint["placer"], out), checkpoint["config"]
         changes: dict[str, Any] = {"policy": type(config.policy)(**saved["policy"])}
+        changes["learning"] = replace(config.learning, warmup=0.0)
         if isinstance(config, TrainConfig):
             changes["env"] = type(config.env)(**saved["env"])
         return replace(config, **changes)

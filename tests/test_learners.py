@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from placeto.checkpoint import CheckpointError, load_checkpoint
-from placeto.config import ConfigError, OneShotLearningConfig, check_config, default_config
+from placeto.config import PAPER_ONE_SHOT_LEARNING, ConfigError, OneShotLearningConfig, check_config, default_config
+from placeto.cost import PlacementProblem
 from placeto.learners import LEARNERS
 from placeto.learners.iterative import IterativeLearner
-from placeto.learners.one_shot import OneShotLearner, advantages, one_shot_update
+from placeto.learners.one_shot import OneShotLearner, advantages, one_shot_update, standard_order
 from placeto.load import LEARNED
 from placeto.op_features import make_input
 from placeto.policies import POLICIES
@@ -17,6 +18,7 @@ from placeto.policies.seq2seq import Seq2SeqConfig
 from placeto.simulator import simulate
 from placeto.trainer import pretrained_config, train
 from tests.test_trainer import config, problems, same
+from tests.toys import fork_of_chains, toy_cluster
 
 
 def test_every_kind_of_policy_has_a_learner():
@@ -46,7 +48,7 @@ def test_iterations_keep_the_best_placement_met_and_validation_changes_nothing(t
 
 def one_shot(tmp_path, **learning):
     base = default_config("seq2seq", str(tmp_path))
-    small = replace(base.learning, graphs=2, samples=4, **learning)
+    small = replace(base.learning, **({"graphs": 2, "samples": 4, "warmup": 0.0, "baseline": "moving"} | learning))
     return replace(base, policy=Seq2SeqConfig(hidden=16), learning=small, iterations=8, validate_every=3, save_every=1)
 
 
@@ -163,3 +165,49 @@ def test_settings_out_of_range_are_refused(tmp_path):
     for wrong, says in cases:
         with pytest.raises(ConfigError, match=says):
             check_config(wrong)
+
+
+@pytest.mark.parametrize("placer", ["seq2seq", "grouper", "gdp"])
+def test_imitation_makes_a_placement_likely(placer):
+    torch.manual_seed(0)
+    entry = POLICIES[placer]
+    policy = entry.policy(entry.config(hidden=16, units="paper"))
+    graph = make_input(fork_of_chains(6, 2), "paper")
+    wanted = torch.tensor([[0, 1, 1, 0, 1, 0]])
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        policy.imitation(graph, wanted).backward()
+        optimizer.step()
+    assert torch.equal(policy.sample(graph, 1, None).placement, wanted)
+
+
+def test_the_warm_up_imitates_annealing_and_counts_its_simulations(tmp_path):
+    config = one_shot(tmp_path, warmup=0.5, teacher=20)
+    learner = OneShotLearner(config, problems(3), problems(2, 10), lambda note: None)
+    state = learner.initial_state()
+    first = learner.iterate(state, 0.0)
+    assert state.simulations == 3 * 20
+    for _ in range(40):
+        state.iteration += 1
+        last = learner.iterate(state, 0.0)
+    assert last["loss/supervised"] < 0.8 * first["loss/supervised"]
+    assert state.simulations == 3 * 20
+    assert "loss/policy" in learner.iterate(state, 0.5)
+    assert state.simulations == 3 * 20 + 2 * 4
+
+
+def test_the_recipe_of_the_first_paper_trains(tmp_path):
+    learning = replace(PAPER_ONE_SHOT_LEARNING, graphs=2, samples=4)
+    numbers = train(replace(one_shot(tmp_path), learning=learning), problems(3), problems(2, 10))
+    assert numbers["placements/simulated"] == 8 * 2 * 4
+    assert np.isfinite(numbers["loss/policy"])
+    assert set(load_checkpoint(tmp_path)["history"]) <= {0, 1, 2}
+
+
+def test_standard_order_renames_equal_devices_by_first_use():
+    equal = fork_of_chains(4, 1, 3)
+    assert standard_order(equal, np.array([2, 2, 0, 1])).tolist() == [0, 0, 1, 2]
+    assert standard_order(equal, np.array([1, 1, 1, 1])).tolist() == [0, 0, 0, 0]
+    mixed = PlacementProblem(equal.graph, toy_cluster(speeds=(1.0, 0.5, 1.0)))
+    assert standard_order(mixed, np.array([1, 2, 0, 2])).tolist() == [1, 0, 2, 0]

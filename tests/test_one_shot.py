@@ -152,7 +152,9 @@ def test_gdp_places_tens_of_thousands_of_ops_in_one_pass_with_little_memory(monk
 def run(placer, toy, out, iterations):
     algorithm: Literal["ppo", "reinforce"] = "ppo" if placer == "gdp" else "reinforce"
     lr = 3e-3 if placer == "gdp" else 5e-3
-    learning = OneShotLearningConfig(algorithm, lr=lr, graphs=1, samples=32, baseline="quantile", epochs=2)
+    learning = OneShotLearningConfig(
+        algorithm, warmup=0.0, lr=lr, graphs=1, samples=32, baseline="quantile", entropy=0.01
+    )
     config = OneShotTrainConfig(
         str(out), iterations=iterations, placer=placer, policy=SMALL[placer], learning=learning, validate_every=2
     )

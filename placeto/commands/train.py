@@ -47,7 +47,8 @@ class Arguments:
     validation_graphs: GraphList = ()
     """validation graphs, in addition to those of --family: files or family:split:index"""
     checkpoint: OptionalPath = None
-    """begin with the parameters, and the policy settings, of this checkpoint or run directory: fine-tuning"""
+    """begin with the parameters, and the policy settings, of this checkpoint or run directory: fine-tuning, by default
+    without warm-up"""
     resume: bool = False
     """go on from the checkpoint in --out"""
 

@@ -20,7 +20,7 @@ from placeto.config import OneShotLearningConfig, OneShotTrainConfig
 from placeto.cost import PlacementProblem, ProblemBatch
 from placeto.features import penalised
 from placeto.grouping import group_ops
-from placeto.heuristics.search import best_cheap
+from placeto.heuristics.search import anneal, best_cheap
 from placeto.learners.base import TrainState, Validation, set_learning_rate
 from placeto.learning import gradient_step
 from placeto.op_features import OneShotInput, UnitKind, make_input
@@ -86,6 +86,7 @@ class OneShotLearner:
         self.problems, self.validation = problems, validation
         self.family = Family.of(problems, config.policy.units, config.device, report)
         self.held_out = Family.of(validation, config.policy.units, config.device, report)
+        self.labels = self._teach(report) if config.learning.warmup else ()
 
     def initial_state(self) -> TrainState:
         """A fresh policy, no placement met."""
@@ -104,11 +105,13 @@ class OneShotLearner:
         )
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
-        """One round: sample, simulate all samples in one call, step. Returns the numbers to log."""
+        """One round: sample, simulate all samples in one call, step; or imitate. Returns the numbers to log."""
         family, learning, policy = self.family, self.config.learning, _policy(state)
         began, watch = time.perf_counter(), Stopwatch()
         count = min(learning.graphs, len(family.inputs))
         chosen = state.random.choice(len(family.inputs), count, replace=False)
+        if done < learning.warmup:
+            return self._imitate(state, chosen.tolist(), done)
         samples = [policy.sample(family.inputs[i], learning.samples, state.torch_random) for i in chosen]
         watch.lap("network")
         placements = np.stack(
@@ -120,6 +123,7 @@ class OneShotLearner:
         state.simulations += relative.size
         watch.lap("simulation")
         advantage = advantages(relative, learning, chosen.tolist(), state.history)
+        done = (done - learning.warmup) / (1.0 - learning.warmup)
         lr = learning.lr * (1.0 - done)
         set_learning_rate(state.optimizer, lr)
         inputs = [family.inputs[i] for i in chosen]
@@ -152,6 +156,39 @@ class OneShotLearner:
         """(N,) best placement of a training problem's ops met so far."""
         return state.elite[index, : self.family.batch.problems[index].num_ops]
 
+    def _teach(self, report: Callable[[str], None]) -> tuple[Tensor, ...]:
+        """(C,) placements (1, U) of the training problems' units by short annealing, devices in a standard order."""
+        labels = []
+        for (name, problem), unit in zip(self.problems.items(), self.family.units, strict=True):
+            report(f"annealing {name}")
+            result = anneal(problem, simulations=self.config.learning.teacher, seed=self.config.seed)
+            votes = np.zeros((unit.max() + 1, problem.num_devices))
+            np.add.at(votes, (unit, result.placement), problem.op_time.mean(1) + 1e-9)
+            placement = standard_order(problem, votes.argmax(1))
+            labels.append(torch.from_numpy(placement)[None].to(self.config.device))
+        return tuple(labels)
+
+    def _imitate(self, state: TrainState, chosen: Sequence[int], done: float) -> dict[str, float]:
+        """A step towards the good placements of some graphs."""
+        learning, policy, began = self.config.learning, _policy(state), time.perf_counter()
+        if not state.iteration:
+            state.simulations += len(self.labels) * learning.teacher
+        lr = learning.warmup_lr * (1.0 - 0.9 * done / learning.warmup)
+        set_learning_rate(state.optimizer, lr)
+        state.optimizer.zero_grad()
+        total = 0.0
+        for index in chosen:
+            loss = policy.imitation(self.family.inputs[index], self.labels[index]) / len(chosen)
+            loss.backward()
+            total += float(loss.detach())
+        norm = float(gradient_step(policy, state.optimizer, learning.max_grad_norm))
+        return {
+            "loss/supervised": total,
+            "train/gradient_norm": norm,
+            "train/learning_rate": lr,
+            "seconds/network": time.perf_counter() - began,
+        }
+
     def _keep_elite(self, state: TrainState, chosen: np.ndarray, placements: np.ndarray, relative: np.ndarray) -> None:
         """Remember the best placement of each problem."""
         for b, problem in enumerate(chosen):
@@ -159,6 +196,24 @@ class OneShotLearner:
             if relative[b, best] < state.elite_score[problem]:
                 state.elite_score[problem] = relative[b, best]
                 state.elite[problem] = placements[b, best]
+
+
+def standard_order(problem: PlacementProblem, placement: np.ndarray) -> np.ndarray:
+    """A placement (U,) with equal devices renamed by their first use, so that like placements have like names.
+
+    Links are not looked at: between unequal links the renamed placement may be better or worse.
+    """
+    cluster = problem.cluster
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for d in range(problem.num_devices):
+        key = (problem.op_time[:, d].tobytes(), float(cluster.overhead_us[d]), int(cluster.memory[d]))
+        alike.setdefault(key, []).append(d)
+    rename = np.arange(problem.num_devices)
+    used = list(dict.fromkeys(placement.tolist()))
+    for devices in alike.values():
+        first_used = [d for d in used if d in devices] + [d for d in devices if d not in used]
+        rename[first_used] = devices
+    return rename[placement]
 
 
 def _policy(state: TrainState) -> OneShotPolicy:

@@ -83,6 +83,10 @@ class OneShotPolicy(nn.Module):
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (K, A) of given decisions (K, A), and the mean entropy (K,) of a decision, in nats."""
 
+    def imitation(self, graph: OneShotInput, placement: Tensor) -> Tensor:
+        """Loss of given placements (K, U): minus the mean log-probability of a decision."""
+        return -self.score(graph, placement)[0].mean()
+
     def check(self, graph: OneShotInput) -> None:
         """Refuse a cluster of more devices than the policy knows.
 

@@ -26,8 +26,8 @@ from placeto.policies.base import OneShotPolicy, Sample
 class GdpConfig:
     """What the GDP policy is made of."""
 
-    units: UnitKind = "ops"
-    """What gets a device: ops, the paper's co-located ops, or groups of `placeto.grouping`."""
+    units: UnitKind = "groups"
+    """What gets a device: groups of `placeto.grouping`, co-located ops ("paper"), or ops alone, as in the paper."""
     hidden: int = 64
     """Width of the embeddings."""
     rounds: int = 3

@@ -80,6 +80,21 @@ class GrouperPolicy(OneShotPolicy):
         log_prob, entropy = log_prob.masked_fill(empty, 0.0), entropy.masked_fill(empty, 0.0)
         return torch.cat([group_log_prob, log_prob], 1), torch.cat([group_entropy, entropy], 1).mean(1)
 
+    def imitation(self, graph: OneShotInput, placement: Tensor) -> Tensor:
+        """Loss of given placements (K, U), of the placer alone.
+
+        Each group of the most likely grouping should go where most of its units are, an empty one to the first device:
+        what is fed back to the decoder must look as it does when sampling.
+        """
+        group = self._group_logits(graph).detach().argmax(-1).expand(len(placement), -1)
+        slot = (torch.arange(len(placement), device=group.device)[:, None] * self.groups + group).flatten()
+        votes = group.new_zeros(len(placement) * self.groups, graph.num_devices)
+        votes.index_put_((slot, placement.flatten()), torch.ones_like(slot), accumulate=True)
+        device = votes.argmax(-1).view(len(placement), -1)
+        x, pair, _ = self._describe(graph, group)
+        log_prob, _ = self.placer.score(x, self.placer.head.embeddings(graph), pair, device)
+        return -log_prob.mean()
+
     def _group_logits(self, graph: OneShotInput) -> Tensor:
         """(U, G) logits of the grouper."""
         place = torch.arange(graph.num_units, device=graph.features.device) / graph.num_units * self.groups
