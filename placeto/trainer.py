@@ -18,6 +18,8 @@ from placeto.config import AnyTrainConfig, ConfigError, TrainConfig, check_confi
 from placeto.cost import PlacementProblem
 from placeto.learners import LEARNERS
 from placeto.learners.base import Learner, TrainState
+from placeto.placement import save_result
+from placeto.placer import PlacementResult
 from placeto.plot import gantt_figure
 from placeto.policies import POLICIES
 from placeto.signals import StopRequest
@@ -43,7 +45,8 @@ def train(
 ) -> dict[str, float]:
     """Train a policy on some problems and choose its parameters on others.
 
-    Writes ``checkpoint.pt`` and tensorboard events to ``config.out``. Ctrl-C and SIGTERM save first.
+    Writes ``checkpoint.pt`` and tensorboard events to ``config.out``, and without validation problems the best
+    placements met, ``placement-0.json`` and so on in the order of the problems. Ctrl-C and SIGTERM save first.
 
     Args:
         config: what to train and how.
@@ -65,6 +68,7 @@ def train(
     began = time.perf_counter()
     check_config(config)
     _check(problems, validation)
+    alone = validation is None
     validation = problems if validation is None else validation
     numba.get_num_threads()  # starts numba's threads, which sets the number that torch uses: only then can that be set
     torch.set_num_threads(config.threads)
@@ -103,6 +107,8 @@ def train(
             best = f", validation {state.best_validation:.4f} of one device" if known else ""
             report(done, f"iteration {state.iteration}{best}")
         _save(config, state, learner)
+    if alone:
+        _save_placements(config, state, learner)
     final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
     writer.add_hparams(_flat(asdict(config)), final, run_name=".", global_step=state.iteration)
     writer.close()
@@ -208,6 +214,16 @@ def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
         },
         Path(config.out) / "checkpoint.pt",
     )
+
+
+def _save_placements(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
+    """Write the best placement met of each training problem, where one was met."""
+    for index, problem in enumerate(learner.problems.values()):
+        if np.isfinite(state.elite_score[index]):
+            schedule = simulate(problem, learner.best_placement(state, index))
+            span, fits = schedule.makespan_us, schedule.fits
+            result = PlacementResult(schedule.placement, span, fits, state.simulations, state.elapsed, ())
+            save_result(problem, result, config.placer, Path(config.out) / f"placement-{index}.json")
 
 
 def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig, learner: Learner) -> None:

@@ -242,7 +242,9 @@ def test_train_for_one_graph_then_fine_tune(placer: str, tmp_path: Path, capsys:
     assert run("train", one, *on, "--placer", placer, "--out", tmp_path / "a", *small) == 0
     captured = capsys.readouterr()
     assert "the training graphs choose the parameters" in captured.err
-    assert f"best met     {one}: " in captured.out
+    if placer == "placeto":  # the others only imitate in their first iteration
+        assert f"best met     {one}: " in captured.out
+        assert run("simulate", one, *on, "--placement", tmp_path / "a" / "placement-0.json") == 0
     # the policy's settings come with the checkpoint
     tuned = [option for option in small if option not in ("--policy.hidden", "16")]
     start = ("--checkpoint", tmp_path / "a")

@@ -24,6 +24,7 @@ from placeto.commands.common import (
 from placeto.config import AnyTrainConfig, default_config
 from placeto.cost import PlacementProblem
 from placeto.load import load_split, resolve_graph
+from placeto.placement import load_placement
 from placeto.progress import ProgressBar
 from placeto.trainer import pretrained_config, train
 
@@ -33,8 +34,8 @@ class Arguments:
     """Train a policy on the train split of a family; its validation split chooses the parameters that are kept.
 
     With GRAPHs and neither --family nor --validation-graphs it is trained for these very graphs: they choose the
-    parameters too, and the best placement met of each is printed. Writes a checkpoint and tensorboard curves to
-    --out. Ctrl-C saves first; --resume goes on.
+    parameters too, and the best placement met of each is written to --out. A checkpoint and tensorboard curves are
+    always written there. Ctrl-C saves first; --resume goes on.
     """
 
     cluster: str
@@ -90,16 +91,19 @@ def run(arguments: Arguments) -> None:
     with ProgressBar("training", total=1.0) as bar:
         train(config, problems, validation, initial=initial, resume=arguments.resume, report=bar.update)
     if single:
-        _print_best(problems, load_checkpoint(out))
+        _print_best(problems, out)
     print(f"checkpoint   {out / FILE_NAME}")
     print(f"curves       tensorboard --logdir {out}")
 
 
-def _print_best(problems: dict[str, PlacementProblem], checkpoint: dict[str, Any]) -> None:
+def _print_best(problems: dict[str, PlacementProblem], out: Path) -> None:
     """The best placement met of each graph, in a line."""
-    for (name, problem), score in zip(problems.items(), checkpoint["elite_score"].tolist(), strict=True):
-        us = score * problem.single_device_us
-        print(f"best met     {name}: {us:.1f} us, {score:.4f} of the best single device (penalised for memory)")
+    for index, (name, problem) in enumerate(problems.items()):
+        path = out / f"placement-{index}.json"
+        if path.exists():
+            us = load_placement(path).makespan_us or 0.0
+            single = problem.single_device_us or 1.0  # 0 where nothing takes time
+            print(f"best met     {name}: {us:.1f} us, {us / single:.4f} of the best single device, {path}")
 
 
 def _value(arguments: Sequence[str], option: str) -> str | None:

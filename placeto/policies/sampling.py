@@ -15,7 +15,7 @@ import torch
 
 from placeto.cost import PlacementProblem
 from placeto.grouping import group_ops
-from placeto.heuristics.search import ANNEAL, COLD, HOT, best_cheap, local_search, round_to_groups
+from placeto.heuristics.search import annealing, best_cheap, round_to_groups
 from placeto.op_features import OneShotInput, make_input
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import OneShotPolicy
@@ -81,9 +81,8 @@ class SamplingPlacer:
         assert evaluator.best is not None
         if evaluator.best_score < evaluator.best_groups[1] and not evaluator.exhausted:
             evaluator.score(round_to_groups(evaluator.problem, evaluator.groups, evaluator.best))
-        if evaluator.best_groups[1] < math.inf:
-            random = np.random.default_rng(seed)
-            local_search(evaluator, evaluator.best_groups[0], ANNEAL, HOT, COLD, random)
+        if not evaluator.exhausted:
+            annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed))
 
 
 def sampling_placer(checkpoint: Mapping[str, Any], policy: OneShotPolicy) -> SamplingPlacer:
