@@ -164,6 +164,12 @@ class OneShotTrainConfig(RunConfig):
 AnyTrainConfig = TrainConfig | OneShotTrainConfig
 
 
+ONE_SHOT_LEARNING = {
+    "gdp": OneShotLearningConfig(warmup=0.0),  # it imitates single graphs well, but unseen ones then come out worse
+}
+"""Recipes of one-shot placers that learn in a way of their own."""
+
+
 class ConfigError(ValueError):
     """A setting out of its range; the message names it and says what would be valid."""
 
@@ -178,7 +184,8 @@ def default_config(placer: str, out: str) -> AnyTrainConfig:
     policy = POLICIES[placer].config()
     if isinstance(policy, PlacetoConfig):
         return TrainConfig(out, placer=placer, policy=policy)
-    return OneShotTrainConfig(out, placer=placer, policy=policy)
+    learning = ONE_SHOT_LEARNING.get(placer, OneShotLearningConfig())
+    return OneShotTrainConfig(out, placer=placer, policy=policy, learning=learning)
 
 
 def check_config(config: AnyTrainConfig) -> None:
