@@ -183,7 +183,7 @@ def test_imitation_makes_a_placement_likely(placer):
 
 
 def test_the_warm_up_imitates_annealing_and_counts_its_simulations(tmp_path):
-    config = one_shot(tmp_path, warmup=0.5, teacher=20)
+    config = one_shot(tmp_path, warmup=0.5, teacher=20, warmup_lr=1e-2)
     learner = OneShotLearner(config, problems(3), problems(2, 10), lambda note: None)
     state = learner.initial_state()
     first = learner.iterate(state, 0.0)
