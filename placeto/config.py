@@ -106,7 +106,7 @@ class OneShotLearningConfig:
     """Passes of PPO over an iteration's placements."""
     minibatch: int = 2
     """Graphs that go into one gradient step of PPO."""
-    entropy: float = 3e-2
+    entropy: float = 0.1
     """Weight of the entropy bonus, falling to zero."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
@@ -166,7 +166,7 @@ AnyTrainConfig = TrainConfig | OneShotTrainConfig
 
 ONE_SHOT_LEARNING = {
     # it imitates the graphs of the training well, but unseen ones then come out worse
-    "gdp": OneShotLearningConfig(warmup=0.0, entropy=0.1),
+    "gdp": OneShotLearningConfig(warmup=0.0),
 }
 """Recipes of one-shot placers that learn in a way of their own."""
 
