@@ -61,6 +61,7 @@ def _relieve(
     device, size = keys % num_devices, np.bincount(unit, weights=size)  # (U,)
     src, dst = unit[graph.edge_src], unit[graph.edge_dst]
     travel = transfer_us(problem)[graph.edge_tensor]
+    usual = travel.sum() / max(len(travel), 1) + 1e-9
     for _ in range(2 * len(device)):
         over = np.maximum(0.0, peak - limit)
         full = int(over.argmax())
@@ -74,7 +75,7 @@ def _relieve(
         if relief.max(initial=0.0) > 0.0:
             traffic = _traffic(src, dst, travel, device, num_devices)
             added = np.maximum(0.0, traffic[leaving, full][:, None] - traffic[leaving])
-            worth = np.where(relief > 0.0, relief / (added + travel.mean() + 1e-9), 0.0)
+            worth = np.where(relief > 0.0, relief / (added + usual), 0.0)
             row, column = divmod(int(worth.argmax()), num_devices)
             moves = [(int(leaving[row]), column)]
         else:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph
 from placeto.grouping import group_ops
 from placeto.heuristics.repair import repair
 from placeto.placer import Evaluator
@@ -43,3 +44,12 @@ def test_the_budget_is_kept() -> None:
     evaluator.score_ops(np.array([0, 0, 1]))
     repair(evaluator)
     assert (evaluator.simulations, evaluator.best_fits) == (2, False)
+
+
+def test_a_graph_without_edges() -> None:
+    graph = ComputationGraph.from_ops("apart", [{"name": name, "flops": 10.0, "param_bytes": 60} for name in "abc"])
+    problem = PlacementProblem(graph, devices(250, 250, 250))
+    evaluator = Evaluator(problem, group_ops(problem))
+    evaluator.score_ops(np.zeros(3, np.int64))
+    repair(evaluator)
+    assert evaluator.best_fits
