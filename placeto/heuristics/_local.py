@@ -92,8 +92,7 @@ class LocalSearch:
         """
         evaluator, ratio = self.evaluator, cold / hot if hot > 0.0 else 1.0
         began = evaluator.progress
-        while not evaluator.exhausted:
-            count = self._next_chunk()
+        while (count := self._next_chunk()) > 0:
             done = (evaluator.progress - began) / (1.0 - began)
             share = count / evaluator.limit if evaluator.limit is not None else 0.0
             if evaluator.seconds_limit is not None:
@@ -118,7 +117,7 @@ class LocalSearch:
             self._pace = (evaluator.seconds - before) / count
 
     def _next_chunk(self) -> int:
-        """Simulations until the next look at the clock."""
+        """Simulations until the next look at the clock; 0 if the budget is spent."""
         evaluator = self.evaluator
         count: float = _CHUNK
         if evaluator.seconds_limit is not None:

@@ -18,6 +18,7 @@ from placeto.heuristics.common import Rule
 from placeto.heuristics.list_scheduling import try_etf, try_heft
 from placeto.heuristics.naive import try_single
 from placeto.heuristics.partition import try_expert, try_metis
+from placeto.heuristics.repair import repair
 from placeto.placer import Evaluator, PlacementResult
 
 CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
@@ -110,14 +111,17 @@ def _kicked(device: np.ndarray, evaluator: Evaluator, rng: np.random.Generator) 
 def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
     """Run the cheap heuristics within the budget: the best placement (G,) of groups, and its penalised makespan.
 
-    Where no modules say what belongs together, m-SCT is tried too, if its linear program is small. If the best one
-    places op by op, it is rounded to groups (each goes where most of its work is) and counts too.
+    Where no modules say what belongs together, m-SCT is tried too, if its linear program is small. If none fits into
+    memory, the best one is repaired. If the best one places op by op, it is rounded to groups (each goes where most of
+    its work is) and counts too.
     """
     graph = evaluator.problem.graph
     flat = not any(graph.modules) and graph.num_ops <= _MOST_OPS
     for rule in (*CHEAP, try_m_sct) if flat else CHEAP:
         if not evaluator.exhausted:
             rule(evaluator, seed)
+    if not evaluator.best_fits:
+        repair(evaluator)
     if evaluator.best is not None and evaluator.best_score < evaluator.best_groups[1]:
         evaluator.score(round_to_groups(evaluator.problem, evaluator.groups, evaluator.best))
     return evaluator.best_groups

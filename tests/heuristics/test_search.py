@@ -1,10 +1,14 @@
 """Local searches: what the guide says, what is remembered, what moves together, and where each gets."""
 
+import itertools
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from placeto import _kernel
+from placeto import _kernel, placer
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
 from placeto.features import InstanceBatch, make_instance, score_moves
@@ -14,10 +18,11 @@ from placeto.heuristics import HEURISTICS, SEARCHES
 from placeto.heuristics._guide import estimate, timelines
 from placeto.heuristics._local import LocalSearch
 from placeto.heuristics._neighbourhood import chains, neighbourhood
-from placeto.heuristics.search import ANNEAL, CLIMB, anneal, hillclimb, ils
+from placeto.heuristics.search import ANNEAL, CLIMB, anneal, best_cheap, hillclimb, ils
 from placeto.placer import Evaluator
 from placeto.simulator import simulate
 from tests.heuristics.test_heuristics import forks, random_cluster, random_graph
+from tests.test_memory_limits import chain, devices
 
 
 def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
@@ -168,3 +173,20 @@ def test_searches_are_repeatable() -> None:
     one, two = (anneal(problem, simulations=400, seed=3) for _ in range(2))
     np.testing.assert_array_equal(one.placement, two.placement)
     assert [entry[::2] for entry in one.history] == [entry[::2] for entry in two.history]
+
+
+def test_a_start_that_does_not_fit_is_repaired() -> None:
+    """Of the 8 placements one fits, and no cheap placer meets it."""
+    problem = PlacementProblem(chain(60, 40, 70), devices(110, 60))
+    evaluator = Evaluator(problem, group_ops(problem))
+    best_cheap(evaluator)
+    assert evaluator.best_fits
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_time_that_is_up_between_two_looks_at_the_clock(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes on by one second at each look, so that some limit is reached at each of them."""
+    problem = forks(2, 2, "2xv100")
+    for seconds in range(1, 120):
+        monkeypatch.setattr(placer, "time", SimpleNamespace(perf_counter=partial(next, itertools.count())))
+        HEURISTICS[name](problem, seconds=float(seconds))
