@@ -84,6 +84,7 @@ def describe(schedule: Schedule) -> str:
     """Makespan, and each device's load and memory, as a few lines of text."""
     problem, cluster = schedule.problem, schedule.problem.cluster
     busy = np.bincount(schedule.placement, schedule.finish_us - schedule.start_us, cluster.num_devices)
+    share = busy / (schedule.makespan_us or 1.0)
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
     relative = schedule.makespan_us / (problem.single_device_us or 1.0)  # 0 where nothing takes time
     bound = schedule.makespan_us / (problem.lower_bound_us or 1.0)
@@ -97,7 +98,7 @@ def describe(schedule: Schedule) -> str:
     ]
     for d, device in enumerate(cluster.devices):
         memory = f"{schedule.peak_memory[d] / 1e9:.2f} of {device.memory / 1e9:.2f} GB"
-        lines.append(f"{device.name:<{width}}  {ops[d]:>6}  {busy[d] / schedule.makespan_us:>6.1%}  {memory:>16}")
+        lines.append(f"{device.name:<{width}}  {ops[d]:>6}  {share[d]:>6.1%}  {memory:>16}")
     return "\n".join(lines)
 
 
