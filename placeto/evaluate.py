@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FORMAT = "placeto.evaluation/1"
 SAVE_EVERY_S = 2.0
+_WARM_UP = 256  # simulations, of which some are in batches that are worth several threads
 Row = dict[str, Any]
 _REQUIRED = ("graph", "cluster", "placer", "seed", "makespan_us", "relative", "lower_bound_us", "fits")
 
@@ -234,7 +235,8 @@ class _Worker:
         if job.graph not in self.problems:
             self.problems[job.graph] = PlacementProblem(self.graphs[job.graph], self.cluster)
         if job.spec not in self.placers:
-            self.placers[job.spec] = self._warm(job.spec)
+            self.placers[job.spec] = job.spec.load()
+            warm_up(self.placers[job.spec], self.cluster, job.spec.simulations, job.spec.seconds)
         problem = self.problems[job.graph]
         budget = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
         result = self.placers[job.spec](
@@ -259,13 +261,15 @@ class _Worker:
             row["history"] = [point for point in points if math.isfinite(point[2])]
         return row
 
-    def _warm(self, spec: PlacerSpec) -> Placer:
-        """Load a placer and compile its kernels on a tiny graph, so that the first job's seconds count only work."""
-        placer = spec.load()
-        simulations = None if spec.simulations is None else min(spec.simulations, 64)
-        seconds = None if spec.seconds is None else min(spec.seconds, 0.1)
-        placer(_tiny(self.cluster), simulations=simulations, seconds=seconds, seed=0)
-        return placer
+
+def warm_up(placer: Placer, cluster: Cluster, simulations: int | None, seconds: float | None) -> None:
+    """Compile a placer's kernels on a tiny graph, so that the seconds of the next graph count only work.
+
+    `simulations` and `seconds` are the placer's budget. Seconds don't limit the compiling: it would stop half-way.
+    """
+    if seconds is not None:
+        simulations = _WARM_UP if simulations is None else simulations
+    placer(_tiny(cluster), simulations=None if simulations is None else min(simulations, _WARM_UP), seed=0)
 
 
 def _tiny(cluster: Cluster) -> PlacementProblem:

@@ -112,6 +112,16 @@ def test_place_with_the_default_placer_finds_the_optimum(graph_file: str, capsys
     assert makespan < 1300.0  # both branches at once; 1812 + overheads on one device
 
 
+@pytest.mark.parametrize("budget", [("--simulations", "50"), ("--seconds", "0.2")])
+def test_place_what_takes_no_time(budget: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    idle = ComputationGraph.from_ops("idle", [{"name": "a", "outputs": [4]}, {"name": "b", "inputs": [["a", 0]]}])
+    save_graph(idle, tmp_path / "idle.json")
+    assert run("place", tmp_path / "idle.json", "--cluster", "2xv100", *budget) == 0
+    out = capsys.readouterr().out
+    assert "makespan_us  0.0" in out
+    assert "nan" not in out
+
+
 def test_a_placement_by_hand_needs_no_more_than_devices(
     graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

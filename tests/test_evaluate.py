@@ -48,6 +48,23 @@ def test_rows_come_in_order_with_the_numbers_of_the_placement(
     assert all(row["fits"] and row["cluster"] == "2xv100" and row["simulations"] >= 1 for row in rows)
 
 
+def test_warming_up_is_not_cut_short_by_seconds(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    single = HEURISTICS["single"]
+
+    def patient(problem, *, simulations=None, seconds=None, seed=0):
+        calls.append((problem.graph.name, simulations, seconds))
+        return single(problem, simulations=simulations, seconds=seconds, seed=seed)
+
+    monkeypatch.setitem(HEURISTICS, "single", patient)
+    for budget in ({"seconds": 0.01}, {"simulations": 5, "seconds": 0.01}, {"simulations": 9999}, {}):
+        evaluate({"small": graphs["small"]}, cluster, [PlacerSpec("single", "single", **budget)], processes=1)
+    assert calls[::2] == [("tiny", 256, None), ("tiny", 5, None), ("tiny", 256, None), ("tiny", None, None)]
+    assert calls[1::2] == [("small", None, 0.01), ("small", 5, 0.01), ("small", 9999, None), ("small", None, None)]
+
+
 def test_interrupted_runs_are_continued(
     graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def run(arguments: Arguments) -> None:
         check_suffix(arguments.plot)
     from placeto.cluster import load_cluster
     from placeto.cost import PlacementProblem
+    from placeto.evaluate import warm_up
     from placeto.placement import save_result
     from placeto.simulator import simulate
 
@@ -58,6 +59,8 @@ def run(arguments: Arguments) -> None:
     problem = PlacementProblem(graph, load_cluster(arguments.cluster))
     if arguments.seed < 0:
         raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
+    if budget.seconds is not None:
+        warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
     result = placer(problem, simulations=budget.simulations, seconds=budget.seconds, seed=arguments.seed)
     schedule = simulate(problem, result.placement)
     if arguments.output is not None:
