@@ -95,14 +95,14 @@ def _partition(
 ) -> np.ndarray:
     """(G,) part of each group. Where parameters need much of the memory, they count beside the work."""
     num_groups, num_devices = len(work), problem.num_devices
+    speeds = device_speeds(problem)
     if num_devices == 1 or num_groups <= 1:
-        return np.zeros(num_groups, np.int64)
+        return np.full(num_groups, speeds.argmax())
     pressure = min(1.0, demand.sum() / float(problem.cluster.memory.sum()))
     load = work / max(work.sum(), 1e-9) + pressure * demand / max(demand.sum(), 1e-9)
     both = np.concatenate([pairs, pairs[:, ::-1]])
     weight = np.concatenate([transfer, transfer])
     by_source = np.lexsort((both[:, 1], both[:, 0]))
-    speeds = device_speeds(problem)
     chosen = np.sort(np.argsort(-speeds, kind="stable")[:num_groups])  # no more parts than groups
     with _silence():
         _, parts = pymetis.part_graph(
@@ -125,6 +125,7 @@ def _silence() -> Iterator[None]:
     """METIS writes to the terminal, past Python, where parts get empty on the way; the result is valid all the same."""
     sys.stdout.flush()
     libc, kept = ctypes.CDLL(None), os.dup(1)
+    libc.fflush(None)  # what others have written
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     try:

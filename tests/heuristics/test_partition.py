@@ -1,8 +1,13 @@
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph
 from placeto.heuristics import HEURISTICS
 from placeto.load import load_family
 
@@ -15,3 +20,28 @@ def test_metis_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
         assert len(np.unique(HEURISTICS["metis"](problem).placement)) > 1
     print("heard")
     assert capfd.readouterr() == ("heard\n", "")
+
+
+WRITES = """
+import ctypes
+from placeto.heuristics.partition import _silence
+libc = ctypes.CDLL(None)
+libc.printf(b"kept back, ")
+with _silence():
+    libc.printf(b"unheard, ")
+libc.printf(b"heard")
+libc.fflush(None)
+"""
+
+
+def test_only_what_metis_writes_is_kept_from_the_terminal() -> None:
+    """C keeps output back until there is enough of it, unless Python is told not to buffer."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-c", WRITES], env=environment, capture_output=True, check=True)
+    assert done.stdout == b"kept back, heard"
+
+
+def test_metis_places_a_single_group_where_it_is_fastest() -> None:
+    graph = ComputationGraph.from_ops("one", [{"name": "a", "flops": 1e12}])
+    result = HEURISTICS["metis"](PlacementProblem(graph, load_cluster("cpu+1xh100")))
+    assert result.placement.tolist() == [1]
