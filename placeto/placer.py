@@ -165,8 +165,12 @@ class Evaluator:
 
         `improvements` are (simulation of these, makespan_us); their seconds are interpolated.
         """
-        if self.best_fits:  # the search began from something worse
-            improvements = [(count, us) for count, us in improvements if us < self._best_makespan]
+        if self.best_fits:  # the search began from something worse, or from what doesn't fit
+            better: list[tuple[int, float]] = []  # the last one first
+            for count, us in reversed(improvements):
+                if us < self._best_makespan and (not better or us > better[-1][1]):
+                    better.append((count, us))
+            improvements = better[::-1]
         begin = max(self._absorbed, self._history[-1][1] if self._history else 0.0)
         self._absorbed = now = self.seconds
         before = len(self._history)

@@ -128,6 +128,14 @@ def test_absorbed_improvements_become_history() -> None:
     assert judge.simulations == 101
 
 
+def test_absorbed_improvements_that_do_not_fit_are_left_out() -> None:
+    """A search that begins from what doesn't fit logs faster placements before the first one that fits."""
+    judge = evaluator(two_chains())
+    judge.absorb(ONE, 100.0, 0.0, 1)
+    judge.absorb(APART, 95.0, 0.0, 10, [(5, 83.0), (7, 98.0), (9, 95.0)])
+    assert [entry[::2] for entry in judge.result().history] == [(1, 100.0), (8, 98.0), (10, 95.0)]
+
+
 def test_bad_placements_and_budgets_are_refused() -> None:
     problem = two_chains()
     with pytest.raises(PlacementError):
