@@ -35,7 +35,8 @@ BROADCAST = -1
 def _drop_stale_caches() -> None:
     """Forget compiled callers older than a kernel file: numba's cache does not see changes in imported files."""
     folder = Path(__file__).parent
-    changed = max(path.stat().st_mtime for path in folder.glob("_[a-z]*.py"))
+    sources = [*folder.glob("**/_[a-z]*.py"), folder / "placer.py"]  # the latter for its constant
+    changed = max(path.stat().st_mtime for path in sources)
     for index in folder.glob("**/*.nbi"):
         with suppress(OSError):
             if index.stat().st_mtime < changed:

@@ -91,13 +91,14 @@ class LocalSearch:
             patience: end after so many proposals in a row without an improvement.
         """
         evaluator, ratio = self.evaluator, cold / hot if hot > 0.0 else 1.0
-        began = evaluator.progress
+        began, fruitless = evaluator.progress, 0
         while (count := self._next_chunk()) > 0:
             done = (evaluator.progress - began) / (1.0 - began)
             share = count / evaluator.limit if evaluator.limit is not None else 0.0
             if evaluator.seconds_limit is not None:
                 share = max(share, self._pace * count / evaluator.seconds_limit)
             until, before = min(1.0, done + share / (1.0 - began)), evaluator.seconds
+            standing = self.score
             simulated, logged = search(
                 evaluator.problem.arrays,
                 self.near,
@@ -105,13 +106,14 @@ class LocalSearch:
                 self.chances,
                 self.rng,
                 count,
-                1 << 60 if patience is None else patience,
+                1 << 60 if patience is None else patience - fruitless,
                 hot * ratio**done,
                 hot * ratio**until,
                 self.guide,
                 *self._logs,
             )
             self._absorb(simulated, logged)
+            fruitless = 0 if self.score < standing else fruitless + simulated
             if simulated < count:
                 break
             self._pace = (evaluator.seconds - before) / count

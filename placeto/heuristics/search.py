@@ -75,7 +75,11 @@ def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> 
 def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
     """The method behind `anneal`: the fewer the simulations for the number of moves, the colder it begins."""
     moves = evaluator.groups.num_groups * (evaluator.problem.num_devices - 1)
-    hot = min(HOT, max(COLD, _WARMTH * evaluator.remaining / moves))
+    count = evaluator.remaining
+    if evaluator.seconds_limit is not None:  # as fast as so far, which counts the heuristics' own time
+        left = evaluator.seconds_limit - evaluator.seconds
+        count = min(count, evaluator.simulations * left / evaluator.seconds)
+    hot = min(HOT, max(COLD, _WARMTH * count / moves))
     LocalSearch(evaluator, start, ANNEAL, rng).run(hot, COLD)
 
 

@@ -190,3 +190,17 @@ def test_time_that_is_up_between_two_looks_at_the_clock(name: str, monkeypatch: 
     for seconds in range(1, 120):
         monkeypatch.setattr(placer, "time", SimpleNamespace(perf_counter=partial(next, itertools.count())))
         HEURISTICS[name](problem, seconds=float(seconds))
+
+
+def test_descents_end_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience counts over all looks at the clock, so that iterated search restarts where chunks are small, too."""
+    problem = forks(4, 6, "4xv100")
+    ends = []
+    for chunk in (1000, 16):
+        monkeypatch.setattr("placeto.heuristics._local._CHUNK", chunk)
+        evaluator = Evaluator(problem, group_ops(problem), simulations=3000)
+        search = LocalSearch(evaluator, np.zeros(24, np.int64), {"random": 1.0}, np.random.default_rng(0))
+        search.run(patience=72)
+        ends.append(evaluator.simulations)
+    assert ends[0] < 3000
+    assert ends[1] < 3000
