@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from placeto.env import EnvConfig
 from placeto.policies import POLICIES, OneShotConfig
 from placeto.policies.placeto import PlacetoConfig
@@ -133,9 +135,10 @@ class RunConfig:
     placer: str = "placeto"
     """Which learned placer."""
     threads: int = 1
-    """CPU threads of the network, whose tensors are small; simulations use all cores. Sums may depend on it."""
+    """CPU threads of the network, whose tensors are small, and of a rank's simulations where there are several ranks;
+    a single process simulates on all cores. Sums may depend on it."""
     device: str = "cpu"
-    """Where the network computes: cpu, or cuda."""
+    """Where the network computes: cpu, or cuda, of which each rank takes one GPU."""
     validate_every: int = 5
     """Iterations between validations; the best one's parameters are what the placer uses."""
     save_every: int = 5
@@ -199,6 +202,7 @@ def check_config(config: AnyTrainConfig) -> None:
     expected = POLICIES[config.placer].config
     if not isinstance(config.policy, expected):
         raise ConfigError(f"placer {config.placer!r} needs a {expected.__name__} as policy, not {config.policy!r}")
+    _check_device(config.device)
     if config.seed < 0:
         raise ConfigError(f"seed must be at least 0, not {config.seed}")
     common = {
@@ -253,6 +257,14 @@ def _check_one_shot(config: OneShotTrainConfig) -> dict[str, int]:
         "learning.teacher": learning.teacher,
         "policy.max_devices": policy.max_devices,
     }
+
+
+def _check_device(device: str) -> None:
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise ConfigError(f"device must be cpu or cuda, not {device!r}")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {device}: torch finds {torch.cuda.device_count()} GPUs here; cpu is always there")
 
 
 def _check_placer(placer: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.config import LearningConfig
+from placeto.distributed import ALONE, Ranks
 from placeto.policies.base import PairDistribution
 from placeto.reinforce import (
     REWARDS,
@@ -32,39 +33,42 @@ def supervised_update(
     episodes: Rollout,
     config: LearningConfig,
     order: np.ndarray,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """Fit the predicted change of the makespan by single moves to simulated labels, a step at a time.
 
     Huber loss in per cent, so that 1 % off is where it turns linear. `order` (T,) is the order of the states.
+    `episodes` are this rank's; losses are means over all ranks'.
     """
-    total = torch.zeros(3, dtype=torch.float64)
+    total, weight = torch.zeros(3, dtype=torch.float64), ranks.weight(episodes.action.shape[1])
     for t in order:
         labels = episodes.labels[t]
         _, change = policy(episodes.data[t])
         predicted = change[labels.slot, labels.device]
         target = labels.change.clamp(-CHANGE_CLIP, CHANGE_CLIP)
-        loss = nn.functional.smooth_l1_loss(100 * predicted, 100 * target)
+        loss = weight * nn.functional.smooth_l1_loss(100 * predicted, 100 * target)
         optimizer.zero_grad()
         loss.backward()
-        norm = gradient_step(policy, optimizer, config.max_grad_norm)
-        total += torch.tensor([float(loss.detach()), float(norm), float((predicted - target).detach().abs().mean())])
-    loss_mean, norm_mean, error = (total / len(order)).tolist()
-    return {"loss/supervised": loss_mean, "train/gradient_norm": norm_mean, "train/label_error": error}
+        norm = weight * gradient_step(policy, optimizer, config.max_grad_norm, ranks)
+        error = weight * (predicted - target).detach().abs().mean()
+        total += torch.tensor([float(loss.detach()), float(norm), float(error)])
+    loss_mean, norm_mean, error_mean = ranks.sum((total / len(order)).tolist())
+    return {"loss/supervised": loss_mean, "train/gradient_norm": norm_mean, "train/label_error": error_mean}
 
 
 def advantages(
-    episodes: Rollout, config: LearningConfig, graph: np.ndarray, history: dict[int, Tensor]
+    makespan: Tensor, config: LearningConfig, graph: np.ndarray, history: dict[int, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Returns (T, B) and advantages (T, B) of an iteration's episodes.
 
     Args:
-        episodes: what happened.
+        makespan: (T+1, B), relative, as in `Rollout`, of all ranks' episodes.
         config: reward, discount and reward baseline.
         graph: (B,) training instance of each episode.
         history: returns of earlier rounds by instance, for the "steps" baseline; updated in place.
     """
-    best = torch.cummin(episodes.makespan, 0).values
-    rewards = REWARDS[config.reward](episodes.makespan[:-1], episodes.makespan[1:], best[:-1])
+    best = torch.cummin(makespan, 0).values
+    rewards = REWARDS[config.reward](makespan[:-1], makespan[1:], best[:-1])
     if not config.intermediate_rewards:
         rewards = at_the_end_only(rewards)
     returns = discounted_returns(rewards, config.discount)
@@ -88,13 +92,16 @@ def policy_update(
     advantage: Tensor,
     config: LearningConfig,
     orders: list[np.ndarray],
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """PPO or REINFORCE on the episodes' moves.
 
     A gradient step takes `config.minibatch` moves of all B episodes; REINFORCE is on-policy, it takes all T at once.
-    `orders` holds one order (T,) of the moves for each epoch.
+    `orders` holds one order (T,) of the moves for each epoch. `episodes` are this rank's, `advantage` those of all.
     """
-    advantage = normalise(advantage)
+    count = advantage.shape[1]
+    advantage = normalise(advantage)[:, ranks.share(count)]
+    weight = advantage.shape[1] / count
     totals, updates = {"loss/policy": 0.0, "train/gradient_norm": 0.0, "train/entropy": 0.0}, 0
     for order in orders:
         size = config.minibatch if config.algorithm == "ppo" else len(order)
@@ -109,16 +116,19 @@ def policy_update(
                     loss = ppo_loss(log_prob, old, advantage[t], entropy, config.clip, config.entropy)
                 else:
                     loss = reinforce_loss(log_prob, advantage[t], entropy, config.entropy)
-                (loss / len(minibatch)).backward()
-                totals["loss/policy"] += float(loss.detach()) / len(minibatch)
-                totals["train/entropy"] += float(entropy.detach().mean()) / len(minibatch)
-            totals["train/gradient_norm"] += float(gradient_step(policy, optimizer, config.max_grad_norm))
+                (weight * loss / len(minibatch)).backward()
+                totals["loss/policy"] += weight * float(loss.detach()) / len(minibatch)
+                totals["train/entropy"] += weight * float(entropy.detach().mean()) / len(minibatch)
+            norm = gradient_step(policy, optimizer, config.max_grad_norm, ranks)
+            totals["train/gradient_norm"] += weight * float(norm)
             updates += 1
-    return {tag: total / updates for tag, total in totals.items()}
+    sums = ranks.sum(list(totals.values()))
+    return {tag: total / updates for tag, total in zip(totals, sums, strict=True)}
 
 
-def gradient_step(policy: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
-    """A step along the gradients there are, scaled down to a norm; returns the norm before."""
+def gradient_step(policy: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, ranks: Ranks = ALONE) -> Tensor:
+    """A step along the sum of all ranks' gradients, those there are, scaled down to a norm; returns the norm before."""
+    ranks.sum_gradients(policy)
     norm = nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
     optimizer.step()
     return norm

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from placeto.distributed import Randomness
 from placeto.nn_units import DeviceHead, gumbel_noise, log_prob_and_entropy
 
 ATTENTION_WIDTH = 16
@@ -37,7 +38,7 @@ class SequencePlacer(nn.Module):
         self.head = DeviceHead(hidden, max_devices)
 
     def sample(
-        self, x: Tensor, devices: Tensor, pair: Tensor, count: int, generator: torch.Generator | None
+        self, x: Tensor, devices: Tensor, pair: Tensor, count: int, generator: Randomness | None
     ) -> tuple[Tensor, Tensor]:
         """K = `count` sequences of devices, element by element, and their log-probabilities: (K, U) each."""
         memory = self.encoder(x)[0]

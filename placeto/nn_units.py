@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from placeto.distributed import Randomness, uniform
 from placeto.nn import mlp
 from placeto.op_features import DEVICE_FEATURES, NEIGHBOURS, TYPE_BUCKETS, UNIT_FEATURES, OneShotInput
 
@@ -62,12 +63,11 @@ class DeviceHead(nn.Module):
         return self.query(x) @ devices.T + self.time(x) * pair
 
 
-def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor) -> Tensor:
+def gumbel_noise(shape: tuple[int, ...], generator: Randomness | None, like: Tensor) -> Tensor:
     """What makes `argmax(logits + noise)` a draw from the softmax of the logits; zeros without a generator."""
     if generator is None:
         return like.new_zeros(shape)
-    uniform = torch.rand(shape, generator=generator, device=like.device, dtype=like.dtype)
-    return -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-7)))
+    return -torch.log(-torch.log(uniform(shape, generator, like).clamp(1e-9, 1 - 1e-7)))
 
 
 def log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from placeto.distributed import ALONE, Ranks
 from placeto.env import EnvConfig, EnvState, reset, step
 from placeto.features import InstanceBatch, score_moves
 from placeto.policies.base import PairDistribution
@@ -44,7 +45,7 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """T moves of B episodes."""
+    """T moves of B episodes, one rank's."""
 
     data: list[Data]  # T observations
     action: Tensor  # (T, B) int64
@@ -66,6 +67,8 @@ def rollout(
     temperature: float = 1.0,
     labels: int = 0,
     watch: Stopwatch | None = None,
+    ranks: Ranks = ALONE,
+    everyone: np.ndarray | None = None,
 ) -> Rollout:
     """Sample moves from the policy.
 
@@ -80,8 +83,11 @@ def rollout(
         labels: L, how many moves of each state to simulate for their exact effect: half of them drawn from the
             policy, half uniformly from the legal ones.
         watch: books simulation and network time.
+        ranks: the processes that roll out together.
+        everyone: (B of all ranks,) instances of all ranks' episodes, of which `state` holds this rank's.
     """
     watch = watch or Stopwatch()
+    noise = _Noise.of(batch, state.index if everyone is None else everyone, ranks, generator)
     data, actions, log_probs, makespans, labelled = [], [], [], [state.makespan], []
     simulations = len(state.index)
     watch.lap(None)
@@ -89,13 +95,13 @@ def rollout(
         with torch.no_grad():
             logits, _ = policy(state.data)
             distribution = PairDistribution.from_logits(logits, state.data, temperature)
-            action = distribution.sample(generator)
+            action = distribution.sample(noise.cut(noise.exponential(), state))
         data.append(state.data)
         actions.append(action)
         log_probs.append(distribution.log_prob(action))
         watch.lap("network")
         if labels:
-            labelled.append(_label(batch, state, distribution, labels, generator))
+            labelled.append(_label(batch, state, distribution, labels, noise))
             simulations += len(labelled[-1].slot)
         state = step(batch, config, state, action.numpy())
         simulations += len(state.index)
@@ -105,17 +111,45 @@ def rollout(
     return Rollout(data, torch.stack(actions), torch.stack(log_probs), relative, labelled, state, simulations)
 
 
-def _label(
-    batch: InstanceBatch, state: EnvState, distribution: PairDistribution, count: int, generator: torch.Generator
-) -> Labels:
+@dataclass(frozen=True)
+class _Noise:
+    """Draws for the episodes of all ranks, so that what each of them does depends on nobody's share."""
+
+    generator: torch.Generator
+    shape: tuple[int, int, int]  # episodes of all ranks, nodes of the largest graph, devices of the largest cluster
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, batch: InstanceBatch, index: np.ndarray, ranks: Ranks, generator: torch.Generator) -> _Noise:
+        """For all ranks' episodes, of instances `index`."""
+        shape = len(index), int(batch.num_groups[index].max()), int(batch.num_devices[index].max())
+        return cls(generator, shape, ranks)
+
+    def exponential(self) -> Tensor:
+        """(B of all, G, D) of the exponential law."""
+        return torch.empty(self.shape).exponential_(generator=self.generator)
+
+    def gumbel(self) -> Tensor:
+        """(B of all, G, D) of the Gumbel law."""
+        uniform = torch.rand(self.shape, generator=self.generator)
+        return -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-9)))
+
+    def cut(self, noise: Tensor, state: EnvState) -> Tensor:
+        """(B, G * D) of this rank's episodes, as wide as they need it."""
+        mine = noise[self.ranks.share(len(noise))]
+        return mine[:, : state.data.max_nodes, : state.data.legal.shape[1]].flatten(1)
+
+
+def _label(batch: InstanceBatch, state: EnvState, distribution: PairDistribution, count: int, noise: _Noise) -> Labels:
     """Simulate `count` different moves in each episode's state: (B, L)."""
     log_probs, devices = distribution.log_probs, distribution.devices
     legal = log_probs > -torch.inf
-    count = min(count, int(legal.sum(-1).min()))
-    noise = -torch.log(-torch.log(torch.rand(log_probs.shape, generator=generator).clamp(1e-9, 1 - 1e-9)))
-    likely = (log_probs + noise).topk(count // 2, -1).indices  # Gumbel top-k: a draw without replacement
-    noise = noise.flip(-1).masked_fill(~legal, -torch.inf).scatter(-1, likely, -torch.inf)
-    uniform = noise.topk(count - count // 2, -1).indices
+    count = noise.ranks.least(min(count, int(legal.sum(-1).min())))
+    gumbel = noise.gumbel()
+    noisy = log_probs + noise.cut(gumbel, state)
+    likely = noisy.topk(count // 2, -1).indices  # Gumbel top-k: a draw without replacement
+    other = noise.cut(gumbel.flip(1, 2), state).masked_fill(~legal, -torch.inf).scatter(-1, likely, -torch.inf)
+    uniform = other.topk(count - count // 2, -1).indices
     chosen = torch.cat([likely, uniform], -1)
     group, device = chosen // devices, chosen % devices
     after = score_moves(batch, state.index, state.placement, group.numpy(), device.numpy())

@@ -14,10 +14,18 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from placeto.checkpoint import CheckpointError, capture_random, load_checkpoint, restore_random, save_checkpoint
-from placeto.config import AnyTrainConfig, ConfigError, TrainConfig, check_config, default_config
+from placeto.config import (
+    AnyTrainConfig,
+    ConfigError,
+    OneShotLearningConfig,
+    TrainConfig,
+    check_config,
+    default_config,
+)
 from placeto.cost import PlacementProblem
+from placeto.distributed import Ranks
 from placeto.learners import LEARNERS
-from placeto.learners.base import Learner, TrainState
+from placeto.learners.base import Learner, TrainState, Validation
 from placeto.placement import save_result
 from placeto.placer import PlacementResult
 from placeto.plot import gantt_figure
@@ -46,7 +54,8 @@ def train(
     """Train a policy on some problems and choose its parameters on others.
 
     Writes ``checkpoint.pt`` and tensorboard events to ``config.out``, and without validation problems the best
-    placements met, ``placement-0.json`` and so on in the order of the problems. Ctrl-C and SIGTERM save first.
+    placements met, ``placement-0.json`` and so on in the order of the problems. Ctrl-C and SIGTERM save first. Several
+    processes started by ``torchrun`` train together; the first one alone validates, reports and writes.
 
     Args:
         config: what to train and how.
@@ -64,67 +73,98 @@ def train(
     Raises:
         TrainingError: no problem to train on or to validate on, or a graph that is in both sets.
         CheckpointError: nothing to resume, or a checkpoint of another configuration or policy.
+        RanksError: the other processes can't be reached, or one of them ended.
     """
-    began = time.perf_counter()
     check_config(config)
     _check(problems, validation)
+    with Ranks.from_environment(config.device) as ranks:
+        _check_ranks(config, problems, ranks)
+        return _train(config, problems, validation, initial, resume, report if ranks.first else _say_nothing, ranks)
+
+
+def _say_nothing(done: float, note: str) -> None:
+    pass
+
+
+def _train(
+    config: AnyTrainConfig,
+    problems: Mapping[str, PlacementProblem],
+    validation: Mapping[str, PlacementProblem] | None,
+    initial: Mapping[str, Any] | None,
+    resume: bool,
+    report: Callable[[float, str], None],
+    ranks: Ranks,
+) -> dict[str, float]:
+    """The same for all ranks: what decides is the first one's clock, and anyone's wish to stop."""
+    began = time.perf_counter()
     alone = validation is None
     validation = problems if validation is None else validation
-    numba.get_num_threads()  # starts numba's threads, which sets the number that torch uses: only then can that be set
+    cores = numba.get_num_threads()  # starts numba's threads, which sets the number that torch uses: torch's comes next
     torch.set_num_threads(config.threads)
+    if ranks.size > 1:
+        numba.set_num_threads(min(config.threads, cores))
     saved = load_checkpoint(config.out) if resume else None
     learner: Learner = LEARNERS[POLICIES[config.placer].kind](
-        config, problems, validation, lambda note: report(0.0, note)
+        config, problems, validation, lambda note: report(0.0, note), ranks
     )
     state = learner.initial_state()
     if initial is not None:
         _begin_with(state, initial, config)
     if saved is not None:
         _restore(state, saved, config, learner)
+    _check_alike(config, state, learner, ranks)
     began -= state.elapsed
-    Path(config.out).mkdir(parents=True, exist_ok=True)
-    writer = SummaryWriter(config.out, purge_step=state.iteration + 1 if resume else None)
+    writer = None
+    if ranks.first:
+        Path(config.out).mkdir(parents=True, exist_ok=True)
+        writer = SummaryWriter(config.out, purge_step=state.iteration + 1 if resume else None)
     last: dict[str, float] = {}
     with StopRequest() as stop:
-        while not stop.requested and not _over(config, state):
+        while not (stopped := ranks.any(stop.requested)) and not _over(config, state):
             done = _share_done(config, state)
             numbers = learner.iterate(state, done)
             state.iteration += 1
-            state.elapsed = time.perf_counter() - began
+            state.elapsed = ranks.of_first(time.perf_counter() - began)
             numbers["placements/simulated"] = float(state.simulations)
             met = np.isfinite(state.elite_score)
             if met.any():
                 numbers["makespan/train_best"] = float(state.elite_score[met].mean())
             if _over(config, state) or state.iteration % config.validate_every == 0:
-                numbers |= _validate(learner, state, writer)
-            for tag, value in numbers.items():
-                writer.add_scalar(tag, value, state.iteration)
+                numbers |= _validate(learner, state, writer, ranks)
+            if writer is not None:
+                for tag, value in numbers.items():
+                    writer.add_scalar(tag, value, state.iteration)
             last |= numbers
-            state.elapsed = time.perf_counter() - began
-            if _over(config, state) or state.iteration % config.save_every == 0:
+            state.elapsed = ranks.of_first(time.perf_counter() - began)
+            if ranks.first and (_over(config, state) or state.iteration % config.save_every == 0):
                 _save(config, state, learner)
             known = np.isfinite(state.best_validation)
             best = f", validation {state.best_validation:.4f} of one device" if known else ""
             report(done, f"iteration {state.iteration}{best}")
-        _save(config, state, learner)
-    if alone:
-        _save_placements(config, state, learner)
+        if ranks.first:
+            _save(config, state, learner)
+            if alone:
+                _save_placements(config, state, learner)
+        ranks.any(False)  # the others wait: who ends first takes the connections with it
     final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
-    writer.add_hparams(_flat(asdict(config)), final, run_name=".", global_step=state.iteration)
-    writer.close()
-    report(1.0, "stopped by a signal, saved" if stop.requested else f"validation {state.best_validation:.4f}")
+    if writer is not None:
+        writer.add_hparams(_flat(asdict(config)), final, run_name=".", global_step=state.iteration)
+        writer.close()
+    report(1.0, "stopped by a signal, saved" if stopped else f"validation {state.best_validation:.4f}")
     return last | final
 
 
-def _validate(learner: Learner, state: TrainState, writer: SummaryWriter) -> dict[str, float]:
+def _validate(learner: Learner, state: TrainState, writer: SummaryWriter | None, ranks: Ranks) -> dict[str, float]:
     """Judge the policy on the validation problems; keeps the best parameters."""
-    validation = learner.validate(state)
+    validation: Validation = ranks.made_by_first(lambda: learner.validate(state))
     mean = float(validation.relative.mean())
     if mean < state.best_validation:
         state.best_validation = mean
         state.best_parameters = {name: value.clone() for name, value in state.policy.state_dict().items()}
-        first = next(iter(learner.validation.values()))
-        writer.add_figure("schedule/validation", gantt_figure(simulate(first, validation.placement)), state.iteration)
+        if writer is not None:
+            first = next(iter(learner.validation.values()))
+            schedule = simulate(first, validation.placement)
+            writer.add_figure("schedule/validation", gantt_figure(schedule), state.iteration)
     return {
         "makespan/validation": mean,
         "makespan/validation_to_heuristic": float(validation.to_heuristic.mean()),
@@ -157,6 +197,30 @@ def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, Pl
     lonely = [name for name, problem in {**problems, **validation}.items() if problem.num_devices < 2]
     if lonely:
         raise TrainingError(f"graph {lonely[0]!r}: there is nothing to place on a cluster of one device")
+
+
+def _check_ranks(config: AnyTrainConfig, problems: Mapping[str, PlacementProblem], ranks: Ranks) -> None:
+    """Refuse more ranks than there are episodes to share."""
+    learning = config.learning
+    name = "samples" if isinstance(learning, OneShotLearningConfig) else "replicas"
+    each = learning.samples if isinstance(learning, OneShotLearningConfig) else learning.replicas
+    graphs = min(learning.graphs, len(problems))
+    if graphs * each < ranks.size:
+        raise TrainingError(
+            f"{ranks.size} ranks can't share {graphs * each} episodes an iteration, of {graphs} graphs with {each} "
+            f"{name} each: start fewer ranks, or raise learning.{name}"
+        )
+
+
+def _check_alike(config: AnyTrainConfig, state: TrainState, learner: Learner, ranks: Ranks) -> None:
+    """Refuse ranks that were given different things: they would wait for one another for ever."""
+    everyones = ranks.gather((asdict(config), _fingerprint(learner), state.iteration))
+    other = [rank for rank, given in enumerate(everyones) if given != everyones[0]]
+    if other:
+        raise TrainingError(
+            f"rank {other[0]} has other settings, graphs or another checkpoint than rank 0: "
+            "start all ranks with the same arguments, and an --out that all of them see"
+        )
 
 
 def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str) -> AnyTrainConfig:

@@ -55,10 +55,10 @@ def test_policy_updates_raise_the_probability_of_what_turned_out_well(setting, c
 
 def test_replica_advantages_compare_episodes_of_one_graph(setting):
     _, _, episodes = setting
-    returns, advantage = advantages(episodes, LearningConfig(), np.array([0, 0, 0, 0]), {})
+    returns, advantage = advantages(episodes.makespan, LearningConfig(), np.array([0, 0, 0, 0]), {})
     torch.testing.assert_close(advantage.mean(1), torch.zeros(8), atol=1e-6, rtol=0)
     best = torch.cummin(episodes.makespan, 0).values
-    undiscounted, _ = advantages(episodes, LearningConfig(discount=1.0), np.zeros(4, np.int64), {})
+    undiscounted, _ = advantages(episodes.makespan, LearningConfig(discount=1.0), np.zeros(4, np.int64), {})
     torch.testing.assert_close(undiscounted[0], best[0] - best[-1])
     assert (returns <= undiscounted + 1e-6).all()
 
@@ -66,9 +66,9 @@ def test_replica_advantages_compare_episodes_of_one_graph(setting):
 def test_the_papers_baseline_looks_back_over_rounds_of_the_same_graph(setting):
     _, _, episodes = setting
     history: dict[int, torch.Tensor] = {}
-    returns, first = advantages(episodes, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
+    returns, first = advantages(episodes.makespan, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
     torch.testing.assert_close(first, returns - returns.mean(1, keepdim=True))
     for _ in range(20):
-        advantages(episodes, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
+        advantages(episodes.makespan, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
     assert set(history) == {3}
     assert history[3].shape == (PAPER_LEARNING.baseline_rounds, 8)

@@ -8,6 +8,7 @@ import torch
 
 from placeto.checkpoint import load_checkpoint
 from placeto.config import OneShotLearningConfig, OneShotTrainConfig
+from placeto.distributed import SharedGenerator
 from placeto.load import load_placer
 from placeto.op_features import OneShotInput, make_input
 from placeto.policies import POLICIES
@@ -57,6 +58,21 @@ def test_samples_are_placements_with_the_log_probability_they_are_scored_with(po
     assert entropy.shape == (5,)
     assert (entropy > 0).all()
     assert not sample.log_prob.requires_grad
+
+
+def test_rows_of_a_shared_generator_are_rows_of_all_samples_and_other_ranks_can_skip_them(policy) -> None:
+    graph = make_input(problem(), policy.units)
+    one = generator()
+    whole = policy.sample(graph, 5, one)
+    for rows in (slice(0, 2), slice(2, 5)):
+        other = generator()
+        part = policy.sample(graph, rows.stop - rows.start, SharedGenerator(other, rows, 5))
+        assert torch.equal(part.action, whole.action[rows])
+        assert torch.equal(other.get_state(), one.get_state())
+    other = generator()
+    for shape in policy.noise_shapes(graph):
+        torch.rand((5, *shape), generator=other)
+    assert torch.equal(other.get_state(), one.get_state())
 
 
 def test_same_generator_same_placements_and_none_is_the_most_likely(policy) -> None:

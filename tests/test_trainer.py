@@ -249,6 +249,13 @@ def test_a_run_that_ends_by_the_clock_is_validated_at_its_end(tmp_path):
     assert same(checkpoint["best_parameters"], checkpoint["parameters"])
 
 
+def test_a_device_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="device must be cpu or cuda, not 'gpu'"):
+        train(config(tmp_path, device="gpu"), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"device cuda:64: torch finds \d+ GPUs here; cpu is always there"):
+        train(config(tmp_path, device="cuda:64"), problems(2), problems(1, 10))
+
+
 def test_settings_out_of_range_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"learning\.labels must be at least 1, not 0"):
         train(config(tmp_path, learning=replace(QUICK, labels=0)), problems(2), problems(1, 10))

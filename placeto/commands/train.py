@@ -23,6 +23,7 @@ from placeto.commands.common import (
 )
 from placeto.config import AnyTrainConfig, default_config
 from placeto.cost import PlacementProblem
+from placeto.distributed import Ranks
 from placeto.load import load_split, resolve_graph
 from placeto.placement import load_placement
 from placeto.progress import ProgressBar
@@ -82,12 +83,26 @@ def run(arguments: Arguments) -> None:
     if arguments.family is None and not arguments.graphs:
         raise UsageError("nothing to train on: give --family NAME, or GRAPHs")
     cluster = load_cluster(arguments.cluster)
-    problems = _problems(arguments.family, "train", arguments.graphs, cluster)
-    single = arguments.family is None and not arguments.validation_graphs
-    validation = None if single else _problems(arguments.family, "validation", arguments.validation_graphs, cluster)
+    initial = load_checkpoint(arguments.checkpoint) if arguments.checkpoint is not None else None
+    with Ranks.from_environment(config.device) as ranks:
+        _train(replace(arguments, config=config), cluster, initial, ranks)
+
+
+def _train(arguments: Arguments, cluster: Cluster, initial: dict[str, Any] | None, ranks: Ranks) -> None:
+    """Train together with the other ranks, of which the first one shows how it goes."""
+    config, family, out = arguments.config, arguments.family, Path(arguments.config.out)
+    single = family is None and not arguments.validation_graphs
+
+    def load() -> tuple[dict[str, PlacementProblem], dict[str, PlacementProblem] | None]:
+        problems = _problems(family, "train", arguments.graphs, cluster)
+        return problems, None if single else _problems(family, "validation", arguments.validation_graphs, cluster)
+
+    problems, validation = ranks.first_then_others(load)
+    if not ranks.first:
+        train(config, problems, validation, initial=initial, resume=arguments.resume)
+        return
     if single:
         print("no validation graphs: the training graphs choose the parameters that are kept", file=sys.stderr)
-    initial = load_checkpoint(arguments.checkpoint) if arguments.checkpoint is not None else None
     with ProgressBar("training", total=1.0) as bar:
         train(config, problems, validation, initial=initial, resume=arguments.resume, report=bar.update)
     if single:

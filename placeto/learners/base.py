@@ -44,7 +44,9 @@ class Validation:
 
 
 class Learner(Protocol):
-    """One kind of policy in training. Made from a config, training problems, validation problems and `report`."""
+    """One kind of policy in training. Made from a config, training problems, validation problems,
+    `report` and the ranks that train together.
+    """
 
     problems: Mapping[str, PlacementProblem]
     validation: Mapping[str, PlacementProblem]

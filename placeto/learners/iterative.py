@@ -16,6 +16,7 @@ import torch
 
 from placeto.config import TrainConfig
 from placeto.cost import PlacementProblem
+from placeto.distributed import ALONE, Ranks, concatenate
 from placeto.env import reset
 from placeto.features import InstanceBatch, make_instance
 from placeto.grouping import expand
@@ -66,8 +67,9 @@ class IterativeLearner:
         problems: Mapping[str, PlacementProblem],
         validation: Mapping[str, PlacementProblem],
         report: Callable[[str], None],
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.config = config
+        self.config, self.ranks = config, ranks
         self.problems, self.validation = problems, validation
         self.family = Family.of(problems, report)
         self.held_out = Family.of(validation, report)
@@ -87,14 +89,15 @@ class IterativeLearner:
         )
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
-        """One iteration: roll out, loss, step. Returns the numbers to log."""
-        config, family, learning = self.config, self.family, self.config.learning
+        """One iteration: roll out this rank's episodes, loss, step. Returns the numbers to log."""
+        config, family, learning, ranks = self.config, self.family, self.config.learning, self.ranks
         began, watch = time.perf_counter(), Stopwatch()
         warming_up = done < learning.warmup
         index, placement = self._choose_starts(state, same=not warming_up)
         watch.lap(None)
         env = replace(config.env, tolerance=None) if warming_up else config.env  # labels of more different placements
-        begin = reset(family.batch, env, index, placement)
+        mine = ranks.share(len(index))
+        begin = reset(family.batch, env, index[mine], placement[mine])
         watch.lap("simulation")
         labels = learning.labels if warming_up else 0
         episodes = rollout(
@@ -107,26 +110,27 @@ class IterativeLearner:
             temperature=learning.temperature,
             labels=labels,
             watch=watch,
+            ranks=ranks,
+            everyone=index,
         )
-        _keep_elite(state, episodes)
-        state.simulations += episodes.simulations
+        makespan = _merge(state, episodes, ranks)
         watch.lap(None)
         moves = len(episodes.data)
         if warming_up:
             lr = learning.warmup_lr * (1.0 - 0.9 * done / learning.warmup)
             set_learning_rate(state.optimizer, lr)
             order = state.random.permutation(moves)
-            numbers = supervised_update(state.policy, state.optimizer, episodes, learning, order)
+            numbers = supervised_update(state.policy, state.optimizer, episodes, learning, order, ranks)
         else:
             lr = learning.lr * (1.0 - (done - learning.warmup) / (1.0 - learning.warmup))
             set_learning_rate(state.optimizer, lr)
-            returns, advantage = advantages(episodes, learning, index, state.history)
+            returns, advantage = advantages(makespan, learning, index, state.history)
             epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
             orders = [state.random.permutation(moves) for _ in range(epochs)]
-            numbers = policy_update(state.policy, state.optimizer, episodes, advantage, learning, orders)
+            numbers = policy_update(state.policy, state.optimizer, episodes, advantage, learning, orders, ranks)
             numbers["train/return"] = float(returns[0].mean())
         watch.lap("network")
-        best = episodes.makespan.min(0).values.numpy()
+        best = makespan.min(0).values.numpy()
         seconds = watch.seconds | {"other": time.perf_counter() - began - sum(watch.seconds.values())}
         return numbers | {
             "makespan/train": float(best.mean()),
@@ -181,10 +185,15 @@ class IterativeLearner:
         return np.repeat(chosen, learning.replicas), placement
 
 
-def _keep_elite(state: TrainState, episodes: Rollout) -> None:
-    """Remember the best placement of each instance."""
+def _merge(state: TrainState, episodes: Rollout, ranks: Ranks) -> torch.Tensor:
+    """Remember the best placement of each instance, whichever rank met it; (T+1, B) makespans of all ranks."""
     end = episodes.end
-    for b, instance in enumerate(end.index):
-        if end.best[b] < state.elite_score[instance]:
-            state.elite_score[instance] = end.best[b]
-            state.elite[instance] = end.best_placement[b]
+    of_ranks = ranks.gather((end.index, end.best, end.best_placement, episodes.makespan.numpy(), episodes.simulations))
+    indices, scores, placements, makespans, simulations = zip(*of_ranks, strict=True)
+    best, best_placement = concatenate(scores), concatenate(placements)
+    for b, instance in enumerate(concatenate(indices)):
+        if best[b] < state.elite_score[instance]:
+            state.elite_score[instance] = best[b]
+            state.elite[instance] = best_placement[b]
+    state.simulations += sum(simulations)
+    return torch.from_numpy(concatenate(makespans, 1))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from placeto.config import OneShotLearningConfig, OneShotTrainConfig
 from placeto.cost import PlacementProblem, ProblemBatch
+from placeto.distributed import ALONE, Ranks, SharedGenerator, concatenate, uniform
 from placeto.features import penalised
 from placeto.grouping import group_ops
 from placeto.heuristics.search import anneal, best_cheap
@@ -81,8 +82,9 @@ class OneShotLearner:
         problems: Mapping[str, PlacementProblem],
         validation: Mapping[str, PlacementProblem],
         report: Callable[[str], None],
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.config = config
+        self.config, self.ranks = config, ranks
         self.problems, self.validation = problems, validation
         self.family = Family.of(problems, config.policy.units, config.device, report)
         self.held_out = Family.of(validation, config.policy.units, config.device, report)
@@ -106,22 +108,15 @@ class OneShotLearner:
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
         """One round: sample, simulate all samples in one call, step; or imitate. Returns the numbers to log."""
-        family, learning, policy = self.family, self.config.learning, _policy(state)
+        family, learning, policy, ranks = self.family, self.config.learning, _policy(state), self.ranks
         began, watch = time.perf_counter(), Stopwatch()
         count = min(learning.graphs, len(family.inputs))
         chosen = state.random.choice(len(family.inputs), count, replace=False)
         if done < learning.warmup:
             return self._imitate(state, chosen.tolist(), done)
-        samples = [policy.sample(family.inputs[i], learning.samples, state.torch_random) for i in chosen]
-        watch.lap("network")
-        placements = np.stack(
-            [family.expand(i, s.placement) for i, s in zip(chosen, samples, strict=True)]
-        )  # (B, K, W)
-        index = np.repeat(chosen, learning.samples)
-        relative = family.score(index, placements.reshape(len(index), -1)).reshape(count, -1)  # (B, K)
-        self._keep_elite(state, chosen, placements, relative)
+        samples, relative = self._sample(state, chosen, watch)
+        self._keep_elite(state, chosen, samples, relative)
         state.simulations += relative.size
-        watch.lap("simulation")
         advantage = advantages(relative, learning, chosen.tolist(), state.history)
         done = (done - learning.warmup) / (1.0 - learning.warmup)
         lr = learning.lr * (1.0 - done)
@@ -130,9 +125,8 @@ class OneShotLearner:
         epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
         orders = [state.random.permutation(count) for _ in range(epochs)]
         entropy = learning.entropy * (1.0 - done)
-        numbers = one_shot_update(
-            policy, state.optimizer, inputs, samples, advantage.to(self.config.device), learning, entropy, orders
-        )
+        advantage = advantage.to(self.config.device)
+        numbers = one_shot_update(policy, state.optimizer, inputs, samples, advantage, learning, entropy, orders, ranks)
         watch.lap("network")
         seconds = watch.seconds | {"other": time.perf_counter() - began - sum(watch.seconds.values())}
         return numbers | {
@@ -158,18 +152,59 @@ class OneShotLearner:
 
     def _teach(self, report: Callable[[str], None]) -> tuple[Tensor, ...]:
         """(C,) placements (1, U) of the training problems' units by short annealing, devices in a standard order."""
+        mine = self.ranks.share(len(self.problems))
         labels = []
-        for (name, problem), unit in zip(self.problems.items(), self.family.units, strict=True):
+        for (name, problem), unit in list(zip(self.problems.items(), self.family.units, strict=True))[mine]:
             report(f"annealing {name}")
             result = anneal(problem, simulations=self.config.learning.teacher, seed=self.config.seed)
             votes = np.zeros((unit.max() + 1, problem.num_devices))
             np.add.at(votes, (unit, result.placement), problem.op_time.mean(1) + 1e-9)
-            placement = standard_order(problem, votes.argmax(1))
-            labels.append(torch.from_numpy(placement)[None].to(self.config.device))
-        return tuple(labels)
+            labels.append(standard_order(problem, votes.argmax(1)))
+        everyones = [label for part in self.ranks.gather(labels) for label in part]
+        return tuple(torch.from_numpy(label)[None].to(self.config.device) for label in everyones)
+
+    def _sample(self, state: TrainState, chosen: np.ndarray, watch: Stopwatch) -> tuple[list[Sample], np.ndarray]:
+        """K samples of each of some problems (B,), and their relative makespans (B, K); each rank makes its share.
+
+        What the other ranks draw is drawn here too, and dropped.
+        """
+        family, policy, ranks, random = self.family, _policy(state), self.ranks, state.torch_random
+        count = self.config.learning.samples
+        share = dict(ranks.share_of_blocks(len(chosen), count))
+        parts, placements = [], []
+        for b, problem in enumerate(chosen):
+            graph = family.inputs[problem]
+            if b not in share:
+                for shape in policy.noise_shapes(graph):
+                    uniform((count, *shape), random, graph.features)
+                continue
+            rows = share[b]
+            parts.append(policy.sample(graph, rows.stop - rows.start, SharedGenerator(random, rows, count)))
+            placements.append(family.expand(problem, parts[-1].placement))
+        watch.lap("network")
+        index = np.repeat(chosen[list(share)], [len(part.action) for part in parts])
+        score = family.score(index, np.concatenate(placements))
+        watch.lap("simulation")
+        if ranks.size > 1:
+            parts, score = self._exchange(len(chosen), list(share), parts, score)
+        watch.lap(None)
+        return parts, score.reshape(len(chosen), count)
+
+    def _exchange(
+        self, count: int, blocks: Sequence[int], parts: Sequence[Sample], score: np.ndarray
+    ) -> tuple[list[Sample], np.ndarray]:
+        """All ranks' samples of each problem, and their scores (B * K,), from this rank's parts of some problems."""
+        sent = [[x.cpu() for x in (part.action, part.log_prob, part.placement)] for part in parts]
+        received = self.ranks.gather((list(zip(blocks, sent, strict=True)), score))
+        device = self.config.device
+        samples = []
+        for b in range(count):
+            fields = zip(*(part for of_rank, _ in received for block, part in of_rank if block == b), strict=True)
+            samples.append(Sample(*(torch.cat(pieces).to(device) for pieces in fields)))
+        return samples, concatenate([scores for _, scores in received])
 
     def _imitate(self, state: TrainState, chosen: Sequence[int], done: float) -> dict[str, float]:
-        """A step towards the good placements of some graphs."""
+        """A step towards the good placements of some graphs; each rank takes its share of them."""
         learning, policy, began = self.config.learning, _policy(state), time.perf_counter()
         if not state.iteration:
             state.simulations += len(self.labels) * learning.teacher
@@ -177,25 +212,27 @@ class OneShotLearner:
         set_learning_rate(state.optimizer, lr)
         state.optimizer.zero_grad()
         total = 0.0
-        for index in chosen:
+        for index in chosen[self.ranks.share(len(chosen))]:
             loss = policy.imitation(self.family.inputs[index], self.labels[index]) / len(chosen)
             loss.backward()
             total += float(loss.detach())
-        norm = float(gradient_step(policy, state.optimizer, learning.max_grad_norm))
+        norm = float(gradient_step(policy, state.optimizer, learning.max_grad_norm, self.ranks))
         return {
-            "loss/supervised": total,
+            "loss/supervised": self.ranks.sum([total])[0],
             "train/gradient_norm": norm,
             "train/learning_rate": lr,
             "seconds/network": time.perf_counter() - began,
         }
 
-    def _keep_elite(self, state: TrainState, chosen: np.ndarray, placements: np.ndarray, relative: np.ndarray) -> None:
+    def _keep_elite(
+        self, state: TrainState, chosen: np.ndarray, samples: Sequence[Sample], relative: np.ndarray
+    ) -> None:
         """Remember the best placement of each problem."""
         for b, problem in enumerate(chosen):
-            best = relative[b].argmin()
+            best = int(relative[b].argmin())
             if relative[b, best] < state.elite_score[problem]:
                 state.elite_score[problem] = relative[b, best]
-                state.elite[problem] = placements[b, best]
+                state.elite[problem] = self.family.expand(problem, samples[b].placement[best : best + 1])[0]
 
 
 def standard_order(problem: PlacementProblem, placement: np.ndarray) -> np.ndarray:
@@ -263,11 +300,13 @@ def one_shot_update(
     config: OneShotLearningConfig,
     entropy_weight: float,
     orders: Sequence[np.ndarray],
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """PPO or REINFORCE on the samples; advantages (B, K). `orders` holds one order (B,) of the graphs for each epoch.
 
     A gradient step takes `config.minibatch` graphs; REINFORCE is on-policy, it takes all B at once. Losses are means
-    over decisions, so that large graphs weigh as much as small ones; PPO clips the ratio of each decision.
+    over decisions, so that large graphs weigh as much as small ones; PPO clips the ratio of each decision. Each rank
+    takes its share of the samples of a step.
     """
     advantage = normalise(advantage) if config.normalise else advantage
     totals, updates = {"loss/policy": 0.0, "train/gradient_norm": 0.0, "train/entropy": 0.0}, 0
@@ -275,16 +314,20 @@ def one_shot_update(
         size = config.minibatch if config.algorithm == "ppo" else len(order)
         for minibatch in np.array_split(order, max(1, len(order) // size)):
             optimizer.zero_grad()
-            for b in minibatch.tolist():
-                log_prob, entropy = policy.score(inputs[b], samples[b].action)
+            for place, rows in ranks.share_of_blocks(len(minibatch), advantage.shape[1]):
+                b = int(minibatch[place])
+                weight = (rows.stop - rows.start) / advantage.shape[1]
+                log_prob, entropy = policy.score(inputs[b], samples[b].action[rows])
                 if config.algorithm == "ppo":
-                    each = advantage[b, :, None]
-                    loss = ppo_loss(log_prob, samples[b].log_prob, each, entropy, config.clip, entropy_weight)
+                    old, each = samples[b].log_prob[rows], advantage[b, rows, None]
+                    loss = ppo_loss(log_prob, old, each, entropy, config.clip, entropy_weight)
                 else:
-                    loss = reinforce_loss(log_prob.mean(1), advantage[b], entropy, entropy_weight)
-                (loss / len(minibatch)).backward()
-                totals["loss/policy"] += float(loss.detach()) / len(minibatch)
-                totals["train/entropy"] += float(entropy.detach().mean()) / len(minibatch)
-            totals["train/gradient_norm"] += float(gradient_step(policy, optimizer, config.max_grad_norm))
+                    loss = reinforce_loss(log_prob.mean(1), advantage[b, rows], entropy, entropy_weight)
+                (weight * loss / len(minibatch)).backward()
+                totals["loss/policy"] += weight * float(loss.detach()) / len(minibatch)
+                totals["train/entropy"] += weight * float(entropy.detach().mean()) / len(minibatch)
+            norm = float(gradient_step(policy, optimizer, config.max_grad_norm, ranks))
+            totals["train/gradient_norm"] += norm / ranks.size
             updates += 1
-    return {tag: total / updates for tag, total in totals.items()}
+    sums = ranks.sum(list(totals.values()))
+    return {tag: total / updates for tag, total in zip(totals, sums, strict=True)}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from placeto.distributed import Randomness
 from placeto.op_features import OneShotInput, UnitKind
 
 
@@ -36,9 +37,12 @@ class PairDistribution:
         dense = dense.index_copy(0, slot, (logits / temperature).masked_fill(~data.legal, -torch.inf))
         return cls(torch.log_softmax(dense.view(data.num_graphs, -1), -1), devices)
 
-    def sample(self, generator: torch.Generator) -> Tensor:
-        """(B,) int64 action numbers, node * D + device, drawn at random."""
-        return torch.multinomial(self.log_probs.exp(), 1, generator=generator)[:, 0]
+    def sample(self, noise: Tensor) -> Tensor:
+        """(B,) int64 action numbers, node * D + device, drawn at random by noise (B, G * D) of the exponential law.
+
+        The first of independent exponential clocks with these rates to ring: what `torch.multinomial` does.
+        """
+        return (self.log_probs.exp() / noise).argmax(-1)
 
     def mode(self) -> Tensor:
         """(B,) int64 most likely action numbers."""
@@ -72,12 +76,16 @@ class OneShotPolicy(nn.Module):
         self.max_devices = max_devices
 
     @abstractmethod
-    def sample(self, graph: OneShotInput, count: int, generator: torch.Generator | None) -> Sample:
+    def sample(self, graph: OneShotInput, count: int, generator: Randomness | None) -> Sample:
         """Draw K = `count` placements, without gradients; the most likely decisions one by one if `generator` is None.
 
         Raises:
             PolicyError: the cluster has more devices than the policy knows.
         """
+
+    @abstractmethod
+    def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
+        """Shapes of the random numbers that `sample` draws for each placement, in the order of the draws."""
 
     @abstractmethod
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
+from placeto.distributed import Randomness
 from placeto.nn_segments import SegmentLayer
 from placeto.nn_units import DeviceHead, UnitEncoder, gumbel_noise, log_prob_and_entropy
 from placeto.op_features import OneShotInput, UnitKind
@@ -73,12 +74,16 @@ class GdpPolicy(OneShotPolicy):
         return self.head(self.norm(x), self.head.embeddings(graph), graph.pair)
 
     @torch.no_grad()
-    def sample(self, graph: OneShotInput, count: int, generator: torch.Generator | None) -> Sample:
+    def sample(self, graph: OneShotInput, count: int, generator: Randomness | None) -> Sample:
         """Placements from one forward pass."""
         self.check(graph)
         logits = self(graph).expand(count, -1, -1)
         action = (logits + gumbel_noise(tuple(logits.shape), generator, logits)).argmax(-1)
         return Sample(action, log_prob_and_entropy(logits, action)[0], action)
+
+    def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
+        """A number for each unit and device."""
+        return ((graph.num_units, graph.num_devices),)
 
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (K, U) and mean entropies (K,), from one forward pass."""

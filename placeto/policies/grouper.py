@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from placeto.distributed import Randomness
 from placeto.nn import mlp
 from placeto.nn_sequence import SequencePlacer
 from placeto.nn_units import TYPE_WIDTH, UnitEncoder, gumbel_noise, log_prob_and_entropy, type_mixture
@@ -58,7 +59,7 @@ class GrouperPolicy(OneShotPolicy):
         self.placer = SequencePlacer(hidden, config.max_devices)
 
     @torch.no_grad()
-    def sample(self, graph: OneShotInput, count: int, generator: torch.Generator | None) -> Sample:
+    def sample(self, graph: OneShotInput, count: int, generator: Randomness | None) -> Sample:
         """Groups of all units at once, then devices group by group."""
         self.check(graph)
         logits = self._group_logits(graph)
@@ -69,6 +70,10 @@ class GrouperPolicy(OneShotPolicy):
         group_log_prob, _ = log_prob_and_entropy(logits.expand(count, -1, -1), group)
         log_prob = torch.cat([group_log_prob, log_prob.masked_fill(empty, 0.0)], 1)
         return Sample(torch.cat([group, device], 1), log_prob, device.gather(1, group))
+
+    def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
+        """A number for each unit and group, then for each group and device."""
+        return (graph.num_units, self.groups), (self.groups, graph.num_devices)
 
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (K, U + G) of groups and devices, and mean entropies (K,)."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from placeto.distributed import Randomness
 from placeto.nn_sequence import SequencePlacer
 from placeto.nn_units import UnitEncoder
 from placeto.op_features import OneShotInput, UnitKind
@@ -42,13 +43,17 @@ class Seq2SeqPolicy(OneShotPolicy):
         self.placer = SequencePlacer(config.hidden, config.max_devices)
 
     @torch.no_grad()
-    def sample(self, graph: OneShotInput, count: int, generator: torch.Generator | None) -> Sample:
+    def sample(self, graph: OneShotInput, count: int, generator: Randomness | None) -> Sample:
         """Placements unit by unit, all K at once."""
         self.check(graph)
         devices = self.placer.head.embeddings(graph)
         x = self.encoder(graph)[None]
         action, log_prob = self.placer.sample(x, devices, graph.pair[None], count, generator)
         return Sample(action, log_prob, action)
+
+    def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
+        """A number for each unit and device."""
+        return ((graph.num_units, graph.num_devices),)
 
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (K, U) and mean entropies (K,), without a loop over units."""

@@ -28,9 +28,17 @@ def test_samples_are_legal_and_as_frequent_as_they_are_probable():
     logits = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, math.log(3.0)]])
     distribution = PairDistribution.from_logits(logits, observation())
     generator = torch.Generator().manual_seed(0)
-    draws = torch.stack([distribution.sample(generator) for _ in range(2000)])
+    draws = torch.stack([distribution.sample(torch.empty(2, 4).exponential_(generator=generator)) for _ in range(2000)])
     assert set(draws[:, 0].tolist()) == {1, 2}
     assert (draws[:, 1] == 1).float().mean().item() == pytest.approx(0.75, abs=0.04)
+
+
+def test_samples_are_those_of_multinomial():
+    distribution = PairDistribution.from_logits(torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 0.3]]), observation())
+    one, other = (torch.Generator().manual_seed(3) for _ in range(2))
+    for _ in range(50):
+        drawn = torch.multinomial(distribution.log_probs.exp(), 1, generator=one)[:, 0]
+        assert torch.equal(distribution.sample(torch.empty(2, 4).exponential_(generator=other)), drawn)
 
 
 def test_entropy_and_log_prob_in_closed_form():

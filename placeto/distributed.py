@@ -1,0 +1,206 @@
+"""Several processes that train one policy: each rolls out its share of the episodes, gradients are summed.
+
+All ranks make the same random choices for all episodes and work on their own: with W ranks an iteration is the same as
+with one, but for the rounding of sums. A single process has no process group, and nothing here costs it anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+T = TypeVar("T")
+TIMEOUT = timedelta(minutes=30)  # longest wait for the others; a process that ended is noticed at once
+
+
+class RanksError(ConnectionError):
+    """The ranks can't be joined, or one of them is gone; the message says what would help."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together. A context manager, which ends the process group that it began.
+
+    >>> Ranks(rank=1, size=3).share(10)
+    slice(3, 6, None)
+    """
+
+    rank: int = 0
+    size: int = 1
+    opened: bool = False  # whether the process group is ours to end
+
+    @classmethod
+    def from_environment(cls, device: str = "cpu", timeout: timedelta = TIMEOUT) -> Ranks:
+        """The ranks that ``torchrun`` started, joined by gloo, and on GPUs by nccl; else one alone.
+
+        Args:
+            device: where the policy computes; with "cuda" each rank takes the GPU of its local number.
+            timeout: longest wait for the other ranks.
+
+        Raises:
+            RanksError: the others can't be reached, or there are fewer GPUs than ranks.
+        """
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls()
+        backend = "gloo"
+        if device.startswith("cuda"):
+            local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+            if device != "cuda" or local >= gpus:
+                raise RanksError(f"{size} ranks with --device {device}, {gpus} GPUs here: "
+                                 "give --device cuda, and start at most one rank for each GPU")  # fmt: skip
+            torch.cuda.set_device(local)
+            backend = "cpu:gloo,cuda:nccl"
+        try:
+            dist.init_process_group(backend, timeout=timeout)
+        except (RuntimeError, ValueError) as problem:
+            raise RanksError(f"can't join the {size} ranks ({_brief(problem)}); start them with torchrun") from problem
+        return cls(dist.get_rank(), size, opened=True)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if self.opened:
+            dist.destroy_process_group()
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that logs, validates and saves."""
+        return self.rank == 0
+
+    def share(self, count: int) -> slice:
+        """Which of `count` rows are this rank's: as many as the others', or one more or less."""
+        return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def share_of_blocks(self, blocks: int, rows: int) -> list[tuple[int, slice]]:
+        """The share of blocks of equally many rows: each block's number, with the rows of it that are this rank's.
+
+        >>> Ranks(rank=0, size=2).share_of_blocks(3, 4)
+        [(0, slice(0, 4, None)), (1, slice(0, 2, None))]
+        """
+        mine = self.share(blocks * rows)
+        parts = ((b, max(mine.start - b * rows, 0), min(mine.stop - b * rows, rows)) for b in range(blocks))
+        return [(b, slice(start, stop)) for b, start, stop in parts if start < stop]
+
+    def gather(self, value: T) -> list[T]:
+        """The value of every rank, in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with self._together():
+            dist.all_gather_object(values, value)
+        return values
+
+    def of_first(self, value: T) -> T:
+        """The first rank's value."""
+        if self.size == 1:
+            return value
+        values = [value]
+        with self._together():
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def made_by_first(self, make: Callable[[], T]) -> T:
+        """What the first rank makes, while the others wait for it."""
+        made: Any = make() if self.first else None
+        return self.of_first(made)
+
+    def first_then_others(self, make: Callable[[], T]) -> T:
+        """What each rank makes, the first one before the others, so that they find what it has cached."""
+        made: Any = make() if self.first else None
+        self.any(False)
+        return made if self.first else make()
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """Each number summed over the ranks."""
+        return self._reduce(numbers, dist.ReduceOp.SUM)
+
+    def least(self, number: int) -> int:
+        """The smallest of the ranks' numbers."""
+        return int(self._reduce([number], dist.ReduceOp.MIN)[0])
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank."""
+        return bool(self.sum([float(flag)])[0])
+
+    def weight(self, count: int) -> float:
+        """This rank's rows as a share of all ranks' rows: the weight of its mean in the mean of all."""
+        return count / self.sum([count])[0]
+
+    def sum_gradients(self, module: nn.Module) -> None:
+        """Replace gradients by their sum over the ranks; a parameter that has none on any rank keeps none."""
+        if self.size == 1:
+            return
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        there = grads[0].new_tensor([float(p.grad is not None) for p in parameters])
+        flat = torch.cat([*(grad.flatten() for grad in grads), there])
+        with self._together():
+            dist.all_reduce(flat)
+        *summed, there = flat.split([*(grad.numel() for grad in grads), len(grads)])
+        for parameter, grad, known in zip(parameters, summed, there.tolist(), strict=True):
+            parameter.grad = grad.view_as(parameter) if known else None
+
+    def _reduce(self, numbers: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
+        if self.size == 1:
+            return list(numbers)
+        values = torch.tensor(numbers, dtype=torch.float64)
+        with self._together():
+            dist.all_reduce(values, how)
+        return values.tolist()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as problem:
+            raise RanksError(
+                f"rank {self.rank} of {self.size} lost the others ({_brief(problem)}); the rank that ended says why"
+            ) from problem
+
+
+ALONE = Ranks()
+"""A single process."""
+
+
+@dataclass(frozen=True)
+class SharedGenerator:
+    """A generator that all ranks have alike: it draws for all rows, and this rank keeps its own."""
+
+    generator: torch.Generator
+    rows: slice  # this rank's
+    total: int  # rows of all ranks
+
+
+Randomness = torch.Generator | SharedGenerator
+
+
+def uniform(shape: Sequence[int], generator: Randomness, like: Tensor) -> Tensor:
+    """Uniform random numbers in 0..1, of the device and type of `like`; of a shared generator this rank's rows."""
+    if isinstance(generator, SharedGenerator):
+        return uniform((generator.total, *shape[1:]), generator.generator, like)[generator.rows]
+    return torch.rand(tuple(shape), generator=generator, device=like.device, dtype=like.dtype)
+
+
+def concatenate(arrays: Sequence[np.ndarray], axis: int = 0) -> np.ndarray:
+    """The ranks' parts of an array as one."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
+
+
+def _brief(problem: Exception) -> str:
+    """The first sentence of torch's message, without the place in its source."""
+    message = re.sub(r"^\s*\[[^]]*\]\s*", "", str(problem)) or type(problem).__name__
+    return re.split(r"\. |\n", message)[0][:160]
