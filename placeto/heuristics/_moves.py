@@ -28,7 +28,7 @@ GUIDED, CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
 _BLOCK = 12  # largest connected block
 _CRITICAL_SETS = 0.8  # share of the moves of sets that are of one with a critical group
 _WINDOWS = 0.5  # share of the moves of sets that are of a window of it
-_KNOWN = 200  # proposals in a row that need no simulation, after which one is accepted whatever it costs
+_KNOWN = 2000  # proposals in a row that need no simulation, after which one is accepted whatever it costs
 _STEER = 0.1  # how fast the temperature follows the share of accepted proposals
 
 
@@ -155,6 +155,8 @@ def search(
             cutoff = np.inf
         elif state.seen[entry] == key and state.bound[entry] >= cutoff:
             known += 1
+            if hot > 0.0:  # a rejection as well
+                state.temperature[0] *= np.exp(_STEER * hot * (cold / hot) ** (done / simulations))
             continue
         known = 0
         for k in range(count):

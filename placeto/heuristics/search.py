@@ -39,7 +39,7 @@ ANNEAL = {
     "exchange": 0.06,
     "block": 0.03,
 }
-HOT, COLD = 0.1, 0.005  # share of the proposals that annealing accepts though worse, at its beginning and its end
+HOT, COLD = 0.15, 0.01  # share of the proposals that annealing accepts though worse, at its beginning and its end
 _WARMTH = 0.01  # so much at the beginning for each simulation that a single move can have, up to HOT
 _PATIENCE = 1.0  # proposals without an improvement that end a descent, as a multiple of the number of single moves
 _WORSE = 0.002  # iterated local search goes on from a descent that ends so much above its best
