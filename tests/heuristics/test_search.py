@@ -99,7 +99,15 @@ def test_hill_climbing_ends_where_every_move_is_known() -> None:
     assert result.makespan_us == pytest.approx(problem.single_device_us / 2, rel=0.01)
 
 
-def test_annealing_simulates_nothing_twice_before_all_is_known() -> None:
+def test_a_descent_simulates_no_placement_twice() -> None:
+    problem = forks(2, 3, "2xp100")  # 64 placements
+    evaluator = Evaluator(problem, group_ops(problem), simulations=20_000)
+    search = LocalSearch(evaluator, np.zeros(6, np.int64), CLIMB, np.random.default_rng(0))
+    search.run()
+    assert 6 < np.count_nonzero(search.state.seen) == evaluator.simulations - 1  # the start is not looked up
+
+
+def test_annealing_goes_on_where_all_is_known() -> None:
     problem = forks(3, 3, "2xp100")  # 512 placements
     evaluator = Evaluator(problem, group_ops(problem), simulations=20_000)
     search = LocalSearch(evaluator, np.zeros(9, np.int64), ANNEAL, np.random.default_rng(0))
