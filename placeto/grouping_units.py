@@ -132,3 +132,9 @@ def _coarsen_unconnected(units: Units, max_groups: int) -> None:
     while units.count > max_groups:
         kept = units.join(heapq.heappop(heap)[1], heapq.heappop(heap)[1])
         heapq.heappush(heap, (units.work[kept], kept))
+
+
+def op_outputs(problem: PlacementProblem) -> np.ndarray:
+    """(N,) float64, bytes of each op's outputs."""
+    total = np.concatenate([[0], np.cumsum(problem.graph.output_bytes, dtype=np.float64)])
+    return np.diff(total[problem.graph.output_ptr])

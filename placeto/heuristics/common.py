@@ -11,6 +11,7 @@ import numpy as np
 
 from placeto.cost import PlacementProblem
 from placeto.grouping import Groups, group_ops
+from placeto.grouping_units import op_outputs
 from placeto.heuristics.repair import repair
 from placeto.placer import Evaluator, PlacementResult, busy_us
 
@@ -41,12 +42,6 @@ def group_times(problem: PlacementProblem) -> np.ndarray:
     time = np.zeros((groups.num_groups, problem.num_devices))
     np.add.at(time, groups.group, busy)
     return time
-
-
-def op_outputs(problem: PlacementProblem) -> np.ndarray:
-    """(N,) float64, bytes of each op's outputs."""
-    total = np.concatenate([[0], np.cumsum(problem.graph.output_bytes, dtype=np.float64)])
-    return np.diff(total[problem.graph.output_ptr])
 
 
 def demands(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:

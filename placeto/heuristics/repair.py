@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from placeto.grouping_units import transfer_us
+from placeto.grouping_units import op_outputs, transfer_us
 from placeto.placer import Evaluator
 from placeto.simulator import simulate
 
@@ -27,8 +27,7 @@ def repair(evaluator: Evaluator) -> None:
     if placement is None or problem.num_devices == 1:
         return
     graph, memory = problem.graph, problem.cluster.memory.astype(np.float64)
-    total = np.concatenate([[0], np.cumsum(graph.output_bytes, dtype=np.float64)])
-    outputs = np.diff(total[graph.output_ptr])
+    outputs = op_outputs(problem)
     resident = graph.param_bytes * float(problem.param_multiplier)
     began_anew = False
     for attempt in range(2 * problem.num_devices + 8):
