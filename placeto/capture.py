@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Interpreter, traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map
 
-from placeto.capture_ops import Label, computation_graph
+from placeto.capture_ops import DECOMPOSITIONS, Label, computation_graph
 from placeto.graph import ComputationGraph, GraphError
 
 LOSS_MODULE = "loss"  # module path of the ops of the loss function
@@ -43,7 +43,8 @@ def capture_training(
     read and written by every op. A parameter is an op of no cost whose output is the weight: whichever other
     device uses the weight is sent a copy. Inputs, targets, buffers and constants are taken to be on every
     device. Views cost nothing: one as large as its tensor is left out, a smaller one (a slice) is an op of no
-    cost colocated with its producer, so that only the slice travels.
+    cost colocated with its producer, so that only the slice travels. The two gradients of a convolution, one op in
+    PyTorch, are two here, as those of a matrix product are: whoever waits for the input's doesn't wait for the weight's.
 
     A parameter is colocated with its first user, and with the op that makes its gradient (the last sum if it is one):
     the optimizer, which isn't in the graph, needs the gradient where the weight is.
@@ -149,7 +150,7 @@ def _capture(
         stack.enter_context(_module_labels(module))
         try:
             with torch.enable_grad():
-                traced = make_fx(run)(*arguments)
+                traced = make_fx(run, decomposition_table=DECOMPOSITIONS)(*arguments)
             _write_labels(traced)
             leaves = tree_flatten(arguments)[0]
             if any(_mutates(node) for node in traced.graph.nodes):

@@ -146,13 +146,22 @@ def _needed(traced: GraphModule) -> set[Node]:
         node = stack.pop()
         if node not in needed:
             needed.add(node)
-            stack.extend(node.all_input_nodes)
+            stack.extend(_sources(node))
     return needed
+
+
+def _sources(node: Node) -> list[Node]:
+    """The nodes whose values a node reads: of an input whose gradient is asked for, a convolution reads the shape."""
+    if getattr(node.target, "overloadpacket", None) is not aten.convolution_backward:
+        return node.all_input_nodes
+    of_input, of_weight = node.args[10][:2]
+    gradient, x, weight = node.args[:3]
+    return [gradient, *[x] * of_weight, *[weight] * of_input]
 
 
 def _visit(builder: _Builder, node: Node) -> Any:
     """The value of a node: add the op that makes it, or pass an input through."""
-    sources = node.all_input_nodes
+    sources = _sources(node)
     if node.target is operator.getitem:
         value, index = builder.values.get(sources[0]), node.args[1]
         return value[index] if isinstance(value, tuple) and isinstance(index, int) else value
@@ -238,7 +247,7 @@ def _bytes(value: Any) -> int:
 def _bytes_accessed(node: Node) -> int:
     read = [
         sum(_bytes(v) for v in tree_flatten(source.meta["val"])[0] if isinstance(v, Tensor))
-        for source in node.all_input_nodes
+        for source in _sources(node)
     ]
     written = sum(_bytes(v) for v in tree_flatten(node.meta["val"])[0] if isinstance(v, Tensor))
     if getattr(node.target, "overloadpacket", None) in _GATHERS:
@@ -279,6 +288,16 @@ def _convolution_backward(
     return sum(output_mask[:2]) * 2 * x.shape[0] * positions * weight.numel()
 
 
+def _split_convolution_backward(*args: Any) -> Any:
+    """The gradient of the input by itself, then those of weight and bias."""
+    of_input, of_weight, of_bias = args[10]
+    if not (of_input and (of_weight or of_bias)):
+        return NotImplemented
+    backward = aten.convolution_backward.default
+    gradient = backward(*args[:10], [True, False, False])[0]
+    return gradient, *backward(*args[:10], [False, of_weight, of_bias])[1:]
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
     return sdpa_flop(q.shape, k.shape, v.shape)
 
@@ -297,4 +316,9 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten.mv: _dot,
     aten.dot: _dot,
+}
+
+# for make_fx: ops that do what several kernels do
+DECOMPOSITIONS: dict[torch._ops.OperatorBase, Callable[..., Any]] = {
+    aten.convolution_backward.default: _split_convolution_backward
 }
