@@ -44,7 +44,7 @@ def capture_training(
     device uses the weight is sent a copy. Inputs, targets, buffers and constants are taken to be on every
     device. Views cost nothing: one as large as its tensor is left out, a smaller one (a slice) is an op of no
     cost colocated with its producer, so that only the slice travels. The two gradients of a convolution, one op in
-    PyTorch, are two here, as those of a matrix product are: whoever waits for the input's doesn't wait for the weight's.
+    PyTorch, are two here, as those of a matrix product are: the weight's holds up nobody who waits for the input's.
 
     A parameter is colocated with its first user, and with the op that makes its gradient (the last sum if it is one):
     the optimizer, which isn't in the graph, needs the gradient where the weight is.

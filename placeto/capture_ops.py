@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -154,9 +154,9 @@ def _sources(node: Node) -> list[Node]:
     """The nodes whose values a node reads: of an input whose gradient is asked for, a convolution reads the shape."""
     if getattr(node.target, "overloadpacket", None) is not aten.convolution_backward:
         return node.all_input_nodes
-    of_input, of_weight = node.args[10][:2]
-    gradient, x, weight = node.args[:3]
-    return [gradient, *[x] * of_weight, *[weight] * of_input]
+    gradient, x, weight = cast(tuple[Node, Node, Node], node.args[:3])
+    of_input, of_weight, _ = cast(Sequence[bool], node.args[10])
+    return [gradient, *([x] if of_weight else []), *([weight] if of_input else [])]
 
 
 def _visit(builder: _Builder, node: Node) -> Any:
@@ -319,6 +319,6 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
 }
 
 # for make_fx: ops that do what several kernels do
-DECOMPOSITIONS: dict[torch._ops.OperatorBase, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.convolution_backward.default: _split_convolution_backward
 }

@@ -4,32 +4,24 @@ Hard rules: ops that share a `colocation` id stay together (in a captured traini
 and the op that makes its gradient), and parameters and ops of no cost join the first user or the producer. The rest
 is judgement, in four steps (`group_ops`):
 
-1. every backward op joins the forward op whose saved tensors or weights it reads, a sum of gradients joins its
-   producer, so that weights and activations stay where they are. The exception: gradients of a weight that several
-   calls share (steps of a recurrent network) form groups of their own, since nothing waits for them, all but their
-   last sum;
-2. an op that computes for less time than its tensors travel joins a neighbour, one of its own module first, unless
-   there are few groups already;
+1. backward ops know the forward op they belong to: gradients of a weight that several calls share (steps of a
+   recurrent network) are set apart, since nothing waits for them, all but their last sum;
+2. an op that computes for less time than its tensors travel joins a neighbour, one of its own call of a module first,
+   then one of its module, unless there are few groups already;
 3. if there are many groups, calls of one module are joined in blocks;
 4. if there are still too many, groups are joined along the edges that would carry most for the work they join.
 
-No step but the first makes a group larger than a share of all work, unless there is no other way.
+No step makes a group larger than a share of all work, unless there is no other way.
 
-What was tried: makespan over one device after annealing with 1,000 / 4,000 simulations, mean over the 8 validation
-graphs of a family on 4xv100. Measured while the families were still being tuned, and before capture colocated the
-last sum with its weight (only these groupings did): compare within a column, not with other tables. Two seeds, one in
-the last two rows; such a mean differs by up to .015 between seeds. The rows for light = .35 and .5 had a largest share
-of .08, those for .25 one of .04.
+What was tried: makespan over one device after annealing with 1,000 / 10,000 simulations, mean over the 8 validation
+graphs of a family on 4xv100, one seed (such a mean differs by up to .015 between seeds).
 
-    this grouping                                  ptb .483 / .479   nmt .544 / .529   cifar10 .694 / .683
-    weight gradients with their forward ops        ptb .557 / .553   nmt .620 / .617
-    their last sum anywhere, too                   ptb .456 / .448   nmt .498 / .493
-    calls joined only above 200 groups             ptb .494 / .480   nmt .547 / .532
-    light = .25, .35, .5 instead of .3                               cifar10 .689, .696, .712 / .675, .683, .698
-    backward ops apart from forward ones, light = .25                cifar10 .696 / .680 (245 groups, not 126)
-
-Letting the last sum go anywhere would be faster only because the optimizer, which needs it where the weight is, is
-not part of the graph.
+    this grouping                              ptb .478 / .451   nmt .535 / .508   cifar10 .609 / .593 (195 groups)
+    light = .3                                 ptb .490 / .459   nmt .544 / .514   cifar10 .621 / .605 (164 groups)
+    and backward ops with their forward ops    ptb .496 / .475   nmt .539 / .519   cifar10 .641 / .630 (129 groups)
+    light = .3, no gradients set apart         ptb .549 / .541   nmt .604 / .585
+    calls joined only above 100 groups         ptb .486 / .460   nmt .526 / .507
+    at most 300 groups                                                             cifar10 .619 / .594 (251 groups)
 
 Legend: N ops, E edges, G groups, U units (groups in the making).
 """
@@ -38,6 +30,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +43,7 @@ from placeto.graph import ComputationGraph
 from placeto.grouping_units import Units, coarsen, merge, neighbours, unit_edges
 
 MAX_GROUPS = 200
-_LIGHT = 0.3  # an op joins a neighbour if it takes less than this share of its largest tensor's transfer
+_LIGHT = 0.2  # an op joins a neighbour if it takes less than this share of its largest tensor's transfer
 _LARGEST = 0.06  # largest share of all work in one group, unless a hard rule makes it larger
 _TRIFLE = 0.1  # what adds less than this share to a group may make it larger
 _FEWEST = 30  # light ops are joined while there are more groups than this
@@ -101,7 +94,7 @@ def group_ops(problem: PlacementProblem, max_groups: int = MAX_GROUPS) -> Groups
     _join_hard(graph, units)
     labels = _labels(graph)
     if any(graph.modules):
-        _join_backward(graph, units, labels)
+        _set_gradients_apart(graph, units, labels)
         _join_light(problem, units, labels)
         _join_calls(units, labels, min(max_groups, _CALLED))
     coarsen(problem, units, max_groups)
@@ -159,8 +152,8 @@ def _join_hard(graph: ComputationGraph, units: Units) -> None:
             units.join(op, min(consumers[op])[0])
 
 
-def _join_backward(graph: ComputationGraph, units: Units, labels: list[_Label]) -> None:
-    """Join each backward op to the forward op it belongs to, among those of its module and call."""
+def _set_gradients_apart(graph: ComputationGraph, units: Units, labels: list[_Label]) -> None:
+    """Mark the gradients of weights that several calls share; sums of them join what they add."""
     makers: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)  # (module, call) -> tensor -> forward op
     users: dict[tuple[str, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     tensors = graph.edge_tensor.tolist()
@@ -205,8 +198,6 @@ def _join_backward(graph: ComputationGraph, units: Units, labels: list[_Label]) 
     for op, forward in home.items():
         if graph.flops[op] > 0 and weights[forward] and not weights[op] and consumers[op]:
             labels[op] = replace(labels[op], base=labels[forward].base, gradient=True)
-        else:
-            units.join(op, forward)
     for op in graph.topological_order.tolist():
         label = labels[op]
         final = graph.colocation[op] >= 0 and not consumers[op]  # a gradient that stays with its parameter
@@ -215,7 +206,7 @@ def _join_backward(graph: ComputationGraph, units: Units, labels: list[_Label]) 
             producer = max(same or producers[op], key=lambda pair: (pair[1], pair[0]))[0]
             if labels[producer].gradient:
                 labels[op] = replace(label, base=labels[producer].base, gradient=True)
-            units.join(op, producer)
+                units.join(op, producer)
 
 
 def _kind(graph: ComputationGraph, op: int) -> str:
@@ -275,9 +266,8 @@ def _join_calls(units: Units, labels: Sequence[_Label], max_groups: int) -> None
         label = labels[units.heaviest[root]]
         parts[label.part].append((label.call, root))
     longest = max(len(part) for part in parts.values())
-    block = 1
-    while block < longest and sum(-(-len(part) // block) for part in parts.values()) > max_groups:
-        block += 1
+    sizes = np.array([len(part) for part in parts.values()])
+    block = 1 + bisect_left(range(1, longest), True, key=lambda block: int((-(-sizes // block)).sum()) <= max_groups)
     limit = _LARGEST * units.total
     for part in parts.values():
         part.sort()

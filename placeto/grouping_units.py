@@ -95,28 +95,43 @@ def transfer_us(problem: PlacementProblem) -> np.ndarray:
     return cluster.latency_us[off].mean() + bytes_ * (1.0 / cluster.bandwidth[off]).mean()
 
 
+_STALE = (
+    1.05  # a pair is put back if it has become so much dearer; at 1 a weight that all ops read takes quadratic time
+)
+
+
 def coarsen(problem: PlacementProblem, units: Units, max_groups: int) -> None:
     """Join pairs with the most transfer for the work joined, until there are few enough groups."""
     if units.count <= max_groups:
         return
     edges = unit_edges(problem, units)
     limit = max(2.0 * units.total / max_groups, 1e-9)
+    heap: list[tuple[float, int, int]] = []
+    newest: dict[tuple[int, int], float] = {}  # cost of each pair's valid entry in the heap
+
+    def push(one: int, other: int) -> None:
+        pair = (one, other) if one < other else (other, one)
+        newest[pair] = _cost(units, *pair, edges[one][other])
+        heapq.heappush(heap, (newest[pair], *pair))
+
     for _ in range(3):  # the cap grows where it leaves too many groups
-        heap = [(_cost(units, a, b, t), a, b) for a in edges for b, t in edges[a].items() if a < b]
-        heapq.heapify(heap)
+        for one in edges:
+            for other in edges[one]:
+                if one < other:
+                    push(one, other)
         while heap and units.count > max_groups:
             cost_then, a, b = heapq.heappop(heap)
-            if a not in edges or b not in edges or b not in edges[a]:
+            if newest[a, b] != cost_then or a not in edges or b not in edges[a]:
                 continue
-            now = _cost(units, a, b, edges[a][b])
             if units.work[a] + units.work[b] > limit:
                 continue
-            if now > cost_then:
-                heapq.heappush(heap, (now, a, b))
+            if _cost(units, a, b, edges[a][b]) > _STALE * cost_then:
+                push(a, b)
                 continue
+            gained = [other for other in edges[b] if other != a]
             kept = merge(units, edges, a, b)
-            for other, time in edges[kept].items():
-                heapq.heappush(heap, (_cost(units, kept, other, time), min(kept, other), max(kept, other)))
+            for other in gained:  # pairs of `a` have only become dearer
+                push(kept, other)
         limit *= 4.0
     _coarsen_unconnected(units, max_groups)
 
