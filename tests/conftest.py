@@ -1,7 +1,23 @@
-"""One torch thread: tensors here are small, and two threads that wait for each other on a busy machine take minutes."""
+"""One torch thread for all tests, and what tests of several files are given.
+
+Tensors here are small, and two threads that wait for each other on a busy machine take minutes.
+"""
+
+from pathlib import Path
 
 import numba
+import pytest
 import torch
+
+from placeto.graph import ComputationGraph, save_graph
+from tests.command_line import OPS
 
 numba.get_num_threads()  # starts numba's threads, which sets the number that torch uses
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def graph_file(tmp_path: Path) -> str:
+    """File of a graph of four ops, two of which can run at the same time."""
+    save_graph(ComputationGraph.from_ops("fork", OPS), tmp_path / "fork.json")
+    return str(tmp_path / "fork.json")

@@ -1,35 +1,13 @@
-from collections import Counter
+"""Whole modules, op by op: training steps, inference, and what can't be captured."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 from placeto.capture import CaptureError, capture_inference, capture_training
-from placeto.graph import ComputationGraph
-
-
-def meta(*shape: int) -> Tensor:
-    return torch.empty(*shape, device="meta")
-
-
-def training(module: nn.Module, *inputs: Tensor, **options: object) -> ComputationGraph:
-    return capture_training(module.to("meta"), inputs, lambda y: y.sum(), **options)  # type: ignore[arg-type]
-
-
-def record(graph: ComputationGraph, name: str) -> dict:
-    return graph.to_ops()[graph.index[name]]
-
-
-def inputs_of(graph: ComputationGraph, name: str) -> list[str]:
-    return [source for source, _ in record(graph, name)["inputs"]]
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+from tests.captures import Shared, inputs_of, meta, mlp, record, training
 
 
 def test_mlp_op_by_op() -> None:
@@ -84,37 +62,6 @@ def test_mlp_op_by_op() -> None:
     assert graph.param_bytes.sum() == 4 * (8 * 16 + 16 + 16 * 4 + 4)
 
 
-@pytest.mark.parametrize(
-    ("conv", "forward"),
-    [
-        (nn.Conv2d(8, 12, 3, padding=1, bias=False), 2 * 2 * 12 * 8 * 9 * 10 * 10),
-        (nn.Conv2d(8, 12, 3, stride=2, groups=4, bias=False), 2 * 2 * 12 * 2 * 9 * 4 * 4),
-        (nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), 2 * 2 * 8 * 9 * 10 * 10),
-        (nn.ConvTranspose2d(8, 12, 2, stride=2, bias=False), 2 * 2 * 12 * 8 * 4 * 10 * 10),
-    ],
-)
-def test_flops_of_convolutions(conv: nn.Module, forward: int) -> None:
-    x = meta(2, 8, 10, 10)
-    graph = training(nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), conv), x)
-    assert record(graph, "1/convolution")["flops"] == forward
-    of_input, of_weight = record(graph, "1/grad/convolution_backward"), record(graph, "1/grad/convolution_backward_1")
-    assert of_input["flops"] == of_weight["flops"] == forward
-    assert (of_input["outputs"], of_weight["outputs"]) == ([4 * 2 * 8 * 10 * 10], [4 * conv.weight.numel()])
-    # beside the gradient of its output, here a constant; of the other input each needs the shape alone
-    assert (of_input["inputs"], of_weight["inputs"]) == ([["1.weight", 0]], [["0/convolution", 0]])
-    first = record(graph, "0/grad/convolution_backward")
-    assert first["flops"] == record(graph, "0/convolution")["flops"]  # of the weight alone
-    assert first["outputs"] == [4 * 8 * 8]
-
-
-def test_flops_agree_with_a_real_run() -> None:
-    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
-    x = torch.randn(4, 3, 8, 8)
-    with FlopCounterMode(display=False) as counter:
-        module(x).sum().backward()
-    assert capture_training(module, [x], lambda y: y.sum()).flops.sum() == counter.get_total_flops()
-
-
 def test_real_and_meta_modules_give_the_same_graph_every_time() -> None:
     x = torch.randn(4, 3, 8, 8)
     module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
@@ -130,31 +77,6 @@ def test_real_and_meta_modules_give_the_same_graph_every_time() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in fresh.modules())
 
 
-def test_in_place_ops_become_ops_with_outputs() -> None:
-    graphs = [
-        training(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=in_place)), meta(2, 4))
-        for in_place in (False, True)
-    ]
-    assert graphs[0].hash == graphs[1].hash
-    assert "1/native_batch_norm" in graphs[0].index
-    norm = record(graphs[0], "1/native_batch_norm")
-    assert norm["param_bytes"] == 2 * 4 * 4  # its buffers: running mean and variance
-    assert norm["outputs"] == [2 * 4 * 4, 4 * 4, 4 * 4]
-
-
-class Shared(nn.Module):
-    """One layer, applied three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = torch.tanh(self.layer(x))
-        return x
-
-
 def test_shared_weight_is_one_tensor_and_its_gradient_is_accumulated() -> None:
     graph = training(Shared(), meta(2, 8))
     assert graph.op_types.count("parameter") == 1
@@ -167,186 +89,6 @@ def test_shared_weight_is_one_tensor_and_its_gradient_is_accumulated() -> None:
     assert inputs_of(graph, "layer/grad/add") == ["layer@1/grad/add", "layer/grad/mm"]
     assert graph.modules[graph.index["layer/grad/add"]] == "layer"
     assert set(graph.modules) == {"layer", "", "loss"}
-
-
-def colocated(graph: ComputationGraph, name: str) -> set[str]:
-    """All ops that share a colocation id with an op, or the op alone."""
-    colour = graph.colocation[graph.index[name]]
-    return {graph.op_names[i] for i in np.flatnonzero(graph.colocation == colour)} if colour >= 0 else {name}
-
-
-def test_final_gradients_are_colocated_with_their_parameters() -> None:
-    graph = training(
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 2)), meta(2, 3, 4, 4)
-    )
-    # one op makes the gradients of weight and bias
-    assert colocated(graph, "0.weight") == {"0.weight", "0.bias", "0/convolution", "0/grad/convolution_backward"}
-    norm = {"2.weight", "2.bias", "2/native_layer_norm", "2/grad/native_layer_norm_backward"}
-    assert colocated(graph, "2.weight") == norm
-    # two ops: of the weight (a transpose of it is left out), and of the bias; the input's gradient is free
-    assert colocated(graph, "3.weight") == {"3.weight", "3.bias", "3/addmm", "3/grad/mm_1", "3/grad/sum"}
-    assert colocated(graph, "3/grad/mm") == {"3/grad/mm"}
-
-
-def test_of_a_sum_of_gradients_only_the_last_is_colocated() -> None:
-    graph = training(Shared(), meta(2, 8))
-    assert colocated(graph, "layer.weight") == {"layer.weight", "layer/mm", "layer/grad/add"}
-    for name in ("layer@2/grad/mm", "layer@1/grad/mm", "layer/grad/mm", "layer@1/grad/add"):
-        assert graph.colocation[graph.index[name]] == -1
-
-
-def test_gradient_that_is_a_slice_is_colocated_through_its_maker() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = (nn.Parameter(torch.zeros(4, 8)) for _ in range(2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ torch.cat([self.a, self.b])
-
-    graph = training(Two(), meta(2, 8))
-    assert colocated(graph, "a") == {"a", "b", "cat", "grad/mm", "grad/slice", "grad/slice_1"}
-
-
-def test_op_that_makes_a_gradient_for_others_too_is_colocated() -> None:
-    class Learned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.output = nn.Embedding(10, 4), nn.Linear(4, 3, bias=False)
-            self.start = nn.Parameter(torch.zeros(5, 4))
-
-        def forward(self, words: Tensor) -> Tensor:
-            return self.output(torch.tanh(self.embedding(words) + self.start))
-
-    graph = capture_training(Learned(), [torch.zeros(5, dtype=torch.long)], lambda y: y.sum())
-    # of `start` without further ado, and of the embedding after one more op
-    assert colocated(graph, "start") == {"start", "add", "grad/tanh_backward"}
-    backward = "embedding/grad/embedding_dense_backward"
-    assert inputs_of(graph, backward) == ["grad/tanh_backward"]
-    assert colocated(graph, backward) == {"embedding.weight", "embedding/embedding", backward}
-
-
-def test_parameters_without_a_gradient_of_their_own() -> None:
-    class Bias(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.frozen, self.layer, self.unused = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-            self.frozen.requires_grad_(False)
-            self.last = nn.Parameter(torch.zeros(2, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(self.frozen(x)) + self.last
-
-    graph = training(Bias(), meta(2, 4))
-    assert colocated(graph, "last") == {"last", "add"}  # its gradient is constant
-    assert colocated(graph, "frozen.weight") == {"frozen.weight", "frozen.bias", "frozen/addmm"}
-    gradients = {"layer/grad/mm", "layer/grad/sum"}
-    assert colocated(graph, "layer.weight") == {"layer.weight", "layer.bias", "layer/addmm", *gradients}
-    assert not any(name.startswith("unused") for name in graph.op_names)
-
-
-def test_without_a_training_step_there_are_no_gradients_to_colocate() -> None:
-    graph = capture_inference(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), [meta(2, 4)])
-    assert colocated(graph, "0.weight") == {"0.weight", "0.bias", "0/addmm"}
-    assert colocated(graph, "1.weight") == {"1.weight", "1.bias", "1/addmm"}
-
-
-@pytest.mark.parametrize(
-    ("module", "inputs"),
-    [
-        (nn.LSTM(16, 16, num_layers=2), [meta(6, 2, 16)]),
-        (nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32), 4, enable_nested_tensor=False), [meta(6, 2, 16)]),
-        (
-            nn.Sequential(*[nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)) for _ in range(8)]),
-            [meta(1, 4, 32, 32)],
-        ),
-    ],
-)
-def test_colocation_stays_within_a_layer(module: nn.Module, inputs: list[Tensor]) -> None:
-    graph = capture_training(
-        module.to("meta"), inputs, lambda y: y[0].sum() if isinstance(y, tuple) else y.square().sum()
-    )
-    parameters = np.array(graph.op_types) == "parameter"
-    groups = Counter(graph.colocation[parameters].tolist())
-    assert -1 not in groups
-    assert max(groups.values()) <= 2  # weight and bias
-    for group in groups:
-        modules = {graph.modules[i].removesuffix(".out_proj") for i in np.flatnonzero(graph.colocation == group)}
-        assert len(modules) == 1
-
-
-def test_tied_weights_are_one_parameter() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(10, 4)
-            self.output = nn.Linear(4, 10, bias=False)
-            self.output.weight = self.embedding.weight
-
-        def forward(self, words: Tensor) -> Tensor:
-            return self.output(self.embedding(words))
-
-    graph = capture_training(Tied(), [torch.zeros(3, dtype=torch.long)], lambda y: y.sum())
-    assert graph.param_bytes.sum() == 4 * 10 * 4
-    assert graph.op_types.count("parameter") == 1
-    # the sum of both gradients
-    assert colocated(graph, "embedding.weight") == {"embedding.weight", "embedding/embedding", "embedding/grad/add"}
-    assert len(inputs_of(graph, "embedding/grad/add")) == 2
-    lookup = record(graph, "embedding/embedding")
-    assert lookup["bytes_accessed"] == 2 * 4 * 3 * 4 + 8 * 3  # as much read as written, and the words
-
-
-def test_views_are_left_out_and_slices_cost_nothing() -> None:
-    class Slices(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 12, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            a, b, c = self.layer(x).t().t().reshape(2, 12).chunk(3, dim=1)
-            return torch.sigmoid(a) * torch.tanh(b) + c.exp()
-
-    graph = training(Slices(), meta(2, 8))
-    assert not {"aten.t", "aten.view", "aten.detach", "aten.alias"} & set(graph.op_types)
-    split = record(graph, "split")
-    assert (split["flops"], split["bytes_accessed"]) == (0.0, 0.0)
-    assert split["outputs"] == [4 * 2 * 4] * 3
-    assert split["colocation"] == record(graph, "layer/mm")["colocation"]
-    assert record(graph, "tanh")["inputs"] == [["split", 1]]
-    free = (graph.flops == 0) & (graph.bytes_accessed == 0)
-    assert np.all(graph.colocation[free] >= 0)
-
-
-def test_sliced_parameter_goes_with_the_user_of_the_slice() -> None:
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(8, 8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x @ self.weight[:4]
-
-    graph = training(Half(), meta(2, 4))
-    assert inputs_of(graph, "slice") == ["weight"]
-    assert len({int(graph.colocation[graph.index[name]]) for name in ("weight", "slice", "mm")}) == 1
-
-
-def test_constants_are_left_out() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-            self.register_buffer("mask", torch.ones(4))
-            self.plain = torch.ones(4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) * self.mask + torch.zeros(4) + torch.zeros_like(x) + self.plain
-
-    graph = capture_training(Masked(), [torch.ones(2, 4)], lambda y: y.sum())
-    assert Counter(graph.op_types)["aten.add"] == 3
-    assert not {"aten.zeros", "aten.zeros_like", "aten.ones_like"} & set(graph.op_types)
-    assert record(graph, "mul")["param_bytes"] == 4 * 4
-    assert inputs_of(graph, "mul") == ["layer/addmm"]
 
 
 def test_unused_and_frozen_parameters() -> None:
@@ -400,19 +142,6 @@ def test_inference_graph_has_the_ops_of_torch_export() -> None:
     expected = [name for name in names if name not in ("aten.permute", "aten.t", "aten.view", "aten.clone")]
     renamed = {"aten._native_batch_norm_legit_no_training": "aten.native_batch_norm"}
     assert kinds == [renamed.get(name, name) for name in expected]
-
-
-def test_attention_and_transformer() -> None:
-    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-    graph = training(layer, meta(2, 6, 16))
-    tokens, heads = 2 * 6, 2
-    attention = 2 * (2 * 2 * heads * 6 * 6 * 8)  # scores and values
-    forward = 2 * tokens * 16 * (3 * 16 + 16 + 32 + 32)
-    total = sum(f for f, name in zip(graph.flops, graph.op_names, strict=True) if "/grad/" not in name)
-    assert total == forward + attention
-    assert any(name.startswith("self_attn/grad/") for name in graph.op_names)
-    inference = capture_inference(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), [meta(2, 6, 16)])
-    assert inference.flops.sum() == 2 * total
 
 
 def test_checkpointed_module_is_run_again_in_the_backward_pass() -> None:

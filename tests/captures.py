@@ -1,0 +1,47 @@
+"""Small modules to capture, and what a captured graph says of an op."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from placeto.capture import capture_training
+from placeto.graph import ComputationGraph
+
+
+def meta(*shape: int) -> Tensor:
+    return torch.empty(*shape, device="meta")
+
+
+def training(module: nn.Module, *inputs: Tensor, **options: object) -> ComputationGraph:
+    return capture_training(module.to("meta"), inputs, lambda y: y.sum(), **options)  # type: ignore[arg-type]
+
+
+def record(graph: ComputationGraph, name: str) -> dict:
+    return graph.to_ops()[graph.index[name]]
+
+
+def inputs_of(graph: ComputationGraph, name: str) -> list[str]:
+    return [source for source, _ in record(graph, name)["inputs"]]
+
+
+def colocated(graph: ComputationGraph, name: str) -> set[str]:
+    """All ops that share a colocation id with an op, or the op alone."""
+    colour = graph.colocation[graph.index[name]]
+    return {graph.op_names[i] for i in np.flatnonzero(graph.colocation == colour)} if colour >= 0 else {name}
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+class Shared(nn.Module):
+    """One layer, applied three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(self.layer(x))
+        return x

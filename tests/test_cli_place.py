@@ -1,0 +1,134 @@
+"""`placeto place` and `placeto simulate`."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from placeto.cluster import load_cluster
+from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph, save_graph
+from placeto.simulator import simulate
+from tests.command_line import OPS, fails, run
+
+
+def test_place_then_simulate_agree_exactly(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    placement, trace = tmp_path / "p.json", tmp_path / "t.json"
+    common = ("--cluster", "4xv100")
+    pictures = [tmp_path / "gantt.png", tmp_path / "gantt.svg"]
+    assert run("place", graph_file, *common, "--placer", "etf", "-o", placement, "--plot", pictures[0]) == 0
+    printed = capsys.readouterr().out
+    more = ("--trace", trace, "--plot", pictures[1])
+    assert run("simulate", graph_file, *common, "--placement", placement, *more) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    document = json.loads(placement.read_text())
+    line = f"makespan_us  {document['makespan_us']!r}\n"
+    assert line in printed
+    assert line in captured.out
+    problem = PlacementProblem(ComputationGraph.from_ops("fork", OPS), load_cluster("4xv100"))
+    index = {name: i for i, name in enumerate(problem.cluster.device_names)}
+    devices = np.array([index[document["placement"][op["name"]]] for op in OPS])
+    schedule = simulate(problem, devices)
+    assert document["makespan_us"] == schedule.makespan_us
+    assert list(document["peak_memory"].values()) == schedule.peak_memory.tolist()
+    assert (document["placer"], document["cluster"], document["fits"]) == ("etf", "4xv100", True)
+    assert document["graph_hash"] == problem.graph.hash
+    assert {event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"} == set(
+        "abcd"
+    )
+    assert all(picture.stat().st_size > 1000 for picture in pictures)
+
+
+def test_place_with_the_default_placer_finds_the_optimum(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("place", graph_file, "--cluster", "2xv100", "--simulations", "200") == 0
+    out = capsys.readouterr().out
+    assert "placer       anneal" in out
+    makespan = float(out.split("makespan_us  ")[1].split()[0])
+    assert makespan < 1300.0  # both branches at once; 1812 + overheads on one device
+
+
+@pytest.mark.parametrize("budget", [("--simulations", "50"), ("--seconds", "0.2")])
+def test_place_what_takes_no_time(budget: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    idle = ComputationGraph.from_ops("idle", [{"name": "a", "outputs": [4]}, {"name": "b", "inputs": [["a", 0]]}])
+    save_graph(idle, tmp_path / "idle.json")
+    assert run("place", tmp_path / "idle.json", "--cluster", "2xv100", *budget) == 0
+    out = capsys.readouterr().out
+    assert "makespan_us  0.0" in out
+    assert "nan" not in out
+
+
+def test_a_placement_by_hand_needs_no_more_than_devices(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placement = tmp_path / "hand.json"
+    names = {op["name"]: "gpu:0" for op in OPS}
+    placement.write_text(json.dumps({"format": "placeto.placement/1", "placement": names}))
+    assert run("simulate", graph_file, "--cluster", "2xv100", "--placement", placement) == 0
+    assert "1.0000 of the best single device" in capsys.readouterr().out
+
+
+def test_a_placement_whose_makespan_differs_is_noted(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placement = tmp_path / "p.json"
+    assert run("place", graph_file, "--cluster", "2xv100", "--placer", "etf", "-o", placement) == 0
+    capsys.readouterr()
+    assert run("simulate", graph_file, "--cluster", "2xk80", "--placement", placement) == 0
+    assert "says" in capsys.readouterr().err
+
+
+def test_place_says_that_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ops = [op | {"param_bytes": 9 * 10**9} for op in OPS]
+    save_graph(ComputationGraph.from_ops("huge", ops), tmp_path / "huge.json")
+    for placer in ("single", "heft", "anneal"):
+        out = tmp_path / f"{placer}.json"
+        assert run("place", tmp_path / "huge.json", "--cluster", "2xv100", "--placer", placer, "-o", out) == 0
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"note: {placer} found no placement of ")
+        assert captured.err.count("\n") == 1
+        assert re.search(r"^fits         no: gpu:\d needs \d+\.\d\d of 16\.00 GB", captured.out, re.MULTILINE)
+        assert json.loads(out.read_text())["fits"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "Missing from placeto place: GRAPH"),
+        (("x.json",), "--cluster"),
+        (("x.json", "--cluster", "4xv100", "--nonsense", "1"), "Unrecognized options: --nonsense"),
+        (("x.json", "--cluster", "4xv100", "--seed", "q"), "--seed"),
+        (("x.json", "--cluster", "4xv100", "--simulations", "0"), "--simulations must be above 0"),
+        (("x.json", "--cluster", "4xv100", "--seconds", "nan"), "--seconds must be above 0"),
+        (("x.json", "--cluster", "4xv100", "-o", "no/such/dir/p.json"), "directory no/such/dir doesn't exist"),
+        (("x.json", "--cluster", "4xv100", "--plot", "p.bmp"), "must end in .png, .svg, .pdf"),
+        (("x.json", "--cluster", "4xv100", "--placer", "nonsense"), "placers: single"),
+        (("x.json", "--cluster", "4xv100", "--placer", "placeto"), "give a checkpoint"),
+        (("x.json", "--cluster", "4xv100", "--checkpoint", "nothing.pt"), "nothing.pt: no such file"),
+    ],
+)
+def test_bad_arguments_of_place(arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in fails(capsys, "place", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": "other"}, "not a placement file"),
+        ({"extra": 1}, "unknown field 'extra'"),
+        ({"placement": ["gpu:0"]}, "must be an object"),
+        ({"placement": {"a": "gpu:0"}}, "op 'b' of graph 'fork' has no device"),
+        ({"placement": dict.fromkeys("abcd", "tpu")}, "device 'tpu' is not in cluster '2xv100'"),
+        ({"placement": dict.fromkeys("abcde", "gpu:0")}, "op 'e' of the placement is not in graph"),
+        ({"graph_hash": "0" * 64}, "another graph"),
+    ],
+)
+def test_bad_placement_files(
+    change: dict[str, object], says: str, graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    placement = tmp_path / "p.json"
+    document = {"format": "placeto.placement/1", "placement": dict.fromkeys("abcd", "gpu:0")} | change
+    placement.write_text(json.dumps(document))
+    assert says in fails(capsys, "simulate", graph_file, "--cluster", "2xv100", "--placement", placement)
