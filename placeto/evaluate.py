@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,13 +215,17 @@ def _work(
             yield job, worker.run(job)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context, _start_worker, (worker,)) as pool:
-        pending = {pool.submit(_run_in_worker, job): job for job in jobs}
-        try:
-            while pending:
-                for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                    yield pending.pop(future), future.result()
-        finally:
+    pool = ProcessPoolExecutor(count, context, _start_worker, (worker,))
+    pending = {pool.submit(_run_in_worker, job): job for job in jobs}
+    try:
+        while pending:
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                yield pending.pop(future), future.result()
+    except BrokenProcessPool:
+        time.sleep(1.0)  # if it was Ctrl-C that ended the workers, it is about to be raised here as well
+        raise EvaluationError("a worker process was killed; is there enough memory for --processes?") from None
+    finally:
+        with suppress(OSError):  # raised where workers die at this very moment
             pool.shutdown(cancel_futures=True)
 
 

@@ -80,7 +80,7 @@ def test_ctrl_c_ends_it_at_once_and_keeps_what_is_done(command: list[str], tmp_p
     began = time.monotonic()
     _, messages = process.communicate(timeout=60)
     assert time.monotonic() - began < 20.0
-    assert process.returncode == 130
+    assert process.returncode == 130, messages.decode()
     assert messages.decode().endswith("interrupted\n")
     assert "Traceback" not in messages.decode()
     assert all_end(process.pid)
@@ -92,3 +92,15 @@ def test_ctrl_c_ends_it_at_once_and_keeps_what_is_done(command: list[str], tmp_p
     rows = load_rows(tmp_path / "table.json")
     assert len(rows) == 16
     assert all(row in rows for row in kept if row["placer"] == "random"), "made again though they were there"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_a_worker_that_is_killed_is_told_of(command: list[str], tmp_path: Path) -> None:
+    process = started(command, tmp_path)
+    workers = [pid for pid in members(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(workers[0], signal.SIGKILL)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "error: a worker process was killed" in messages.decode().splitlines()[-1]
+    assert is_partial(load_rows(tmp_path / "table.json"))
+    assert all_end(process.pid)
