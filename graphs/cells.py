@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from graphs.convolution import CLASSES
 
+STEM_CELLS = 2  # reduction cells before the first stage
 STAGES = 3
 Branch = tuple[int, str]  # state that is read: 0 = the cell before the last, 1 = the last cell, 2... = nodes; and op
 
@@ -146,7 +147,7 @@ class CellNetwork(nn.Module):
     def __init__(self, genotype: Genotype, stem: int, channels: int, repeats: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, stem, 3, 2, bias=False), nn.BatchNorm2d(stem))
-        plan = [(channels // 4, True), (channels // 2, True)]
+        plan = [(channels // 2 ** (STEM_CELLS - number), True) for number in range(STEM_CELLS)]
         for stage in range(STAGES):
             plan += [(channels * 2**stage, True)] if stage else []
             plan += [(channels * 2**stage, False)] * repeats

@@ -1,4 +1,4 @@
-"""The families of published models: sizes, splits, parameters and FLOPs as published, captured small."""
+"""The families of published models: sizes and splits, small members captured and trained, what each model promises."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +19,7 @@ from graphs import (
     inception_v3,
     llama,
     nasnet,
+    recurrent,
     resnet,
     rnnlm,
     transformer_xl,
@@ -30,8 +31,8 @@ from graphs.convolution import loss as image_loss
 from graphs.family import TrainingStep
 from graphs.microbatches import in_micro_batches
 from graphs.models import deal
-from graphs.recurrent import BLOCK, LSTMCell
-from placeto.capture import capture_inference, capture_training
+from graphs.recurrent import LSTMCell
+from placeto.capture import capture_training
 
 NAMES = ["inception_v3", "nasnet", "resnet", "amoebanet"]
 NAMES += ["rnnlm", "rnnlm-2", "rnnlm-4", "rnnlm-8", "gnmt", "gnmt-2", "gnmt-4", "gnmt-8"]
@@ -110,36 +111,6 @@ def test_dealt_networks_do_not_depend_on_the_order_of_the_grid() -> None:
     assert deal((7,), range(20), sizes) == deal((7,), reversed(range(20)), sizes)
 
 
-@pytest.mark.parametrize(
-    ("step", "network", "published"),
-    [
-        (resnet.training_step, resnet.Network(50, 1), 25.6e6),  # torchvision's documentation, as the next two
-        (resnet.training_step, resnet.Network(101, 1), 44.5e6),
-        (resnet.training_step, resnet.Network(152, 1), 60.2e6),
-        (nasnet.training_step, nasnet.MOBILE, 5.3e6),  # Zoph et al. (2018), table 2
-        (nasnet.training_step, nasnet.LARGE, 88.9e6),
-        (amoebanet.training_step, amoebanet.PAPER, 86.7e6),  # Real et al. (2019), table 2
-        (rnnlm.training_step, rnnlm.Network(2, 1500), 66e6),  # Zaremba et al. (2014), the large one
-        (gnmt.training_step, gnmt.Network(8, steps=2), 278e6),  # Shazeer et al. (2017), table 2
-        (transformer_xl.training_step, transformer_xl.Network(12), 41e6),  # Dai et al. (2019), table 2
-        (bert.training_step, bert.BASE, 110e6),  # Devlin et al. (2019), section 3
-        (bert.training_step, bert.LARGE, 340e6),
-        (llama.training_step, llama.Network(llama.LLAMA_7B, 8, 1), 6.7e9),  # Touvron et al. (2023), table 2
-        (llama.training_step, llama.Network(llama.LLAMA_1B, 8, 1), 1.1e9),  # Zhang et al. (2024)
-    ],
-    ids=lambda value: type(value).__module__ if hasattr(value, "__dataclass_fields__") else None,
-)
-def test_as_many_parameters_as_published(step: Callable[[Any], TrainingStep], network: Any, published: float) -> None:
-    assert parameters(on_meta(step, network).module) == pytest.approx(published, rel=0.015)
-
-
-def test_parameters_of_inception() -> None:
-    module = on_meta(inception_v3.training_step, inception_v3.Network(1)).module
-    auxiliary = parameters(module.auxiliary)  # type: ignore[arg-type]
-    assert parameters(module) - auxiliary == pytest.approx(23.8e6, rel=0.005)
-    assert parameters(module) == pytest.approx(27.2e6, rel=0.005)
-
-
 def test_parameters_of_wavenet() -> None:
     network = wavenet.Network(2, 6, channels=16, samples=8, batch=1)
     c, conv, one = 16, 2 * 16 * 16 + 16, 16 * 16 + 16
@@ -147,44 +118,6 @@ def test_parameters_of_wavenet() -> None:
     module = on_meta(wavenet.training_step, network).module
     assert parameters(module) == expected
     assert [layer.filter.dilation for layer in module.layers] == [1, 2, 4, 1, 2, 4]  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("step", "network", "published"),
-    [
-        (resnet.training_step, resnet.Network(50, 2), 4.1e9),
-        (inception_v3.training_step, inception_v3.Network(2), 5.7e9),
-        (nasnet.training_step, nasnet.MOBILE, 564e6),
-        (amoebanet.training_step, amoebanet.PAPER, 23.1e9),
-    ],
-    ids=["resnet50", "inception", "mobile", "amoebanet"],
-)
-def test_multiply_adds_as_published(step: Callable[[Any], TrainingStep], network: Any, published: float) -> None:
-    built = on_meta(step, network)
-    if hasattr(built.module, "auxiliary"):
-        built.module.auxiliary = nn.Identity()
-    assert multiply_adds(built) / network.batch == pytest.approx(published, rel=0.015)
-
-
-def multiply_adds(step: TrainingStep) -> int:
-    """Of the convolutions and linear layers of a forward pass."""
-    total = 0
-
-    def called(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        nonlocal total
-        total += output.numel() * module.weight[0].numel()  # type: ignore[index, union-attr]
-
-    for module in step.module.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            module.register_forward_hook(called)
-    with torch.no_grad():
-        step.module(*step.inputs)
-    return total
-
-
-def test_captured_flops_are_those_of_the_model() -> None:
-    built = on_meta(resnet.training_step, resnet.Network(50, 2))
-    assert capture_inference(built.module, built.inputs).flops.sum() == 2 * multiply_adds(built)
 
 
 def test_every_resolution_of_inception_leaves_something_for_the_auxiliary_classifier() -> None:
@@ -199,20 +132,22 @@ TINY: dict[str, tuple[Any, Any]] = {
     "resnet": (resnet, resnet.Network(50, 2, resolution=32)),
     "nasnet": (nasnet, nasnet.Network(1, 192, 2, 32, 8)),
     "amoebanet": (amoebanet, amoebanet.Network(1, 32, 2, 32, 8)),
-    "rnnlm": (rnnlm, rnnlm.Network(2, 6, 12, 3, 11)),
+    "rnnlm": (rnnlm, rnnlm.Network(2, 6, 3, 3, 11)),
     "gnmt": (gnmt, gnmt.Network(3, 6, 3, 2, 11)),
-    "transformer_xl": (transformer_xl, transformer_xl.Network(2, 64, 4, 2, 2)),
+    "transformer_xl": (transformer_xl, transformer_xl.Network(1, 64, 4, 2, 2)),
     "wavenet": (wavenet, wavenet.Network(2, 4, 6, 9, 2)),
-    "bert": (bert, bert.Network(2, 64, 16, 4, 2)),
-    "llama": (llama, llama.Network(llama.Size(2, 16, 4, 2, 24), 6, 4, 2)),
+    "bert": (bert, bert.Network(1, 64, 16, 4, 2)),
+    "llama": (llama, llama.Network(llama.Size(1, 16, 4, 2, 24), 6, 4, 2)),
 }
 
 
 @pytest.fixture
 def _fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One block of each kind in Inception, one in each stage of ResNet, one stage in the networks of cells."""
+    """One of each kind of block in Inception and in ResNet, and of cell; softmax after every other step."""
     monkeypatch.setattr(cells, "STAGES", 1)
-    monkeypatch.setitem(resnet.STAGES, 50, (1, 1, 1, 1))
+    monkeypatch.setattr(cells, "STEM_CELLS", 1)
+    monkeypatch.setattr(recurrent, "BLOCK", 2)
+    monkeypatch.setitem(resnet.STAGES, 50, (2, 1))
     bodies = (inception_v3.block35(32), inception_v3.REDUCTION35, inception_v3.block17(128))
     monkeypatch.setattr(inception_v3, "BODY", bodies)
     monkeypatch.setattr(inception_v3, "HEAD", (inception_v3.REDUCTION17, inception_v3.BLOCK8))
@@ -267,16 +202,19 @@ def test_small_members_learn(name: str) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
-def ops_of_gnmt(steps: int) -> int:
-    step = on_meta(gnmt.training_step, gnmt.Network(8, 4, steps, 2, 5))
-    return capture_training(step.module, step.inputs, step.loss, targets=step.targets).num_ops
-
-
 def test_the_first_test_graph_of_gnmt_8_has_over_50000_ops() -> None:
-    longest = MODELS["gnmt-8"].networks["test"][0].steps
-    assert longest > BLOCK
-    two, three = ops_of_gnmt(2), ops_of_gnmt(3)
-    assert two + (longest - 2) * (three - two) > 50_000  # and a softmax for each block of steps
+    """Every layer above the second adds as many ops as the one below it, and every step after the second likewise."""
+
+    def ops(layers: int, steps: int) -> int:
+        step = on_meta(gnmt.training_step, gnmt.Network(layers, 4, steps, 2, 5))
+        return capture_training(step.module, step.inputs, step.loss, targets=step.targets).num_ops
+
+    first = MODELS["gnmt-8"].networks["test"][0]
+    assert first.steps > recurrent.BLOCK, "a softmax for each block of steps comes on top"
+    few, more = ops(2, 2), ops(2, 3)
+    layer, layer_of_three_steps = ops(3, 2) - few, ops(3, 3) - more
+    step = more - few + (first.layers - 2) * (layer_of_three_steps - layer)
+    assert few + (first.layers - 2) * layer + (first.steps - 2) * step > 50_000
 
 
 def test_lstm_cell_is_pytorchs() -> None:
@@ -356,7 +294,7 @@ def test_micro_batches_can_overlap() -> None:
             end[reader] = max(end[reader], end[source] + graph.flops[reader])
         return float(end.max())
 
-    assert longest_path(4) < 0.4 * longest_path(1)
+    assert longest_path(2) < 0.6 * longest_path(1)
 
 
 def test_auxiliary_loss_is_weighted() -> None:
@@ -374,7 +312,7 @@ def test_widths_are_multiples_of_8() -> None:
 
 def test_resolution_and_width_of_cells() -> None:
     with torch.device("meta"):
-        network = CellNetwork(nasnet.NASNET_A, 32, 44, 2)
+        network = CellNetwork(nasnet.NASNET_A, 32, 44, 1)
         x = torch.empty(1, 3, 224, 224)
     sizes: list[tuple[int, ...]] = []
     for cell in network.cells:
@@ -382,5 +320,5 @@ def test_resolution_and_width_of_cells() -> None:
     network(x)
     assert sizes[0] == (4 * 11, 56)
     assert sizes[1] == (4 * 22, 28)
-    assert [size for _, size in sizes[2:]] == [28, 28, 14, 14, 14, 7, 7, 7]
+    assert [size for _, size in sizes[2:]] == [28, 14, 14, 7, 7]
     assert sizes[-1][0] == 1056
