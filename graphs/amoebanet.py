@@ -1,7 +1,8 @@
 """amoebanet: AmoebaNet-A (Real et al., "Regularized Evolution for Image Classifier Search", AAAI 2019) on ImageNet.
 
-A benchmark of GDP (2019). Evolved cells in the frame of NASNet. N, the width F and the batch vary; the paper's network
-is N = 6, F = 190 (86.7 million parameters, 331 x 331 pixels).
+A benchmark of GDP (2019). Evolved cells (the paper's figure 6) in the frame of NASNet. N, the width F and the batch
+vary, on images of 224 x 224 pixels; the first test graph is the paper's N = 6, F = 190 (table 2: 86.7 million
+parameters) on 331 x 331, at a batch of 8.
 """
 
 from __future__ import annotations

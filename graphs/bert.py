@@ -1,8 +1,8 @@
 """bert: BERT, pre-training (Devlin et al., NAACL 2019): masked words and next sentence.
 
 Size, length, batch and micro-batches vary. The paper's networks are base (12 layers of 768, 110 million parameters) and
-large (24 of 1024, 340 million). A transformer is a chain: what runs in parallel are the gradients of weights and of
-activations, the three projections, and micro-batches. Dropout is left out.
+large (24 of 1024, 340 million), the first test graphs, at batches of ours. A transformer is a chain: what runs in
+parallel are the gradients of weights and of activations, the three projections, and micro-batches. Dropout is left out.
 
 Legend: B sequences, T words, H units, P masked words of a sequence.
 """

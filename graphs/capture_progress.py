@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from graphs.family import TrainingStep
-from placeto.capture import capture_training
 from placeto.graph import ComputationGraph
 from placeto.progress import ProgressBar
 
@@ -60,7 +59,7 @@ def capture_with_progress(step: TrainingStep, name: str) -> ComputationGraph:
             _watch_backward(value, lambda share: progress.show(_FORWARD + _BACKWARD * share, "backward pass"))
             return value
 
-        graph = capture_training(step.module, step.inputs, loss, targets=step.targets, name=name)
+        graph = step._replace(loss=loss).capture(name)
         progress.show(1.0, f"{graph.num_ops:,} ops")
     return graph
 

@@ -13,7 +13,7 @@ What decides whether placement matters, on four V100 with NVLink:
   uneven;
 - the parallelism of the wiring: nodes read the previous node with a probability of 0 (wide cells), 0.25, 0.5 or,
   in two networks of eleven, 0.9 (a chain, which is hopeless);
-- batch 64 to 256, halved until a feature map has at most 2**23 * 1.5 elements: all but 4 of the 72 networks then
+- batch 64 to 256, halved until a feature map has at most 2**23 * 1.5 elements: all but 3 of the 72 networks then
   fit in one device's 16 GB, and those need at least two. Smaller and narrower ones would leave little to place but
   the overhead of launching kernels.
 """

@@ -20,12 +20,16 @@ SPLITS = MappingProxyType({"train": 32, "validation": 8, "test": 32})
 
 
 class TrainingStep(NamedTuple):
-    """What `placeto.capture.capture_training` takes."""
+    """A model with what one step of its training takes."""
 
     module: nn.Module
     inputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
-    loss: Callable[..., Tensor]
+    loss: Callable[..., Tensor]  # of the module's output and the targets
+
+    def capture(self, name: str | None = None) -> ComputationGraph:
+        """Its graph; see `placeto.capture.capture_training`."""
+        return capture_training(self.module, self.inputs, self.loss, targets=self.targets, name=name)
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Family:
         Raises:
             ValueError: there is no such split or index.
         """
-        check_index(self, split, index)
+        graph_name(self, split, index)  # refuses what there isn't
         seed = [crc32(self.name.encode()), crc32(split.encode()), index]
         with torch.device(device):
             return self.sample(np.random.default_rng(seed))
@@ -58,9 +62,7 @@ class Family:
         Raises:
             ValueError: there is no such split or index.
         """
-        step = self.build(split, index)
-        name = f"{self.name}:{split}:{index}"
-        return capture_training(step.module, step.inputs, step.loss, targets=step.targets, name=name)
+        return self.build(split, index).capture(graph_name(self, split, index))
 
     def load(self, split: str, index: int) -> ComputationGraph:
         """A graph as it ships with the package (milliseconds): the same as `capture` gives.
@@ -68,8 +70,7 @@ class Family:
         Raises:
             ValueError: there is no such split or index.
         """
-        check_index(self, split, index)
-        return store.load(self.name, f"{self.name}:{split}:{index}")
+        return store.load(self.name, graph_name(self, split, index))
 
 
 class HasSplits(Protocol):
@@ -84,8 +85,8 @@ class HasSplits(Protocol):
         """Number of graphs of each split."""
 
 
-def check_index(family: HasSplits, split: str, index: int) -> None:
-    """Refuse a graph that a family doesn't have.
+def graph_name(family: HasSplits, split: str, index: int) -> str:
+    """Name of a graph of a family, e.g. "cifar10:test:3".
 
     Raises:
         ValueError: there is no such split or index.
@@ -95,6 +96,7 @@ def check_index(family: HasSplits, split: str, index: int) -> None:
     if not 0 <= index < family.splits[split]:
         last = family.splits[split] - 1
         raise ValueError(f"{family.name}:{split} has graphs 0 to {last}, there is no {index}")
+    return f"{family.name}:{split}:{index}"
 
 
 def choice(rng: np.random.Generator, options: Any, weights: Any = None) -> Any:

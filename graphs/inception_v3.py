@@ -1,9 +1,10 @@
 """inception_v3: Inception-v3 (Szegedy et al., "Rethinking the Inception Architecture", CVPR 2016) on ImageNet.
 
-The benchmark of Mirhoseini et al. (2017, batch 32), of Placeto (2019) and of GDP (2019, batches 32 and 64). Batch,
-resolution and width vary; the paper's own width is 1 and its resolution 299 (with much less, nothing is left for the
-auxiliary classifier). Its blocks have three to six parallel branches of uneven cost. The auxiliary classifier takes
-part in training; dropout is left out.
+A benchmark of Mirhoseini et al. (2017), of Placeto (2019) and of GDP (2019, at batches 32 and 64). Batch, resolution
+and width vary; the paper's own width is 1 and its resolution 299 (with much less, nothing is left for the auxiliary
+classifier). Kernels, channels and paddings are those of torchvision's model, and so are their numbers of parameters and
+multiply-adds. Blocks have three or four parallel branches of uneven cost, two of which fork again in the last blocks.
+The auxiliary classifier takes part in training; dropout is left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """llama: decoder-only transformers as LLaMA (Touvron et al., 2023) and its smaller kin, training.
 
 Norms before the blocks (RMSNorm), rotary positions, gated feed-forward networks (SwiGLU), grouped-query attention where
-there are fewer key heads. Size, length, batch and micro-batches vary; the largest needs several devices for its
-weights alone (1.1 billion parameters, 17.6 GB with gradients and optimizer). What runs in parallel is as in `bert`.
+there are fewer key heads. Size, length, batch and micro-batches vary. The first test graph is the largest, TinyLlama
+(Zhang et al., 2024), which needs several 16 GB devices for its weights alone (1.1 billion parameters, 17.6 GB with
+gradients and optimizer); the other sizes are ours. What runs in parallel is as in `bert`.
 
 Legend: B sequences, T words, H units, A heads.
 """
@@ -120,8 +121,8 @@ def training_step(network: Network) -> TrainingStep:
     return in_micro_batches(step, network.micro_batches)
 
 
-LLAMA_7B = Size(32, 4096, 32, 32, 11008)
-LLAMA_1B = Size(22, 2048, 32, 4, 5632)  # TinyLlama (Zhang et al., 2024)
+LLAMA_7B = Size(32, 4096, 32, 32, 11008)  # in no split: its training step is for checks of the model
+LLAMA_1B = Size(22, 2048, 32, 4, 5632)  # TinyLlama
 SMALLER = (
     Size(8, 1024, 16, 16, 2816),
     Size(12, 1024, 16, 4, 2816),

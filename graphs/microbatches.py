@@ -25,9 +25,16 @@ class MicroBatches(nn.Module):
 
 
 def in_micro_batches(step: TrainingStep, count: int) -> TrainingStep:
-    """The same training step, but in so many micro-batches; it is left as it is if that is one."""
+    """The same training step, but in so many micro-batches; it is left as it is if that is one.
+
+    Raises:
+        ValueError: the batch, the first dimension of all inputs, can't be cut into so many equal parts.
+    """
     if count == 1:
         return step
+    batch = len(step.inputs[0])
+    if batch % count:
+        raise ValueError(f"a batch of {batch} can't be cut into {count} equal micro-batches")
     whole: Callable[..., Tensor] = step.loss
 
     def loss(outputs: list[Any], *targets: Tensor) -> Tensor:

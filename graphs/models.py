@@ -13,8 +13,7 @@ import torch
 
 from graphs import cache
 from graphs.capture_progress import capture_with_progress
-from graphs.family import TrainingStep, check_index
-from placeto.capture import capture_training
+from graphs.family import TrainingStep, graph_name
 from placeto.graph import ComputationGraph
 
 SIZES = MappingProxyType({"train": 12, "validation": 4, "test": 8})
@@ -44,7 +43,7 @@ class ModelFamily:
         Raises:
             ValueError: there is no such split or index.
         """
-        check_index(self, split, index)
+        graph_name(self, split, index)  # refuses what there isn't
         with torch.device(device):
             return self.step(self.networks[split][index])
 
@@ -54,9 +53,7 @@ class ModelFamily:
         Raises:
             ValueError: there is no such split or index.
         """
-        step = self.build(split, index)
-        name = f"{self.name}:{split}:{index}"
-        return capture_training(step.module, step.inputs, step.loss, targets=step.targets, name=name)
+        return self.build(split, index).capture(graph_name(self, split, index))
 
     def load(self, split: str, index: int) -> ComputationGraph:
         """A graph from the cache; captured first, with a progress bar, if it isn't there.
@@ -64,8 +61,7 @@ class ModelFamily:
         Raises:
             ValueError: there is no such split or index.
         """
-        check_index(self, split, index)
-        name = f"{self.name}:{split}:{index}"
+        name = graph_name(self, split, index)
         path = cache.location(self.step.__module__, repr(self.networks[split][index]))
         graph = cache.cached(path, lambda: capture_with_progress(self.build(split, index), name))
         return replace(graph, name=name)  # the same network may have another name in another family
@@ -75,7 +71,7 @@ def deal(first: Sequence[Any], grid: Iterable[Any], sizes: Mapping[str, int] = S
     """Deal networks out to splits, each to one.
 
     Args:
-        first: the networks of the papers; they open the last split, the test graphs.
+        first: networks of published sizes; they open the last split, the test graphs.
         grid: the others, dealt in an order that looks random but never changes; what is left over isn't used.
         sizes: how many networks each split gets.
 

@@ -1,8 +1,9 @@
 """nasnet: NASNet-A (Zoph et al., "Learning Transferable Architectures", CVPR 2018) on ImageNet.
 
 The benchmark of Placeto (2019). Cells of five nodes with two branches each, most of them separable convolutions; a cell
-also reads the cell before the last, so that two cells overlap. N and the width vary as between the paper's small
-("4 @ 1056", 5.3 million parameters) and large network ("6 @ 4032", 88.9 million), and so does the batch.
+also reads the cell before the last, so that two cells overlap. N, the width and the batch vary. The paper's small
+network ("4 @ 1056", 5.3 million parameters, 224 x 224 pixels) and its large one ("6 @ 4032", 88.9 million, 331 x 331)
+are the first test graphs; all others take 224 x 224 pixels. Batches are ours.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graphs.family import Family, TrainingStep, choice
 from graphs.ops import lstm_cell
+from graphs.recurrent import loss
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,6 @@ def _step(cells: nn.ModuleList, x: Tensor, states: list[tuple[Tensor, Tensor]]) 
         states[layer] = cell(x, states[layer])
         x = states[layer][0] + x if layer else states[layer][0]
     return x
-
-
-def loss(logits: list[Tensor], following: Tensor) -> Tensor:
-    """Cross-entropy of the following words (T * B,), summed over the blocks."""
-    targets = following.split([len(block) for block in logits])
-    return torch.stack([F.cross_entropy(x, y) for x, y in zip(logits, targets, strict=True)]).sum()
 
 
 def training_step(network: Network) -> TrainingStep:

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graphs.family import Family, TrainingStep, choice
 from graphs.ops import ACTIVATIONS, highway
+from graphs.recurrent import loss
 
 WORDS = 10_000
 SHAPES = (  # nodes of a cell, layers, steps
@@ -127,12 +127,6 @@ class LanguageModel(nn.Module):
             tops.append(x)
         block = self.network.block
         return [self.output(torch.cat(tops[i : i + block])) for i in range(0, len(tops), block)]
-
-
-def loss(logits: list[Tensor], following: Tensor) -> Tensor:
-    """Cross-entropy of the following words (T * B,), summed over the blocks."""
-    targets = following.split([len(block) for block in logits])
-    return torch.stack([F.cross_entropy(x, y) for x, y in zip(logits, targets, strict=True)]).sum()
 
 
 def training_step(network: Network) -> TrainingStep:

@@ -1,7 +1,8 @@
 """What the recurrent families have in common: an LSTM cell written out op by op, and the loss over blocks of steps.
 
-The graphs in which Mirhoseini et al. (2017) and GDP (2019) place recurrent networks hold a cell's sigmoids, products
-and sums one by one; so do these. (The families `ptb` and `nmt` fuse them into one op.)
+The families `rnnlm` and `gnmt` hold a cell's sigmoids, products and sums one by one, as graphs of the time of
+Mirhoseini et al. (2017) and GDP (2019) do; `ptb` and `nmt` have cells of their own, in which they are fused into one
+op.
 
 Legend: B sequences, H hidden units, T steps.
 """

@@ -1,7 +1,8 @@
 """resnet: ResNet-50, -101 and -152 (He et al., CVPR 2016) on ImageNet, and wide ones (Zagoruyko and Komodakis, 2016).
 
-A block halves the resolution in its 3 x 3 convolution, as is usual today. Depth, batch and width vary. A residual
-network is a chain: all that runs in parallel are the gradients of weights and of activations, and the projections.
+A block halves the resolution in its 3 x 3 convolution, as in torchvision, where the paper's does in its first; all
+other sizes are the paper's. Depth, batch and width vary. A residual network is a chain: all that runs in parallel are
+the gradients of weights and of activations, and the projections.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """rnnlm: LSTM language models of 2, 4 and 8 layers, unrolled (Zaremba et al., 2014; Jozefowicz et al., 2016).
 
-The benchmark of Mirhoseini et al. (2017: 2 layers of 2048 units, batch 64) and of GDP (2019: 2, 4 and 8 layers). Hidden
-size, steps and batch vary; the softmax is over the 10,000 words of the Penn Treebank, in blocks of ten steps. Layers
-overlap like a wavefront over the steps. Dropout is left out.
+A benchmark of Mirhoseini et al. (2017) and, with 2, 4 and 8 layers, of GDP (2019). Hidden size, steps and batch vary,
+in ranges of ours; the softmax is over the 10,000 words of the Penn Treebank, in blocks of ten steps. Layers overlap
+like a wavefront over the steps. Dropout is left out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """transformer_xl: Transformer-XL language models of 2, 4 and 8 layers (Dai et al., ACL 2019).
 
 A benchmark of GDP (2019). Every layer attends to its segment and to what the layer below made of the segment before,
-through which no gradient flows, with relative positions. The paper's network for enwik8 has 12 such layers: 512 units,
-8 heads, inner size 2048, segments and memory of 512 characters, batch 22 (41 million parameters). Width, length,
-batch and the segments of a training step vary: those of one step overlap like a wavefront over the layers, and their
-gradients add up. Dropout is left out.
+through which no gradient flows, with relative positions. The authors' network for enwik8 has 12 such layers: 512 units,
+8 heads, inner size 2048, segments and memory of 512 characters, batch 22 (``run_enwik8_base.sh`` of their code; 41
+million parameters). The first test graphs have its sizes, but GDP's 2, 4 and 8 layers. Width, length, batch and the
+segments of a training step vary: those of one step overlap like a wavefront over the layers, and their gradients add
+up. Dropout is left out.
 
 Legend: B sequences, T characters of a segment, M of the memory, K = M + T, H units, A heads.
 """

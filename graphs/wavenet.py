@@ -2,7 +2,8 @@
 
 A benchmark of GDP (2019): 2 stacks of 18 layers in all, and 4 stacks of 36. A stack's causal convolutions are dilated
 by 1, 2, 4, ...; a layer multiplies a tanh by a sigmoid, each of a convolution of its own, and adds to the residual and
-to the skip path. Channels, samples and batch vary; the papers give none. Sound is in 256 levels (mu-law).
+to the skip path. Channels, samples and batch vary, in ranges of ours, as the papers give none. Sound is in 256 levels
+(mu-law).
 """
 
 from __future__ import annotations

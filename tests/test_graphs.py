@@ -13,7 +13,6 @@ from graphs import SPLITS, Family, cifar10, nmt, ptb, regenerate, store
 from graphs.__main__ import main
 from graphs.family import TrainingStep, choice
 from graphs.ops import ACTIVATIONS, highway, lstm_cell
-from placeto.capture import capture_training
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
@@ -173,7 +172,7 @@ def test_models_really_train(family: str) -> None:
 
 
 def test_softmax_blocks_and_input_feeding() -> None:
-    graph = _capture(small("nmt"))
+    graph = small("nmt").capture()
     assert [
         name for name in graph.op_names if name.startswith("output") and name.endswith("/mm") and "grad" not in name
     ] == [
@@ -181,7 +180,7 @@ def test_softmax_blocks_and_input_feeding() -> None:
         "output@1/mm",
         "output@2/mm",
     ]
-    alone = _capture(nmt.training_step(replace(SMALL["nmt"], feed=False)))  # type: ignore[type-var]
+    alone = nmt.training_step(replace(SMALL["nmt"], feed=False)).capture()  # type: ignore[type-var]
     assert "attention/tanh" in _ancestors(graph, "decoder.0@1/addmm")
     assert "attention/tanh" not in _ancestors(alone, "decoder.2@4/addmm")
 
@@ -196,14 +195,10 @@ def _ancestors(graph: ComputationGraph, name: str) -> set[str]:
 
 
 def test_cell_modules_name_their_ops() -> None:
-    graph = _capture(small("cifar10"))
+    graph = small("cifar10").capture()
     assert {"cells.0.nodes.0.left.conv/convolution", "cells.2.nodes.2/add", "classifier/addmm"} <= set(graph.op_names)
-    graph = _capture(small("ptb"))
+    graph = small("ptb").capture()
     assert {"layers.1.nodes.2@4/highway", "layers.0.root/grad/highway_backward"} <= set(graph.op_names)
-
-
-def _capture(step: TrainingStep) -> ComputationGraph:
-    return capture_training(step.module, step.inputs, step.loss, targets=step.targets)
 
 
 def test_lstm_cell_is_pytorchs() -> None:

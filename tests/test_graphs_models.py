@@ -32,7 +32,6 @@ from graphs.family import TrainingStep
 from graphs.microbatches import in_micro_batches
 from graphs.models import deal
 from graphs.recurrent import LSTMCell
-from placeto.capture import capture_training
 
 NAMES = ["inception_v3", "nasnet", "resnet", "amoebanet"]
 NAMES += ["rnnlm", "rnnlm-2", "rnnlm-4", "rnnlm-8", "gnmt", "gnmt-2", "gnmt-4", "gnmt-8"]
@@ -89,7 +88,7 @@ def test_depths_come_by_turns(name: str) -> None:
             assert network.layers == depth
 
 
-def test_the_networks_of_the_papers_open_the_test_graphs() -> None:
+def test_the_test_graphs_open_with_published_sizes_where_there_are_any() -> None:
     first = {name: family.networks["test"][0] for name, family in MODELS.items()}
     assert first["inception_v3"] == inception_v3.Network(batch=32, resolution=299, width=1.0)
     assert MODELS["inception_v3"].networks["test"][1].batch == 64
@@ -98,7 +97,12 @@ def test_the_networks_of_the_papers_open_the_test_graphs() -> None:
     assert first["rnnlm-2"] == rnnlm.Network(layers=2, hidden=2048, steps=40, batch=64)
     assert first["gnmt-8"] == gnmt.Network(layers=8, hidden=1024, steps=80, batch=128)
     assert (first["wavenet-2x18"].stacks, first["wavenet-4x36"].layers) == (2, 36)
+    for layers in (2, 4, 8):
+        assert first[f"transformer_xl-{layers}"] == transformer_xl.Network(layers, width=512, length=512, batch=22)
+    assert first["amoebanet"] == amoebanet.Network(6, 190, 8, resolution=331, stem=96)
     assert first["bert"] == bert.BASE
+    assert MODELS["bert"].networks["test"][1] == bert.LARGE
+    assert first["llama"].size == llama.LLAMA_1B
 
 
 def test_deal_refuses_too_few_networks() -> None:
@@ -158,7 +162,7 @@ def _fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_small_members_are_captured_whole(name: str) -> None:
     module, network = TINY[name]
     step = on_meta(module.training_step, network)
-    graph = capture_training(step.module, step.inputs, step.loss, targets=step.targets)
+    graph = step.capture()
     names = {path for path, _ in step.module.named_parameters()}
     kept = [i for i, kind in enumerate(graph.op_types) if kind == "parameter"]
     assert {graph.op_names[i] for i in kept} == names
@@ -206,8 +210,7 @@ def test_the_first_test_graph_of_gnmt_8_has_over_50000_ops() -> None:
     """Every layer above the second adds as many ops as the one below it, and every step after the second likewise."""
 
     def ops(layers: int, steps: int) -> int:
-        step = on_meta(gnmt.training_step, gnmt.Network(layers, 4, steps, 2, 5))
-        return capture_training(step.module, step.inputs, step.loss, targets=step.targets).num_ops
+        return on_meta(gnmt.training_step, gnmt.Network(layers, 4, steps, 2, 5)).capture().num_ops
 
     first = MODELS["gnmt-8"].networks["test"][0]
     assert first.steps > recurrent.BLOCK, "a softmax for each block of steps comes on top"
@@ -283,10 +286,15 @@ def test_micro_batches_give_the_same_gradients() -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
+def test_micro_batches_are_equal() -> None:
+    step = TrainingStep(nn.Linear(3, 2), (torch.randn(8, 3),), (), lambda y: y.sum())
+    with pytest.raises(ValueError, match="a batch of 8 can't be cut into 3 equal micro-batches"):
+        in_micro_batches(step, 3)
+
+
 def test_micro_batches_can_overlap() -> None:
     def longest_path(micro_batches: int) -> float:
-        step = on_meta(bert.training_step, bert.Network(1, 64, 16, 8, micro_batches))
-        graph = capture_training(step.module, step.inputs, step.loss, targets=step.targets)
+        graph = on_meta(bert.training_step, bert.Network(1, 64, 16, 8, micro_batches)).capture()
         end = graph.flops.copy()
         for edge in range(graph.num_edges):  # edges are in the order of their consumers, which is topological here
             source, reader = graph.edge_src[edge], graph.edge_dst[edge]
