@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ from placeto.checkpoint import CheckpointError, load_checkpoint
 from placeto.config import PAPER_ONE_SHOT_LEARNING, ConfigError, OneShotLearningConfig, check_config, default_config
 from placeto.cost import PlacementProblem
 from placeto.learners import LEARNERS
+from placeto.learners.base import prepare, seconds, set_learning_rate
 from placeto.learners.iterative import IterativeLearner
 from placeto.learners.one_shot import OneShotLearner, advantages, one_shot_update, standard_order
 from placeto.load import LEARNED
@@ -15,6 +17,7 @@ from placeto.op_features import make_input
 from placeto.policies import POLICIES
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.seq2seq import Seq2SeqConfig
+from placeto.rollout import Stopwatch
 from placeto.simulator import simulate
 from placeto.trainer import pretrained_config, train
 from tests.test_trainer import config, problems, same
@@ -211,3 +214,26 @@ def test_standard_order_renames_equal_devices_by_first_use():
     assert standard_order(equal, np.array([1, 1, 1, 1])).tolist() == [0, 0, 0, 0]
     mixed = PlacementProblem(equal.graph, toy_cluster(speeds=(1.0, 0.5, 1.0)))
     assert standard_order(mixed, np.array([1, 2, 0, 2])).tolist() == [1, 0, 2, 0]
+
+
+def test_learning_rate_falls_to_a_tenth_in_the_supervised_stage_and_then_to_zero(tmp_path):
+    learning = replace(config(tmp_path).learning, warmup=0.5, warmup_lr=1.0, lr=0.2)
+    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    rates = [set_learning_rate(optimizer, learning, done) for done in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    np.testing.assert_allclose(rates, [1.0, 0.55, 0.2, 0.1, 0.0])
+    assert optimizer.param_groups[0]["lr"] == 0.0
+
+
+def test_problems_are_prepared_in_order_and_reported():
+    notes = []
+    prepared = prepare({"a": fork_of_chains(1, 2), "b": fork_of_chains(2, 2)}, lambda p: p.num_ops, notes.append)
+    assert prepared == [2, 4]
+    assert notes == ["preparing a", "preparing b"]
+
+
+def test_seconds_sum_to_the_whole_iteration():
+    began, watch = time.perf_counter(), Stopwatch()
+    watch.lap("network")
+    logged = seconds(watch, began - 2.0)
+    assert set(logged) == {"seconds/simulation", "seconds/network", "seconds/other"}
+    assert 2.0 <= sum(logged.values()) <= 2.0 + time.perf_counter() - began

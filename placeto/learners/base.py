@@ -1,19 +1,24 @@
-"""What the training loop needs of a learner: its state, an iteration, a validation.
+"""What the training loop needs of a learner: its state, an iteration, a validation; and what all learners share.
 
 Legend: C problems, W decisions of the largest problem (groups, or ops), N ops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from placeto.config import LearningConfig, OneShotLearningConfig
 from placeto.cost import PlacementProblem
+from placeto.rollout import Stopwatch
+
+Prepared = TypeVar("Prepared")
 
 
 @dataclass(eq=False)
@@ -64,7 +69,34 @@ class Learner(Protocol):
         """(N,) best placement of a training problem's ops met so far."""
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Change the learning rate of all parameters."""
+def prepare(
+    problems: Mapping[str, PlacementProblem], one: Callable[[PlacementProblem], Prepared], report: Callable[[str], None]
+) -> list[Prepared]:
+    """Prepare each problem for learning, and report which one it is."""
+    prepared = []
+    for name, problem in problems.items():
+        report(f"preparing {name}")
+        prepared.append(one(problem))
+    return prepared
+
+
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, learning: LearningConfig | OneShotLearningConfig, done: float
+) -> float:
+    """Set and return the learning rate of all parameters at the share `done` of the training.
+
+    In the supervised stage it falls to a tenth, from then on to zero.
+    """
+    if done < learning.warmup:
+        lr = learning.warmup_lr * (1.0 - 0.9 * done / learning.warmup)
+    else:
+        lr = learning.lr * (1.0 - (done - learning.warmup) / (1.0 - learning.warmup))
     for group in optimizer.param_groups:
         group["lr"] = lr
+    return lr
+
+
+def seconds(watch: Stopwatch, began: float) -> dict[str, float]:
+    """To log: the time of each part of an iteration that began then, and of what is in no part."""
+    other = time.perf_counter() - began - sum(watch.seconds.values())
+    return {f"seconds/{part}": value for part, value in (watch.seconds | {"other": other}).items()}

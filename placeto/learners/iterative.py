@@ -18,9 +18,9 @@ from placeto.config import TrainConfig
 from placeto.cost import PlacementProblem
 from placeto.distributed import ALONE, Ranks, concatenate
 from placeto.env import reset
-from placeto.features import InstanceBatch, make_instance
+from placeto.features import Instance, InstanceBatch, make_instance
 from placeto.grouping import expand
-from placeto.learners.base import TrainState, Validation, set_learning_rate
+from placeto.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.learning import advantages, policy_update, supervised_update
 from placeto.policies import POLICIES
 from placeto.policies.guided import Starts, cheap_starts
@@ -37,12 +37,13 @@ class Family:
     @classmethod
     def of(cls, problems: Mapping[str, PlacementProblem], report: Callable[[str], None]) -> Family:
         """Group the ops of each problem and place it by the cheap heuristics."""
-        instances, starts = [], []
-        for name, problem in problems.items():
-            report(f"preparing {name}")
-            instances.append(make_instance(problem))
-            starts.append(cheap_starts(instances[-1]))
-        return cls(InstanceBatch.of(instances), tuple(starts))
+
+        def one(problem: PlacementProblem) -> tuple[Instance, Starts]:
+            instance = make_instance(problem)
+            return instance, cheap_starts(instance)
+
+        prepared = prepare(problems, one, report)
+        return cls(InstanceBatch.of([instance for instance, _ in prepared]), tuple(starts for _, starts in prepared))
 
     @property
     def heuristic(self) -> np.ndarray:
@@ -116,14 +117,11 @@ class IterativeLearner:
         makespan = _merge(state, episodes, ranks)
         watch.lap(None)
         moves = len(episodes.data)
+        lr = set_learning_rate(state.optimizer, learning, done)
         if warming_up:
-            lr = learning.warmup_lr * (1.0 - 0.9 * done / learning.warmup)
-            set_learning_rate(state.optimizer, lr)
             order = state.random.permutation(moves)
             numbers = supervised_update(state.policy, state.optimizer, episodes, learning, order, ranks)
         else:
-            lr = learning.lr * (1.0 - (done - learning.warmup) / (1.0 - learning.warmup))
-            set_learning_rate(state.optimizer, lr)
             returns, advantage = advantages(makespan, learning, index, state.history)
             epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
             orders = [state.random.permutation(moves) for _ in range(epochs)]
@@ -131,12 +129,11 @@ class IterativeLearner:
             numbers["train/return"] = float(returns[0].mean())
         watch.lap("network")
         best = makespan.min(0).values.numpy()
-        seconds = watch.seconds | {"other": time.perf_counter() - began - sum(watch.seconds.values())}
         return numbers | {
             "makespan/train": float(best.mean()),
             "makespan/train_to_heuristic": float((best / family.heuristic[index]).mean()),
             "train/learning_rate": lr,
-            **{f"seconds/{part}": value for part, value in seconds.items()},
+            **seconds(watch, began),
         }
 
     def validate(self, state: TrainState) -> Validation:

@@ -22,7 +22,7 @@ from placeto.distributed import ALONE, Ranks, SharedGenerator, concatenate, unif
 from placeto.features import penalised
 from placeto.grouping import group_ops
 from placeto.heuristics.search import anneal, best_cheap
-from placeto.learners.base import TrainState, Validation, set_learning_rate
+from placeto.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.learning import gradient_step
 from placeto.op_features import OneShotInput, UnitKind, make_input
 from placeto.placer import Evaluator
@@ -48,13 +48,13 @@ class Family:
         cls, problems: Mapping[str, PlacementProblem], kind: UnitKind, device: str, report: Callable[[str], None]
     ) -> Family:
         """Describe each problem, and place it by the cheap heuristics for comparison."""
-        inputs, heuristic = [], []
-        for name, problem in problems.items():
-            report(f"preparing {name}")
-            inputs.append(make_input(problem, kind))
+
+        def one(problem: PlacementProblem) -> tuple[OneShotInput, float]:
             evaluator = Evaluator(problem, group_ops(problem))
             best_cheap(evaluator)
-            heuristic.append(evaluator.best_score / problem.single_device_us)
+            return make_input(problem, kind), evaluator.best_score / problem.single_device_us
+
+        inputs, heuristic = zip(*prepare(problems, one, report), strict=True)
         return cls(
             inputs=tuple(graph.to(device) for graph in inputs),
             units=tuple(graph.unit.numpy() for graph in inputs),
@@ -118,9 +118,8 @@ class OneShotLearner:
         self._keep_elite(state, chosen, samples, relative)
         state.simulations += relative.size
         advantage = advantages(relative, learning, chosen.tolist(), state.history)
+        lr = set_learning_rate(state.optimizer, learning, done)
         done = (done - learning.warmup) / (1.0 - learning.warmup)
-        lr = learning.lr * (1.0 - done)
-        set_learning_rate(state.optimizer, lr)
         inputs = [family.inputs[i] for i in chosen]
         epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
         orders = [state.random.permutation(count) for _ in range(epochs)]
@@ -128,12 +127,11 @@ class OneShotLearner:
         advantage = advantage.to(self.config.device)
         numbers = one_shot_update(policy, state.optimizer, inputs, samples, advantage, learning, entropy, orders, ranks)
         watch.lap("network")
-        seconds = watch.seconds | {"other": time.perf_counter() - began - sum(watch.seconds.values())}
         return numbers | {
             "makespan/train": float(relative.mean()),
             "makespan/train_to_heuristic": float((relative.min(1) / family.heuristic[chosen]).mean()),
             "train/learning_rate": lr,
-            **{f"seconds/{part}": value for part, value in seconds.items()},
+            **seconds(watch, began),
         }
 
     def validate(self, state: TrainState) -> Validation:
@@ -208,8 +206,7 @@ class OneShotLearner:
         learning, policy, began = self.config.learning, _policy(state), time.perf_counter()
         if not state.iteration:
             state.simulations += len(self.labels) * learning.teacher
-        lr = learning.warmup_lr * (1.0 - 0.9 * done / learning.warmup)
-        set_learning_rate(state.optimizer, lr)
+        lr = set_learning_rate(state.optimizer, learning, done)
         state.optimizer.zero_grad()
         total = 0.0
         for index in chosen[self.ranks.share(len(chosen))]:
