@@ -27,6 +27,8 @@ class LearningConfig:
     """Learning rate of the reinforcement stage, falling to zero."""
     graphs: int = 4
     """Graphs of an iteration."""
+    starts: Literal["heuristics", "single"] = "heuristics"
+    """Where episodes begin: placements of the cheap heuristics, or all on one device, to learn from scratch."""
     replicas: int = 8
     """Episodes of each graph of an iteration, from one start; their mean return is the reward baseline."""
     moves: int = 40
@@ -129,7 +131,9 @@ class RunConfig:
     minutes: float | None = None
     """Stop after so many minutes."""
     iterations: int | None = None
-    """Stop after so many iterations; with neither limit, 10 minutes."""
+    """Stop after so many iterations."""
+    simulations: int | None = None
+    """Stop after the iteration in which so many placements have been simulated; without any limit, 10 minutes."""
     seed: int = 0
     """Seed of all randomness."""
     placer: str = "placeto"

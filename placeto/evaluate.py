@@ -287,8 +287,8 @@ def _tiny(cluster: Cluster) -> PlacementProblem:
 _worker: _Worker | None = None  # of this process, when it is one of the pool
 
 
-def _start_worker(worker: _Worker) -> None:
-    global _worker
+def start_process() -> None:
+    """What a process does first that works beside others on equal jobs: one thread, and an end with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the workers at once; the parent saves what is done
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -298,6 +298,11 @@ def _start_worker(worker: _Worker) -> None:
     numba.set_num_threads(1)  # starts numba's threads, which sets the number that torch uses: so this comes first
     if "torch" in sys.modules:  # the main module, which this process imports first, may have done so already
         sys.modules["torch"].set_num_threads(1)
+
+
+def _start_worker(worker: _Worker) -> None:
+    global _worker
+    start_process()
     # Pickling made the arrays writable, which for numba is another type: kernels would be compiled once more.
     graphs = {name: replace(graph) for name, graph in worker.graphs.items()}
     _worker = _Worker(graphs, replace(worker.cluster), worker.history)

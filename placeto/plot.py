@@ -1,4 +1,4 @@
-"""Pictures: a schedule as a Gantt chart by device, and makespan against budget.
+"""Pictures: a schedule as a Gantt chart by device, makespan against budget, and panels of step lines.
 
 Figures are made without pyplot, so they share no state and need no display.
 """
@@ -14,6 +14,7 @@ from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 if TYPE_CHECKING:
@@ -99,6 +100,55 @@ def curve_figure(
         axes.spines[["top", "right"]].set_visible(False)
     left.set_ylabel("mean makespan / one device")
     figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize="small", frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    return figure
+
+
+def panel_figure(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    x_label: str,
+    y_label: str,
+    title: str,
+    *,
+    log: bool = False,
+    levels: Mapping[str, Mapping[str, float]] | None = None,
+) -> Figure:
+    """Step lines in panels, up to three in a row: makespans against budgets, or cumulative distributions.
+
+    Args:
+        panels: title of a panel -> label -> points (x, y), in order; a label has one colour in all panels.
+        x_label: below each panel.
+        y_label: left of each panel.
+        title: of the picture.
+        log: whether x is on a log scale.
+        levels: title of a panel -> label -> height of a dotted line across it.
+    """
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.4 * columns + 2.0, 2.9 * rows + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    names = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
+    color = {name: palette(number % palette.N) for number, name in enumerate(names)}
+    shown: dict[str, Line2D] = {}
+    for number, (heading, lines) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, columns, number)
+        for label, points in lines.items():
+            x, y = np.array(points).T
+            (shown[label],) = axes.plot(x, y, color=color[label], drawstyle="steps-post", linewidth=1.5)
+        for place, (label, height) in enumerate((levels or {}).get(heading, {}).items()):
+            shown[label] = axes.axhline(height, color="0.3", linestyle=(":", "--", "-.")[place % 3], linewidth=1.0)
+        if log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_title(heading, loc="left", fontsize="medium")
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        list(shown.values()), list(shown), loc="outside right upper", fontsize="small", frameon=False
+    )
     figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     return figure
 

@@ -113,6 +113,7 @@ def _train(
     if saved is not None:
         _restore(state, saved, config, learner)
     _check_alike(config, state, learner, ranks)
+    state.note_improvements()
     began -= state.elapsed
     writer = None
     if ranks.first:
@@ -125,6 +126,7 @@ def _train(
             numbers = learner.iterate(state, done)
             state.iteration += 1
             state.elapsed = ranks.of_first(time.perf_counter() - began)
+            state.note_improvements()
             numbers["placements/simulated"] = float(state.simulations)
             met = np.isfinite(state.elite_score)
             if met.any():
@@ -173,16 +175,22 @@ def _validate(learner: Learner, state: TrainState, writer: SummaryWriter | None,
 
 
 def _share_done(config: AnyTrainConfig, state: TrainState) -> float:
-    """How far training is, in 0..1: by iterations alone where they are given, so that the run can be repeated."""
+    """How far training is, in 0..1: by iterations alone where they are given, so that the run can be repeated.
+
+    Likewise by simulations, else by time.
+    """
     if config.iterations is not None:
         return min(1.0, state.iteration / config.iterations)
+    if config.simulations is not None:
+        return min(1.0, state.simulations / config.simulations)
     return min(1.0, state.elapsed / (60.0 * (config.minutes or DEFAULT_MINUTES)))
 
 
 def _over(config: AnyTrainConfig, state: TrainState) -> bool:
     """Whether a limit is reached."""
     late = config.minutes is not None and state.elapsed >= 60.0 * config.minutes
-    return late or _share_done(config, state) >= 1.0
+    spent = config.simulations is not None and state.simulations >= config.simulations
+    return late or spent or _share_done(config, state) >= 1.0
 
 
 def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem] | None) -> None:
@@ -272,6 +280,7 @@ def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
             "elite": torch.from_numpy(state.elite),
             "elite_score": torch.from_numpy(state.elite_score),
             "history": state.history,
+            "improvements": state.improvements,
             "iteration": state.iteration,
             "simulations": state.simulations,
             "elapsed": state.elapsed,
@@ -296,7 +305,7 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     Raises:
         CheckpointError: it was made with another configuration or on other problems.
     """
-    free = {"out", "minutes", "iterations"}  # where it is and how long it lasts may change
+    free = {"out", "minutes", "iterations", "simulations"}  # where it is and how long it lasts may change
     if saved["placer"] != config.placer:
         raise CheckpointError(f"can't resume {config.out}: it holds the placer {saved['placer']}, not {config.placer}")
     # a setting that the checkpoint is too old to know had its default
@@ -316,6 +325,7 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     if np.isfinite(state.best_validation):  # else these are only the latest parameters
         state.best_parameters = dict(saved["best_parameters"])
     state.history = dict(saved["history"])
+    state.improvements = {index: list(points) for index, points in saved.get("improvements", {}).items()}
     state.iteration, state.simulations = saved["iteration"], saved["simulations"]
     state.elapsed = saved["elapsed"]
 

@@ -7,7 +7,7 @@ from matplotlib.collections import PolyCollection
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
-from placeto.plot import PlotError, curve_figure, gantt_figure, save_figure
+from placeto.plot import PlotError, curve_figure, gantt_figure, panel_figure, save_figure
 from placeto.simulator import Schedule, simulate
 
 
@@ -74,3 +74,16 @@ def test_curves_against_simulations_and_seconds() -> None:
     short = figure.axes[1].lines[5]  # etf goes on where anneal is still at work
     assert (list(short.get_xdata()), list(short.get_ydata())) == ([0.01, 0.5], [0.9, 0.9])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["anneal", "etf"]  # the best first
+
+
+def test_a_label_has_one_colour_in_all_panels() -> None:
+    panels = {"a": {"p": [(1.0, 0.9), (10.0, 0.5)]}, "b": {"q": [(1.0, 0.8)], "p": [(2.0, 0.7)]}, "c": {}, "d": {}}
+    figure = panel_figure(panels, "placements", "makespan", "title", log=True, levels={"b": {"bound": 0.4}})
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b", "c", "d"]
+    assert [axes.get_position().x0 for axes in figure.axes][0] == figure.axes[3].get_position().x0, "the second row"
+    (first,), (q, p, bound) = figure.axes[0].lines, figure.axes[1].lines
+    assert (first.get_xdata().tolist(), first.get_ydata().tolist()) == ([1.0, 10.0], [0.9, 0.5])
+    assert first.get_color() == p.get_color() != q.get_color()
+    assert first.get_drawstyle() == "steps-post"
+    assert set(bound.get_ydata()) == {0.4}
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["p", "q", "bound"]

@@ -1,3 +1,4 @@
+import itertools
 import os
 import signal
 import subprocess
@@ -247,6 +248,29 @@ def test_a_run_that_ends_by_the_clock_is_validated_at_its_end(tmp_path):
     checkpoint = load_checkpoint(tmp_path)
     assert np.isfinite(checkpoint["best_validation"])
     assert same(checkpoint["best_parameters"], checkpoint["parameters"])
+
+
+def test_a_run_ends_with_the_iteration_that_spends_its_simulations(tmp_path):
+    """Warm-up is a share of them: 4 episodes of 1 + 6 placements, and 6 x 4 labels each while it lasts."""
+    learning = replace(QUICK, graphs=1, warmup=0.5)
+    limited = config(tmp_path, iterations=None, simulations=240, learning=learning)
+    assert train(limited, problems(1), None)["placements/simulated"] == 4 * 7 + 4 * 24 + 5 * 4 * 7
+    assert load_checkpoint(tmp_path)["iteration"] == 6
+
+
+def test_improvements_on_training_graphs_are_remembered(tmp_path):
+    """From one device, where all begins: simulations and seconds grow, makespans fall, the last is the best met."""
+    learning = replace(QUICK, graphs=1, starts="single")
+    numbers = train(config(tmp_path, learning=learning, iterations=3), {"fork": fork_of_chains(8, 1)}, None)
+    train(config(tmp_path, learning=learning), {"fork": fork_of_chains(8, 1)}, None, resume=True)
+    points = load_checkpoint(tmp_path)["improvements"][0]
+    assert points[0] == (0, 0.0, 1.0), "one device, though the cheap heuristics find the optimum"
+    for before, after in itertools.pairwise(points):
+        assert before[0] < after[0]
+        assert before[1] < after[1]
+        assert before[2] > after[2]
+    assert points[-1][2] <= numbers["makespan/train_best"] < 1.0
+    assert float(load_checkpoint(tmp_path)["elite_score"][0]) == points[-1][2]
 
 
 def test_a_device_that_is_not_there_is_refused(tmp_path):

@@ -72,10 +72,12 @@ def run(arguments: Arguments) -> None:
     config = arguments.config
     check_positive("--minutes", config.minutes)
     check_positive("--iterations", config.iterations)
+    check_positive("--simulations", config.simulations)
     out = Path(config.out)
-    if arguments.resume and config.minutes is None and config.iterations is None:
+    if arguments.resume and config.minutes is None and config.iterations is None and config.simulations is None:
         before = load_checkpoint(out)["config"]
-        config = replace(config, minutes=before["minutes"], iterations=before["iterations"])
+        limits = {name: before.get(name) for name in ("minutes", "iterations", "simulations")}
+        config = replace(config, **limits)
     if (out / FILE_NAME).exists() and not arguments.resume:
         raise UsageError(f"--out {out}: holds a checkpoint already; add --resume to go on, or choose another directory")
     if out.exists() and not out.is_dir():

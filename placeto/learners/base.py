@@ -37,6 +37,15 @@ class TrainState:
     best_validation: float = np.inf
     best_parameters: dict[str, Tensor] = field(default_factory=dict)
     history: dict[int, Tensor] = field(default_factory=dict)  # what a reward baseline remembers, by training problem
+    # (simulations, seconds, elite_score) after each iteration that improved on a training problem, by its number
+    improvements: dict[int, list[tuple[int, float, float]]] = field(default_factory=dict)
+
+    def note_improvements(self) -> None:
+        """Remember what the best placements met are worth, where that is news."""
+        for index in np.flatnonzero(np.isfinite(self.elite_score)).tolist():
+            points, score = self.improvements.setdefault(index, []), float(self.elite_score[index])
+            if not points or score < points[-1][2]:
+                points.append((self.simulations, self.elapsed, score))
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from placeto.distributed import ALONE, Ranks, concatenate
 from placeto.env import reset
 from placeto.features import Instance, InstanceBatch, make_instance
 from placeto.grouping import expand
+from placeto.heuristics.naive import try_single
 from placeto.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.learning import advantages, policy_update, supervised_update
 from placeto.policies import POLICIES
@@ -29,30 +30,29 @@ from placeto.rollout import Rollout, Stopwatch, greedy_pass, rollout
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Prepared problems: flat arrays and cheap starts."""
+    """Prepared problems: flat arrays and where episodes start."""
 
     batch: InstanceBatch
     starts: tuple[Starts, ...]  # (C,), best first
+    heuristic: np.ndarray  # (C,) float64, relative makespan of the best cheap heuristic
 
     @classmethod
-    def of(cls, problems: Mapping[str, PlacementProblem], report: Callable[[str], None]) -> Family:
-        """Group the ops of each problem and place it by the cheap heuristics."""
+    def of(
+        cls, problems: Mapping[str, PlacementProblem], scratch: bool, report: Callable[[str], None]
+    ) -> Family:
+        """Group the ops of each problem and place it by the cheap heuristics; only on one device if from `scratch`."""
 
-        def one(problem: PlacementProblem) -> tuple[Instance, Starts]:
+        def one(problem: PlacementProblem) -> tuple[Instance, Starts, float]:
             instance = make_instance(problem)
-            return instance, cheap_starts(instance)
+            cheap = cheap_starts(instance)
+            return instance, cheap_starts(instance, (try_single,)) if scratch else cheap, cheap.score[0]
 
-        prepared = prepare(problems, one, report)
-        return cls(InstanceBatch.of([instance for instance, _ in prepared]), tuple(starts for _, starts in prepared))
-
-    @property
-    def heuristic(self) -> np.ndarray:
-        """(C,) relative makespan of the best cheap heuristic."""
-        return np.array([starts.score[0] for starts in self.starts])
+        instances, starts, heuristic = zip(*prepare(problems, one, report), strict=True)
+        return cls(InstanceBatch.of(instances), starts, np.array(heuristic))
 
     @property
     def best_starts(self) -> np.ndarray:
-        """(C, G) int64, each instance's best cheap placement."""
+        """(C, G) int64, each instance's best start."""
         placement = np.zeros((len(self.starts), self.batch.max_groups), np.int64)
         for row, starts in zip(placement, self.starts, strict=True):
             row[: starts.placement.shape[1]] = starts.placement[0]
@@ -72,11 +72,12 @@ class IterativeLearner:
     ) -> None:
         self.config, self.ranks = config, ranks
         self.problems, self.validation = problems, validation
-        self.family = Family.of(problems, report)
-        self.held_out = Family.of(validation, report)
+        scratch = config.learning.starts == "single"
+        self.family = Family.of(problems, scratch, report)
+        self.held_out = Family.of(validation, scratch, report)
 
     def initial_state(self) -> TrainState:
-        """A fresh policy; the best placements met are the best cheap ones."""
+        """A fresh policy; the best placements met are the best starts."""
         config = self.config
         torch.manual_seed(config.seed)
         policy = POLICIES[config.placer].policy(config.policy).to(config.device)
@@ -86,7 +87,7 @@ class IterativeLearner:
             torch_random=torch.Generator().manual_seed(config.seed),
             random=np.random.default_rng(config.seed),
             elite=self.family.best_starts,
-            elite_score=self.family.heuristic,
+            elite_score=np.array([starts.score[0] for starts in self.family.starts]),
         )
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
@@ -137,7 +138,7 @@ class IterativeLearner:
         }
 
     def validate(self, state: TrainState) -> Validation:
-        """A greedy pass over the validation problems from the best cheap start."""
+        """A greedy pass over the validation problems from the best start."""
         held_out = self.held_out
         index = np.arange(len(held_out.starts))
         end = greedy_pass(state.policy, held_out.batch, self.config.env, index, held_out.best_starts)
@@ -153,8 +154,8 @@ class IterativeLearner:
     def _choose_starts(self, state: TrainState, same: bool) -> tuple[np.ndarray, np.ndarray]:
         """Graphs of an iteration and where their episodes start: instance (B,) and placements (B, G).
 
-        Half of the starts are the best cheap heuristic's, the rest other heuristics' and the best met so far, both
-        with some groups moved at random. Replicas share their start if `same`.
+        Half of the starts are the best cheap heuristic's (or one device), the rest other heuristics' and the best met
+        so far, both with some groups moved at random. Replicas share their start if `same`.
         """
         random, learning, family = state.random, self.config.learning, self.family
         count = min(learning.graphs, len(family.starts))

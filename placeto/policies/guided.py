@@ -6,7 +6,7 @@ Legend: G groups, D devices, S starts, C instances.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import nn
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig, reset, step
 from placeto.features import Instance, InstanceBatch, make_instance
+from placeto.heuristics.common import Rule
 from placeto.heuristics.search import CHEAP, annealing, best_cheap, round_to_groups
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
@@ -24,17 +25,17 @@ from placeto.policies.base import PairDistribution
 
 @dataclass(frozen=True, eq=False)
 class Starts:
-    """Placements of an instance by the cheap heuristics, ops in groups, best first."""
+    """Placements of an instance by cheap heuristics, ops in groups, best first."""
 
     placement: np.ndarray  # (S, G) int64
     score: np.ndarray  # (S,) penalised makespan relative to the best single device
 
 
-def cheap_starts(instance: Instance, seed: int = 0) -> Starts:
+def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 0) -> Starts:
     """Place by each cheap heuristic; ops of a group follow the device that has most of the group's work."""
     problem, groups = instance.problem, instance.groups
     rows = []
-    for rule in CHEAP:
+    for rule in rules:
         evaluator = Evaluator(problem, groups)
         rule(evaluator, seed)
         if evaluator.best is not None:
