@@ -21,6 +21,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
+from experiments.tables import Table, markdown, rule
 from graphs import SHIPPED
 from placeto.cluster import Cluster, load_cluster
 from placeto.cost import PlacementProblem
@@ -40,7 +41,6 @@ MAX_OPS = 20_000
 LEAST_HEADROOM = 0.02  # share of one device's makespan above the lower bound
 
 Graphs = Mapping[str, ComputationGraph]
-Table = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def overview(rows: Sequence[Row], best: Mapping[tuple[str, str], float], cluster
     overall = {s.placer: s for s in summarize([row for row in rows if row["cluster"] == cluster])}
     bounds = {(row["graph"], row["cluster"]): _bound(row) for row in rows}
     head = ["placer", *(f"{family} {name}" for family, name in columns), "spread", "fits", "simulations", "s"]
-    table = [head, _rule(len(head))]
+    table = [head, rule(len(head))]
     for placer in dict.fromkeys(row["placer"] for row in rows):
         own = [cells[column][placer] for column in columns]
         last = overall.get(placer)
@@ -171,7 +171,7 @@ def long_runs(rows: Sequence[Row]) -> Table:
     """Mean makespan by budget on the graphs of the large budgets; rows of one seed and one cluster."""
     families = list(dict.fromkeys(family_of(row["graph"]) for row in rows))
     head = ["placer", *families, "s"]
-    table = [head, _rule(len(head))]
+    table = [head, rule(len(head))]
     for placer in sorted({row["placer"] for row in rows}, key=_by_name_and_budget):
         own = [row for row in rows if row["placer"] == placer]
         means = [np.mean([row["relative"] for row in own if family_of(row["graph"]) == f]) for f in families]
@@ -185,7 +185,7 @@ def external_table(rows: Sequence[Row], graphs: Graphs, best: Mapping[tuple[str,
     budgets = sorted({int(row["placer"].partition("@")[2]) for row in rows if "@" in row["placer"]})
     head = ["graph", "ops", "groups", "one device, ms", "lower bound", "best constructive"]
     head += [*(f"best at {budget}" for budget in budgets), "best known"]
-    table = [head, _rule(len(head))]
+    table = [head, rule(len(head))]
     for graph in dict.fromkeys(row["graph"] for row in rows):
         own = [row for row in rows if row["graph"] == graph]
         problem = PlacementProblem(graphs[graph], load_cluster(cluster))
@@ -211,11 +211,6 @@ def family_of(graph: str) -> str:
     return graph.partition(":")[0]
 
 
-def markdown(table: Table) -> str:
-    """Lines of a markdown table."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in table)
-
-
 def _column(row: Row) -> tuple[str, str]:
     return family_of(row["graph"]), row["cluster"]
 
@@ -239,10 +234,6 @@ def _best_of(rows: Sequence[Row]) -> str:
 def _by_name_and_budget(label: str) -> tuple[int, int]:
     name, _, budget = label.partition("@")
     return list(HEURISTICS).index(name), int(budget or 0)
-
-
-def _rule(columns: int) -> list[str]:
-    return ["---", *["---:"] * (columns - 1)]
 
 
 def _first(graphs: Graphs, count: int) -> dict[str, ComputationGraph]:

@@ -80,7 +80,7 @@ def test_a_label_has_one_colour_in_all_panels() -> None:
     panels = {"a": {"p": [(1.0, 0.9), (10.0, 0.5)]}, "b": {"q": [(1.0, 0.8)], "p": [(2.0, 0.7)]}, "c": {}, "d": {}}
     figure = panel_figure(panels, "placements", "makespan", "title", log=True, levels={"b": {"bound": 0.4}})
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b", "c", "d"]
-    assert [axes.get_position().x0 for axes in figure.axes][0] == figure.axes[3].get_position().x0, "the second row"
+    assert figure.axes[0].get_position().x0 == figure.axes[3].get_position().x0, "the second row"
     (first,), (q, p, bound) = figure.axes[0].lines, figure.axes[1].lines
     assert (first.get_xdata().tolist(), first.get_ydata().tolist()) == ([1.0, 10.0], [0.9, 0.5])
     assert first.get_color() == p.get_color() != q.get_color()

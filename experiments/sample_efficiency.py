@@ -1,0 +1,231 @@
+"""How many placements each learned placer simulates until it is good, trained from scratch on one graph alone.
+
+python -m experiments.sample_efficiency [--out runs/sample_efficiency]
+
+The counterpart of Table 1 of the Placeto paper (Addanki et al. 2019). Each placer begins with a fresh policy, Placeto's
+episodes on one device; nothing imitates a search and no heuristic is tried. Counted are all placements simulated while
+training, those for labels included, at the end of the iteration that met the best. Targets are (a) the best cheap
+heuristic of the graph and (b) a margin above the best that the reference placer met with any seed. Annealing and hill
+climbing from one device show what plain search needs. Run again after an interruption: what is finished is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from experiments.runs import (
+    CHEAP,
+    Run,
+    cheap_row,
+    kept_rows,
+    problem_of,
+    result_row,
+    train_runs,
+    training_row,
+)
+from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
+from placeto.checkpoint import load_checkpoint
+from placeto.config import (
+    PAPER_LEARNING,
+    PAPER_ONE_SHOT_LEARNING,
+    AnyTrainConfig,
+    LearningConfig,
+    OneShotTrainConfig,
+    TrainConfig,
+    default_config,
+)
+from placeto.cost import PlacementProblem
+from placeto.env import EnvConfig
+from placeto.evaluate import Row, save_rows
+from placeto.grouping import group_ops
+from placeto.heuristics.naive import try_single
+from placeto.heuristics.search import annealing, climb
+from placeto.placer import Evaluator
+from placeto.plot import panel_figure
+from placeto.policies.placeto import PlacetoConfig
+from placeto.summary import mean_curves
+from placeto.trainer import pretrained_config
+
+SEARCHES = {"hillclimb": climb, "anneal": annealing}
+SCRATCH = LearningConfig(graphs=1, starts="single", warmup=0.3, labels=4)
+"""Fewer labels than for a family: here every one of them is a placement."""
+TIE = 1e-9  # relative
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """Train learned placers on single graphs and count placements."""
+
+    out: Path = Path("runs/sample_efficiency")
+    """folder for the training runs, the rows, the table and the picture"""
+    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("inception_v3", "nmt", "nasnet")
+    """one graph of each"""
+    split: str = "test"
+    """of the families"""
+    index: int = 0
+    """which graph of the split"""
+    clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("2xv100", "4xv100")
+    """to place on"""
+    placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("placeto", "seq2seq", "grouper", "gdp")
+    """learned placers, placeto-paper and seq2seq-paper for the recipes of the papers, LABEL=CHECKPOINT to fine-tune"""
+    reference: str = "seq2seq"
+    """whose best sets target (b)"""
+    within: float = 0.02
+    """margin of target (b)"""
+    seeds: int = 3
+    """of each placer and search"""
+    simulations: int = 8000
+    """placements of each training run and search"""
+    minutes: float | None = None
+    """each training run ends at the latest after so many minutes"""
+    processes: int | None = None
+    """how many runs train at once; all cores if not given"""
+
+
+def recipe(placer: str, out: str, problem: PlacementProblem) -> tuple[AnyTrainConfig, str | None]:
+    """How a placer is trained on a single graph, and the checkpoint that it begins with."""
+    label, _, checkpoint = placer.partition("=")
+    if checkpoint:
+        return pretrained_config(checkpoint, load_checkpoint(checkpoint), out), checkpoint
+    if label == "placeto-paper":
+        sweep = group_ops(problem).num_groups
+        learning = replace(PAPER_LEARNING, graphs=1, starts="single", moves=sweep)
+        policy = PlacetoConfig(features="paper", pooling="paper", head="fixed", fixed_devices=problem.num_devices)
+        env = EnvConfig(order="topological", tolerance=None)
+        return TrainConfig(out, policy=policy, env=env, learning=learning), None
+    if label == "seq2seq-paper":
+        return OneShotTrainConfig(out, learning=replace(PAPER_ONE_SHOT_LEARNING, graphs=1)), None
+    config = default_config(label, out)
+    if isinstance(config, TrainConfig):
+        return replace(config, learning=SCRATCH), None
+    return replace(config, learning=replace(config.learning, graphs=1, warmup=0.0)), None
+
+
+def plan(config: SampleConfig) -> dict[Run, str]:
+    """The training runs and the label of each."""
+    runs = {}
+    for family in config.families:
+        graph = f"{family}:{config.split}:{config.index}"
+        for cluster in config.clusters:
+            for placer in config.placers:
+                label = placer.partition("=")[0]
+                for seed in range(config.seeds):
+                    out = config.out / "runs" / f"{graph.replace(':', '-')}-{cluster}-{label}-{seed}"
+                    training, initial = recipe(placer, str(out), problem_of(graph, cluster))
+                    limits = {"simulations": config.simulations, "minutes": config.minutes, "seed": seed}
+                    training = replace(training, **limits, validate_every=10**9, save_every=20)  # type: ignore[arg-type]
+                    runs[Run(training, cluster, (graph,), initial=initial)] = label
+    return runs
+
+
+def search_row(name: str, graph: str, cluster: str, simulations: int, seed: int) -> Row:
+    """What a search finds that begins with all on one device."""
+    problem = problem_of(graph, cluster)
+    evaluator = Evaluator(problem, group_ops(problem), simulations)
+    try_single(evaluator, seed)
+    SEARCHES[name](evaluator, evaluator.best_groups[0], np.random.default_rng(seed))
+    return result_row(graph, cluster, f"{name} from one device", seed, evaluator.result())
+
+
+def first_reach(row: Row, target_us: float) -> tuple[int, float] | None:
+    """(simulations, seconds) at which a row's makespan is first at a target or below; None if it never is."""
+    for simulations, seconds, us in row["history"]:
+        if us <= target_us * (1.0 + TIE):
+            return simulations, seconds
+    return None
+
+
+def targets(rows: Sequence[Row], reference: str, within: float) -> tuple[float, float | None]:
+    """Makespans (a) and (b) of the rows of one graph and cluster; no (b) without rows of the reference placer."""
+    (cheap,) = (row["makespan_us"] for row in rows if row["placer"] == CHEAP)
+    best = [row["makespan_us"] for row in rows if row["placer"] == reference and row["fits"]]
+    return cheap, min(best) * (1.0 + within) if best else None
+
+
+def table(rows: Sequence[Row], config: SampleConfig) -> Table:
+    """A line for each graph, cluster and placer."""
+    first = config.placers[0].partition("=")[0]
+    head = ["graph, cluster, placer", "best / one device", "(a) placements", "(a) s", "(b) placements", "(b) s"]
+    head += [f"(b) / {first}", "simulated", "s"]
+    lines: list[Sequence[str]] = [head, rule(len(head))]
+    for (graph, cluster), own in cells(rows, "graph", "cluster").items():
+        a, b = targets(own, config.reference, config.within)
+        by_placer = {placer: of for (placer,), of in cells(own, "placer").items()}
+        for placer, of in by_placer.items():
+            best = mean_and_spread([row["relative"] for row in of], ".3f")
+            if placer == CHEAP:
+                lines.append([f"{graph}, {cluster}, {placer}", best, *[""] * 5, *_spent(of)])
+                continue
+            reached = [*_reached(of, a), *(_reached(of, b) if b is not None else ("", ""))]
+            ratio = _ratio(of, by_placer.get(first, []), b) if b is not None and placer != first else ""
+            lines.append([f"{graph}, {cluster}, {placer}", best, *reached, ratio, *_spent(of)])
+    return lines
+
+
+def _spent(rows: Sequence[Row]) -> tuple[str, str]:
+    return f"{np.mean([row['simulations'] for row in rows]):.0f}", f"{np.mean([row['seconds'] for row in rows]):.1f}"
+
+
+def _reached(rows: Sequence[Row], target_us: float) -> tuple[str, str]:
+    """Mean placements and seconds of the seeds that reach a target, and how many do."""
+    found = [reach for row in rows if (reach := first_reach(row, target_us)) is not None]
+    if not found:
+        return f"not reached (0/{len(rows)})", ""
+    placements, seconds = zip(*found, strict=True)
+    return f"{mean_and_spread(placements, '.0f')} ({len(found)}/{len(rows)})", mean_and_spread(seconds, ".1f")
+
+
+def _ratio(rows: Sequence[Row], others: Sequence[Row], target_us: float) -> str:
+    """Mean placements to a target, as a multiple of another placer's; where not all seeds reach it, nothing."""
+    counts = [[reach[0] for row in of if (reach := first_reach(row, target_us))] for of in (rows, others)]
+    if not others or len(counts[0]) < len(rows) or len(counts[1]) < len(others):
+        return ""
+    return f"{np.mean(counts[0]) / np.mean(counts[1]):.2f}"
+
+
+def main(config: SampleConfig) -> None:
+    """Train, search, print the table and write it with its picture."""
+    config.out.mkdir(parents=True, exist_ok=True)
+    runs = plan(config)
+    wanted: dict[str, Callable[[], Row]] = {}
+    for run in runs:
+        (graph,), cluster, seed, budget = run.graphs, run.cluster, run.config.seed, config.simulations
+        problem = problem_of(graph, cluster)
+        where = f"{graph} {problem.graph.hash[:12]} {cluster} {problem.cluster.hash[:12]}"
+        wanted[f"{CHEAP} {where}"] = partial(cheap_row, graph, cluster)
+        for name in SEARCHES:
+            wanted[f"{name} {where} {budget} {seed}"] = partial(search_row, name, graph, cluster, budget, seed)
+    others = kept_rows(config.out / "searches.json", wanted, "searching")
+    train_runs(list(runs), config.processes)
+    rows = [*(training_row(run, label) for run, label in runs.items()), *others]
+    save_rows(rows, config.out / "rows.json")
+    panels, levels = {}, {}
+    for (graph, cluster), own in cells(rows, "graph", "cluster").items():
+        title, single = f"{graph} on {cluster}", problem_of(graph, cluster).single_device_us
+        panels[title] = mean_curves([row for row in own if row["placer"] != CHEAP], "simulations")
+        a, b = targets(own, config.reference, config.within)
+        levels[title] = {"(a) best cheap heuristic": a / single}
+        if b is not None:
+            levels[title][f"(b) {config.within:.0%} above {config.reference}'s best"] = b / single
+    figure = panel_figure(
+        panels, "placements", "best makespan / one device", "Trained from scratch on one graph", log=True, levels=levels
+    )
+    minutes = sum(row["seconds"] for row in rows) / 60
+    lines = [
+        f"{config.simulations} placements a run, {config.seeds} seeds; {machine()}; {minutes:.1f} core minutes. Means "
+        "± standard deviations over the seeds that reach a target; how many do stands in brackets.",
+        f"(a) the best cheap heuristic; (b) within {config.within:.0%} of {config.reference}'s best of all seeds.",
+        markdown(table(rows, config)),
+    ]
+    publish(config.out, "sample_efficiency", lines, figure)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(SampleConfig, prog="python -m experiments.sample_efficiency", description=__doc__))

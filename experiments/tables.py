@@ -1,0 +1,54 @@
+"""What the tables of the experiments are made of."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from placeto.plot import save_figure
+from placeto.summary import Row
+
+Table = Sequence[Sequence[str]]
+
+
+def cells(rows: Sequence[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:
+    """Rows by the values of some columns, in the order in which they first appear."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return found
+
+
+def mean_and_spread(values: Sequence[float], form: str) -> str:
+    """Mean and, of several values, their standard deviation."""
+    spread = f" ± {np.std(values, ddof=1):{form}}" if len(values) > 1 else ""
+    return f"{np.mean(values):{form}}{spread}"
+
+
+def rule(columns: int) -> list[str]:
+    """What stands below the head of a table whose first column holds words and the others numbers."""
+    return ["---", *["---:"] * (columns - 1)]
+
+
+def markdown(table: Table) -> str:
+    """Lines of a markdown table."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in table)
+
+
+def machine() -> str:
+    """Cores and date, for the line above a table."""
+    return f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {time.strftime('%F')}"
+
+
+def publish(out: Path, name: str, paragraphs: Sequence[str], figure: Figure) -> None:
+    """Print paragraphs; write them to ``NAME.md`` in a folder, and the picture to ``NAME.png``."""
+    text = "\n\n".join(paragraphs) + "\n"
+    (out / f"{name}.md").write_text(text)
+    save_figure(figure, out / f"{name}.png")
+    print(text)
