@@ -2,11 +2,11 @@
 
 python -m experiments.zero_shot [--out runs/zero_shot]
 
-Of each family, learned placers are trained on the training graphs, their parameters chosen on the validation graphs, and
-each test graph is placed once, without search: the best cheap heuristic and a sweep for Placeto, one forward pass for
-the others. Beside them stand policies fine-tuned on the very test graph (the best placement met, from the pretrained
-parameters), one random placement, the best cheap heuristic of each graph, and annealing. Run again after an
-interruption: what is finished is kept.
+Of each family, learned placers are trained on the training graphs, their parameters are chosen on the validation
+graphs, and each test graph is placed once, without search: the best cheap heuristic and a sweep for Placeto, one
+forward pass for the others. Beside them stand policies fine-tuned on the very test graph (the best placement met, from
+the pretrained parameters), one random placement, the best cheap heuristic of each graph, and annealing. Run again after
+an interruption: what is finished is kept.
 """
 
 from __future__ import annotations
@@ -154,17 +154,15 @@ def main(config: ZeroShotConfig) -> None:
     train_runs([run for of in tuning.values() for run in of], config.processes, "fine-tuning")
     lines = [
         f"{config.minutes:g} minutes of training with each of {config.seeds} seeds, {config.count} test graphs of each "
-        f"family on {config.cluster}; {machine()}. Makespans are relative to one device; ± is the standard deviation over "
-        "seeds. Fine-tuning: simulations and s are its own, without those of the training before it.",
+        f"family on {config.cluster}; {machine()}. Makespans are relative to one device; ± is the standard deviation "
+        "over seeds. Fine-tuning: simulations and s are its own, without those of the training before it.",
     ]
     panels, rows = {}, []
     for family in config.families:
         found = [*place(config, family), *(training_row(run, label) for run, label in tuning[family].items())]
         lines += [f"### {family}", markdown(table(found))]
-        own = {
-            placer: distribution([row["relative"] for row in of]) for (placer,), of in cells(found, "placer").items()
-        }
-        panels[family] = own
+        by_placer = {placer: [row["relative"] for row in of] for (placer,), of in cells(found, "placer").items()}
+        panels[family] = {placer: distribution(values) for placer, values in by_placer.items()}
         rows += found
     save_rows(rows, config.out / "rows.json")
     title = f"Unseen graphs on {config.cluster}"

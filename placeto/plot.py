@@ -146,9 +146,7 @@ def panel_figure(
         axes.set_ylabel(y_label)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(
-        list(shown.values()), list(shown), loc="outside right upper", fontsize="small", frameon=False
-    )
+    figure.legend(list(shown.values()), list(shown), loc="outside right upper", fontsize="small", frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     return figure
 

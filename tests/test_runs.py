@@ -36,7 +36,7 @@ def test_a_run_is_done_once_and_again_within_other_limits(tmp_path: Path) -> Non
 
 
 def test_an_interrupted_run_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal lets training save and end early, and everything stop; the next call goes on, unless settings changed."""
+    """A signal lets training save and end early, and all stop; the next call goes on, unless settings changed."""
 
     class Stop:
         requested = False

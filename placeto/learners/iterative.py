@@ -37,9 +37,7 @@ class Family:
     heuristic: np.ndarray  # (C,) float64, relative makespan of the best cheap heuristic
 
     @classmethod
-    def of(
-        cls, problems: Mapping[str, PlacementProblem], scratch: bool, report: Callable[[str], None]
-    ) -> Family:
+    def of(cls, problems: Mapping[str, PlacementProblem], scratch: bool, report: Callable[[str], None]) -> Family:
         """Group the ops of each problem and place it by the cheap heuristics; only on one device if from `scratch`."""
 
         def one(problem: PlacementProblem) -> tuple[Instance, Starts, float]:
