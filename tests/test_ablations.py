@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from experiments.ablations import CHANGES, DEFAULT, AblationConfig, difference, main, relative, variant
-from placeto.config import TrainConfig, check_config
+from placeto.config import LearningConfig, TrainConfig, check_config
 from placeto.evaluate import Row, load_rows
 
 
@@ -55,11 +55,14 @@ def test_one_command_makes_table_and_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.ablations.split_size", lambda family, split: 2)
+    small = LearningConfig(graphs=1, replicas=2, moves=2, labels=2)
+    changes = {DEFAULT: {"learning": small}, "small": {"learning": small, "policy.rounds": 0}}
+    monkeypatch.setattr("experiments.ablations.CHANGES", changes)
     config = AblationConfig(
         out=tmp_path / "out",
         family="ptb",
         cluster="2xv100",
-        variants=("no message passing",),
+        variants=("small",),
         minutes=0.005,
         seeds=2,
         processes=1,
@@ -69,7 +72,7 @@ def test_one_command_makes_table_and_picture(
     assert (tmp_path / "out" / "ablations.md").read_text() == text[:-1]
     assert (tmp_path / "out" / "ablations.png").stat().st_size > 10_000
     lines = [line for line in text.splitlines() if line.startswith("| ")]
-    assert [line.split(" | ")[0] for line in lines[2:]] == ["| default", "| no message passing"]
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| default", "| small"]
     assert len(load_rows(tmp_path / "out" / "test.json")) == 2 * 2 * 2
     main(config)
     assert capsys.readouterr().out == text, "all was there"

@@ -1,9 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.runs import CHEAP
-from experiments.sample_efficiency import SampleConfig, first_reach, main, plan, search_row, table, targets
+from experiments.sample_efficiency import SCRATCH, SampleConfig, first_reach, main, plan, search_row, table, targets
 from placeto.evaluate import Row, load_rows
 
 
@@ -80,7 +81,10 @@ def test_a_run_for_each_graph_cluster_placer_and_seed() -> None:
         assert "placeto" in label or learning.warmup == 0, "nothing is imitated"
 
 
-def test_one_command_makes_table_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_command_makes_table_and_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.sample_efficiency.SCRATCH", replace(SCRATCH, replicas=2, moves=4))
     config = SampleConfig(
         out=tmp_path / "out",
         families=("ptb",),

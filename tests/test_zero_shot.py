@@ -1,9 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.runs import CHEAP
 from experiments.zero_shot import ZeroShotConfig, distribution, main, pretraining, table
+from placeto.config import LearningConfig, OneShotLearningConfig, default_config
 from placeto.evaluate import Row, load_rows
 
 
@@ -36,6 +38,11 @@ def test_one_command_makes_tables_and_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.zero_shot.split_size", lambda family, split: 1)  # to train and to validate on
+    small = {"placeto": LearningConfig(replicas=2, moves=2, labels=2), "gdp": OneShotLearningConfig(warmup=0.0)}
+    monkeypatch.setattr(
+        "experiments.zero_shot.default_config",
+        lambda placer, out: replace(default_config(placer, out), learning=small[placer]),
+    )
     config = ZeroShotConfig(
         out=tmp_path / "out",
         families=("ptb",),
