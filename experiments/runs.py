@@ -1,27 +1,25 @@
 """Training runs of the experiments, several at once, each done once.
 
-A run is a directory. What is finished there is kept; what an interruption ended goes on from its checkpoint; what was
-made within other limits is made again.
+A run is a directory. What is finished there is kept; what an interruption ended goes on from its checkpoint; what has
+other settings or graphs is made again.
 """
 
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from placeto.checkpoint import checkpoint_path, load_checkpoint
+from placeto.checkpoint import FILE_NAME, checkpoint_path, load_checkpoint
 from placeto.cluster import load_cluster
 from placeto.config import AnyTrainConfig, LearningConfig, TrainConfig
 from placeto.cost import PlacementProblem
-from placeto.evaluate import Row, load_rows, save_rows, start_process
+from placeto.evaluate import Row, in_processes, load_rows, save_rows, start_process
 from placeto.graph import ComputationGraph
 from placeto.grouping import group_ops
 from placeto.heuristics.search import best_cheap
@@ -29,10 +27,9 @@ from placeto.load import resolve_graph
 from placeto.placement import load_placement
 from placeto.placer import Evaluator, PlacementResult
 from placeto.progress import ProgressBar
-from placeto.trainer import train
+from placeto.trainer import fingerprint, train
 
 CHEAP = "best cheap heuristic"
-LIMITS = ("minutes", "iterations", "simulations")
 
 
 @dataclass(frozen=True)
@@ -46,28 +43,39 @@ class Run:
     initial: str | None = None  # checkpoint to begin with
 
     @property
+    def checkpoint(self) -> Path:
+        """Where its checkpoint is, or will be."""
+        return Path(self.config.out) / FILE_NAME
+
+    @property
     def finished(self) -> bool:
-        """Whether its checkpoint is there, and a limit of the run reached."""
-        path = checkpoint_path(Path(self.config.out))
-        if not path.is_file() or self.outdated:
+        """Whether its checkpoint is there, up to date, and a limit of the run reached."""
+        if not self.checkpoint.is_file() or self.outdated:
             return False
-        saved, config = load_checkpoint(path), self.config
-        used = {
-            "minutes": saved["elapsed"] / 60.0,
-            "iterations": saved["iteration"],
-            "simulations": saved["simulations"],
-        }
-        limits = {name: getattr(config, name) for name in LIMITS if getattr(config, name) is not None}
-        return any(used[name] >= limit for name, limit in limits.items())
+        saved, config = load_checkpoint(self.checkpoint), self.config
+        used = {"minutes": saved["elapsed"] / 60, "iterations": saved["iteration"], "simulations": saved["simulations"]}
+        limits = {name: getattr(config, name) for name in used}
+        return any(limit is not None and used[name] >= limit for name, limit in limits.items())
 
     @property
     def outdated(self) -> bool:
-        """Whether its checkpoint is of a run within other limits."""
-        path = checkpoint_path(Path(self.config.out))
-        if not path.is_file():
+        """Whether its checkpoint is of other settings or graphs, or older than the one that it begins with."""
+        if not self.checkpoint.is_file():
             return False
-        before = load_checkpoint(path)["config"]
-        return any(before.get(name) != getattr(self.config, name) for name in LIMITS)
+        saved = load_checkpoint(self.checkpoint)
+        older = self.initial is not None and _changed(checkpoint_path(self.initial)) > _changed(self.checkpoint)
+        expected = fingerprint(*self.problems())
+        before, now = ({**config, "out": ""} for config in (saved["config"], asdict(self.config)))
+        return older or before != now or saved["problems"] != expected
+
+    def problems(self) -> tuple[dict[str, PlacementProblem], dict[str, PlacementProblem]]:
+        """What it trains on, and what chooses its parameters."""
+        train, validation = ({g: problem_of(g, self.cluster) for g in of} for of in (self.graphs, self.validation))
+        return train, validation or train
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 @cache
@@ -76,23 +84,23 @@ def problem_of(graph: str, cluster: str) -> PlacementProblem:
     return PlacementProblem(resolve_graph(graph)[1], load_cluster(cluster))
 
 
-def train_run(run: Run) -> None:
-    """Train unless it is finished.
+def train_run(run: Run) -> Path:
+    """Train unless it is finished; returns the path of the checkpoint.
 
     Raises:
         KeyboardInterrupt: a signal ended it; the next call goes on from there.
     """
     if run.finished:
-        return
-    out = Path(run.config.out)
+        return run.checkpoint
     if run.outdated:
-        shutil.rmtree(out)
-    problems, validation = ({g: problem_of(g, run.cluster) for g in part} for part in (run.graphs, run.validation))
+        shutil.rmtree(run.config.out)
+    problems, validation = run.problems()
     initial = load_checkpoint(run.initial) if run.initial is not None else None
-    resume = checkpoint_path(out).is_file() if out.is_dir() else False
-    train(run.config, problems, validation or None, initial=initial, resume=resume)
+    resume = run.checkpoint.is_file()
+    train(run.config, problems, validation if run.validation else None, initial=initial, resume=resume)
     if not run.finished:
         raise KeyboardInterrupt
+    return run.checkpoint
 
 
 def train_runs(runs: Sequence[Run], processes: int | None, description: str = "training") -> None:
@@ -101,26 +109,9 @@ def train_runs(runs: Sequence[Run], processes: int | None, description: str = "t
     count = min(processes or len(os.sched_getaffinity(0)), len(missing))
     with ProgressBar(description, total=len(runs)) as bar:
         bar.update(len(runs) - len(missing))
-        for run in _train(missing, count):
-            bar.advance(note=Path(run.config.out).name)
-
-
-def _train(runs: Sequence[Run], processes: int) -> Iterator[Run]:
-    if processes <= 1:
-        for run in runs:
-            train_run(run)
-            yield run
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _start_worker) as pool:
-        pending = {pool.submit(train_run, run): run for run in runs}
-        try:
-            while pending:
-                for future in wait(pending, return_when=FIRST_COMPLETED).done:
-                    future.result()
-                    yield pending.pop(future)
-        finally:
-            pool.shutdown(cancel_futures=True)
+        here = ((run, train_run(run)) for run in missing)
+        for _, path in here if count <= 1 else in_processes(train_run, missing, count, _start_worker):
+            bar.advance(note=path.parent.name)
 
 
 def _start_worker() -> None:

@@ -20,7 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph, read_json, write_json
@@ -33,6 +33,8 @@ FORMAT = "placeto.evaluation/1"
 SAVE_EVERY_S = 2.0
 _WARM_UP = 256  # simulations, of which some are in batches that are worth several threads
 Row = dict[str, Any]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _REQUIRED = ("graph", "cluster", "placer", "seed", "makespan_us", "relative", "lower_bound_us", "fits")
 
 
@@ -214,9 +216,19 @@ def _work(
         for job in jobs:
             yield job, worker.run(job)
         return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, context, _start_worker, (worker,))
-    pending = {pool.submit(_run_in_worker, job): job for job in jobs}
+    yield from in_processes(_run_in_worker, jobs, count, _start_worker, worker)
+
+
+def in_processes(
+    work: Callable[[Item], Result], items: Sequence[Item], count: int, start: Callable[..., None], *arguments: object
+) -> Iterator[tuple[Item, Result]]:
+    """Work on items in `count` processes, each begun with `start(*arguments)`; yields items with results as they end.
+
+    Raises:
+        EvaluationError: one of the processes was killed.
+    """
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), start, arguments)
+    pending = {pool.submit(work, item): item for item in items}
     try:
         while pending:
             for future in wait(pending, return_when=FIRST_COMPLETED).done:

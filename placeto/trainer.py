@@ -33,7 +33,7 @@ from placeto.policies import POLICIES
 from placeto.signals import StopRequest
 from placeto.simulator import simulate
 
-__all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "pretrained_config", "train"]
+__all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "fingerprint", "pretrained_config", "train"]
 
 DEFAULT_MINUTES = 10.0
 
@@ -222,7 +222,7 @@ def _check_ranks(config: AnyTrainConfig, problems: Mapping[str, PlacementProblem
 
 def _check_alike(config: AnyTrainConfig, state: TrainState, learner: Learner, ranks: Ranks) -> None:
     """Refuse ranks that were given different things: they would wait for one another for ever."""
-    everyones = ranks.gather((asdict(config), _fingerprint(learner), state.iteration))
+    everyones = ranks.gather((asdict(config), fingerprint(learner.problems, learner.validation), state.iteration))
     other = [rank for rank, given in enumerate(everyones) if given != everyones[0]]
     if other:
         raise TrainingError(
@@ -271,7 +271,7 @@ def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
         {
             "placer": config.placer,
             "config": asdict(config),
-            "problems": _fingerprint(learner),
+            "problems": fingerprint(learner.problems, learner.validation),
             "parameters": state.policy.state_dict(),
             "best_parameters": state.best_parameters or state.policy.state_dict(),
             "best_validation": float(state.best_validation),
@@ -315,7 +315,7 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     if changed:
         key = changed[0]
         raise CheckpointError(f"can't resume {config.out}: {key} was {old.get(key)}, now it is {new.get(key)}")
-    if saved["problems"] != _fingerprint(learner):
+    if saved["problems"] != fingerprint(learner.problems, learner.validation):
         raise CheckpointError(f"can't resume {config.out}: it was trained on other graphs or clusters")
     state.policy.load_state_dict(saved["parameters"])
     state.optimizer.load_state_dict(saved["optimizer"])
@@ -330,12 +330,12 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     state.elapsed = saved["elapsed"]
 
 
-def _fingerprint(learner: Learner) -> list[str]:
-    """Name, graph and cluster of every problem."""
+def fingerprint(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem]) -> list[str]:
+    """Name, graph and cluster of every problem, as the checkpoint's "problems" has them."""
     return [
         f"{name} {problem.graph.hash} {problem.cluster.hash}"
-        for problems in (learner.problems, learner.validation)
-        for name, problem in problems.items()
+        for part in (problems, validation)
+        for name, problem in part.items()
     ]
 
 

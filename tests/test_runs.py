@@ -1,10 +1,11 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.runs import CHEAP, Run, cheap_row, kept_rows, problem_of, train_run, train_runs, training_row
-from placeto.checkpoint import CheckpointError, load_checkpoint
+from placeto.checkpoint import load_checkpoint
 from placeto.config import LearningConfig, TrainConfig
 from placeto.evaluate import Row
 
@@ -16,7 +17,7 @@ def run(out: Path, iterations: int = 2) -> Run:
     return Run(TrainConfig(str(out), iterations=iterations, learning=LEARNING), "2xv100", (GRAPH,))
 
 
-def test_a_run_is_done_once_and_again_within_other_limits(tmp_path: Path) -> None:
+def test_a_run_is_done_once_and_again_with_other_settings(tmp_path: Path) -> None:
     first = run(tmp_path / "a")
     assert not first.finished
     train_runs([first], 1)
@@ -31,12 +32,19 @@ def test_a_run_is_done_once_and_again_within_other_limits(tmp_path: Path) -> Non
     train_run(longer)
     assert longer.finished
     assert load_checkpoint(checkpoint)["iteration"] == 3
-    other = replace(first, config=replace(longer.config, seed=1, iterations=3))
-    assert other.finished, "what else may differ is for training to refuse"
+    assert replace(longer, config=replace(longer.config, seed=1)).outdated
+    assert replace(longer, cluster="4xv100").outdated
+    assert replace(longer, graphs=("ptb:validation:1",)).outdated
+    begun = replace(longer, initial=str(checkpoint))
+    assert begun.finished
+    newer = tmp_path / "newer.pt"
+    newer.touch()
+    os.utime(newer, (checkpoint.stat().st_mtime + 1,) * 2)
+    assert replace(longer, initial=str(newer)).outdated, "as its result would be another"
 
 
 def test_an_interrupted_run_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal lets training save and end early, and all stop; the next call goes on, unless settings changed."""
+    """A signal lets training save and end early, and all stop; the next call goes on from there."""
 
     class Stop:
         requested = False
@@ -61,11 +69,10 @@ def test_an_interrupted_run_is_not_finished(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(KeyboardInterrupt):
             train_run(run(tmp_path))
     assert load_checkpoint(tmp_path)["iteration"] == 1
-    changed = run(tmp_path)
-    with pytest.raises(CheckpointError, match=r"seed was 0, now it is 1"):
-        train_run(replace(changed, config=replace(changed.config, seed=1)))
+    before = load_checkpoint(tmp_path)["elapsed"]
     train_run(run(tmp_path))
     assert load_checkpoint(tmp_path)["iteration"] == 2
+    assert load_checkpoint(tmp_path)["elapsed"] > before
 
 
 def test_a_run_on_one_graph_as_a_row(tmp_path: Path) -> None:
