@@ -52,7 +52,6 @@ def test_memory_of_a_stage_is_that_of_a_process_of_its_own() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     measured = run_alone(allocate)
     assert 1000 < measured["peak_mb"] < 4000
-    assert measured["seconds"] < 60, "without its imports"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 500_000
 
 
