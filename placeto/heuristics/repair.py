@@ -1,9 +1,11 @@
 """What to do with a placement that doesn't fit: move groups off the devices that hold too much.
 
-Legend: N ops, E edges, D devices, U units: what of one group is on one device.
+Legend: N ops, D devices, U units: what of one group is on one device; A pairs of an edge's two units, both ways.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,9 +60,10 @@ def _relieve(
     num_devices, peak = len(limit), peak.copy()
     keys, unit = np.unique(evaluator.groups.group * num_devices + placement, return_inverse=True)
     device, size = keys % num_devices, np.bincount(unit, weights=size)  # (U,)
-    src, dst = unit[graph.edge_src], unit[graph.edge_dst]
     travel = transfer_us(problem)[graph.edge_tensor]
     usual = travel.sum() / max(len(travel), 1) + 1e-9
+    links = _links(unit[graph.edge_src], unit[graph.edge_dst], travel, len(device))
+    traffic = _traffic(links, device, num_devices)
     for _ in range(2 * len(device)):
         over = np.maximum(0.0, peak - limit)
         full = int(over.argmax())
@@ -72,7 +75,6 @@ def _relieve(
         relief = over[full] - after + over - onto  # (leaving, D) bytes
         relief[:, full] = 0.0
         if relief.max(initial=0.0) > 0.0:
-            traffic = _traffic(src, dst, travel, device, num_devices)
             added = np.maximum(0.0, traffic[leaving, full][:, None] - traffic[leaving])
             worth = np.where(relief > 0.0, relief / (added + usual), 0.0)
             row, column = divmod(int(worth.argmax()), num_devices)
@@ -88,12 +90,14 @@ def _relieve(
             row, column = divmod(int(relief.argmax()), len(others))
             moves = [(int(leaving[row]), int(home[column])), (int(others[column]), full)]
         for one, to in moves:
+            near, travels = links.of(one)
+            np.add.at(traffic[:, device[one]], near, -travels)
+            np.add.at(traffic[:, to], near, travels)
             peak[device[one]] -= size[one]
             peak[to] += size[one]
             device[one] = to
     went = device != keys % num_devices
-    traffic = _traffic(src, dst, travel, device, num_devices)
-    for one in np.union1d(dst[went[src]], src[went[dst]]).tolist():  # who would hold copies of what has left
+    for one in np.unique(links.other[went[links.unit]]).tolist():  # who would hold copies of what has left
         to = int(traffic[one].argmax())
         if not went[one] and traffic[one, to] > traffic[one, device[one]] and peak[to] + size[one] <= limit[to]:
             peak[to] += size[one]
@@ -101,9 +105,31 @@ def _relieve(
     return device[unit]
 
 
-def _traffic(src: np.ndarray, dst: np.ndarray, travel: np.ndarray, device: np.ndarray, num_devices: int) -> np.ndarray:
-    """(U, D) microseconds of tensors between each unit and what is on each device."""
+class _Links(NamedTuple):
+    """Which units exchange tensors, by the first of the two."""
+
+    ptr: np.ndarray  # (U+1,) offsets of each unit's pairs
+    unit: np.ndarray  # (A,)
+    other: np.ndarray  # (A,)
+    travel: np.ndarray  # (A,) us
+
+    def of(self, unit: int) -> tuple[np.ndarray, np.ndarray]:
+        """The other units of a unit's pairs, and the microseconds of each."""
+        own = slice(self.ptr[unit], self.ptr[unit + 1])
+        return self.other[own], self.travel[own]
+
+
+def _links(src: np.ndarray, dst: np.ndarray, travel: np.ndarray, num_units: int) -> _Links:
+    """Links from the units of each edge's ends; edges within a unit go where it goes."""
+    apart = src != dst
+    unit, other = np.concatenate([src[apart], dst[apart]]), np.concatenate([dst[apart], src[apart]])
+    order = np.argsort(unit, kind="stable")
+    ptr = np.searchsorted(unit[order], np.arange(num_units + 1))
+    return _Links(ptr, unit[order], other[order], np.tile(travel[apart], 2)[order])
+
+
+def _traffic(links: _Links, device: np.ndarray, num_devices: int) -> np.ndarray:
+    """(U, D) microseconds of tensors between each unit and the other ones on each device."""
     traffic = np.zeros((len(device), num_devices))
-    np.add.at(traffic, (src, device[dst]), travel)
-    np.add.at(traffic, (dst, device[src]), travel)
+    np.add.at(traffic, (links.unit, device[links.other]), links.travel)
     return traffic

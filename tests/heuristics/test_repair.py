@@ -4,9 +4,11 @@ import pytest
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
 from placeto.grouping import group_ops
-from placeto.heuristics.repair import repair
+from placeto.grouping_units import transfer_us
+from placeto.heuristics.repair import _Links, _relieve, _traffic, repair
 from placeto.placer import Evaluator
 from tests.test_memory_limits import chain, devices, hourglass
+from tests.toys import random_graph
 
 
 @pytest.mark.parametrize("start", [0, 1])
@@ -44,6 +46,31 @@ def test_the_budget_is_kept() -> None:
     evaluator.score_ops(np.array([0, 0, 1]))
     repair(evaluator)
     assert (evaluator.simulations, evaluator.best_fits) == (2, False)
+
+
+def test_traffic_is_kept_up_to_date_as_units_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What moves costs as much as its own edges, and no sum is made over all edges again."""
+    problem = PlacementProblem(random_graph(3, 80), devices(10**6, 10**6, 10**6))
+    rng = np.random.default_rng(0)
+    evaluator, placement = Evaluator(problem), rng.integers(3, size=80)
+    tables = []
+
+    def watched(links: _Links, device: np.ndarray, num_devices: int) -> np.ndarray:
+        tables.append((links, device, _traffic(links, device, num_devices)))
+        return tables[-1][2]
+
+    monkeypatch.setattr("placeto.heuristics.repair._traffic", watched)
+    peak = np.bincount(placement, minlength=3).astype(float)
+    moved = _relieve(evaluator, placement, np.ones(80), peak, np.array([74.0, 3.0, 3.0]))
+    assert np.bincount(moved).tolist() == [74, 3, 3]
+    ((links, device, traffic),) = tables
+    np.testing.assert_allclose(traffic, _traffic(links, device, 3), atol=1e-6)
+    src, dst = problem.graph.edge_src, problem.graph.edge_dst
+    travel = transfer_us(problem)[problem.graph.edge_tensor]
+    expected = np.zeros((80, 3))
+    np.add.at(expected, (src, moved[dst]), travel)
+    np.add.at(expected, (dst, moved[src]), travel)
+    np.testing.assert_allclose(traffic[evaluator.groups.group], expected, atol=1e-6)  # a unit is a group here
 
 
 def test_a_graph_without_edges() -> None:
