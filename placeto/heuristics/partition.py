@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +23,7 @@ from placeto.placer import Evaluator, PlacementResult
 
 METIS_UFACTORS = (30, 200)  # imbalance of the parts allowed, in thousandths
 _RESOLUTION = 10_000  # weights become whole numbers up to about this
+_SILENCE = threading.Lock()
 
 
 def expert(
@@ -122,18 +123,27 @@ def _partition(
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """METIS writes to the terminal, past Python, where parts get empty on the way; the result is valid all the same."""
-    sys.stdout.flush()
-    libc, kept = ctypes.CDLL(None), os.dup(1)
-    libc.fflush(None)  # what others have written
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-    try:
-        yield
-    finally:
-        libc.fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+    """METIS writes to the terminal, past Python, where parts get empty on the way; the result is valid all the same.
+
+    The file descriptor 1 belongs to the whole process, so one thread does this at a time. Where it isn't open, there
+    is nothing to do.
+    """
+    with _SILENCE:
+        try:
+            kept = os.dup(1)
+        except OSError:
+            yield
+            return
+        libc = ctypes.CDLL(None)
+        libc.fflush(None)  # what others have written
+        try:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
+            yield
+        finally:
+            libc.fflush(None)
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _whole(weights: np.ndarray) -> np.ndarray:

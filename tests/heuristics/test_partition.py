@@ -41,6 +41,52 @@ def test_only_what_metis_writes_is_kept_from_the_terminal() -> None:
     assert done.stdout == b"kept back, heard"
 
 
+TOGETHER = """
+import ctypes, threading
+from placeto.heuristics.partition import _silence
+entered = threading.Event()
+def other():
+    with _silence():
+        entered.set()
+        left.wait()
+left = threading.Event()
+thread = threading.Thread(target=other)
+with _silence():
+    thread.start()
+    entered.wait(0.3)  # in vain: it has to wait
+left.set()
+thread.join()
+print("heard")
+"""
+
+
+def test_silences_of_two_threads_do_not_overlap() -> None:
+    """The second one would take the first one's silence for the terminal, and restore that."""
+    done = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, check=True)
+    assert done.stdout == b"heard\n"
+
+
+NO_OUTPUT = """
+import os, sys
+from placeto.heuristics.partition import _silence
+sys.stdout = None
+with _silence():
+    pass
+os.close(1)
+with _silence():
+    print("well", file=sys.stderr)
+try:
+    os.fstat(1)
+except OSError:
+    print("closed as before", file=sys.stderr)
+"""
+
+
+def test_there_need_not_be_a_terminal() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_OUTPUT], capture_output=True, check=True)
+    assert done.stderr == b"well\nclosed as before\n"
+
+
 def test_metis_places_a_single_group_where_it_is_fastest() -> None:
     graph = ComputationGraph.from_ops("one", [{"name": "a", "flops": 1e12}])
     result = HEURISTICS["metis"](PlacementProblem(graph, load_cluster("cpu+1xh100")))
