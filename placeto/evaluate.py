@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph, read_json, write_json
 from placeto.load import Placer, choose_placer, load_placer
+from placeto.summary import ratio
 
 if TYPE_CHECKING:
     from placeto.cluster import Cluster
@@ -246,16 +247,13 @@ class _Worker:
 
     def __init__(self, graphs: Mapping[str, ComputationGraph], cluster: Cluster, history: bool) -> None:
         self.graphs, self.cluster, self.history = graphs, cluster, history
-        self.problems: dict[str, PlacementProblem] = {}
         self.placers: dict[PlacerSpec, Placer] = {}
 
     def run(self, job: Job) -> Row:
-        if job.graph not in self.problems:
-            self.problems[job.graph] = PlacementProblem(self.graphs[job.graph], self.cluster)
         if job.spec not in self.placers:
             self.placers[job.spec] = job.spec.load()
             warm_up(self.placers[job.spec], self.cluster, job.spec.simulations, job.spec.seconds)
-        problem = self.problems[job.graph]
+        problem = PlacementProblem(self.graphs[job.graph], self.cluster)  # anew: grouping it is part of the seconds
         budget = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
         result = self.placers[job.spec](
             problem, simulations=job.spec.simulations, seconds=job.spec.seconds, seed=job.seed
@@ -266,7 +264,7 @@ class _Worker:
             "placer": job.spec.label,
             "seed": job.seed,
             "makespan_us": float(result.makespan_us),
-            "relative": float(result.makespan_us / problem.single_device_us) if problem.single_device_us else 1.0,
+            "relative": ratio(float(result.makespan_us), problem.single_device_us),
             "lower_bound_us": float(problem.lower_bound_us),
             "fits": bool(result.fits),
             "simulations": int(result.simulations),

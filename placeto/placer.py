@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from placeto._memory import score
 from placeto.cost import PlacementProblem, ProblemBatch
-from placeto.grouping import Groups
+from placeto.grouping import Groups, group_ops
 from placeto.simulator import check_placement, simulate, simulate_batch
 
+_CHUNK_SECONDS = 0.02  # between two looks at the clock
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
 MEMORY_PENALTY = 10.0
 """Makespans are multiplied by 1 + this x the sum over devices of max(0, peak - memory) / memory."""
@@ -40,11 +42,20 @@ class Evaluator:
     Once the budget is spent, scores are `math.inf` and nothing is simulated. With neither limit it never is.
     Scores are penalised makespans in microseconds: makespan x (1 + `MEMORY_PENALTY` x memory overflow).
 
+    Seconds count from `began` and include the grouping of the ops. A step that has begun is not stopped: the grouping,
+    the placing by a rule, a simulation. So a placer ends late by what is left of one such step.
+
+    Args:
+        problem: whose placements are scored.
+        groups: of its ops; None = those of `group_ops`.
+        simulations: at most so many.
+        seconds: at most so many.
+        began: what `time.perf_counter` said when the placer began; None = now.
+
     >>> from placeto import ComputationGraph, load_cluster
-    >>> from placeto.grouping import group_ops
     >>> graph = ComputationGraph.from_ops("two", [{"name": n, "time_us": {"*": 5.0}} for n in "ab"])
     >>> problem = PlacementProblem(graph, load_cluster("2xp100"))
-    >>> evaluator = Evaluator(problem, group_ops(problem), simulations=1)
+    >>> evaluator = Evaluator(problem, simulations=1)
     >>> evaluator.score(np.array([0, 1])), evaluator.score(np.array([0, 0])), evaluator.exhausted
     (10.0, inf, True)
 
@@ -55,23 +66,25 @@ class Evaluator:
     def __init__(
         self,
         problem: PlacementProblem,
-        groups: Groups,
+        groups: Groups | None = None,
         simulations: int | None = None,
         seconds: float | None = None,
+        began: float | None = None,
     ) -> None:
+        self._begin = time.perf_counter() if began is None else began
         if simulations is not None and simulations < 0:
             raise ValueError(f"simulations must be >= 0, not {simulations}")
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"seconds must be finite and >= 0, not {seconds}")
         self.problem = problem
-        self.groups = groups
+        self.groups = groups = group_ops(problem) if groups is None else groups
         self.limit = simulations
         self.seconds_limit = seconds
         self.simulations = 0
         self.last_fits = False  # whether the last placement that was scored is within memory
         self._absorbed = 0.0  # seconds at the end of the last `absorb`
         self._batch = ProblemBatch((problem,), problem.arrays)
-        self._begin = time.perf_counter()
+        self._chunks = Chunks(self)
         self._best: np.ndarray | None = None  # (N,)
         self._best_key = (True, math.inf)  # (exceeds memory, penalised makespan)
         self._best_makespan = math.inf
@@ -82,7 +95,7 @@ class Evaluator:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the evaluator was made."""
+        """Seconds since the placer began."""
         return time.perf_counter() - self._begin
 
     @property
@@ -96,6 +109,25 @@ class Evaluator:
     def exhausted(self) -> bool:
         """Whether the budget is spent."""
         return self.remaining <= 0
+
+    @property
+    def expected(self) -> float:
+        """Simulations that are left at the pace of those that were scored so far; inf if there is no limit."""
+        if self.seconds_limit is None or self._chunks.pace == 0.0:
+            return self.remaining
+        return min(self.remaining, max(0.0, self.seconds_limit - self.seconds) / self._chunks.pace)
+
+    @contextmanager
+    def limited(self, simulations: int, seconds: float | None) -> Iterator[None]:
+        """Within it no more than so many simulations and seconds in all, nor than the budget."""
+        limits = self.limit, self.seconds_limit
+        self.limit = simulations if self.limit is None else min(simulations, self.limit)
+        if seconds is not None:
+            self.seconds_limit = seconds if self.seconds_limit is None else min(seconds, self.seconds_limit)
+        try:
+            yield
+        finally:
+            self.limit, self.seconds_limit = limits
 
     @property
     def progress(self) -> float:
@@ -159,28 +191,27 @@ class Evaluator:
         makespan_us: float,
         overflow: float,
         simulations: int,
-        improvements: Sequence[tuple[int, float]] = (),
+        improvements: Sequence[tuple[int, float, float]] = (),
     ) -> None:
         """Take over what a compiled search found in `simulations` more: its best placement (N,).
 
-        `improvements` are (simulation of these, makespan_us); their seconds are interpolated.
+        `improvements` are (simulation of these, makespan_us, overflow); their seconds are interpolated. Those that are
+        no better than what was found before are left out: the search may have begun from something worse.
         """
-        if self.best_fits:  # the search began from something worse, or from what doesn't fit
-            better: list[tuple[int, float]] = []  # the last one first
-            for count, us in reversed(improvements):
-                if us < self._best_makespan and (not better or us > better[-1][1]):
-                    better.append((count, us))
-            improvements = better[::-1]
+        better, key = [], self._best_key
+        for count, us, over in improvements:
+            if _key(us, over) < key:
+                better.append((count, us))
+                key = _key(us, over)
         begin = max(self._absorbed, self._history[-1][1] if self._history else 0.0)
         self._absorbed = now = self.seconds
         before = len(self._history)
         start = self.simulations
         self.simulations += simulations
         self._offer(placement, makespan_us, overflow)
-        if improvements and len(self._history) > before:
+        if better and len(self._history) > before:
             self._history[before:] = [
-                (start + count, begin + (now - begin) * count / simulations, makespan)
-                for count, makespan in improvements
+                (start + count, begin + (now - begin) * count / simulations, makespan) for count, makespan in better
             ]
 
     def result(self) -> PlacementResult:
@@ -196,26 +227,28 @@ class Evaluator:
         return PlacementResult(placement, makespan, fits, self.simulations, self.seconds, tuple(self._history))
 
     def _score_rows(self, placements: np.ndarray) -> np.ndarray:
-        scores = np.full(len(placements), math.inf)
-        count = int(min(len(placements), max(0, self.remaining)))
-        if count == 0:
+        scores, done = np.full(len(placements), math.inf), 0
+        while done < len(placements) and (count := self._chunks.next(len(placements) - done)) > 0:
+            before, rows = self.seconds, placements[done : done + count]
+            if count < _PARALLEL:
+                arrays, checked = self.problem.arrays, [check_placement(self.problem, row) for row in rows]
+                makespans, overflows = np.array([score(arrays, 0, row, math.inf) for row in checked]).T
+            else:
+                makespans, overflows = simulate_batch(self._batch, np.zeros(count, np.int64), rows)
+            scores[done : done + count] = makespans * (1.0 + MEMORY_PENALTY * overflows)
+            for row, makespan, overflow in zip(rows, makespans, overflows, strict=True):
+                self.simulations += 1
+                self._offer(row, float(makespan), float(overflow))
+            self._chunks.took(count, self.seconds - before)
+            done += count
+        if done == 0:
             for row in placements[:1]:
                 check_placement(self.problem, row)
-            return scores
-        if count < _PARALLEL:
-            arrays, rows = self.problem.arrays, [check_placement(self.problem, row) for row in placements[:count]]
-            makespans, overflows = np.array([score(arrays, 0, row, math.inf) for row in rows]).T
-        else:
-            makespans, overflows = simulate_batch(self._batch, np.zeros(count, np.int64), placements[:count])
-        scores[:count] = makespans * (1.0 + MEMORY_PENALTY * overflows)
-        for row in range(count):
-            self.simulations += 1
-            self._offer(placements[row], float(makespans[row]), float(overflows[row]))
         return scores
 
     def _offer(self, placement: np.ndarray, makespan_us: float, overflow: float) -> None:
         self.last_fits = overflow == 0
-        key = (overflow > 0, makespan_us * (1.0 + MEMORY_PENALTY * overflow))
+        key = _key(makespan_us, overflow)
         if self._best is None or key < self._best_key:
             self._best = np.array(placement, np.int64)
             self._best_key, self._best_makespan = key, makespan_us
@@ -224,6 +257,39 @@ class Evaluator:
             per_group = np.asarray(placement)[self._first_op]
             if np.array_equal(per_group[self.groups.group], placement):
                 self._best_groups, self._best_groups_score = per_group, key[1]
+
+
+class Chunks:
+    """How many simulations to make between two looks at the clock, for work that can't look at it in between.
+
+    With a limit in seconds the first chunk is one simulation, none is more than twice the largest before it, and none
+    is expected to take longer than is left.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.pace = 0.0  # seconds a simulation of the last chunk, 0 before there is one
+        self._evaluator = evaluator
+        self._largest = 0
+
+    def next(self, most: int) -> int:
+        """Size of the next chunk, at most `most`; 0 if the budget is spent."""
+        evaluator = self._evaluator
+        count = int(min(most, max(0, evaluator.remaining)))
+        if evaluator.seconds_limit is None or count <= 1:
+            return count
+        left = min(_CHUNK_SECONDS, evaluator.seconds_limit - evaluator.seconds)
+        affordable = left / self.pace if self.pace > 0.0 else 1.0
+        return max(1, int(min(count, affordable, 2 * self._largest)))
+
+    def took(self, count: int, seconds: float) -> None:
+        """Note how long a chunk took."""
+        self.pace = seconds / count
+        self._largest = max(self._largest, count)
+
+
+def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:
+    """What is smaller is better: whether memory is exceeded, then the penalised makespan."""
+    return overflow > 0, makespan_us * (1.0 + MEMORY_PENALTY * overflow)
 
 
 def busy_us(problem: PlacementProblem) -> np.ndarray:

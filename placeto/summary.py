@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -81,14 +82,17 @@ def mean_curves(
         mean = np.zeros(len(grid))
         for row, history in zip(own, histories, strict=True):
             seen = np.searchsorted(history[:, column], grid, side="right") - 1
-            mean += history[seen, 2] * _ratio(row["relative"], row["makespan_us"]) / len(own)
+            one_device = row["makespan_us"] / row["relative"]
+            mean += np.array([ratio(us, one_device) for us in history[seen, 2].tolist()]) / len(own)
         curves[placer] = list(zip(grid.tolist(), mean.tolist(), strict=True))
     return curves
 
 
-def _ratio(makespan_us: float, other_us: float) -> float:
-    """1 where nothing takes time."""
-    return makespan_us / other_us if other_us > 0 else 1.0
+def ratio(makespan_us: float, other_us: float) -> float:
+    """Of two makespans; where ops take no time, 1 without transfers and inf with them."""
+    if other_us > 0:
+        return float(makespan_us / other_us)
+    return 1.0 if makespan_us == 0 else math.inf
 
 
 def _best(rows: Sequence[Row]) -> float:
@@ -130,8 +134,8 @@ def _summarize(
         placer=placer,
         relative=float(relative.mean()),
         spread=float(np.std(per_seed, ddof=1)) if len(per_seed) > 1 else 0.0,
-        to_best=float(np.mean([_ratio(row["makespan_us"], best[row["graph"], row["cluster"]]) for row in own])),
-        to_bound=float(np.mean([_ratio(row["makespan_us"], row["lower_bound_us"]) for row in own])),
+        to_best=float(np.mean([ratio(row["makespan_us"], best[row["graph"], row["cluster"]]) for row in own])),
+        to_bound=float(np.mean([ratio(row["makespan_us"], row["lower_bound_us"]) for row in own])),
         wins=sum(winner[2] == placer for winner in winners),
         worst=float(relative.max()),
         fits=sum(row["fits"] for row in own),

@@ -48,6 +48,22 @@ def test_rows_come_in_order_with_the_numbers_of_the_placement(
     assert all(row["fits"] and row["cluster"] == "2xv100" and row["simulations"] >= 1 for row in rows)
 
 
+def test_each_row_counts_the_grouping(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups are cached by problem, so rows don't share a problem."""
+    problems = []
+    single = HEURISTICS["single"]
+
+    def watched(problem, **budget):
+        problems.append(problem)
+        return single(problem, **budget)
+
+    monkeypatch.setitem(HEURISTICS, "single", watched)
+    evaluate({"small": graphs["small"]}, cluster, SPECS[:1], seeds=(0, 1), processes=1)
+    assert len({id(problem) for problem in problems}) == 3  # one to warm up
+
+
 def test_warming_up_is_not_cut_short_by_seconds(
     graphs: dict[str, ComputationGraph], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

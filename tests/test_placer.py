@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeto import placer
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
-from placeto.grouping import group_ops
-from placeto.placer import MEMORY_PENALTY, Evaluator
+from placeto.grouping import Groups, group_ops
+from placeto.placer import MEMORY_PENALTY, Chunks, Evaluator
 from placeto.simulator import PlacementError, simulate
 
 GB = 1_000_000_000
@@ -121,7 +122,9 @@ def test_best_groups_only_takes_placements_that_keep_groups_together() -> None:
 def test_absorbed_improvements_become_history() -> None:
     judge = evaluator(two_chains())
     judge.score(ONE)
-    judge.absorb(APART, 45.0, 0.0, 100, [(1, 95.0), (10, 60.0), (70, 45.0)])  # it began from something worse
+    judge.absorb(
+        APART, 45.0, 0.0, 100, [(1, 95.0, 0.0), (10, 60.0, 0.0), (70, 45.0, 0.0)]
+    )  # it began from something worse
     assert [(count, makespan) for count, _, makespan in judge.result().history] == [(1, 90.0), (11, 60.0), (71, 45.0)]
     seconds = [second for _, second, _ in judge.result().history]
     assert seconds == sorted(seconds)
@@ -132,8 +135,86 @@ def test_absorbed_improvements_that_do_not_fit_are_left_out() -> None:
     """A search that begins from what doesn't fit logs faster placements before the first one that fits."""
     judge = evaluator(two_chains())
     judge.absorb(ONE, 100.0, 0.0, 1)
-    judge.absorb(APART, 95.0, 0.0, 10, [(5, 83.0), (7, 98.0), (9, 95.0)])
+    judge.absorb(APART, 95.0, 0.0, 10, [(5, 83.0, 0.1), (7, 98.0, 0.0), (9, 95.0, 0.0)])
     assert [entry[::2] for entry in judge.result().history] == [(1, 100.0), (8, 98.0), (10, 95.0)]
+
+
+def test_absorbed_improvements_are_those_that_fit_rather_than_not_then_by_penalty() -> None:
+    """Faster ones that exceed memory more are no improvements, and slower ones that fit are."""
+    judge = evaluator(two_chains())
+    judge.absorb(ONE, 50.0, 0.1, 1)  # 100 with the penalty
+    judge.absorb(
+        APART, 90.0, 0.0, 9, [(1, 45.0, 0.2), (2, 60.0, 0.05), (4, 120.0, 0.0), (6, 40.0, 0.1), (9, 90.0, 0.0)]
+    )
+    assert [entry[::2] for entry in judge.result().history] == [(1, 50.0), (3, 60.0), (5, 120.0), (10, 90.0)]
+
+
+class Clock:
+    """Time that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(placer, "time", clock)
+    return clock
+
+
+def test_grouping_is_part_of_the_seconds(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(problem: PlacementProblem) -> Groups:
+        clock.now += 3.0
+        return group_ops(problem)
+
+    monkeypatch.setattr(placer, "group_ops", slowly)
+    judge = Evaluator(two_chains(), seconds=5.0)
+    assert (judge.seconds, judge.exhausted) == (3.0, False)
+    assert Evaluator(two_chains(), seconds=2.0).exhausted
+    clock.now = 10.0
+    assert Evaluator(two_chains(), group_ops(two_chains()), seconds=5.0, began=6.0).seconds == 4.0
+
+
+def test_a_batch_ends_when_time_is_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 0.01 s a simulation, 0.095 s are enough for nine, of which the last one ends late."""
+
+    def slowly(*arguments: object) -> tuple[float, float]:
+        clock.now += 0.01
+        return 90.0, 0.0
+
+    monkeypatch.setattr(placer, "score", slowly)
+    judge = evaluator(two_chains(), seconds=0.095)
+    scores = judge.score_batch(np.tile(APART, (60, 1)))
+    assert judge.simulations == np.isfinite(scores).sum() == 10
+    assert clock.now == pytest.approx(0.1)
+
+
+def test_simulations_expected_are_those_at_the_pace_so_far(clock: Clock) -> None:
+    judge = evaluator(two_chains(), simulations=500, seconds=10.0)
+    assert judge.expected == 500
+    chunks = Chunks(judge)
+    assert chunks.next(100) == 1
+    chunks.took(1, 0.001)
+    assert [chunks.next(100), chunks.next(1)] == [2, 1]
+    chunks.took(50, 0.05)
+    assert chunks.next(100) == 20  # in 0.02 s
+    clock.now = 9.995
+    assert chunks.next(100) == 5
+    clock.now = 10.0
+    assert chunks.next(100) == judge.expected == 0
+    assert Chunks(evaluator(two_chains(), simulations=70)).next(100) == 70
+
+
+def test_limits_for_a_while() -> None:
+    judge = evaluator(two_chains(), simulations=5)
+    with judge.limited(2, 60.0):
+        assert np.isfinite(judge.score_batch(np.tile(APART, (9, 1)))).sum() == 2
+        assert judge.seconds_limit == 60.0
+    assert (judge.remaining, judge.seconds_limit) == (3, None)
 
 
 def test_bad_placements_and_budgets_are_refused() -> None:

@@ -1,7 +1,9 @@
+import math
+
 import numpy as np
 import pytest
 
-from placeto.summary import markdown_table, mean_curves, summarize
+from placeto.summary import markdown_table, mean_curves, ratio, summarize
 
 
 def row(graph: str, placer: str, makespan: float, seed: int = 0, fits: bool = True) -> dict[str, object]:
@@ -34,6 +36,16 @@ def test_table_is_markdown_with_the_best_first() -> None:
     assert [line.split("|")[1].strip() for line in lines] == ["placer", "------", "fast", "slow"]
     assert len({line.count("|") for line in lines}) == 1
     assert len(set(map(len, lines))) == 1
+
+
+def test_where_nothing_takes_time_ratios_are_1_or_infinite() -> None:
+    assert [ratio(3.0, 2.0), ratio(0.0, 0.0), ratio(3.0, 0.0)] == [1.5, 1.0, math.inf]
+    idle = {"relative": 1.0, "lower_bound_us": 0.0, "history": [[1, 0.1, 5.0], [2, 0.2, 0.0]]}
+    rows = [row("g", "p", 0.0) | idle, row("g", "q", 5.0) | idle | {"relative": math.inf}]
+    p, q = summarize(rows)
+    assert (p.relative, p.to_best, p.to_bound, p.wins) == (1.0, 1.0, 1.0, 1)
+    assert (q.relative, q.to_best, q.to_bound, q.wins) == (math.inf, math.inf, math.inf, 0)
+    assert [makespan for _, makespan in mean_curves(rows, "simulations")["p"]][:2] == [math.inf, 1.0]
 
 
 def test_mean_curves_average_over_rows_of_different_length() -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from tyro.conf import Positional, arg
 
+from placeto.summary import ratio
+
 if TYPE_CHECKING:
     from placeto.simulator import Schedule
 
@@ -36,7 +38,8 @@ class BudgetOptions:
     simulations: OptionalInt = None
     """budget of a placer: how many placements may be simulated"""
     seconds: OptionalFloat = None
-    """budget of a placer: how long the search may take"""
+    """budget of a placer: how long it may take, the grouping of ops included; a step that can't be stopped, such as
+    that or a simulation, is finished"""
 
     def check(self) -> None:
         """Refuse a budget that is no positive, finite number.
@@ -86,8 +89,8 @@ def describe(schedule: Schedule) -> str:
     busy = np.bincount(schedule.placement, schedule.finish_us - schedule.start_us, cluster.num_devices)
     share = busy / (schedule.makespan_us or 1.0)
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
-    relative = schedule.makespan_us / (problem.single_device_us or 1.0)  # 0 where nothing takes time
-    bound = schedule.makespan_us / (problem.lower_bound_us or 1.0)
+    relative = ratio(schedule.makespan_us, problem.single_device_us)
+    bound = ratio(schedule.makespan_us, problem.lower_bound_us)
     width = max(len("device"), *map(len, cluster.device_names))
     lines = [
         f"makespan_us  {float(schedule.makespan_us)!r}",

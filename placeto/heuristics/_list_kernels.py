@@ -213,7 +213,6 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> np.ndar
 def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.ndarray:
     """(N,) ops by falling rank, producers first also where ranks tie."""
     n = len(rank)
-    level = np.zeros(n, np.int64)
     queue = np.empty(n, np.int64)
     head, tail = 0, 0
     for op in range(n):
@@ -222,7 +221,6 @@ def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.nda
             tail += 1
     while head < tail:
         op = queue[head]
-        level[op] = head
         head += 1
         for edge in range(flat.out_ptr[op], flat.out_ptr[op + 1]):
             child = flat.out_child[edge]

@@ -12,14 +12,12 @@ import numpy as np
 
 from placeto.heuristics._moves import MOVES, State, enter, search
 from placeto.heuristics._neighbourhood import neighbourhood
-from placeto.placer import Evaluator
+from placeto.placer import Chunks, Evaluator
 
 _GUIDE = 0.01  # differences of the guide's estimates that matter, as a share of the makespan
 _TEMPERATURE = 1e-3  # at first, as a share of the makespan; it is steered from there
 _MEMO = 1 << 16  # placements remembered; new ones overwrite old ones
 _CHUNK = 1000  # simulations between two looks at the clock, at most
-_FIRST_CHUNK = 16  # the same where seconds are limited, before the pace is known
-_CHUNK_SECONDS = 0.02
 
 
 class LocalSearch:
@@ -61,8 +59,8 @@ class LocalSearch:
             bound=np.zeros(_MEMO),
             temperature=np.zeros(1),
         )
-        self._logs = np.empty(_CHUNK, np.int64), np.empty(_CHUNK)
-        self._pace = 0.0  # seconds a simulation
+        self._logs = np.empty(_CHUNK, np.int64), np.empty(_CHUNK), np.empty(_CHUNK)
+        self._chunks = Chunks(evaluator)
         self.restart(start)
         self.state.temperature[0] = _TEMPERATURE * self.score
 
@@ -92,11 +90,11 @@ class LocalSearch:
         """
         evaluator, ratio = self.evaluator, cold / hot if hot > 0.0 else 1.0
         began, fruitless = evaluator.progress, 0
-        while (count := self._next_chunk()) > 0:
+        while (count := self._chunks.next(_CHUNK)) > 0:
             done = (evaluator.progress - began) / (1.0 - began)
             share = count / evaluator.limit if evaluator.limit is not None else 0.0
             if evaluator.seconds_limit is not None:
-                share = max(share, self._pace * count / evaluator.seconds_limit)
+                share = max(share, self._chunks.pace * count / evaluator.seconds_limit)
             until, before = min(1.0, done + share / (1.0 - began)), evaluator.seconds
             standing = self.score
             simulated, logged = search(
@@ -116,18 +114,8 @@ class LocalSearch:
             fruitless = 0 if self.score < standing else fruitless + simulated
             if simulated < count:
                 break
-            self._pace = (evaluator.seconds - before) / count
-
-    def _next_chunk(self) -> int:
-        """Simulations until the next look at the clock; 0 if the budget is spent."""
-        evaluator = self.evaluator
-        count: float = _CHUNK
-        if evaluator.seconds_limit is not None:
-            left = min(_CHUNK_SECONDS, evaluator.seconds_limit - evaluator.seconds)
-            count = max(1, int(left / self._pace)) if self._pace > 0.0 else _FIRST_CHUNK
-        return int(min(count, _CHUNK, evaluator.remaining))
+            self._chunks.took(count, evaluator.seconds - before)
 
     def _absorb(self, simulations: int, logged: int) -> None:
-        state, (steps, makespans) = self.state, self._logs
-        improvements = list(zip(steps[:logged].tolist(), makespans[:logged].tolist(), strict=True))
+        state, improvements = self.state, list(zip(*(log[:logged].tolist() for log in self._logs), strict=True))
         self.evaluator.absorb(state.best, float(state.score[2]), float(state.score[3]), simulations, improvements)

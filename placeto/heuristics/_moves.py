@@ -109,6 +109,7 @@ def search(
     guide: float,
     log_simulation: np.ndarray,
     log_makespan: np.ndarray,
+    log_overflow: np.ndarray,
 ) -> tuple[int, int]:
     """Simulate proposals, and keep those that are no worse or, at a temperature above 0, not much worse.
 
@@ -125,6 +126,7 @@ def search(
         guide: differences of the guide's estimates that matter, as a share of the makespan; 0 = without it.
         log_simulation: (L,) filled with the simulations at which the best improved; L is at least `simulations`.
         log_makespan: (L,) filled with the makespans to which it did.
+        log_overflow: (L,) filled with the memory overflows of these.
 
     Returns:
         Simulations made, and length of the log. Without a temperature it also ends where all proposals are known.
@@ -182,7 +184,7 @@ def search(
             state.gained[kind] += max(0.0, state.score[1] - score)
             state.best[:] = state.placement
             state.score[1], state.score[2], state.score[3] = score, makespan, overflow
-            log_simulation[logged], log_makespan[logged] = done, makespan
+            log_simulation[logged], log_makespan[logged], log_overflow[logged] = done, makespan, overflow
             logged += 1
     return done, logged
 

@@ -28,7 +28,7 @@ def run(
     repairs: bool = True,
 ) -> PlacementResult:
     """Follow a rule within a budget; unless told not to, repair what doesn't fit."""
-    evaluator = Evaluator(problem, group_ops(problem), simulations, seconds)
+    evaluator = Evaluator(problem, None, simulations, seconds)
     rule(evaluator, seed)
     if repairs and not evaluator.best_fits:
         repair(evaluator)

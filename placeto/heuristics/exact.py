@@ -26,11 +26,9 @@ from typing import Any
 import numpy as np
 
 from placeto.cost import PlacementProblem
-from placeto.grouping import group_ops
 from placeto.heuristics._schedule_model import ROUNDING, ExactError, ScheduleModel, ortools
-from placeto.heuristics.search import anneal
+from placeto.heuristics.search import annealing, follow
 from placeto.placer import Evaluator, PlacementResult
-from placeto.simulator import simulate
 
 __all__ = ["ExactError", "exact", "solve"]
 
@@ -82,13 +80,13 @@ def solve(
     Raises:
         ExactError: the graph is too large, or OR-tools is not installed.
     """
-    groups = group_ops(problem)
+    evaluator = Evaluator(problem, None, simulations, seconds)
+    groups = evaluator.groups
     if groups.num_groups > MAX_GROUPS or problem.num_ops > MAX_OPS:
         raise ExactError(
             f"graph {problem.graph.name!r} has {groups.num_groups} groups and {problem.num_ops} ops: "
             f"the placer exact takes up to {MAX_GROUPS} and {MAX_OPS}"
         )
-    evaluator = Evaluator(problem, groups, simulations, seconds)
     if problem.num_devices**groups.num_groups <= enumerate_up_to:
         bound = _enumerate(evaluator)
     else:
@@ -115,15 +113,8 @@ def _start(evaluator: Evaluator, seed: int) -> None:
     """Anneal for up to a fifth of the budget."""
     limit, seconds = evaluator.limit, evaluator.seconds_limit
     simulations = _START_SIMULATIONS if limit is None else min(_START_SIMULATIONS, math.ceil(limit / 5))
-    if evaluator.exhausted:
-        return
-    seconds = None if seconds is None else 0.2 * seconds
-    found = anneal(evaluator.problem, simulations=simulations, seconds=seconds, seed=seed)
-    if found.simulations == 0:
-        return
-    overflow = 0.0 if found.fits else simulate(evaluator.problem, found.placement).overflow
-    improvements = [(count, makespan_us) for count, _, makespan_us in found.history]
-    evaluator.absorb(found.placement, found.makespan_us, overflow, found.simulations, improvements)
+    with evaluator.limited(simulations, None if seconds is None else 0.2 * seconds):
+        follow(annealing, evaluator, seed)
 
 
 def _branch(evaluator: Evaluator, seed: int) -> float:

@@ -33,7 +33,7 @@ def genetic(
 def evolve(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
     """The method behind `genetic`."""
     devices = evaluator.problem.num_devices
-    count = int(min(_PEOPLE, max(8, evaluator.remaining // _GENERATIONS)))
+    count = int(min(_PEOPLE, max(8, evaluator.expected / _GENERATIONS)))
     people = np.tile(start, (count, 1))  # (P, G)
     for row in people[1:]:
         _mutate(row, rng.choice(_SPREAD), devices, rng)

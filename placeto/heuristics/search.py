@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from placeto.cost import PlacementProblem
-from placeto.grouping import Groups, group_ops
+from placeto.grouping import Groups
 from placeto.heuristics._local import LocalSearch
 from placeto.heuristics.baechi import try_m_sct
 from placeto.heuristics.common import Rule
@@ -75,11 +75,7 @@ def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> 
 def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
     """The method behind `anneal`: the fewer the simulations for the number of moves, the colder it begins."""
     moves = evaluator.groups.num_groups * (evaluator.problem.num_devices - 1)
-    count = evaluator.remaining
-    if evaluator.seconds_limit is not None:  # as fast as so far, which counts the heuristics' own time
-        left = evaluator.seconds_limit - evaluator.seconds
-        count = min(count, evaluator.simulations * left / evaluator.seconds)
-    hot = min(HOT, max(COLD, _WARMTH * count / moves))
+    hot = min(HOT, max(COLD, _WARMTH * evaluator.expected / moves))
     LocalSearch(evaluator, start, ANNEAL, rng).run(hot, COLD)
 
 
@@ -142,11 +138,15 @@ def search_from_cheap(
     method: Method, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int
 ) -> PlacementResult:
     """Follow a method from the best cheap placement, within a budget; `DEFAULT_SIMULATIONS` where there is none."""
-    groups = group_ops(problem)
     if simulations is None and seconds is None:
         simulations = DEFAULT_SIMULATIONS
-    evaluator = Evaluator(problem, groups, simulations, seconds)
-    start, score = best_cheap(evaluator, seed)
-    if problem.num_devices > 1 and score < math.inf and not evaluator.exhausted:
-        method(evaluator, start, np.random.default_rng(seed))
+    evaluator = Evaluator(problem, None, simulations, seconds)
+    follow(method, evaluator, seed)
     return evaluator.result()
+
+
+def follow(method: Method, evaluator: Evaluator, seed: int) -> None:
+    """Follow a method from the best cheap placement, as far as the evaluator's budget goes."""
+    start, score = best_cheap(evaluator, seed)
+    if evaluator.problem.num_devices > 1 and score < math.inf and not evaluator.exhausted:
+        method(evaluator, start, np.random.default_rng(seed))

@@ -6,6 +6,7 @@ Legend: G groups, D devices, S starts, C instances.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,8 +67,9 @@ class GuidedPlacer:
         seed: int = 0,
     ) -> PlacementResult:
         """Place a graph within a budget of simulations or seconds; see the class."""
+        began = time.perf_counter()
         instance = make_instance(problem)
-        evaluator = Evaluator(problem, instance.groups, simulations, seconds)
+        evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
         start, score = best_cheap(evaluator, seed)
         if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
             self._sweep(instance, evaluator, start)

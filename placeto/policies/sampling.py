@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from placeto.cost import PlacementProblem
-from placeto.grouping import group_ops
 from placeto.heuristics.search import annealing, best_cheap, round_to_groups
 from placeto.op_features import OneShotInput, make_input
 from placeto.placer import Evaluator, PlacementResult
@@ -57,7 +56,7 @@ class SamplingPlacer:
             schedule = simulate(problem, self._placements(graph, unit, 1, None)[0])
             took, span = time.perf_counter() - began, schedule.makespan_us
             return PlacementResult(schedule.placement, span, schedule.fits, 1, took, ((1, took, span),))
-        evaluator = Evaluator(problem, group_ops(problem), simulations, seconds)
+        evaluator = Evaluator(problem, None, simulations, seconds, began)
         best_cheap(evaluator, seed)
         if problem.num_devices > 1 and 0 < evaluator.best_score < math.inf and not evaluator.exhausted:
             evaluator.score_ops(self._placements(graph, unit, 1, None)[0])

@@ -3,6 +3,7 @@
 import itertools
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,6 +199,28 @@ def test_time_that_is_up_between_two_looks_at_the_clock(name: str, monkeypatch: 
     for seconds in range(1, 120):
         monkeypatch.setattr(placer, "time", SimpleNamespace(perf_counter=partial(next, itertools.count())))
         HEURISTICS[name](problem, seconds=float(seconds))
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches_end_late_by_a_simulation_at_most(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time goes on by 10 ms a simulation: 0.235 s are enough for 23 simulations and a 24th that ends late."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(placer, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    def slow_score(*arguments: object) -> tuple[float, float]:
+        clock.now += 0.01
+        return 100.0, 0.0
+
+    def slow_search(*arguments: Any) -> tuple[int, int]:
+        simulations = arguments[5]
+        clock.now += 0.01 * simulations
+        return simulations, 0
+
+    monkeypatch.setattr(placer, "score", slow_score)
+    monkeypatch.setattr("placeto.heuristics._local.search", slow_search)
+    result = HEURISTICS[name](forks(4, 6, "4xv100"), seconds=0.235)
+    assert clock.now == pytest.approx(0.24)
+    assert result.seconds == clock.now
 
 
 def test_descents_end_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
