@@ -32,7 +32,7 @@ from placeto.heuristics import HEURISTICS, SEARCHES
 from placeto.importers import find_importer
 from placeto.load import load_split, resolve_graph
 from placeto.progress import ProgressBar
-from placeto.summary import Summary, summarize
+from placeto.summary import Summary, ratio, summarize
 
 LEFT_OUT = ("exact",)
 """Takes minutes on the smallest of these graphs, and refuses the others."""
@@ -92,8 +92,10 @@ def external_graphs(folder: Path) -> tuple[dict[str, ComputationGraph], list[str
             continue
         name, graph = str(path.relative_to(folder)), resolve_graph(str(path))[1]
         problem = PlacementProblem(graph, load_cluster("8xv100"))
-        headroom = 1.0 - problem.lower_bound_us / problem.single_device_us
-        if graph.num_ops > MAX_OPS:
+        headroom = 1.0 - ratio(problem.lower_bound_us, problem.single_device_us)
+        if problem.single_device_us == 0:
+            others.append(f"{name}: its ops take no time")
+        elif graph.num_ops > MAX_OPS:
             others.append(f"{name}: {graph.num_ops} ops, more than {MAX_OPS}")
         elif headroom < LEAST_HEADROOM:
             others.append(f"{name}: one device is within {headroom:.1%} of the lower bound")
@@ -217,7 +219,7 @@ def _column(row: Row) -> tuple[str, str]:
 
 def _bound(row: Row) -> float:
     """Lower bound relative to one device."""
-    return row["relative"] * row["lower_bound_us"] / row["makespan_us"]
+    return ratio(row["lower_bound_us"], row["makespan_us"] / row["relative"])
 
 
 def _spread(summary: Summary) -> str:

@@ -48,8 +48,8 @@ def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
     sends = _boxes(schedule.send_start_us / scale, schedule.send_finish_us / scale, schedule.send_src + 0.18, 0.16)
     axes.add_collection(PolyCollection(list(sends), facecolors=_LINK_COLOR, linewidths=0))
     end = schedule.makespan_us / scale
-    busy = np.bincount(schedule.placement, schedule.finish_us - schedule.start_us, num_devices) / schedule.makespan_us
-    axes.set_xlim(0.0, end * 1.002)
+    busy = np.bincount(schedule.placement, schedule.finish_us - schedule.start_us, num_devices) / (end * scale or 1.0)
+    axes.set_xlim(0.0, end * 1.002 or 1.0)
     axes.set_ylim(num_devices - 0.5, -0.5)
     axes.set_yticks(
         range(num_devices), [f"{d.name}\n{100 * b:.0f} % busy" for d, b in zip(cluster.devices, busy, strict=True)]

@@ -28,6 +28,22 @@ def test_external_graphs_are_those_with_something_to_gain(folder: Path) -> None:
     assert others == ["chain.graph.txt: one device is within 0.3% of the lower bound"]
 
 
+def test_external_graphs_without_any_time_are_left_out(folder: Path) -> None:
+    profile = (folder / "chain.graph.txt").read_text()
+    for time in ("1.0", "2.0"):
+        profile = profile.replace(f"compute_time={time}", "compute_time=0.0")
+    (folder / "idle.graph.txt").write_text(profile)
+    graphs, others = external_graphs(folder)
+    assert len(graphs) == 1
+    assert others[1:] == ["idle.graph.txt: its ops take no time"]
+
+
+def test_bounds_where_nothing_takes_time() -> None:
+    idle = row("f:test:0", "p", 1.0) | {"makespan_us": 0.0, "lower_bound_us": 0.0}
+    rows = [idle, row("f:test:1", "p", 0.5)]
+    assert overview(rows, best_known(rows), "c")[-1][1] == "0.600"  # mean of 1 and .2
+
+
 def test_every_placer_is_in_the_table_once() -> None:
     specs = searches([5, 10])
     names = [*constructive(), *(spec.placer for spec in specs if spec.simulations == 5)]

@@ -18,10 +18,39 @@ def test_evaluate_prints_and_writes_a_table(
     captured = capsys.readouterr()
     assert [row["seed"] for row in json.loads(out.read_text())["rows"]] == [0, 1] * 3
     assert "| single" in captured.out
-    assert "1 graph on 2xv100, no budget, 2 seeds" in captured.out
+    assert "1 graph on 2xv100, no budget for single, etf; 20 simulations for random@20, 2 seeds" in captured.out
     assert (tmp_path / "table.md").read_text() == captured.out[:-1]
     assert "evaluating: 100 %" in captured.err
     assert curve.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("placers", "says"),
+    [
+        ("single@5,mine=etf@5", "on 2xv100, 5 simulations, 1 seed\n"),
+        ("single,etf@pass", "on 2xv100, 9 simulations or 60 seconds for single; no budget for etf@pass, 1 seed\n"),
+    ],
+)
+def test_evaluate_says_which_budgets(
+    placers: str, says: str, graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budget = ("--simulations", "9", "--seconds", "60")
+    options = ("--cluster", "2xv100", "--placers", placers, "--processes", "1", *budget)
+    assert run("evaluate", graph_file, *options) == 0
+    assert says in capsys.readouterr().out
+
+
+def test_evaluate_leaves_out_what_takes_no_time(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    idle = tmp_path / "idle.json"
+    save_graph(ComputationGraph.from_ops("idle", [{"name": "a", "outputs": [4]}]), idle)
+    options = ("--cluster", "2xv100", "--placers", "single", "--processes", "1")
+    assert run("evaluate", graph_file, idle, *options) == 0
+    captured = capsys.readouterr()
+    assert "1 graph on 2xv100" in captured.out
+    assert f"note: {idle} is left out, its ops take no time on 2xv100\n" in captured.err
+    assert "no op of" in fails(capsys, "evaluate", idle, *options)
 
 
 def test_evaluate_files_of_one_name_and_families_on_several_clusters(

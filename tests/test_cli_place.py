@@ -54,7 +54,8 @@ def test_place_with_the_default_placer_finds_the_optimum(graph_file: str, capsys
 def test_place_what_takes_no_time(budget: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     idle = ComputationGraph.from_ops("idle", [{"name": "a", "outputs": [4]}, {"name": "b", "inputs": [["a", 0]]}])
     save_graph(idle, tmp_path / "idle.json")
-    assert run("place", tmp_path / "idle.json", "--cluster", "2xv100", *budget) == 0
+    picture = ("--plot", tmp_path / "idle.png")
+    assert run("place", tmp_path / "idle.json", "--cluster", "2xv100", *budget, *picture) == 0
     out = capsys.readouterr().out
     assert "makespan_us  0.0" in out
     assert "nan" not in out

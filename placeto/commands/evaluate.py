@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,12 +22,17 @@ from placeto.commands.common import (
     check_output,
     check_positive,
 )
+from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
 from placeto.load import load_split, resolve_graph
 from placeto.progress import ProgressBar
 
 if TYPE_CHECKING:
     from placeto.cluster import Cluster
+    from placeto.evaluate import PlacerSpec
+
+
+_TITLE = 130  # characters of a line above the curves
 
 
 @dataclass(frozen=True)
@@ -66,16 +73,17 @@ def run(arguments: Arguments) -> None:
     from placeto.evaluate import Row, evaluate, parse_spec
     from placeto.summary import markdown_table, summarize
 
-    graphs, clusters, budget = _graphs(arguments), _clusters(arguments.cluster), arguments.budget
+    clusters, budget = _clusters(arguments.cluster), arguments.budget
+    graphs = _timed(_graphs(arguments), clusters)
     names = [name for name in arguments.placers.split(",") if name.strip()]
     specs = [parse_spec(n, budget.checkpoint, budget.simulations, budget.seconds) for n in names]
     if not specs:
         raise UsageError("--placers names no placer; see `placeto list placers`")
     rows: list[Row] = []
-    with ProgressBar("evaluating", total=len(clusters) * len(graphs) * len(specs) * arguments.seeds) as bar:
-        for cluster in clusters:
+    with ProgressBar("evaluating", total=sum(map(len, graphs)) * len(specs) * arguments.seeds) as bar:
+        for own, cluster in zip(graphs, clusters, strict=True):
             rows += evaluate(
-                graphs,
+                own,
                 cluster,
                 specs,
                 range(arguments.seeds),
@@ -84,11 +92,11 @@ def run(arguments: Arguments) -> None:
                 history=arguments.curve is not None,
                 report=partial(_report, bar, len(rows)),
             )
-    made = f"{budget}, {_count(arguments.seeds, 'seed')}"
+    made = f"{_budgets(specs)}, {_count(arguments.seeds, 'seed')}"
     tables = [
-        f"{_count(len(graphs), 'graph')} on {cluster.name}, {made}\n\n"
+        f"{_count(len(own), 'graph')} on {cluster.name}, {made}\n\n"
         f"{markdown_table(summarize([row for row in rows if row['cluster'] == cluster.name]))}\n"
-        for cluster in clusters
+        for own, cluster in zip(graphs, clusters, strict=True)
     ]
     print("\n".join(tables))
     if arguments.output is not None:
@@ -100,9 +108,9 @@ def run(arguments: Arguments) -> None:
         from placeto.summary import mean_curves
 
         on = ", ".join(cluster.name for cluster in clusters)
-        title = f"{_count(len(graphs), 'graph')} on {on}, {made}"
+        title = f"{_count(max(map(len, graphs)), 'graph')} on {on}, {made}"
         curves = [mean_curves(rows, against) for against in ("simulations", "seconds")]
-        save_figure(curve_figure(curves[0], curves[1], title), arguments.curve)
+        save_figure(curve_figure(curves[0], curves[1], textwrap.fill(title, _TITLE)), arguments.curve)
 
 
 def _check(arguments: Arguments) -> None:
@@ -126,6 +134,19 @@ def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:
     return split | dict(map(resolve_graph, arguments.graphs))
 
 
+def _timed(graphs: Mapping[str, ComputationGraph], clusters: Sequence[Cluster]) -> list[dict[str, ComputationGraph]]:
+    """For each cluster the graphs with something to place; a line on stderr for each of the others."""
+    timed = []
+    for cluster in clusters:
+        idle = [name for name, graph in graphs.items() if not PlacementProblem(graph, cluster).op_time.any()]
+        if len(idle) == len(graphs):
+            raise UsageError(f"nothing to evaluate: no op of {', '.join(idle)} takes any time on {cluster.name}")
+        for name in idle:
+            print(f"note: {name} is left out, its ops take no time on {cluster.name}", file=sys.stderr)
+        timed.append({name: graph for name, graph in graphs.items() if name not in idle})
+    return timed
+
+
 def _clusters(text: str) -> list[Cluster]:
     from placeto.cluster import load_cluster
 
@@ -136,6 +157,16 @@ def _clusters(text: str) -> list[Cluster]:
     if count > 1:
         raise UsageError(f"--cluster {text}: {count} clusters are called {name!r}; their names must differ")
     return clusters
+
+
+def _budgets(specs: Sequence[PlacerSpec]) -> str:
+    """The budget of all placers, or which of them have which."""
+    labels: dict[str, list[str]] = {}
+    for spec in specs:
+        labels.setdefault(str(BudgetOptions(None, spec.simulations, spec.seconds)), []).append(spec.label)
+    if len(labels) == 1:
+        return next(iter(labels))
+    return "; ".join(f"{budget} for {', '.join(names)}" for budget, names in labels.items())
 
 
 def _report(bar: ProgressBar, before: int, done: int, total: int, note: str) -> None:
