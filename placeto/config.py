@@ -110,8 +110,10 @@ class OneShotLearningConfig:
     """Passes of PPO over an iteration's placements."""
     minibatch: int = 2
     """Graphs that go into one gradient step of PPO."""
-    entropy: float = 0.1
+    entropy: float = 0.02
     """Weight of the entropy bonus, falling to zero."""
+    imitate_best: float = 0.0
+    """Weight of imitating the best placement of each graph that was met while training; 0 = as in the papers."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
 
@@ -172,8 +174,10 @@ AnyTrainConfig = TrainConfig | OneShotTrainConfig
 
 
 ONE_SHOT_LEARNING = {
-    # it imitates the graphs of the training well, but unseen ones then come out worse
-    "gdp": OneShotLearningConfig(warmup=0.0),
+    # groups are stretches at first, few enough to be placed without an example
+    "grouper": OneShotLearningConfig(warmup=0.0),
+    # it imitates the graphs of the training well, but unseen ones then come out worse; samples take hardly any time
+    "gdp": OneShotLearningConfig(warmup=0.0, samples=64, entropy=0.05),
 }
 """Recipes of one-shot placers that learn in a way of their own."""
 
@@ -256,6 +260,8 @@ def _check_one_shot(config: OneShotTrainConfig) -> dict[str, int]:
             raise ConfigError(f"learning.{name} is a share, 0 to below 1, not {share}")
     if policy.hidden < 2 or policy.hidden % 2:
         raise ConfigError(f"policy.hidden must be even and at least 2, not {policy.hidden}")
+    if learning.imitate_best < 0:
+        raise ConfigError(f"learning.imitate_best must be at least 0, not {learning.imitate_best}")
     return {
         "learning.samples": learning.samples,
         "learning.teacher": learning.teacher,

@@ -38,19 +38,19 @@ def type_mixture(types: nn.Embedding, graph: OneShotInput) -> Tensor:
 
 
 class DeviceHead(nn.Module):
-    """Logits over devices: the query times each device's embedding, plus a weight of the op's time there.
+    """Logits over devices: the query times each device's embedding, plus weights of what is known of each pair.
 
     A device's embedding is made of its number, which tells equal devices apart, and its features. The last layer
     begins small, so that an untrained policy is close to uniform.
     """
 
-    def __init__(self, hidden: int, max_devices: int) -> None:
+    def __init__(self, hidden: int, max_devices: int, pair_features: int = 1) -> None:
         super().__init__()
         self.number = nn.Embedding(max_devices, hidden)
         self.features = nn.Linear(len(DEVICE_FEATURES), hidden, bias=False)
         self.query = nn.Linear(hidden, hidden)
-        self.time = nn.Linear(hidden, 1)
-        for layer in (self.query, self.time):
+        self.pair = nn.Linear(hidden, pair_features)
+        for layer in (self.query, self.pair):
             nn.init.normal_(layer.weight, std=0.1 * hidden**-0.5)
             nn.init.zeros_(layer.bias)
 
@@ -59,8 +59,8 @@ class DeviceHead(nn.Module):
         return self.number.weight[: graph.num_devices] + self.features(graph.device)
 
     def forward(self, x: Tensor, devices: Tensor, pair: Tensor) -> Tensor:
-        """Logits (..., D) of queries (..., H); `devices` (D, H) embeddings, `pair` (..., D) logarithms of times."""
-        return self.query(x) @ devices.T + self.time(x) * pair
+        """Logits (..., D) of queries (..., H); `devices` (..., D, H) embeddings, `pair` (..., D, P) features."""
+        return self.query(x) @ devices.transpose(-1, -2) + (pair @ self.pair(x)[..., None])[..., 0]
 
 
 def gumbel_noise(shape: tuple[int, ...], generator: Randomness | None, like: Tensor) -> Tensor:
@@ -71,7 +71,11 @@ def gumbel_noise(shape: tuple[int, ...], generator: Randomness | None, like: Ten
 
 
 def log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (K, A) of actions (K, A) under logits (K, A, D), and their entropies (K, A), in nats."""
+    """Log-probabilities (K, A) of actions (K, A) under logits (K, A, D), and their entropies (K, A), in nats.
+
+    Logits (A, D) are the same for all K.
+    """
     log_probs = torch.log_softmax(logits, -1)
     entropy = -(log_probs.exp() * log_probs).sum(-1)
-    return log_probs.gather(-1, action[..., None])[..., 0], entropy
+    shape = (*action.shape, logits.shape[-1])
+    return log_probs.expand(shape).gather(-1, action[..., None])[..., 0], entropy.expand(action.shape)

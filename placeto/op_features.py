@@ -43,6 +43,9 @@ class OneShotInput:
     features: Tensor  # (U, len(UNIT_FEATURES)) float32: logarithms of sizes and degrees, shares of time
     neighbours: Tensor  # (U, 2 * NEIGHBOURS) float32, place of producers and consumers in 0..1, -1 = none
     edges: Tensor  # (2, M) int64, who feeds whom
+    producers: Tensor  # (U, NEIGHBOURS) int64, the producers with the largest tensors, 0 where there is none
+    shares: Tensor  # (U, NEIGHBOURS) float32, share of their bytes; 0 where there is none, or it is a later unit
+    work: Tensor  # (U,) float32, share of the graph's mean time
     pair: Tensor  # (U, D) float32, logarithm of the time on each device, less that of the mean
     device: Tensor  # (D, len(DEVICE_FEATURES)) float32
 
@@ -81,6 +84,7 @@ def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
     tail = np.zeros(count)
     np.maximum.at(tail, unit, problem.arrays.tail_us)
     leaving = np.bincount(src, size, count)
+    producers, shares = _producers(src, dst, size, count)
     columns = {
         "time": np.log1p(mean_time) / 10,
         "share": np.log1p(mean_time / max(mean_time.mean(), 1e-12)),
@@ -111,6 +115,9 @@ def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
         features=_table(columns, UNIT_FEATURES),
         neighbours=torch.from_numpy(_neighbours(src, dst, size, count)),
         edges=torch.from_numpy(np.stack([src, dst])),
+        producers=torch.from_numpy(producers),
+        shares=torch.from_numpy(shares),
+        work=torch.from_numpy((mean_time / max(mean_time.sum(), 1e-12)).astype(np.float32)),
         pair=torch.from_numpy(relative.astype(np.float32)),
         device=_table(devices, DEVICE_FEATURES),
     )
@@ -202,6 +209,19 @@ def _neighbours(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) 
         kept = rank < NEIGHBOURS
         table[mine[kept], offset + rank[kept]] = theirs[kept] / max(count - 1, 1)
     return table
+
+
+def _producers(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """(U, NEIGHBOURS) earlier units that send most to each, and the shares (U, NEIGHBOURS) of their bytes."""
+    table, shares = np.zeros((count, NEIGHBOURS), np.int64), np.zeros((count, NEIGHBOURS), np.float32)
+    earlier = src < dst
+    src, dst, size = src[earlier], dst[earlier], size[earlier] + 1.0
+    order = np.lexsort((-size, dst))
+    src, dst, size = src[order], dst[order], size[order]
+    rank = np.arange(len(dst)) - np.searchsorted(dst, dst)
+    kept = rank < NEIGHBOURS
+    table[dst[kept], rank[kept]], shares[dst[kept], rank[kept]] = src[kept], size[kept]
+    return table, shares / np.maximum(shares.sum(1, keepdims=True), 1e-12)
 
 
 def _table(columns: dict[str, np.ndarray], names: tuple[str, ...]) -> Tensor:

@@ -94,7 +94,8 @@ def test_advantages_in_closed_form():
 def test_one_shot_updates_raise_the_probability_of_what_turned_out_well(placer, algorithm):
     torch.manual_seed(0)
     entry = POLICIES[placer]
-    policy = entry.policy(entry.config(hidden=16))
+    apart = {"prior": 0.0} if placer == "grouper" else {}  # or samples have most of their groups in common
+    policy = entry.policy(entry.config(hidden=16, **apart))
     graph = make_input(next(iter(problems(1).values())), policy.units)
     sample = policy.sample(graph, 4, torch.Generator().manual_seed(0))
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
@@ -182,7 +183,8 @@ def test_imitation_makes_a_placement_likely(placer):
         optimizer.zero_grad()
         policy.imitation(graph, wanted).backward()
         optimizer.step()
-    assert torch.equal(policy.sample(graph, 1, None).placement, wanted)
+    learned = policy.sample(graph, 1, None).placement
+    assert torch.equal(learned, wanted) or (placer == "gdp" and torch.equal(learned, 1 - wanted))  # its own names
 
 
 def test_the_warm_up_imitates_annealing_and_counts_its_simulations(tmp_path):

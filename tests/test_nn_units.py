@@ -18,10 +18,10 @@ def test_an_untrained_policy_is_close_to_uniform_yet_not_blind_to_slow_devices()
     torch.manual_seed(0)
     graph = make_input(diamond(), "ops")
     encoder, head = UnitEncoder(16), DeviceHead(16, 4)
-    logits = head(encoder(graph), head.embeddings(graph), graph.pair)
+    logits = head(encoder(graph), head.embeddings(graph), graph.pair[..., None])
     assert logits.shape == (4, 2)
     torch.testing.assert_close(logits.softmax(-1), torch.full((4, 2), 0.5), atol=0.2, rtol=0)
-    same_times = head(encoder(graph), head.embeddings(graph), torch.zeros(4, 2))
+    same_times = head(encoder(graph), head.embeddings(graph), torch.zeros(4, 2, 1))
     assert not torch.equal(logits, same_times)
 
 

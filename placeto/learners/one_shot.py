@@ -18,7 +18,7 @@ from torch import Tensor
 
 from placeto.config import OneShotLearningConfig, OneShotTrainConfig
 from placeto.cost import PlacementProblem, ProblemBatch
-from placeto.distributed import ALONE, Ranks, SharedGenerator, concatenate, uniform
+from placeto.distributed import ALONE, Ranks, SharedGenerator, concatenate
 from placeto.features import penalised
 from placeto.grouping import group_ops
 from placeto.heuristics.search import anneal, best_cheap
@@ -125,7 +125,10 @@ class OneShotLearner:
         orders = [state.random.permutation(count) for _ in range(epochs)]
         entropy = learning.entropy * (1.0 - done)
         advantage = advantage.to(self.config.device)
-        numbers = one_shot_update(policy, state.optimizer, inputs, samples, advantage, learning, entropy, orders, ranks)
+        best = [self._best_units(state, i) for i in chosen.tolist()] if learning.imitate_best else None
+        numbers = one_shot_update(
+            policy, state.optimizer, inputs, samples, advantage, learning, entropy, orders, ranks, best
+        )
         watch.lap("network")
         return numbers | {
             "makespan/train": float(relative.mean()),
@@ -137,9 +140,8 @@ class OneShotLearner:
     def validate(self, state: TrainState) -> Validation:
         """The most likely placement of each validation problem."""
         held_out, policy = self.held_out, _policy(state)
-        placements = np.concatenate(
-            [held_out.expand(i, policy.sample(graph, 1, None).placement) for i, graph in enumerate(held_out.inputs)]
-        )
+        samples = policy.decide(held_out.inputs, [policy.noise(graph, 1, None) for graph in held_out.inputs])
+        placements = np.concatenate([held_out.expand(i, sample.placement) for i, sample in enumerate(samples)])
         relative = held_out.score(np.arange(len(placements)), placements)
         first = held_out.batch.problems[0].num_ops
         return Validation(relative, relative / held_out.heuristic, placements[0, :first])
@@ -169,16 +171,13 @@ class OneShotLearner:
         family, policy, ranks, random = self.family, _policy(state), self.ranks, state.torch_random
         count = self.config.learning.samples
         share = dict(ranks.share_of_blocks(len(chosen), count))
-        parts, placements = [], []
+        noise = []
         for b, problem in enumerate(chosen):
-            graph = family.inputs[problem]
-            if b not in share:
-                for shape in policy.noise_shapes(graph):
-                    uniform((count, *shape), random, graph.features)
-                continue
-            rows = share[b]
-            parts.append(policy.sample(graph, rows.stop - rows.start, SharedGenerator(random, rows, count)))
-            placements.append(family.expand(problem, parts[-1].placement))
+            rows = share.get(b, slice(0, 0))
+            shared = SharedGenerator(random, rows, count)
+            noise.append(policy.noise(family.inputs[problem], rows.stop - rows.start, shared))
+        parts = policy.decide([family.inputs[chosen[b]] for b in share], [noise[b] for b in share])
+        placements = [family.expand(chosen[b], part.placement) for b, part in zip(share, parts, strict=True)]
         watch.lap("network")
         index = np.repeat(chosen[list(share)], [len(part.action) for part in parts])
         score = family.score(index, np.concatenate(placements))
@@ -220,6 +219,13 @@ class OneShotLearner:
             "train/learning_rate": lr,
             "seconds/network": time.perf_counter() - began,
         }
+
+    def _best_units(self, state: TrainState, index: int) -> Tensor:
+        """(1, U) best placement of a training problem's units met so far."""
+        unit = self.family.units[index]
+        placement = np.zeros(unit.max() + 1, np.int64)
+        placement[unit] = self.best_placement(state, index)
+        return torch.from_numpy(placement)[None].to(self.config.device)
 
     def _keep_elite(
         self, state: TrainState, chosen: np.ndarray, samples: Sequence[Sample], relative: np.ndarray
@@ -298,8 +304,11 @@ def one_shot_update(
     entropy_weight: float,
     orders: Sequence[np.ndarray],
     ranks: Ranks = ALONE,
+    best: Sequence[Tensor] | None = None,
 ) -> dict[str, float]:
     """PPO or REINFORCE on the samples; advantages (B, K). `orders` holds one order (B,) of the graphs for each epoch.
+
+    `best` has a placement (1, U) of each graph to imitate in the first epoch, with the weight `config.imitate_best`.
 
     A gradient step takes `config.minibatch` graphs; REINFORCE is on-policy, it takes all B at once. Losses are means
     over decisions, so that large graphs weigh as much as small ones; PPO clips the ratio of each decision. Each rank
@@ -307,7 +316,7 @@ def one_shot_update(
     """
     advantage = normalise(advantage) if config.normalise else advantage
     totals, updates = {"loss/policy": 0.0, "train/gradient_norm": 0.0, "train/entropy": 0.0}, 0
-    for order in orders:
+    for epoch, order in enumerate(orders):
         size = config.minibatch if config.algorithm == "ppo" else len(order)
         for minibatch in np.array_split(order, max(1, len(order) // size)):
             optimizer.zero_grad()
@@ -320,6 +329,8 @@ def one_shot_update(
                     loss = ppo_loss(log_prob, old, each, entropy, config.clip, entropy_weight)
                 else:
                     loss = reinforce_loss(log_prob.mean(1), advantage[b, rows], entropy, entropy_weight)
+                if best is not None and not epoch:
+                    loss = loss + config.imitate_best * policy.imitation(inputs[b], best[b])
                 (weight * loss / len(minibatch)).backward()
                 totals["loss/policy"] += weight * float(loss.detach()) / len(minibatch)
                 totals["train/entropy"] += weight * float(entropy.detach().mean()) / len(minibatch)

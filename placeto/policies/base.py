@@ -7,6 +7,7 @@ policies N ops and U units of a graph, K samples, A decisions of a sample.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from placeto.distributed import Randomness
+from placeto.nn_units import gumbel_noise
 from placeto.op_features import OneShotInput, UnitKind
+
+Noise = tuple[Tensor, ...]
+"""What is added to the logits of K placements, one tensor (K, ...) for each kind of decision."""
 
 
 class PolicyError(ValueError):
@@ -75,17 +80,30 @@ class OneShotPolicy(nn.Module):
         self.units: UnitKind = units
         self.max_devices = max_devices
 
-    @abstractmethod
     def sample(self, graph: OneShotInput, count: int, generator: Randomness | None) -> Sample:
         """Draw K = `count` placements, without gradients; the most likely decisions one by one if `generator` is None.
 
         Raises:
             PolicyError: the cluster has more devices than the policy knows.
         """
+        return self.decide([graph], [self.noise(graph, count, generator)])[0]
+
+    def noise(self, graph: OneShotInput, count: int, generator: Randomness | None) -> Noise:
+        """Gumbel noise for K = `count` placements, zeros without a generator; see `decide`.
+
+        Raises:
+            PolicyError: the cluster has more devices than the policy knows.
+        """
+        self.check(graph)
+        return tuple(gumbel_noise((count, *shape), generator, graph.features) for shape in self.noise_shapes(graph))
+
+    @abstractmethod
+    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+        """Placements of several graphs, without gradients: noise is added to logits before the largest is chosen."""
 
     @abstractmethod
     def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
-        """Shapes of the random numbers that `sample` draws for each placement, in the order of the draws."""
+        """Shapes of the random numbers that each placement takes, in the order of the draws."""
 
     @abstractmethod
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,17 +10,18 @@ Legend: U units, K samples, D devices, H hidden.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from placeto.distributed import Randomness
 from placeto.nn_segments import SegmentLayer
-from placeto.nn_units import DeviceHead, UnitEncoder, gumbel_noise, log_prob_and_entropy
+from placeto.nn_units import DeviceHead, UnitEncoder, log_prob_and_entropy
 from placeto.op_features import OneShotInput, UnitKind
-from placeto.policies.base import OneShotPolicy, Sample
+from placeto.policies.base import Noise, OneShotPolicy, Sample
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,17 @@ class GdpPolicy(OneShotPolicy):
         condition = x.mean(0)
         for layer in self.segments:
             x = layer(x, condition)
-        return self.head(self.norm(x), self.head.embeddings(graph), graph.pair)
+        return self.head(self.norm(x), self.head.embeddings(graph), graph.pair[..., None])
 
     @torch.no_grad()
-    def sample(self, graph: OneShotInput, count: int, generator: Randomness | None) -> Sample:
-        """Placements from one forward pass."""
-        self.check(graph)
-        logits = self(graph).expand(count, -1, -1)
-        action = (logits + gumbel_noise(tuple(logits.shape), generator, logits)).argmax(-1)
-        return Sample(action, log_prob_and_entropy(logits, action)[0], action)
+    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+        """Placements from one forward pass a graph."""
+        samples = []
+        for graph, (each,) in zip(graphs, noise, strict=True):
+            logits = self(graph)
+            action = (logits + each).argmax(-1)
+            samples.append(Sample(action, log_prob_and_entropy(logits, action)[0], action))
+        return samples
 
     def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
         """A number for each unit and device."""
@@ -87,9 +90,26 @@ class GdpPolicy(OneShotPolicy):
 
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (K, U) and mean entropies (K,), from one forward pass."""
-        logits = self(graph).expand(len(action), -1, -1)
-        log_prob, entropy = log_prob_and_entropy(logits, action)
+        log_prob, entropy = log_prob_and_entropy(self(graph), action)
         return log_prob, entropy.mean(-1)
+
+    def imitation(self, graph: OneShotInput, placement: Tensor) -> Tensor:
+        """Loss of given placements (K, U), each with equal devices renamed as the policy likes it best.
+
+        Decisions are independent: no rule of naming, such as by first use, can be kept.
+        """
+        log_probs = torch.log_softmax(self(graph), -1)
+        named = torch.stack([best_names(graph, log_probs.detach(), row)[row] for row in placement])
+        return -log_probs.expand(len(placement), -1, -1).gather(-1, named[..., None]).mean()
+
+
+def best_names(graph: OneShotInput, log_probs: Tensor, placement: Tensor) -> Tensor:
+    """(D,) new names of devices, equal ones exchanged, that make a placement (U,) most likely under (U, D)."""
+    alike = (graph.pair[:, :, None] == graph.pair[:, None]).all(0)
+    alike &= (graph.device[:, None] == graph.device).all(-1)
+    votes = torch.nn.functional.one_hot(placement, graph.num_devices).to(log_probs.dtype).T @ log_probs  # (D, D)
+    worst = float(votes.abs().sum()) + 1.0
+    return placement.new_tensor(linear_sum_assignment((-votes).masked_fill(~alike, worst).cpu().numpy())[1])
 
 
 def _sage(config: GdpConfig, flow: str) -> nn.ModuleList:

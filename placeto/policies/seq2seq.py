@@ -10,16 +10,16 @@ Legend: U units, K samples, D devices, H hidden.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from placeto.distributed import Randomness
-from placeto.nn_sequence import SequencePlacer
+from placeto.nn_sequence import Elements, SequencePlacer
 from placeto.nn_units import UnitEncoder
 from placeto.op_features import OneShotInput, UnitKind
-from placeto.policies.base import OneShotPolicy, Sample
+from placeto.policies.base import Noise, OneShotPolicy, Sample
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class Seq2SeqConfig:
     """What is co-located: groups of `placeto.grouping`, by the paper's rule, or no more than must be ("ops")."""
     hidden: int = 64
     """Width of embeddings and of the LSTMs."""
+    feedback: bool = True
+    """Whether the decoder sees where a unit's inputs come from, and each device's work so far; the paper's sees the
+    device of the last unit alone."""
     max_devices: int = 8
     """Clusters of up to so many devices can be placed on."""
 
@@ -40,16 +43,13 @@ class Seq2SeqPolicy(OneShotPolicy):
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__(config.units, config.max_devices)
         self.encoder = UnitEncoder(config.hidden)
-        self.placer = SequencePlacer(config.hidden, config.max_devices)
+        self.placer = SequencePlacer(config.hidden, config.max_devices, config.feedback)
 
     @torch.no_grad()
-    def sample(self, graph: OneShotInput, count: int, generator: Randomness | None) -> Sample:
-        """Placements unit by unit, all K at once."""
-        self.check(graph)
-        devices = self.placer.head.embeddings(graph)
-        x = self.encoder(graph)[None]
-        action, log_prob = self.placer.sample(x, devices, graph.pair[None], count, generator)
-        return Sample(action, log_prob, action)
+    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+        """Placements unit by unit, all samples of all graphs at once."""
+        drawn = self.placer.sample([self._elements(graph) for graph in graphs], [each for (each,) in noise])
+        return [Sample(action, log_prob, action) for action, log_prob in drawn]
 
     def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
         """A number for each unit and device."""
@@ -57,7 +57,16 @@ class Seq2SeqPolicy(OneShotPolicy):
 
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (K, U) and mean entropies (K,), without a loop over units."""
-        devices = self.placer.head.embeddings(graph)
-        x = self.encoder(graph)[None]
-        log_prob, entropy = self.placer.score(x, devices, graph.pair[None], action)
+        log_prob, entropy = self.placer.score(self._elements(graph), action)
         return log_prob, entropy.mean(-1)
+
+    def _elements(self, graph: OneShotInput) -> Elements:
+        """The units as one sequence."""
+        return Elements(
+            x=self.encoder(graph)[None],
+            devices=self.placer.head.embeddings(graph),
+            time=graph.pair[None],
+            work=graph.work[None] * graph.num_devices,
+            producers=graph.producers[None],
+            shares=graph.shares[None],
+        )
