@@ -39,6 +39,18 @@ ANNEAL = {
     "exchange": 0.06,
     "block": 0.03,
 }
+ANNEAL_FEW = {
+    "guided": 0.2,
+    "critical": 0.15,
+    "random": 0.3,
+    "swap": 0.1,
+    "set": 0.1,
+    "part": 0.1,
+    "exchange": 0.03,
+    "block": 0.02,
+}
+"""The same where single moves are so few that the critical ones are soon known."""
+_FEW = 100
 HOT, COLD = 0.15, 0.01  # share of the proposals that annealing accepts though worse, at its beginning and its end
 _WARMTH = 0.01  # so much at the beginning for each simulation that a single move can have, up to HOT
 _PATIENCE = 1.0  # proposals without an improvement that end a descent, as a multiple of the number of single moves
@@ -76,7 +88,7 @@ def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator)
     """The method behind `anneal`: the fewer the simulations for the number of moves, the colder it begins."""
     moves = evaluator.groups.num_groups * (evaluator.problem.num_devices - 1)
     hot = min(HOT, max(COLD, _WARMTH * evaluator.expected / moves))
-    LocalSearch(evaluator, start, ANNEAL, rng).run(hot, COLD)
+    LocalSearch(evaluator, start, ANNEAL if moves >= _FEW else ANNEAL_FEW, rng).run(hot, COLD)
 
 
 def iterate(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
