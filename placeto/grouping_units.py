@@ -95,9 +95,7 @@ def transfer_us(problem: PlacementProblem) -> np.ndarray:
     return cluster.latency_us[off].mean() + bytes_ * (1.0 / cluster.bandwidth[off]).mean()
 
 
-_STALE = (
-    1.05  # a pair is put back if it has become so much dearer; at 1 a weight that all ops read takes quadratic time
-)
+_STALE = 1.05  # a pair that is so much dearer than it was is put back; at 1 a weight that all ops read takes O(N^2)
 
 
 def coarsen(problem: PlacementProblem, units: Units, max_groups: int) -> None:
