@@ -128,7 +128,6 @@ def place(config: AblationConfig, runs: Mapping[tuple[str, int], Run], split: st
     rows: list[Row] = []
     with ProgressBar(f"placing {split}", total=len(graphs) * len(runs)) as bar:
         for seed in range(config.seeds):
-            before = len(rows)
             rows += evaluate(
                 graphs,
                 load_cluster(config.cluster),
@@ -136,7 +135,7 @@ def place(config: AblationConfig, runs: Mapping[tuple[str, int], Run], split: st
                 (seed,),
                 out=config.out / f"{split}.json",
                 processes=config.processes,
-                report=lambda done, total, note, before=before: bar.update(before + done, note),  # type: ignore[misc]
+                report=bar.after(len(rows)),
             )
     return rows
 

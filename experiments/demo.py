@@ -73,7 +73,7 @@ def main(config: DemoConfig) -> list[Row]:
             cluster,
             specs,
             out=config.out / "table.json",
-            report=lambda done, total, note: bar.update(done, note),
+            report=bar.after(0),
         )
     table = markdown_table(summarize(rows))
     (config.out / "table.md").write_text(table + "\n")

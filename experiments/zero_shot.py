@@ -104,7 +104,6 @@ def place(config: ZeroShotConfig, family: str) -> list[Row]:
     with ProgressBar(f"placing {family}", total=config.seeds * per_seed) as bar:
         for seed in range(config.seeds):
             trained = [PlacerSpec(f"{p} zero-shot", runs[p, seed].config.out) for p in config.placers]
-            before = len(rows)
             rows += evaluate(
                 graphs,
                 cluster,
@@ -112,7 +111,7 @@ def place(config: ZeroShotConfig, family: str) -> list[Row]:
                 (seed,),
                 out=config.out / f"{family}.json",
                 processes=config.processes,
-                report=lambda done, total, note, before=before: bar.update(before + done, note),  # type: ignore[misc]
+                report=bar.after(len(rows)),
             )
     wanted = {}
     for name in graphs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
@@ -66,6 +67,10 @@ class ProgressBar:
     def advance(self, amount: float = 1.0, note: str = "") -> None:
         """Add to what is done."""
         self.update(self.completed + amount, note)
+
+    def after(self, before: float) -> Callable[[int, int, str], None]:
+        """A `report(done, total, note)` of a part of the work that begins when `before` is done."""
+        return lambda done, total, note: self.update(before + done, note)
 
     def _write_line(self) -> None:
         share = 100.0 * self.completed / self.total if self.total else 100.0

@@ -7,7 +7,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from placeto.commands.common import (
@@ -90,7 +89,7 @@ def run(arguments: Arguments) -> None:
                 out=arguments.output,
                 processes=arguments.processes,
                 history=arguments.curve is not None,
-                report=partial(_report, bar, len(rows)),
+                report=bar.after(len(rows)),
             )
     made = f"{_budgets(specs)}, {_count(arguments.seeds, 'seed')}"
     tables = [
@@ -167,10 +166,6 @@ def _budgets(specs: Sequence[PlacerSpec]) -> str:
     if len(labels) == 1:
         return next(iter(labels))
     return "; ".join(f"{budget} for {', '.join(names)}" for budget, names in labels.items())
-
-
-def _report(bar: ProgressBar, before: int, done: int, total: int, note: str) -> None:
-    bar.update(before + done, note)
 
 
 def _count(number: int, noun: str) -> str:
