@@ -23,6 +23,9 @@ class LearningConfig:
     """Moves of each visited state simulated for the supervised stage."""
     warmup_lr: float = 2e-3
     """Learning rate of the supervised stage."""
+    warmup_replicas: int = 2
+    """Episodes of each graph of an iteration of the supervised stage, from different starts; many small steps fit
+    better than few large ones."""
     lr: float = 3e-4
     """Learning rate of the reinforcement stage, falling to zero."""
     graphs: int = 4
@@ -30,7 +33,8 @@ class LearningConfig:
     starts: Literal["heuristics", "single"] = "heuristics"
     """Where episodes begin: placements of the cheap heuristics, or all on one device, to learn from scratch."""
     replicas: int = 8
-    """Episodes of each graph of an iteration, from one start; their mean return is the reward baseline."""
+    """Episodes of each graph of an iteration of reinforcement, from one start; their mean return is the reward
+    baseline."""
     moves: int = 40
     """Moves of an episode in training."""
     temperature: float = 0.3
@@ -145,7 +149,7 @@ class RunConfig:
     a single process simulates on all cores. Sums may depend on it."""
     device: str = "cpu"
     """Where the network computes: cpu, or cuda, of which each rank takes one GPU."""
-    validate_every: int = 5
+    validate_every: int = 10
     """Iterations between validations; the best one's parameters are what the placer uses."""
     save_every: int = 5
     """Iterations between checkpoints."""
@@ -241,6 +245,7 @@ def _check_iterative(config: TrainConfig) -> dict[str, int]:
         raise ConfigError(f"learning.warmup is a share, 0 to 1, not {learning.warmup}")
     return {
         "learning.labels": learning.labels,
+        "learning.warmup_replicas": learning.warmup_replicas,
         "learning.moves": learning.moves,
         "learning.baseline_rounds": learning.baseline_rounds,
         "policy.hidden": policy.hidden,

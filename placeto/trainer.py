@@ -210,14 +210,18 @@ def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, Pl
 def _check_ranks(config: AnyTrainConfig, problems: Mapping[str, PlacementProblem], ranks: Ranks) -> None:
     """Refuse more ranks than there are episodes to share."""
     learning = config.learning
-    name = "samples" if isinstance(learning, OneShotLearningConfig) else "replicas"
-    each = learning.samples if isinstance(learning, OneShotLearningConfig) else learning.replicas
+    if isinstance(learning, OneShotLearningConfig):
+        episodes = {"samples": learning.samples}
+    else:
+        episodes = {"replicas": learning.replicas} if learning.warmup < 1.0 else {}
+        episodes |= {"warmup_replicas": learning.warmup_replicas} if learning.warmup > 0.0 else {}
     graphs = min(learning.graphs, len(problems))
-    if graphs * each < ranks.size:
-        raise TrainingError(
-            f"{ranks.size} ranks can't share {graphs * each} episodes an iteration, of {graphs} graphs with {each} "
-            f"{name} each: start fewer ranks, or raise learning.{name}"
-        )
+    for name, each in episodes.items():
+        if graphs * each < ranks.size:
+            raise TrainingError(
+                f"{ranks.size} ranks can't share {graphs * each} episodes an iteration, of {graphs} graphs with {each} "
+                f"{name} each: start fewer ranks, or raise learning.{name}"
+            )
 
 
 def _check_alike(config: AnyTrainConfig, state: TrainState, learner: Learner, ranks: Ranks) -> None:

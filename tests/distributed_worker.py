@@ -36,7 +36,7 @@ def config(placer: str, out: Path) -> AnyTrainConfig:
     """A small training; the iterative one's 9 episodes and the one-shot one's 15 can't be halved."""
     run: dict[str, Any] = {"iterations": ITERATIONS, "validate_every": 2, "save_every": 2}
     if placer == "placeto":
-        learning = LearningConfig(warmup=0.5, graphs=3, replicas=3, moves=8, labels=20, minibatch=4)
+        learning = LearningConfig(warmup=0.5, graphs=3, replicas=3, warmup_replicas=3, moves=8, labels=20, minibatch=4)
         return TrainConfig(str(out), **run, learning=learning, policy=PlacetoConfig(hidden=16))
     one_shot = OneShotLearningConfig(warmup=0.5, teacher=40, graphs=3, samples=5, minibatch=2)
     base = default_config(placer, str(out))

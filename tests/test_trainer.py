@@ -251,11 +251,11 @@ def test_a_run_that_ends_by_the_clock_is_validated_at_its_end(tmp_path):
 
 
 def test_a_run_ends_with_the_iteration_that_spends_its_simulations(tmp_path):
-    """Warm-up is a share of them: 4 episodes of 1 + 6 placements, and 6 x 4 labels each while it lasts."""
+    """Warm-up is a share of them: 2 episodes of 1 + 6 placements and 6 x 4 labels each while it lasts, then 4."""
     learning = replace(QUICK, graphs=1, warmup=0.5)
     limited = config(tmp_path, iterations=None, simulations=240, learning=learning)
-    assert train(limited, problems(1), None)["placements/simulated"] == 4 * 7 + 4 * 24 + 5 * 4 * 7
-    assert load_checkpoint(tmp_path)["iteration"] == 6
+    assert train(limited, problems(1), None)["placements/simulated"] == 2 * 2 * (7 + 24) + 5 * 4 * 7
+    assert load_checkpoint(tmp_path)["iteration"] == 7
 
 
 def test_improvements_on_training_graphs_are_remembered(tmp_path):

@@ -93,7 +93,8 @@ class IterativeLearner:
         config, family, learning, ranks = self.config, self.family, self.config.learning, self.ranks
         began, watch = time.perf_counter(), Stopwatch()
         warming_up = done < learning.warmup
-        index, placement = self._choose_starts(state, same=not warming_up)
+        replicas = learning.warmup_replicas if warming_up else learning.replicas
+        index, placement = self._choose_starts(state, replicas, same=not warming_up)
         watch.lap(None)
         env = replace(config.env, tolerance=None) if warming_up else config.env  # labels of more different placements
         mine = ranks.share(len(index))
@@ -149,7 +150,7 @@ class IterativeLearner:
         groups = self.family.batch.instances[index].groups
         return expand(groups, state.elite[index, : groups.num_groups])
 
-    def _choose_starts(self, state: TrainState, same: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _choose_starts(self, state: TrainState, replicas: int, same: bool) -> tuple[np.ndarray, np.ndarray]:
         """Graphs of an iteration and where their episodes start: instance (B,) and placements (B, G).
 
         Half of the starts are the best cheap heuristic's (or one device), the rest other heuristics' and the best met
@@ -161,7 +162,7 @@ class IterativeLearner:
         rows: list[np.ndarray] = []
         for instance in chosen:
             starts = family.starts[instance]
-            for replica in range(learning.replicas):
+            for replica in range(replicas):
                 if replica and same:
                     rows.append(rows[-1])
                     continue
@@ -178,7 +179,7 @@ class IterativeLearner:
         placement = np.zeros((len(rows), family.batch.max_groups), np.int64)
         for b, row in enumerate(rows):
             placement[b, : len(row)] = row
-        return np.repeat(chosen, learning.replicas), placement
+        return np.repeat(chosen, replicas), placement
 
 
 def _merge(state: TrainState, episodes: Rollout, ranks: Ranks) -> torch.Tensor:
