@@ -50,6 +50,7 @@ from placeto.heuristics.search import annealing, climb
 from placeto.placer import Evaluator
 from placeto.plot import panel_figure
 from placeto.policies.placeto import PlacetoConfig
+from placeto.policies.seq2seq import Seq2SeqConfig
 from placeto.summary import mean_curves
 from placeto.trainer import pretrained_config
 
@@ -101,7 +102,8 @@ def recipe(placer: str, out: str, problem: PlacementProblem) -> tuple[AnyTrainCo
         env = EnvConfig(order="topological", tolerance=None)
         return TrainConfig(out, policy=policy, env=env, learning=learning), None
     if label == "seq2seq-paper":
-        return OneShotTrainConfig(out, learning=replace(PAPER_ONE_SHOT_LEARNING, graphs=1)), None
+        paper = Seq2SeqConfig(units="paper", feedback=False)
+        return OneShotTrainConfig(out, policy=paper, learning=replace(PAPER_ONE_SHOT_LEARNING, graphs=1)), None
     config = default_config(label, out)
     if isinstance(config, TrainConfig):
         return replace(config, learning=SCRATCH), None

@@ -178,7 +178,8 @@ AnyTrainConfig = TrainConfig | OneShotTrainConfig
 
 
 ONE_SHOT_LEARNING = {
-    # groups are stretches at first, few enough to be placed without an example
+    # units are few, and so are the groups that the grouper begins with: they are placed without an example
+    "seq2seq": OneShotLearningConfig(warmup=0.0, samples=32),
     "grouper": OneShotLearningConfig(warmup=0.0),
     # it imitates the graphs of the training well, but unseen ones then come out worse; samples take hardly any time
     "gdp": OneShotLearningConfig(warmup=0.0, samples=64, entropy=0.05),

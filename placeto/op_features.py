@@ -22,7 +22,9 @@ from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
 from placeto.grouping import group_ops
 
-UnitKind = Literal["groups", "paper", "ops"]
+UnitKind = Literal["groups", "few", "paper", "ops"]
+FEW_GROUPS = 100  # so many are few
+STRETCHES = 32  # of a graph that has more
 TYPE_BUCKETS = 128
 NEIGHBOURS = 6  # producers, and as many consumers, of the adjacency features
 UNIT_FEATURES = (
@@ -135,10 +137,14 @@ def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
     "groups": those of `placeto.grouping`. "ops": each op alone, but for what the graph says must stay together and for
     ops of no cost, which join a producer or their first consumer. "paper": the rule of Mirhoseini et al. 2017 (arXiv
     1706.04972, section 3.3) on top of that: what is used by one unit only joins that unit, until nothing changes.
+    "few": groups if there are at most 100, as of recurrent networks, whose calls are joined; else the units of "ops" in
+    topological order, cut into 32 stretches of as many each.
     """
     graph = problem.graph
-    if kind == "groups":
-        return group_ops(problem).group
+    if kind in ("groups", "few"):
+        groups = group_ops(problem)
+        if kind == "groups" or groups.num_groups <= FEW_GROUPS:
+            return groups.group
     unit = _merge(np.arange(graph.num_ops), *_held_together(problem))
     while kind == "paper":
         src, dst, _ = _arcs(graph, unit)
@@ -152,6 +158,8 @@ def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
     np.minimum.at(first, unit, position)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
+    if kind == "few" and len(rank) > STRETCHES:
+        rank = rank * STRETCHES // len(rank)
     return rank[unit]
 
 

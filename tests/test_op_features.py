@@ -7,7 +7,17 @@ import torch
 
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
-from placeto.op_features import NEIGHBOURS, TYPE_BUCKETS, UNIT_FEATURES, decision_units, make_input, type_bucket
+from placeto.grouping import group_ops
+from placeto.op_features import (
+    FEW_GROUPS,
+    NEIGHBOURS,
+    STRETCHES,
+    TYPE_BUCKETS,
+    UNIT_FEATURES,
+    decision_units,
+    make_input,
+    type_bucket,
+)
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 
@@ -40,8 +50,28 @@ def test_the_papers_rule_joins_what_has_one_reader() -> None:
     assert cliques.tolist() == [0] + 5 * [1] + 6 * [2]  # a0 has two readers
 
 
+def test_few_units_are_groups_or_where_there_are_many_stretches_of_the_order() -> None:
+    problem = PlacementProblem(random_graph(0, 90), toy_cluster(2))
+    assert np.array_equal(decision_units(problem, "few"), group_ops(problem).group)
+    problem = fork_of_chains(65, 2)
+    assert group_ops(problem).num_groups == 130 > FEW_GROUPS
+    unit = decision_units(problem, "few")[problem.graph.topological_order]
+    assert (np.diff(unit) >= 0).all()
+    assert set(np.bincount(unit)) == {4, 5}
+    assert len(np.bincount(unit)) == STRETCHES
+
+
+def test_ops_that_stay_together_are_in_one_stretch() -> None:
+    ops = [{"name": f"o{i}", "flops": 1.0, "outputs": [1]} for i in range(130)]
+    for i in (7, 100):
+        ops[i]["colocation"] = "x"
+    unit = decision_units(PlacementProblem(ComputationGraph.from_ops("far", ops), toy_cluster(2)), "few")
+    assert unit[7] == unit[100]
+    assert unit.max() + 1 == STRETCHES
+
+
 def test_units_are_numbered_by_their_first_op_in_topological_order() -> None:
-    for kind in ("ops", "paper", "groups"):
+    for kind in ("ops", "paper", "groups", "few"):
         problem = PlacementProblem(random_graph(3, 40), toy_cluster(2))
         unit = decision_units(problem, kind)[problem.graph.topological_order]
         firsts = [unit.tolist().index(u) for u in range(unit.max() + 1)]
