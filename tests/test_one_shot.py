@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.checkpoint import load_checkpoint
 from placeto.config import OneShotLearningConfig, OneShotTrainConfig
 from placeto.distributed import SharedGenerator
+from placeto.learners.one_shot import OneShotLearner
 from placeto.load import load_placer
 from placeto.op_features import OneShotInput, make_input
 from placeto.policies import POLICIES
@@ -16,7 +16,6 @@ from placeto.policies.grouper import GrouperConfig, GrouperPolicy
 from placeto.policies.sampling import SamplingPlacer
 from placeto.policies.seq2seq import Seq2SeqConfig
 from placeto.simulator import simulate
-from placeto.trainer import train
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 ONE_SHOT = {name: entry for name, entry in POLICIES.items() if entry.kind == "one-shot"}
@@ -166,41 +165,38 @@ def test_gdp_places_tens_of_thousands_of_ops_in_one_pass_with_little_memory(monk
     assert largest[0] == 2 * 32 * 128 * 256
 
 
-@pytest.mark.parametrize(("placer", "seed"), [("seq2seq", 0), ("grouper", 0), ("gdp", 0), ("gdp", 1), ("gdp", 2)])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("placer", ONE_SHOT)
 @pytest.mark.parametrize(
     ("toy", "optimum"), [(fork_of_chains(8, 2), 80.0), (two_cliques(), 71.0)], ids=["fork", "cliques"]
 )
-def test_learns_the_optimum_of_a_toy_op_by_op(placer, seed, toy, optimum, tmp_path) -> None:
-    """Its most likely placement is optimal after 10,240 placements, of gdp 4,608; each op is its own decision."""
-    samples, iterations, lr, weight = (128, 36, 4e-3, 0.5) if placer == "gdp" else (256, 40, 3e-3, 0.3)
-    learning = OneShotLearningConfig(
+def test_learns_the_optimum_of_a_toy_op_by_op(placer, seed, toy, optimum) -> None:
+    """Its most likely placement is optimal within 7,680 placements; each op is its own decision.
+
+    On two cliques one random placement of 2,048 is better than a single device, and nothing leads there step by step:
+    hence a strong entropy bonus, many samples, and the imitation of the best placement met.
+    """
+    lr, entropy, weight = (3e-3, 0.2, 0.3) if placer == "gdp" else (5e-3, 0.3, 0.6)
+    recipe = OneShotLearningConfig(
         warmup=0.0,
         lr=lr,
         graphs=1,
-        samples=samples,
+        samples=512,
         baseline="quantile",
         quantile=0.95,
-        entropy=0.1,
+        entropy=entropy,
         imitate_best=weight,
     )
-    config = OneShotTrainConfig(
-        str(tmp_path),
-        iterations=iterations,
-        seed=seed,
-        placer=placer,
-        policy=SMALL[placer],
-        learning=learning,
-        validate_every=2,
-        save_every=1000,
-    )
-    numbers = train(config, {"toy": toy}, None)
-    assert numbers["placements/simulated"] == samples * iterations
-    assert numbers["hparam/validation"] * toy.single_device_us == pytest.approx(optimum)
-    result = load_placer(tmp_path)(toy)
+    config = OneShotTrainConfig("", seed=seed, placer=placer, policy=SMALL[placer], learning=recipe)
+    learner = OneShotLearner(config, {"toy": toy}, {"toy": toy}, lambda note: None)
+    state = learner.initial_state()
+    single = toy.single_device_us
+    while learner.validate(state).relative[0] * single > optimum + 1e-3 and state.simulations < 15 * 512:
+        learner.iterate(state, state.simulations / (24 * 512))
+    result = SamplingPlacer(state.policy)(toy)
     assert result.makespan_us == pytest.approx(optimum)
     assert result.simulations == 1
-    checkpoint = load_checkpoint(tmp_path)
-    assert simulate(toy, checkpoint["elite"][0].numpy()).makespan_us == pytest.approx(optimum)
+    assert simulate(toy, learner.best_placement(state, 0)).makespan_us == pytest.approx(optimum)
 
 
 def test_placer_keeps_its_budget_and_beats_no_heuristic_less(policy) -> None:
