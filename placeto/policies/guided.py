@@ -1,4 +1,4 @@
-"""Placing one graph with a trained iterative policy: best cheap heuristic, a greedy sweep, search for what is left.
+"""Placing one graph with a trained iterative policy: cheap heuristics, a greedy sweep, roll-outs, annealing.
 
 Legend: G groups, D devices, S starts, C instances.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,18 @@ import torch
 from torch import nn
 
 from placeto.cost import PlacementProblem
-from placeto.env import EnvConfig, reset, step
+from placeto.env import EnvConfig, EnvState, reset, step
 from placeto.features import Instance, InstanceBatch, make_instance
 from placeto.heuristics.common import Rule
+from placeto.heuristics.list_scheduling import try_heft
 from placeto.heuristics.search import CHEAP, annealing, best_cheap, round_to_groups
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
+
+_ROLL_OUTS = 4  # simulations of the roll-outs for each group, at most
+_SHARE = 0.6  # of what the sweep leaves of a budget goes to the roll-outs, at most
+_HEAT = 0.6  # temperature of the roll-outs: a predicted change of so many per cent makes a move e times less likely
+_WORSE = 0.0005  # moves that cost this share of the makespan are kept one time in e
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,10 +54,11 @@ def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 
 
 
 class GuidedPlacer:
-    """A trained policy as a placer: best cheap heuristic, one greedy sweep of the policy, annealing from there.
+    """A trained policy as a placer: best cheap heuristic, a greedy sweep of the policy, its roll-outs, annealing.
 
     Never worse than the best cheap heuristic that the budget allows. Without a budget it ends with the sweep, which is
-    the policy's zero-shot answer and takes a simulation a group.
+    the policy's zero-shot answer and takes a simulation a group. With a budget of 0 simulations that answer begins
+    from HEFT, and what the policy's own observations simulate is not counted.
     """
 
     def __init__(self, policy: nn.Module, env: EnvConfig) -> None:
@@ -69,13 +76,28 @@ class GuidedPlacer:
         """Place a graph within a budget of simulations or seconds; see the class."""
         began = time.perf_counter()
         instance = make_instance(problem)
+        if simulations == 0:
+            return self._answer(instance, seconds, seed, began)
         evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
         start, score = best_cheap(evaluator, seed)
         if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
             self._sweep(instance, evaluator, start)
-            if not evaluator.exhausted and (simulations is not None or seconds is not None):
-                annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed))
+            if simulations is not None or seconds is not None:
+                rng = np.random.default_rng(seed)
+                self._roll_out(instance, evaluator, rng)
+                if not evaluator.exhausted:
+                    annealing(evaluator, evaluator.best_groups[0], rng)
         return evaluator.result()
+
+    def _answer(self, instance: Instance, seconds: float | None, seed: int, began: float) -> PlacementResult:
+        """The sweep from HEFT's placement, none of it counted."""
+        problem, groups = instance.problem, instance.groups
+        evaluator = Evaluator(problem, groups, None, seconds, began)
+        try_heft(evaluator, seed)
+        if evaluator.best is not None and problem.num_devices > 1 and evaluator.best_score > 0:
+            self._sweep(instance, evaluator, round_to_groups(problem, groups, evaluator.best))
+        result = evaluator.result()
+        return replace(result, simulations=0, history=((0, result.seconds, result.makespan_us),))
 
     def _sweep(self, instance: Instance, evaluator: Evaluator, start: np.ndarray) -> None:
         """Offer the evaluator what the policy's most likely moves lead to, each group moved once.
@@ -88,13 +110,54 @@ class GuidedPlacer:
         for _ in range(instance.groups.num_groups):
             if evaluator.exhausted:
                 break
-            with torch.no_grad():
-                logits, _ = self.policy(state.data)
-            action = int(PairDistribution.from_logits(logits, state.data).mode())
+            action = int(self._distribution(state).mode())
             moved = state.placement[0].copy()
             moved[action // devices] = action % devices
             evaluator.score(moved)
             state = step(batch, self.env, state, np.array([action]))
+
+    def _roll_out(self, instance: Instance, evaluator: Evaluator, rng: np.random.Generator) -> None:
+        """From the best placement on try moves as likely as the policy finds them, and keep those that hardly hurt.
+
+        What is tried is drawn without replacement until a move is kept; then the policy looks again. Ends with its
+        share of the budget, or where all moves were tried in vain. A policy that was trained to follow a traversal has
+        no say in which node moves: there are no roll-outs with it.
+        """
+        here, score = evaluator.best_groups
+        if evaluator.exhausted or self.env.order != "policy" or not 0 < score < math.inf:
+            return
+        batch, devices = InstanceBatch.of([instance]), instance.problem.num_devices
+        known = {here.tobytes(): score}
+        most = evaluator.simulations + _ROLL_OUTS * instance.groups.num_groups
+        until = None
+        if evaluator.limit is not None:
+            most = min(most, evaluator.simulations + math.ceil(_SHARE * evaluator.remaining))
+        if evaluator.seconds_limit is not None:
+            until = evaluator.seconds + _SHARE * (evaluator.seconds_limit - evaluator.seconds)
+        with evaluator.limited(most, until):
+            kept = True
+            while kept and not evaluator.exhausted:
+                state = reset(batch, self.env, np.zeros(1, np.int64), here[None])
+                odds = self._distribution(state, _HEAT).log_probs[0].numpy()
+                drawn = np.argsort(-(odds + rng.gumbel(size=len(odds))), kind="stable")[: np.isfinite(odds).sum()]
+                kept = False
+                for action in drawn:
+                    moved = here.copy()
+                    moved[action // devices] = action % devices
+                    key = moved.tobytes()
+                    if key not in known:
+                        if evaluator.exhausted:
+                            return
+                        known[key] = evaluator.score(moved)
+                    if known[key] <= score - _WORSE * evaluator.best_score * math.log(1.0 - rng.random()):
+                        here, score, kept = moved, known[key], True
+                        break
+
+    def _distribution(self, state: EnvState, temperature: float = 1.0) -> PairDistribution:
+        """What the policy would do next."""
+        with torch.no_grad():
+            logits, _ = self.policy(state.data)
+        return PairDistribution.from_logits(logits, state.data, temperature)
 
 
 def guided_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> GuidedPlacer:
