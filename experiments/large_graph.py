@@ -1,11 +1,12 @@
-"""A graph of over 50,000 ops placed op by op in one forward pass of GDP: seconds and memory of each stage.
+"""A graph of over 50,000 ops captured, placed by GDP and simulated: seconds and memory of each stage.
 
-python -m experiments.large_graph [--minutes 10] [--out runs/large_graph]
+python -m experiments.large_graph [--simulations 1600] [--out runs/large_graph]
 
+A policy is trained first, on the graph itself unless others are given, from scratch and without an example to imitate.
 Each stage runs in a process of its own, so that its peak of memory is its own; all start with the same imports, whose
-seconds don't count. The graph is captured with an empty cache. With `--minutes` a policy is trained before, on smaller
-graphs unless told otherwise; without, its parameters are random. Then the placement stands beside those of cheap
-placers. Run again after an interruption: stages and rows that are there are kept.
+seconds don't count. The graph is captured with an empty cache. The placements stand beside those of cheap placers. Then
+one forward pass places the graph op by op, and a smaller one, with several lengths of segments: what memory it takes
+depends on nothing but the graph's size and the segments'. Run again after an interruption: what is there is kept.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ import tyro
 
 from experiments.runs import Run, kept_rows, problem_of, result_row, train_runs
 from experiments.tables import Table, machine, markdown, publish, rule
-from placeto.checkpoint import checkpoint_path
+from placeto.checkpoint import checkpoint_path, load_checkpoint
 from placeto.cluster import load_cluster
 from placeto.config import OneShotTrainConfig, default_config
 from placeto.evaluate import Row, start_process, warm_up
 from placeto.load import Placer, load_placer, resolve_graph
-from placeto.op_features import UnitKind
+from placeto.op_features import UnitKind, make_input
 from placeto.placement import load_placement, save_result
 from placeto.placer import PlacementResult
 from placeto.plot import gantt_figure
@@ -45,6 +46,8 @@ from placeto.progress import ProgressBar
 from placeto.simulator import simulate
 
 GDP = "gdp"
+BEST_MET = "gdp, best met in training"
+Stages = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -57,18 +60,16 @@ class LargeGraphConfig:
     """to place"""
     cluster: str = "8xv100"
     """to place on"""
-    minutes: float = 0.0
-    """of training before; 0 = a policy with random parameters"""
-    train: Annotated[tuple[str, ...], tyro.conf.arg(metavar="GRAPH")] = (
-        "gnmt-2:train:0",
-        "gnmt-2:train:1",
-        "gnmt-4:train:0",
-    )
-    """to train on; the graph itself may be among them"""
-    warmup: float = 0.5
-    """share of the training spent on imitating annealed placements of the training graphs"""
-    units: UnitKind = "ops"
-    """what gets a device: ops, co-located ops ("paper"), or groups"""
+    simulations: int = 1600
+    """placements of training before; 0 = a policy with random parameters"""
+    train: Annotated[tuple[str, ...], tyro.conf.arg(metavar="GRAPH")] = ()
+    """to train on; the graph itself if none is given"""
+    units: UnitKind = "groups"
+    """what gets a device: groups, co-located ops ("paper"), or ops"""
+    samples: int = 16
+    """placements of each training graph of an iteration"""
+    entropy: float = 0.02
+    """weight of the entropy bonus in training, falling to zero"""
     seed: int = 0
     """of the policy"""
     placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (
@@ -82,6 +83,10 @@ class LargeGraphConfig:
         "m-etf",
     )
     """to compare with"""
+    smaller: str = "gnmt-4:train:0"
+    """another graph to place op by op"""
+    segments: tuple[int, ...] = (64, 128, 512)
+    """lengths of segments to place op by op with"""
 
 
 def run_alone(stage: Callable[[], None]) -> dict[str, float]:
@@ -130,32 +135,29 @@ def simulate_alone(graph: str, cluster: str, placement: Path) -> None:
     simulate(problem, load_placement(placement).devices(problem.graph, problem.cluster))
 
 
+def place_op_by_op(graph: str, cluster: str, segment: int) -> None:
+    """Read the graph and place it op by op: one forward pass of a policy with random parameters."""
+    torch.manual_seed(0)
+    policy = GdpPolicy(GdpConfig(units="ops", segment=segment))
+    policy.sample(make_input(problem_of(graph, cluster), "ops"), 1, None)
+
+
 def training(config: LargeGraphConfig) -> Run:
     """The training before."""
     default = default_config(GDP, str(config.out / "run"))
     assert isinstance(default, OneShotTrainConfig)
-    learning, policy = replace(default.learning, warmup=config.warmup), GdpConfig(units=config.units)
-    trained = replace(default, learning=learning, policy=policy, minutes=config.minutes, seed=config.seed)
-    return Run(trained, config.cluster, config.train)
+    learning = replace(default.learning, samples=config.samples, entropy=config.entropy)
+    policy = GdpConfig(units=config.units)
+    limits = {"simulations": config.simulations, "seed": config.seed, "save_every": 20}
+    trained = replace(default, learning=learning, policy=policy, **limits)  # type: ignore[arg-type]
+    return Run(trained, config.cluster, config.train or (config.graph,))
 
 
-def measure(config: LargeGraphConfig, checkpoint: str | None) -> dict[str, dict[str, float]]:
-    """Each stage's seconds and peak memory; those that are known for these settings are kept."""
-    placement, path = config.out / "placement.json", config.out / "stages.json"
-    trained = "" if checkpoint is None else sha256(checkpoint_path(checkpoint).read_bytes()).hexdigest()
-    settings = f"{config.graph} {config.cluster} {config.units} {config.seed} {trained}"
-    stages: dict[str, Callable[[], None]] = {
-        "imports alone": nothing,
-        "capture": partial(capture, config.graph),
-        "placement": partial(
-            place, config.graph, config.cluster, checkpoint, config.units, config.seed, placement.resolve()
-        ),
-        "simulation": partial(simulate_alone, config.graph, config.cluster, placement.resolve()),
-    }
+def kept_stages(path: Path, settings: str, stages: Mapping[str, Callable[[], None]]) -> Stages:
+    """Each stage's seconds and peak memory; those that a file has for these settings are taken from there."""
     found = json.loads(path.read_text()) if path.exists() else {}
     if found.get("settings") != settings:
         found = {"settings": settings}
-    resolve_graph(config.graph)  # the cache is filled, so that later stages only read it
     with ProgressBar("measuring", total=len(stages)) as bar:
         for name, stage in stages.items():
             if name not in found:
@@ -165,7 +167,42 @@ def measure(config: LargeGraphConfig, checkpoint: str | None) -> dict[str, dict[
     return {name: found[name] for name in stages}
 
 
-def stage_table(stages: Mapping[str, Mapping[str, float]]) -> Table:
+def measure(config: LargeGraphConfig, checkpoint: str | None) -> Stages:
+    """The stages from a model to a simulated placement."""
+    placement = (config.out / "placement.json").resolve()
+    trained = "" if checkpoint is None else sha256(checkpoint_path(checkpoint).read_bytes()).hexdigest()
+    stages: dict[str, Callable[[], None]] = {
+        "imports alone": nothing,
+        "capture": partial(capture, config.graph),
+        "placement": partial(place, config.graph, config.cluster, checkpoint, config.units, config.seed, placement),
+        "simulation": partial(simulate_alone, config.graph, config.cluster, placement),
+    }
+    settings = f"{config.graph} {config.cluster} {config.units} {config.seed} {trained}"
+    return kept_stages(config.out / "stages.json", settings, stages)
+
+
+def measure_passes(config: LargeGraphConfig) -> Stages:
+    """Forward passes op by op, by graph and length of segments."""
+    passes = {
+        f"{graph} {segment}": partial(place_op_by_op, graph, config.cluster, segment)
+        for graph in (config.smaller, config.graph)
+        for segment in config.segments
+    }
+    return kept_stages(config.out / "passes.json", config.cluster, passes)
+
+
+def pass_table(config: LargeGraphConfig, passes: Stages, alone_mb: float) -> Table:
+    """A line for each graph and length of segments; memory is what a process takes above its imports."""
+    lines: list[Sequence[str]] = [["graph", "units", "segment", "s", "MB"], rule(5)]
+    for graph in (config.smaller, config.graph):
+        units = make_input(problem_of(graph, config.cluster), "ops").num_units
+        for segment in config.segments:
+            of = passes[f"{graph} {segment}"]
+            lines.append([graph, f"{units:,}", f"{segment}", f"{of['seconds']:.1f}", f"{of['peak_mb'] - alone_mb:.0f}"])
+    return lines
+
+
+def stage_table(stages: Stages) -> Table:
     """A line for each stage, then their sum of seconds and their largest peak."""
     lines: list[Sequence[str]] = [["stage", "s", "peak MB"], rule(3)]
     lines += [[name, f"{of['seconds']:.1f}", f"{of['peak_mb']:.0f}"] for name, of in stages.items()]
@@ -176,20 +213,38 @@ def stage_table(stages: Mapping[str, Mapping[str, float]]) -> Table:
 def placer_table(rows: Sequence[Row]) -> Table:
     """A line for each placer, best first."""
     expert = next((row["makespan_us"] for row in rows if row["placer"] == "expert"), None)
-    lines: list[Sequence[str]] = [["placer", "ms", "/ one device", "/ expert", "fits", "s"], rule(6)]
+    lines: list[Sequence[str]] = [["placer", "ms", "/ one device", "/ expert", "fits", "placements", "s"], rule(7)]
     for row in sorted(rows, key=lambda row: row["makespan_us"]):
         to_expert = "" if expert is None else f"{row['makespan_us'] / expert:.3f}"
         times = [f"{row['makespan_us'] / 1e3:.1f}", f"{row['relative']:.3f}", to_expert]
-        lines.append([row["placer"], *times, "yes" if row["fits"] else "no", f"{row['seconds']:.2f}"])
+        spent = [f"{row['simulations']:,}", f"{row['seconds']:.2f}"]
+        lines.append([row["placer"], *times, "yes" if row["fits"] else "no", *spent])
     return lines
+
+
+def met_in_training(run: Run, graph: str) -> list[Row]:
+    """The best placement of a graph met in a finished training run, if it was among those trained on."""
+    if graph not in run.graphs:
+        return []
+    saved = load_checkpoint(run.checkpoint)
+    row = _row_of(run, graph, run.checkpoint.parent / f"placement-{run.graphs.index(graph)}.json", BEST_MET)
+    return [row | {"simulations": saved["simulations"], "seconds": saved["elapsed"]}]
+
+
+def _row_of(run: Run, graph: str, placement: Path, label: str) -> Row:
+    problem, placed = problem_of(graph, run.cluster), load_placement(placement)
+    schedule = simulate(problem, placed.devices(problem.graph, problem.cluster))
+    counts = placed.simulations or 0, placed.seconds or 0.0
+    result = PlacementResult(schedule.placement, schedule.makespan_us, schedule.fits, *counts, ())
+    return result_row(graph, run.cluster, label, run.config.seed, result)
 
 
 def main(config: LargeGraphConfig) -> None:
     """Train, measure the stages, compare, print the tables and write them with the schedule's picture."""
     config.out.mkdir(parents=True, exist_ok=True)
-    checkpoint = None
-    if config.minutes:
-        run = training(config)
+    resolve_graph(config.graph)  # the cache is filled, so that later stages only read it
+    run, checkpoint = training(config), None
+    if config.simulations:
         train_runs([run], 1)
         checkpoint = run.config.out
     stages = measure(config, checkpoint)
@@ -197,18 +252,24 @@ def main(config: LargeGraphConfig) -> None:
     key = f"{config.graph} {problem.graph.hash[:12]} {config.cluster} {problem.cluster.hash[:12]}"
     wanted = {f"{name} {key}": partial(_placer_row, name, config.graph, config.cluster) for name in config.placers}
     rows = kept_rows(config.out / "rows.json", wanted, "placing")
-    placed = load_placement(config.out / "placement.json")
-    schedule = simulate(problem, placed.devices(problem.graph, problem.cluster))
-    seconds = placed.seconds or 0.0
-    result = PlacementResult(schedule.placement, schedule.makespan_us, schedule.fits, 1, seconds, ())
-    rows.append(result_row(config.graph, config.cluster, GDP, config.seed, result))
-    how = f"{config.minutes:g} minutes of training" if checkpoint else "random parameters"
+    placement = config.out / "placement.json"
+    rows.append(_row_of(run, config.graph, placement, GDP))
+    how = "random parameters"
+    if checkpoint is not None:
+        rows += met_in_training(run, config.graph)
+        saved = load_checkpoint(checkpoint)
+        spent = f"{saved['simulations']:,} placements in {saved['elapsed']:.0f} s"
+        how = f"trained on {', '.join(run.graphs)} with {spent}"
+    passes = pass_table(config, measure_passes(config), stages["imports alone"]["peak_mb"])
     lines = [
         f"{config.graph} ({problem.num_ops:,} ops) on {config.cluster}, gdp over {config.units}, {how}; {machine()}.",
         markdown(stage_table(stages)),
         markdown(placer_table(rows)),
+        "One forward pass op by op, random parameters, from reading the graph on; memory above that of the imports.",
+        markdown(passes),
     ]
-    publish(config.out, "large_graph", lines, gantt_figure(schedule, f"{config.graph} on {config.cluster}, gdp, {how}"))
+    schedule = simulate(problem, load_placement(placement).devices(problem.graph, problem.cluster))
+    publish(config.out, "large_graph", lines, gantt_figure(schedule, f"{config.graph} on {config.cluster}, gdp"))
 
 
 def _placer_row(name: str, graph: str, cluster: str) -> Row:

@@ -16,6 +16,7 @@ from placeto.policies.grouper import GrouperConfig, GrouperPolicy
 from placeto.policies.sampling import SamplingPlacer
 from placeto.policies.seq2seq import Seq2SeqConfig
 from placeto.simulator import simulate
+from tests.test_memory_limits import chain, devices
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 ONE_SHOT = {name: entry for name, entry in POLICIES.items() if entry.kind == "one-shot"}
@@ -211,3 +212,16 @@ def test_placer_keeps_its_budget_and_beats_no_heuristic_less(policy) -> None:
     assert result.makespan_us <= heuristic
     assert np.array_equal(result.placement, placer(toy, simulations=100, seed=1).placement)
     assert placer(toy, seconds=0.05).seconds < 2.0
+
+
+def test_what_does_not_fit_is_repaired(policy, monkeypatch) -> None:
+    from placeto.cost import PlacementProblem
+
+    small = PlacementProblem(chain(*[100] * 10, output=5), devices(300, 900))
+    placer = SamplingPlacer(policy)
+    monkeypatch.setattr(placer, "_placements", lambda *_: np.zeros((1, small.num_ops), np.int64))
+    result = placer(small)
+    assert result.fits
+    assert result.simulations <= 1 + 2 * 2 + 8
+    assert [count for count, _, _ in result.history] == [1, result.simulations], "what fits counts as better"
+    assert result.makespan_us == simulate(small, result.placement).makespan_us

@@ -87,7 +87,8 @@ class OneShotLearner:
         self.config, self.ranks = config, ranks
         self.problems, self.validation = problems, validation
         self.family = Family.of(problems, config.policy.units, config.device, report)
-        self.held_out = Family.of(validation, config.policy.units, config.device, report)
+        same = validation is problems  # what is cheap for others takes seconds for a graph of 50,000 ops
+        self.held_out = self.family if same else Family.of(validation, config.policy.units, config.device, report)
         self.labels = self._teach(report) if config.learning.warmup else ()
 
     def initial_state(self) -> TrainState:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from placeto.cost import PlacementProblem
+from placeto.heuristics.repair import repair
 from placeto.heuristics.search import annealing, best_cheap, round_to_groups
 from placeto.op_features import OneShotInput, make_input
 from placeto.placer import Evaluator, PlacementResult
@@ -27,9 +28,10 @@ SHARE = 0.25  # of the budget spent on samples
 class SamplingPlacer:
     """A trained one-shot policy as a placer.
 
-    Without a budget its most likely placement is the result: the policy's zero-shot answer, one simulation. With one,
-    the cheap heuristics are tried too, a quarter of the budget goes to samples of the policy, and the rest to
-    annealing from the best placement met: as with the other learned placers, never worse than the best cheap one.
+    Without a budget its most likely placement is the result: the policy's zero-shot answer, one simulation; if it
+    doesn't fit into memory it is repaired, with a few simulations more. With a budget, the cheap heuristics are tried
+    too, a quarter of it goes to samples of the policy, and the rest to annealing from the best placement met: as with
+    the other learned placers, never worse than the best cheap one.
     """
 
     def __init__(self, policy: OneShotPolicy) -> None:
@@ -55,7 +57,12 @@ class SamplingPlacer:
         if simulations is None and seconds is None:  # nothing here needs groups, which take long for large graphs
             schedule = simulate(problem, self._placements(graph, unit, 1, None)[0])
             took, span = time.perf_counter() - began, schedule.makespan_us
-            return PlacementResult(schedule.placement, span, schedule.fits, 1, took, ((1, took, span),))
+            if schedule.fits:
+                return PlacementResult(schedule.placement, span, True, 1, took, ((1, took, span),))
+            evaluator = Evaluator(problem, began=began)
+            evaluator.absorb(schedule.placement, span, schedule.overflow, 1)
+            repair(evaluator)
+            return evaluator.result()
         evaluator = Evaluator(problem, None, simulations, seconds, began)
         best_cheap(evaluator, seed)
         if problem.num_devices > 1 and 0 < evaluator.best_score < math.inf and not evaluator.exhausted:
