@@ -70,8 +70,8 @@ class SampleConfig:
     """one graph of each"""
     split: str = "test"
     """of the families"""
-    index: int = 0
-    """which graph of the split"""
+    indices: tuple[int, ...] = (0,)
+    """which graphs of the split"""
     clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("2xv100", "4xv100")
     """to place on"""
     placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("placeto", "seq2seq", "grouper", "gdp")
@@ -84,6 +84,8 @@ class SampleConfig:
     """of each placer and search"""
     simulations: int = 8000
     """placements of each training run and search"""
+    tuning: int | None = None
+    """placements of each fine-tuning run; a tenth of the others if not given"""
     minutes: float | None = None
     """each training run ends at the latest after so many minutes"""
     processes: int | None = None
@@ -94,7 +96,8 @@ def recipe(placer: str, out: str, problem: PlacementProblem) -> tuple[AnyTrainCo
     """How a placer is trained on a single graph, and the checkpoint that it begins with."""
     label, _, checkpoint = placer.partition("=")
     if checkpoint:
-        return pretrained_config(checkpoint, load_checkpoint(checkpoint), out), checkpoint
+        tuning = pretrained_config(checkpoint, load_checkpoint(checkpoint), out)
+        return replace(tuning, learning=replace(tuning.learning, graphs=1)), checkpoint  # type: ignore[arg-type]
     if label == "placeto-paper":
         sweep = group_ops(problem).num_groups
         learning = replace(PAPER_LEARNING, graphs=1, starts="single", moves=sweep)
@@ -113,15 +116,15 @@ def recipe(placer: str, out: str, problem: PlacementProblem) -> tuple[AnyTrainCo
 def plan(config: SampleConfig) -> dict[Run, str]:
     """The training runs and the label of each."""
     runs = {}
-    for family in config.families:
-        graph = f"{family}:{config.split}:{config.index}"
+    for graph in (f"{family}:{config.split}:{index}" for family in config.families for index in config.indices):
         for cluster in config.clusters:
             for placer in config.placers:
                 label = placer.partition("=")[0]
                 for seed in range(config.seeds):
                     out = config.out / "runs" / f"{graph.replace(':', '-')}-{cluster}-{label}-{seed}"
                     training, initial = recipe(placer, str(out), problem_of(graph, cluster))
-                    limits = {"simulations": config.simulations, "minutes": config.minutes, "seed": seed}
+                    count = config.simulations if initial is None else config.tuning or config.simulations // 10
+                    limits = {"simulations": count, "minutes": config.minutes, "seed": seed}
                     training = replace(training, **limits, validate_every=10**9, save_every=20)  # type: ignore[arg-type]
                     runs[Run(training, cluster, (graph,), initial=initial)] = label
     return runs
@@ -192,6 +195,25 @@ def _ratio(rows: Sequence[Row], others: Sequence[Row], target_us: float) -> str:
     return f"{np.mean(counts[0]) / np.mean(counts[1]):.2f}"
 
 
+def tuning_table(rows: Sequence[Row], config: SampleConfig) -> Table:
+    """For each fine-tuned placer and seed: placements to the best of the same seed from scratch, and those it took."""
+    head = ["graph, cluster, placer, seed", "from scratch", "placements", "fine-tuned", "to that", "times fewer"]
+    lines: list[Sequence[str]] = [head, rule(len(head))]
+    tuned = [label for label, _, checkpoint in (placer.partition("=") for placer in config.placers) if checkpoint]
+    for (graph, cluster, seed), own in cells(rows, "graph", "cluster", "seed").items():
+        by_placer = {row["placer"]: row for row in own}
+        for label in tuned:
+            if not by_placer.keys() >= {label, config.reference}:
+                continue
+            scratch, other = by_placer[config.reference], by_placer[label]
+            count, _, us = scratch["history"][-1]
+            reach = first_reach(other, us)
+            times = ["not reached", ""] if reach is None else [f"{reach[0]}", f"{count / reach[0]:.1f}"]
+            line = [f"{scratch['relative']:.3f}", f"{count}", f"{other['relative']:.3f}", *times]
+            lines.append([f"{graph}, {cluster}, {label}, {seed}", *line])
+    return lines
+
+
 def main(config: SampleConfig) -> None:
     """Train, search, print the table and write it with its picture."""
     config.out.mkdir(parents=True, exist_ok=True)
@@ -226,6 +248,11 @@ def main(config: SampleConfig) -> None:
         f"(a) the best cheap heuristic; (b) within {config.within:.0%} of {config.reference}'s best of all seeds.",
         markdown(table(rows, config)),
     ]
+    if any("=" in placer for placer in config.placers):
+        lines += [
+            f"Fine-tuning against {config.reference} from scratch, seed by seed:",
+            markdown(tuning_table(rows, config)),
+        ]
     publish(config.out, "sample_efficiency", lines, figure)
 
 

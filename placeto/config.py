@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -120,6 +120,9 @@ class OneShotLearningConfig:
     """Weight of imitating the best placement of each graph that was met while training; 0 = as in the papers."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
+    soften: float = 1.0
+    """Temperature by which the logits of a checkpoint to begin with are divided: a trained policy is too sure of its
+    choices to try others."""
 
 
 PAPER_ONE_SHOT_LEARNING = OneShotLearningConfig(
@@ -185,6 +188,8 @@ ONE_SHOT_LEARNING = {
     "gdp": OneShotLearningConfig(warmup=0.0, samples=64, entropy=0.05),
 }
 """Recipes of one-shot placers that learn in a way of their own."""
+FINE_TUNING: dict[str, dict[str, Any]] = {"gdp": {"samples": 16, "epochs": 4, "lr": 5e-4, "soften": 3.0}}
+"""What differs from a one-shot placer's recipe where training begins with a checkpoint, and placements count."""
 
 
 class ConfigError(ValueError):
@@ -266,6 +271,8 @@ def _check_one_shot(config: OneShotTrainConfig) -> dict[str, int]:
             raise ConfigError(f"learning.{name} is a share, 0 to below 1, not {share}")
     if policy.hidden < 2 or policy.hidden % 2:
         raise ConfigError(f"policy.hidden must be even and at least 2, not {policy.hidden}")
+    if learning.soften <= 0:
+        raise ConfigError(f"learning.soften must be above 0, not {learning.soften}")
     if learning.imitate_best < 0:
         raise ConfigError(f"learning.imitate_best must be at least 0, not {learning.imitate_best}")
     return {

@@ -58,6 +58,12 @@ class DeviceHead(nn.Module):
         """(D, H) embeddings of the cluster's devices."""
         return self.number.weight[: graph.num_devices] + self.features(graph.device)
 
+    @torch.no_grad()
+    def soften(self, temperature: float) -> None:
+        """Divide all logits by a temperature, for good."""
+        for parameter in (*self.query.parameters(), *self.pair.parameters()):
+            parameter.div_(temperature)
+
     def forward(self, x: Tensor, devices: Tensor, pair: Tensor) -> Tensor:
         """Logits (..., D) of queries (..., H); `devices` (..., D, H) embeddings, `pair` (..., D, P) features."""
         return self.query(x) @ devices.transpose(-1, -2) + (pair @ self.pair(x)[..., None])[..., 0]

@@ -15,9 +15,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from placeto.checkpoint import CheckpointError, capture_random, load_checkpoint, restore_random, save_checkpoint
 from placeto.config import (
+    FINE_TUNING,
     AnyTrainConfig,
     ConfigError,
     OneShotLearningConfig,
+    OneShotTrainConfig,
     TrainConfig,
     check_config,
     default_config,
@@ -30,6 +32,7 @@ from placeto.placement import save_result
 from placeto.placer import PlacementResult
 from placeto.plot import gantt_figure
 from placeto.policies import POLICIES
+from placeto.policies.base import OneShotPolicy
 from placeto.signals import StopRequest
 from placeto.simulator import simulate
 
@@ -236,7 +239,7 @@ def _check_alike(config: AnyTrainConfig, state: TrainState, learner: Learner, ra
 
 
 def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str) -> AnyTrainConfig:
-    """The settings to go on with from a checkpoint: its placer and policy; learning by default, but without warm-up.
+    """The settings to go on with from a checkpoint: its placer and policy; learning as `FINE_TUNING` says.
 
     Raises:
         CheckpointError: it holds no policy that this version knows.
@@ -244,7 +247,8 @@ def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str)
     try:
         config, saved = default_config(checkpoint["placer"], out), checkpoint["config"]
         changes: dict[str, Any] = {"policy": type(config.policy)(**saved["policy"])}
-        changes["learning"] = replace(config.learning, warmup=0.0)
+        tuning = FINE_TUNING.get(config.placer, {})
+        changes["learning"] = replace(config.learning, warmup=0.0, **tuning)
         if isinstance(config, TrainConfig):
             changes["env"] = type(config.env)(**saved["env"])
         return replace(config, **changes)
@@ -254,7 +258,7 @@ def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str)
 
 
 def _begin_with(state: TrainState, initial: Mapping[str, Any], config: AnyTrainConfig) -> None:
-    """Take the parameters of a checkpoint that validated best.
+    """Take the parameters of a checkpoint that validated best; one-shot policies are made less sure.
 
     Raises:
         CheckpointError: it holds another policy.
@@ -268,6 +272,8 @@ def _begin_with(state: TrainState, initial: Mapping[str, Any], config: AnyTrainC
         changed = [f"{key} was {old.get(key)}, now it is {new[key]}" for key in new if old.get(key) != new[key]]
         reason = "; ".join(changed) or "it was made by another version"
         raise CheckpointError(f"can't begin with this checkpoint's parameters: {reason}") from None
+    if isinstance(state.policy, OneShotPolicy) and isinstance(config, OneShotTrainConfig):
+        state.policy.soften(config.learning.soften)
 
 
 def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:

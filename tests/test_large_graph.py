@@ -53,10 +53,11 @@ def test_tables_by_hand() -> None:
 def test_passes_by_hand(graph: str) -> None:
     config = LargeGraphConfig(graph=graph, smaller="ptb:test:0", cluster="2xv100", segments=(8, 16))
     names = [f"{each} {segment}" for each in ("ptb:test:0", graph) for segment in (8, 16)]
-    passes = {name: {"seconds": 1.25 + i, "peak_mb": 600.0 + i} for i, name in enumerate(names)}
-    lines = pass_table(config, passes, 500.0)[2:]
+    passes = {name: {"seconds": 1.25 + i, "added_mb": 100.0 + i} for i, name in enumerate(names)}
+    passes |= {f"{each} None": {"seconds": 1.0, "added_mb": 60.0} for each in ("ptb:test:0", graph)}
+    lines = pass_table(config, passes)[2:]
     assert [line[0] for line in lines] == ["ptb:test:0"] * 2 + [graph] * 2
-    assert lines[3][1:] == ["40", "16", "4.2", "103"]
+    assert lines[3][1:] == ["40", "1.0", "60", "16", "3.2", "43"]
 
 
 def test_a_pass_is_of_single_ops_in_segments(graph: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +89,7 @@ def test_memory_of_a_stage_is_that_of_a_process_of_its_own() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     measured = run_alone(allocate)
     assert 1000 < measured["peak_mb"] < 4000
+    assert 900 < measured["added_mb"] < 1500
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 500_000
 
 

@@ -15,6 +15,7 @@ from placeto.learners.one_shot import OneShotLearner, advantages, one_shot_updat
 from placeto.load import LEARNED
 from placeto.op_features import make_input
 from placeto.policies import POLICIES
+from placeto.policies.gdp import GdpConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.seq2seq import Seq2SeqConfig
 from placeto.rollout import Stopwatch
@@ -167,6 +168,20 @@ def test_fine_tuning_begins_with_the_best_parameters_of_a_checkpoint(placer, tmp
     assert type(pretrained_config("x", first, "y").policy) is type(other)
 
 
+def test_fine_tuning_begins_with_softer_choices(tmp_path):
+    tuned = replace(one_shot(tmp_path / "first"), placer="gdp", policy=GdpConfig(hidden=16), iterations=1)
+    train(tuned, problems(3), problems(2, 10))
+    first = load_checkpoint(tmp_path / "first")
+    going_on = pretrained_config("x", first, str(tmp_path / "second"))
+    assert going_on.learning.soften == 3.0
+    going_on = replace(going_on, iterations=1, learning=replace(going_on.learning, graphs=1, lr=0.0))
+    train(going_on, problems(1, 20), None, initial=first)
+    second = load_checkpoint(tmp_path / "second")["parameters"]
+    for name, before in first["best_parameters"].items():
+        times = 3.0 if name.startswith(("head.query", "head.pair")) else 1.0
+        torch.testing.assert_close(second[name] * times, before)
+
+
 def test_settings_out_of_range_are_refused(tmp_path):
     base = one_shot(tmp_path)
     cases = [
@@ -174,6 +189,7 @@ def test_settings_out_of_range_are_refused(tmp_path):
         (replace(base, learning=replace(base.learning, samples=1, baseline="samples")), r"learning\.samples must be"),
         (replace(base, policy=Seq2SeqConfig(hidden=5)), r"policy\.hidden must be even"),
         (replace(base, placer="gdp"), "placer 'gdp' needs a GdpConfig as policy"),
+        (replace(base, learning=replace(base.learning, soften=0.0)), r"learning\.soften must be above 0"),
         (replace(base, learning=replace(base.learning, minibatch=0)), r"learning\.minibatch must be at least 1"),
     ]
     for wrong, says in cases:

@@ -31,3 +31,14 @@ def test_noise_makes_the_largest_a_draw() -> None:
     drawn = torch.bincount((logits + noise).argmax(-1)) / 20_000
     torch.testing.assert_close(drawn, logits.exp(), atol=0.01, rtol=0)
     assert gumbel_noise((2, 3), None, logits).abs().sum() == 0
+
+
+def test_a_softer_head_has_its_logits_divided() -> None:
+    torch.manual_seed(0)
+    graph = make_input(diamond(), "ops")
+    encoder, head = UnitEncoder(16), DeviceHead(16, 4)
+    nn.init.normal_(head.pair.bias)
+    x, pair = encoder(graph), graph.pair[..., None]
+    before = head(x, head.embeddings(graph), pair)
+    head.soften(4.0)
+    torch.testing.assert_close(head(x, head.embeddings(graph), pair), before / 4.0)

@@ -3,9 +3,22 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs import CHEAP
-from experiments.sample_efficiency import SCRATCH, SampleConfig, first_reach, main, plan, search_row, table, targets
+from experiments.runs import CHEAP, problem_of
+from experiments.sample_efficiency import (
+    SCRATCH,
+    SampleConfig,
+    first_reach,
+    main,
+    plan,
+    search_row,
+    table,
+    targets,
+    tuning_table,
+)
+from placeto.config import ONE_SHOT_LEARNING, OneShotTrainConfig
 from placeto.evaluate import Row, load_rows
+from placeto.policies.gdp import GdpConfig
+from placeto.trainer import train
 
 
 def row(placer: str, seed: int, history: list[tuple[int, float, float]], fits: bool = True) -> Row:
@@ -60,6 +73,34 @@ def test_table_by_hand() -> None:
     assert placeto == ["g, c, placeto", "0.600 ± 0.141", *["15 ± 7 (2/2)", "2.0 ± 1.4"] * 2, "", "50", "5.0"]
     assert seq2seq[2:7] == ["18 ± 3 (2/2)", "1.0 ± 0.0", "30 ± 14 (2/2)", "1.5 ± 0.7", "2.00"]
     assert gdp[2:7] == ["16 (1/2)", "1.0", "not reached (0/2)", "", ""]
+
+
+def test_tuning_table_by_hand() -> None:
+    """Seed 0 is compared with seed 0; what has no counterpart is left out."""
+    config = SampleConfig(placers=("gdp", "tuned=c.pt"), reference="gdp")
+    tuned = [row("tuned", 0, [(16, 0.5, 95.0), (40, 1.0, 90.0)]), row("tuned", 1, [(8, 0.5, 80.0)])]
+    scratch = [row("gdp", 0, [(64, 0.5, 99.0), (400, 1.0, 90.0)]), row("gdp", 1, [(64, 1.0, 79.0)])]
+    lines = tuning_table([*rows()[:1], *scratch, *tuned, row("tuned", 2, [(1, 1.0, 1.0)])], config)[2:]
+    assert lines == [
+        ["g, c, tuned, 0", "0.900", "400", "0.900", "40", "10.0"],
+        ["g, c, tuned, 1", "0.790", "64", "0.800", "not reached", ""],
+    ]
+
+
+def test_what_is_tuned_begins_with_its_checkpoint(tmp_path: Path) -> None:
+    learning = replace(ONE_SHOT_LEARNING["gdp"], graphs=2, samples=4)
+    small = OneShotTrainConfig(str(tmp_path), placer="gdp", policy=GdpConfig(hidden=8), learning=learning, iterations=1)
+    train(small, {"a": problem_of("ptb:validation:0", "2xv100")}, None)
+    config = SampleConfig(
+        families=("ptb",), indices=(1, 2), clusters=("2xv100",), placers=("gdp", f"tuned={tmp_path}"), seeds=1
+    )
+    runs = plan(config)
+    assert [run.graphs for run in runs] == [("ptb:test:1",)] * 2 + [("ptb:test:2",)] * 2
+    assert [run.initial for run in runs] == [None, str(tmp_path)] * 2
+    scratch, tuned = (run.config for run in list(runs)[:2])
+    assert tuned.policy == GdpConfig(hidden=8)
+    assert (scratch.learning.soften, tuned.learning.soften, tuned.learning.graphs) == (1.0, 3.0, 1)
+    assert (scratch.simulations, tuned.simulations) == (8000, 800)
 
 
 def test_searches_begin_on_one_device() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from placeto.distributed import Randomness
-from placeto.nn_units import gumbel_noise
+from placeto.nn_units import DeviceHead, gumbel_noise
 from placeto.op_features import OneShotInput, UnitKind
 
 Noise = tuple[Tensor, ...]
@@ -112,6 +112,12 @@ class OneShotPolicy(nn.Module):
     def imitation(self, graph: OneShotInput, placement: Tensor) -> Tensor:
         """Loss of given placements (K, U): minus the mean log-probability of a decision."""
         return -self.score(graph, placement)[0].mean()
+
+    def soften(self, temperature: float) -> None:
+        """Divide the logits over devices by a temperature, for good: above 1, samples differ more."""
+        for module in self.modules():
+            if isinstance(module, DeviceHead):
+                module.soften(temperature)
 
     def check(self, graph: OneShotInput) -> None:
         """Refuse a cluster of more devices than the policy knows.
