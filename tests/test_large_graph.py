@@ -37,11 +37,14 @@ def row(placer: str, us: float, fits: bool = True) -> Row:
 
 
 def test_tables_by_hand() -> None:
-    stages = {"capture": {"seconds": 60.0, "peak_mb": 1500.0}, "placement": {"seconds": 9.5, "peak_mb": 900.0}}
+    stages = {
+        "capture": {"seconds": 60.0, "cpu_s": 50.0, "peak_mb": 1500.0},
+        "placement": {"seconds": 9.5, "cpu_s": 9.0, "peak_mb": 900.0},
+    }
     assert stage_table(stages)[2:] == [
-        ["capture", "60.0", "1500"],
-        ["placement", "9.5", "900"],
-        ["together", "69.5", "1500"],
+        ["capture", "60.0", "50.0", "1500"],
+        ["placement", "9.5", "9.0", "900"],
+        ["together", "69.5", "59.0", "1500"],
     ]
     lines = placer_table([row("single", 4000.0, fits=False), row("expert", 2000.0), row("gdp", 1000.0)])
     assert lines[2] == ["gdp", "1.0", "0.250", "0.500", "yes", "1,200", "0.50"]
