@@ -119,15 +119,15 @@ class GuidedPlacer:
     def _roll_out(self, instance: Instance, evaluator: Evaluator, rng: np.random.Generator) -> None:
         """From the best placement on try moves as likely as the policy finds them, and keep those that hardly hurt.
 
-        What is tried is drawn without replacement until a move is kept; then the policy looks again. Ends with its
-        share of the budget, or where all moves were tried in vain. A policy that was trained to follow a traversal has
+        What is tried is drawn without replacement until a move is kept; then the policy looks again. No placement is
+        tried twice. Ends with its share of the budget, or where all moves were tried in vain. A policy that was trained to follow a traversal has
         no say in which node moves: there are no roll-outs with it.
         """
         here, score = evaluator.best_groups
         if evaluator.exhausted or self.env.order != "policy" or not 0 < score < math.inf:
             return
         batch, devices = InstanceBatch.of([instance]), instance.problem.num_devices
-        known = {here.tobytes(): score}
+        known = {here.tobytes()}
         most = evaluator.simulations + _ROLL_OUTS * instance.groups.num_groups
         until = None
         if evaluator.limit is not None:
@@ -144,13 +144,14 @@ class GuidedPlacer:
                 for action in drawn:
                     moved = here.copy()
                     moved[action // devices] = action % devices
-                    key = moved.tobytes()
-                    if key not in known:
-                        if evaluator.exhausted:
-                            return
-                        known[key] = evaluator.score(moved)
-                    if known[key] <= score - _WORSE * evaluator.best_score * math.log(1.0 - rng.random()):
-                        here, score, kept = moved, known[key], True
+                    if (key := moved.tobytes()) in known:
+                        continue
+                    known.add(key)
+                    if evaluator.exhausted:
+                        return
+                    then = evaluator.score(moved)
+                    if then <= score - _WORSE * evaluator.best_score * math.log(1.0 - rng.random()):
+                        here, score, kept = moved, then, True
                         break
 
     def _distribution(self, state: EnvState, temperature: float = 1.0) -> PairDistribution:

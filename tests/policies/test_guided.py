@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig
-from placeto.features import make_instance
+from placeto.features import InstanceBatch, make_instance, score_moves
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.search import best_cheap
 from placeto.placer import Evaluator
@@ -50,6 +50,75 @@ def test_one_pass_takes_a_simulation_a_group_beyond_the_start(placer):
     evaluator = Evaluator(problem, instance.groups)
     best_cheap(evaluator)
     assert placer(problem).simulations == evaluator.simulations + instance.groups.num_groups
+
+
+class Oracle(torch.nn.Module):
+    """Knows the change of the makespan by every single move, from simulations."""
+
+    def __init__(self, instance):
+        super().__init__()
+        self.batch, self.groups, self.devices = (
+            InstanceBatch.of([instance]),
+            instance.groups,
+            instance.problem.num_devices,
+        )
+
+    def forward(self, data):
+        shape = self.groups.num_groups, self.devices
+        group, device = (grid.reshape(1, -1) for grid in np.indices(shape))
+        scores = score_moves(self.batch, np.zeros(1, np.int64), data.current.numpy()[None], group, device)
+        change = torch.from_numpy(scores / scores.min() - 1.0).float().view(shape)
+        return -100.0 * change, change
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_roll_outs_descend_where_the_policy_points(seed):
+    """With exact predictions they end where no single move improves, and take few simulations for it."""
+    problem = PlacementProblem(random_graph(seed, 30), toy_cluster(3))
+    instance = make_instance(problem)
+    placer, groups = GuidedPlacer(Oracle(instance), EnvConfig()), instance.groups.num_groups
+    evaluator = Evaluator(problem, instance.groups, 10**6)
+    evaluator.score(np.zeros(groups, np.int64))
+    placer._roll_out(instance, evaluator, np.random.default_rng(0))
+    best, score = evaluator.best_groups
+    group, device = (grid.reshape(1, -1) for grid in np.indices((groups, 3)))
+    around = score_moves(InstanceBatch.of([instance]), np.zeros(1, np.int64), best[None], group, device)
+    assert score <= around.min() * (1.0 + 1e-9)
+    assert evaluator.simulations <= 4 * groups + 1
+
+
+def test_roll_outs_leave_annealing_its_share(placer, monkeypatch):
+    """Beyond the sweep they take six tenths of what is left at most, and no more than four a group."""
+    problem = PlacementProblem(random_graph(3, 30), toy_cluster(3))
+    before = placer(problem).simulations
+    left = []
+    monkeypatch.setattr("placeto.policies.guided.annealing", lambda evaluator, *_: left.append(evaluator.remaining))
+    groups = make_instance(problem).groups.num_groups
+    for budget in (before + 20, before + 10**4):
+        placer(problem, simulations=budget)
+        assert left[-1] >= max(0.4 * (budget - before) - 1, budget - before - 4 * groups)
+    assert 0 < left[0] < 20
+    assert left[1] < 10**4
+
+
+def test_a_policy_of_a_fixed_traversal_has_no_roll_outs():
+    placer = GuidedPlacer(PlacetoPolicy(PlacetoConfig()), EnvConfig(order="topological", tolerance=None))
+    problem = PlacementProblem(random_graph(3, 30), toy_cluster(3))
+    instance = make_instance(problem)
+    evaluator = Evaluator(problem, instance.groups, 100)
+    evaluator.score(np.zeros(instance.groups.num_groups, np.int64))
+    placer._roll_out(instance, evaluator, np.random.default_rng(0))
+    assert evaluator.simulations == 1
+    assert placer(problem, simulations=100).simulations == 100
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_without_simulations_it_answers_from_heft(placer, devices):
+    problem = PlacementProblem(random_graph(4, 30), toy_cluster(devices))
+    result = placer(problem, simulations=0)
+    assert result.simulations == 0
+    assert result.makespan_us == simulate(problem, result.placement).makespan_us
+    assert result.makespan_us <= HEURISTICS["heft"](problem, seed=0).makespan_us
 
 
 def test_same_seed_same_placement(placer):
