@@ -1,0 +1,155 @@
+"""How the checkpoint that Placeto ships was made: one recipe, one seed.
+
+python -m experiments.recipes [--out runs/pretrained]
+
+One policy is trained on graphs of several families, each on clusters of two to eight devices with links, kinds and
+numbers of devices drawn at random, and judged on validation graphs. The checkpoint keeps what a placer and fine-tuning
+need: settings and parameters. Beside it stands the report of its training. Run again after an interruption: it goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from experiments.runs import problem_of
+from experiments.tables import machine, markdown, rule
+from placeto.checkpoint import load_checkpoint, save_checkpoint
+from placeto.cluster import Cluster, Device
+from placeto.cluster_presets import A100, H100, P100, V100
+from placeto.config import LearningConfig, TrainConfig
+from placeto.cost import PlacementProblem
+from placeto.load import resolve_graph
+from placeto.progress import ProgressBar
+from placeto.topology import Link, Topology
+from placeto.trainer import train
+
+KINDS = (P100, V100, A100, H100)
+BANDWIDTH = 3e9, 3e11  # bytes/s, drawn evenly in its logarithm: from slow Ethernet to NVSwitch
+LATENCY_US = 5.0, 50.0
+SPEED = 0.4, 2.5  # of a cluster's second kind of devices, against the first
+_MIXED, _HOSTS = 0.4, 0.3  # share of the clusters with two kinds of devices, and with two hosts
+_SLOWER = 2.0, 10.0  # how many times the network between hosts is slower than the links within
+KEPT = ("format", "placer", "config", "best_parameters")  # of a checkpoint
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Train the policy that comes with the package."""
+
+    out: Path = Path("runs/pretrained")
+    """folder for the training run, the small checkpoint (pretrained.pt) and the report (pretrained.md)"""
+    graphs: tuple[str, ...] = (
+        "cifar10:32",
+        "nmt:32",
+        "resnet:2",
+        "rnnlm-2:2",
+        "transformer_xl-2:2",
+        "bert:2",
+    )
+    """FAMILY:COUNT, the first so many training graphs of a family"""
+    validation: tuple[str, ...] = ("cifar10:6", "nmt:6")
+    """FAMILY:COUNT, the first so many validation graphs of a family"""
+    presets: tuple[str, ...] = ("4xv100", "2xv100")
+    """clusters on which the graphs are trained in turn, beside those drawn at random"""
+    random_clusters: int = 2
+    """of each training graph"""
+    seed: int = 0
+    """of the clusters and of the training"""
+    training: TrainConfig = field(
+        default_factory=lambda: TrainConfig(
+            "", iterations=150, validate_every=15, learning=LearningConfig(warmup=1.0, warmup_replicas=2)
+        )
+    )
+    """the training run; its directory and seed are set from the above"""
+
+
+def random_cluster(random: np.random.Generator, name: str) -> Cluster:
+    """Two to eight devices of one kind or two, on one host or two, with links drawn from `BANDWIDTH` and `LATENCY_US`."""
+    kind = KINDS[random.integers(len(KINDS))]
+    count = int(random.integers(2, 9))
+    others = int(random.integers(1, count)) if random.random() < _MIXED else 0
+    factor = math.exp(random.uniform(*np.log(SPEED)))
+    devices = [_scaled(kind, 1.0)] * (count - others) + [_scaled(kind, factor)] * others
+    named = [replace(device, name=f"gpu:{number}") for number, device in enumerate(devices)]
+    link = Link(math.exp(random.uniform(*np.log(BANDWIDTH))), math.exp(random.uniform(*np.log(LATENCY_US))))
+    slower = math.exp(random.uniform(*np.log(_SLOWER)))
+    mode = ("egress", "pair")[random.integers(2)]
+    if count > 3 and random.random() < _HOSTS:
+        hosts = ((count // 2,), (count - count // 2,))
+        topology = Topology(hosts, island=link, network=Link(link.bandwidth / slower, link.latency_us + 20.0))
+    else:
+        topology = Topology(((count,),), island=link)
+    return Cluster.from_topology(name, named, topology, link=mode)
+
+
+def _scaled(device: Device, factor: float) -> Device:
+    kind = device.kind if factor == 1.0 else f"{device.kind}*{factor:.2f}"
+    return replace(device, kind=kind, flops=device.flops * factor, memory_bandwidth=device.memory_bandwidth * factor)
+
+
+def training_problems(recipe: Recipe) -> dict[str, PlacementProblem]:
+    """Each training graph on one preset and on clusters of its own."""
+    random = np.random.default_rng(recipe.seed)
+    problems = {}
+    for number, graph in enumerate(_names(recipe.graphs, "train")):
+        preset = recipe.presets[number % len(recipe.presets)]
+        problems[f"{graph} on {preset}"] = problem_of(graph, preset)
+        for _ in range(recipe.random_clusters):
+            cluster = random_cluster(random, f"random {len(problems)}")
+            problems[f"{graph} on {cluster.name}"] = PlacementProblem(resolve_graph(graph)[1], cluster)
+    return problems
+
+
+def validation_problems(recipe: Recipe) -> dict[str, PlacementProblem]:
+    """The validation graphs on the presets in turn."""
+    names = enumerate(_names(recipe.validation, "validation"))
+    return {name: problem_of(name, recipe.presets[number % len(recipe.presets)]) for number, name in names}
+
+
+def _names(texts: tuple[str, ...], split: str) -> Iterator[str]:
+    for text in texts:
+        family, _, count = text.partition(":")
+        yield from (f"{family}:{split}:{index}" for index in range(int(count)))
+
+
+def report(recipe: Recipe, problems: Mapping[str, PlacementProblem], numbers: Mapping[str, float], hours: float) -> str:
+    """What the training was, as markdown."""
+    devices = np.bincount([problem.num_devices for problem in problems.values()])
+    lines = [
+        ["number", ""],
+        rule(2),
+        ["training graphs, each on several clusters", f"{len(set(_names(recipe.graphs, 'train')))}"],
+        ["training problems", f"{len(problems)}"],
+        ["of them on 2, 3, ... devices", ", ".join(str(count) for count in devices[2:])],
+        ["iterations", f"{recipe.training.iterations}"],
+        ["placements simulated", f"{numbers['placements/simulated']:.0f}"],
+        ["hours", f"{hours:.2f}"],
+        ["makespan of one pass / best device, validation", f"{numbers['makespan/validation_best']:.4f}"],
+    ]
+    return "\n".join([f"Seed {recipe.seed}; {machine()}.", "", markdown(lines), ""])
+
+
+def main(recipe: Recipe) -> Path:
+    """Train, and write the small checkpoint with its report; returns its path."""
+    run = recipe.out / "run"
+    training = replace(recipe.training, out=str(run), seed=recipe.seed)
+    problems, validation = training_problems(recipe), validation_problems(recipe)
+    resume = (run / "checkpoint.pt").is_file()
+    with ProgressBar("training", total=1.0) as bar:
+        numbers = train(training, problems, validation, resume=resume, report=bar.update)
+    saved = load_checkpoint(run)
+    small = recipe.out / "pretrained.pt"
+    save_checkpoint({name: saved[name] for name in KEPT[1:]} | {"config": saved["config"] | {"out": ""}}, small)
+    (recipe.out / "pretrained.md").write_text(report(recipe, problems, numbers, saved["elapsed"] / 3600))
+    print(f"{small}: {small.stat().st_size / 1e6:.2f} MB")
+    return small
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Recipe, prog="python -m experiments.recipes", description=__doc__))
