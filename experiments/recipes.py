@@ -63,14 +63,14 @@ class Recipe:
     """of the clusters and of the training"""
     training: TrainConfig = field(
         default_factory=lambda: TrainConfig(
-            "", iterations=150, validate_every=15, learning=LearningConfig(warmup=1.0, warmup_replicas=2)
+            "", iterations=180, validate_every=10, learning=LearningConfig(warmup=150 / 180, replicas=6)
         )
     )
     """the training run; its directory and seed are set from the above"""
 
 
 def random_cluster(random: np.random.Generator, name: str) -> Cluster:
-    """Two to eight devices of one kind or two, on one host or two, with links drawn from `BANDWIDTH` and `LATENCY_US`."""
+    """Two to eight devices of one kind or two, on one host or two, with links drawn at random."""
     kind = KINDS[random.integers(len(KINDS))]
     count = int(random.integers(2, 9))
     others = int(random.integers(1, count)) if random.random() < _MIXED else 0

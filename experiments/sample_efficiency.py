@@ -55,7 +55,7 @@ from placeto.summary import mean_curves
 from placeto.trainer import pretrained_config
 
 SEARCHES = {"hillclimb": climb, "anneal": annealing}
-SCRATCH = LearningConfig(graphs=1, replicas=4, warmup_replicas=4, starts="single", warmup=0.3, labels=4)
+SCRATCH = LearningConfig(graphs=1, replicas=4, warmup_replicas=1, starts="single", warmup=0.15, labels=4)
 """Fewer labels and episodes an iteration than for a family: here every placement counts."""
 TIE = 1e-9  # relative
 

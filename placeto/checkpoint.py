@@ -20,8 +20,13 @@ class CheckpointError(ValueError):
 
 
 def checkpoint_path(path: str | Path) -> Path:
-    """Path of the checkpoint file; a directory is taken as a run, which holds ``checkpoint.pt``."""
+    """Path of the checkpoint file; a directory is taken as a run, which holds ``checkpoint.pt``.
+
+    "pretrained" is the one that comes with the package, unless there is such a file or directory.
+    """
     path = Path(path)
+    if str(path) == "pretrained" and not path.exists():
+        return Path(__file__).parent / "pretrained" / "placeto.pt"
     return path / FILE_NAME if path.is_dir() else path
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph, read_json, write_json
-from placeto.load import Placer, choose_placer, load_placer
+from placeto.load import Placer, choose_placer, load_placer, pretrained_path
 from placeto.summary import ratio
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class PlacerSpec:
         """What decides the placer's results: its name, or the content of its checkpoint, and its budget."""
         from placeto.checkpoint import checkpoint_path
 
-        path = checkpoint_path(self.placer)
+        path = pretrained_path(self.placer) or checkpoint_path(self.placer)
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else self.placer
         return f"{content} {self.simulations} {self.seconds}"
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from placeto.placer import PlacementResult
 
 GRAPH_HELP = "a file (.json, .json.gz, PipeDream .graph.txt) or family:split:index, e.g. cifar10:test:3"
-DEFAULT_PLACER = "anneal"
+DEFAULT_PLACER = "placeto"
 LEARNED = {
-    "placeto": "A graph neural network picks the next node and its device; needs a checkpoint.",
+    "placeto": "A graph neural network picks the next node and its device, and guides a search; comes trained.",
     "seq2seq": "An LSTM with attention reads all groups, then names a device for each in turn; needs a checkpoint.",
     "grouper": "One network groups the ops, a sequence-to-sequence network places the groups; needs a checkpoint.",
     "gdp": "GraphSAGE and a Transformer-XL over segments place all ops at once; needs a checkpoint.",
@@ -51,8 +51,16 @@ def placer_names() -> dict[str, str]:
     return sentences | LEARNED
 
 
+def pretrained_path(name: str) -> Path | None:
+    """The checkpoint of a learned placer that comes with the package; None if none does."""
+    path = Path(__file__).parent / "pretrained" / f"{name}.pt"
+    return path if name in LEARNED and path.is_file() else None
+
+
 def load_placer(name_or_checkpoint: str | Path) -> Placer:
-    """A placer by the name of a heuristic, or a learned one from a checkpoint or a run directory.
+    """A placer by its name, or a learned one from a checkpoint or a run directory.
+
+    The name of a learned placer stands for the checkpoint that comes with the package, where one does.
 
     Raises:
         LoadError: neither a known placer nor an existing file.
@@ -63,6 +71,8 @@ def load_placer(name_or_checkpoint: str | Path) -> Placer:
     name = str(name_or_checkpoint)
     if name in HEURISTICS:
         return HEURISTICS[name]
+    if (pretrained := pretrained_path(name)) is not None:
+        return _load_learned(pretrained)[1]
     if name in LEARNED:
         raise LoadError(f"placer {name!r} is learned: give a checkpoint made by `placeto train` (--checkpoint PATH)")
     if Path(name).exists():
@@ -72,7 +82,7 @@ def load_placer(name_or_checkpoint: str | Path) -> Placer:
 
 
 def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str, Placer]:
-    """Name and function of the placer that the command line asks for; a heuristic unless there is a checkpoint.
+    """Name and function of the placer that the command line asks for; `DEFAULT_PLACER` if it asks for none.
 
     Raises:
         LoadError: no such placer, or one that isn't the checkpoint's.

@@ -45,9 +45,17 @@ def test_place_then_simulate_agree_exactly(graph_file: str, tmp_path: Path, caps
 def test_place_with_the_default_placer_finds_the_optimum(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("place", graph_file, "--cluster", "2xv100", "--simulations", "200") == 0
     out = capsys.readouterr().out
-    assert "placer       anneal" in out
+    assert "placer       placeto: 200 simulations" in out
     makespan = float(out.split("makespan_us  ")[1].split()[0])
     assert makespan < 1300.0  # both branches at once; 1812 + overheads on one device
+
+
+@pytest.mark.parametrize(("budget", "spent"), [((), "1000"), (("--simulations", "0"), "0")])
+def test_the_policy_searches_by_default_and_answers_without_a_budget(
+    budget: tuple[str, ...], spent: str, graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("place", graph_file, "--cluster", "2xv100", *budget) == 0
+    assert f"placer       placeto: {spent} simulations" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("budget", [("--simulations", "50"), ("--seconds", "0.2")])
@@ -101,12 +109,12 @@ def test_place_says_that_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixt
         (("x.json",), "--cluster"),
         (("x.json", "--cluster", "4xv100", "--nonsense", "1"), "Unrecognized options: --nonsense"),
         (("x.json", "--cluster", "4xv100", "--seed", "q"), "--seed"),
-        (("x.json", "--cluster", "4xv100", "--simulations", "0"), "--simulations must be above 0"),
+        (("x.json", "--cluster", "4xv100", "--simulations", "-1"), "--simulations must be above 0"),
         (("x.json", "--cluster", "4xv100", "--seconds", "nan"), "--seconds must be above 0"),
         (("x.json", "--cluster", "4xv100", "-o", "no/such/dir/p.json"), "directory no/such/dir doesn't exist"),
         (("x.json", "--cluster", "4xv100", "--plot", "p.bmp"), "must end in .png, .svg, .pdf"),
         (("x.json", "--cluster", "4xv100", "--placer", "nonsense"), "placers: single"),
-        (("x.json", "--cluster", "4xv100", "--placer", "placeto"), "give a checkpoint"),
+        (("x.json", "--cluster", "4xv100", "--placer", "gdp"), "give a checkpoint"),
         (("x.json", "--cluster", "4xv100", "--checkpoint", "nothing.pt"), "nothing.pt: no such file"),
     ],
 )

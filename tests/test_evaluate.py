@@ -177,7 +177,7 @@ def test_unknown_placers() -> None:
     with pytest.raises(LoadError, match="placers: single"):
         parse_spec("nonsense", None, None, None)
     with pytest.raises(LoadError, match="is learned: give a checkpoint"):
-        parse_spec("placeto", None, None, None)
+        parse_spec("gdp", None, None, None)
 
 
 def test_labels_must_differ(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:

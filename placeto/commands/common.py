@@ -34,20 +34,21 @@ class BudgetOptions:
     """The learned placer and the budget, as several commands take them."""
 
     checkpoint: OptionalPath = None
-    """a checkpoint or run directory of `placeto train`: the learned placer"""
+    """the learned placer: a checkpoint or run directory of `placeto train`; pretrained is the one that comes along"""
     simulations: OptionalInt = None
-    """budget of a placer: how many placements may be simulated"""
+    """budget of a placer: how many placements may be simulated; with 0 the policy placeto answers by itself"""
     seconds: OptionalFloat = None
     """budget of a placer: how long it may take, the grouping of ops included; a step that can't be stopped, such as
     that or a simulation, is finished"""
 
     def check(self) -> None:
-        """Refuse a budget that is no positive, finite number.
+        """Refuse a budget that is no finite number, or not positive; no simulations at all are a budget.
 
         Raises:
-            UsageError: it isn't above zero.
+            UsageError: it isn't.
         """
-        check_positive("--simulations", self.simulations)
+        if self.simulations != 0:
+            check_positive("--simulations", self.simulations)
         check_positive("--seconds", self.seconds)
 
     def __str__(self) -> str:

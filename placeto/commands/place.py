@@ -21,14 +21,17 @@ from placeto.load import choose_placer, resolve_graph
 
 @dataclass(frozen=True)
 class Arguments:
-    """Place one graph on a cluster, with a trained policy or with a heuristic."""
+    """Place one graph on a cluster: by search that a trained policy guides, or by any other placer.
+
+    Without a budget that search takes 1,000 simulations.
+    """
 
     graph: GraphArgument
     """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
     placer: OptionalText = None
-    """a name from `placeto list placers`; anneal, or the checkpoint's, if not given"""
+    """a name from `placeto list placers`; the checkpoint's if not given, or placeto, which comes trained"""
     budget: Budget = field(default_factory=BudgetOptions)
     seed: int = 0
     """of the placer's random choices"""
@@ -59,9 +62,12 @@ def run(arguments: Arguments) -> None:
     problem = PlacementProblem(graph, load_cluster(arguments.cluster))
     if arguments.seed < 0:
         raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
+    simulations = budget.simulations
+    if simulations is None and budget.seconds is None:
+        simulations = getattr(placer, "default_simulations", None)
     if budget.seconds is not None:
-        warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
-    result = placer(problem, simulations=budget.simulations, seconds=budget.seconds, seed=arguments.seed)
+        warm_up(placer, problem.cluster, simulations, budget.seconds)
+    result = placer(problem, simulations=simulations, seconds=budget.seconds, seed=arguments.seed)
     schedule = simulate(problem, result.placement)
     if arguments.output is not None:
         save_result(problem, result, placer_name, arguments.output)

@@ -20,7 +20,7 @@ from placeto.env import EnvConfig, EnvState, reset, step
 from placeto.features import Instance, InstanceBatch, make_instance
 from placeto.heuristics.common import Rule
 from placeto.heuristics.list_scheduling import try_heft
-from placeto.heuristics.search import CHEAP, annealing, best_cheap, round_to_groups
+from placeto.heuristics.search import CHEAP, DEFAULT_SIMULATIONS, annealing, best_cheap, round_to_groups
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
 
@@ -60,6 +60,8 @@ class GuidedPlacer:
     the policy's zero-shot answer and takes a simulation a group. With a budget of 0 simulations that answer begins
     from HEFT, and what the policy's own observations simulate is not counted.
     """
+
+    default_simulations = DEFAULT_SIMULATIONS  # of `placeto place`
 
     def __init__(self, policy: nn.Module, env: EnvConfig) -> None:
         self.policy = policy.eval()
@@ -120,8 +122,8 @@ class GuidedPlacer:
         """From the best placement on try moves as likely as the policy finds them, and keep those that hardly hurt.
 
         What is tried is drawn without replacement until a move is kept; then the policy looks again. No placement is
-        tried twice. Ends with its share of the budget, or where all moves were tried in vain. A policy that was trained to follow a traversal has
-        no say in which node moves: there are no roll-outs with it.
+        tried twice. Ends with its share of the budget, or where all moves were tried in vain. A policy that was
+        trained to follow a traversal has no say in which node moves: there are no roll-outs with it.
         """
         here, score = evaluator.best_groups
         if evaluator.exhausted or self.env.order != "policy" or not 0 < score < math.inf:

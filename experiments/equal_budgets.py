@@ -1,0 +1,188 @@
+"""Policy-guided search against a search without it, at equal budgets of simulations and of seconds.
+
+python -m experiments.equal_budgets [--out runs/equal_budgets]
+
+The guided placer (a checkpoint, or what comes with the package) and another placer place the same graphs with the same
+seeds within each budget. Differences are of makespans, in per cent of the other's, paired: their mean over seeds for
+each graph, then mean and standard error over graphs. One pass of the policy stands beside the best cheap heuristic of
+each graph. Run again after an interruption: what is finished is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from experiments.runs import CHEAP, cheap_row, kept_rows, problem_of
+from experiments.tables import Table, cells, machine, markdown, publish, rule
+from placeto.cluster import load_cluster
+from placeto.evaluate import PlacerSpec, Row, evaluate, save_rows
+from placeto.load import LEARNED, load_placer, load_split
+from placeto.plot import panel_figure
+from placeto.progress import ProgressBar
+
+PASS = "one pass"
+GUIDED = "guided"
+
+
+@dataclass(frozen=True)
+class BudgetConfig:
+    """Place graphs within budgets, guided and not."""
+
+    out: Path = Path("runs/equal_budgets")
+    """folder for the rows, the table and the picture"""
+    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("cifar10", "nmt", "ptb")
+    """whose graphs"""
+    split: str = "test"
+    """of the families"""
+    count: int = 16
+    """only the first so many graphs of each"""
+    clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("2xv100", "4xv100")
+    """to place on"""
+    checkpoint: str = "placeto"
+    """of the guided placer: the name of one that comes with the package, or a path"""
+    against: str = "anneal"
+    """the other placer"""
+    simulations: tuple[int, ...] = (300, 1000, 3000, 10000)
+    """budgets"""
+    seconds: tuple[float, ...] = (0.3, 1.0, 3.0)
+    """budgets"""
+    seeds: int = 3
+    """of both placers"""
+    processes: int | None = None
+    """how many work at once; all cores if not given. Seconds mean most with one."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much shorter the guided placer's makespans are, in per cent of the other's."""
+
+    mean: float
+    error: float  # standard error, graphs being the sample, of means over seeds; nan with one graph
+
+
+def specs(config: BudgetConfig) -> list[PlacerSpec]:
+    """Both placers with each budget, and one pass of the policy."""
+    found = [PlacerSpec(PASS, config.checkpoint)]
+    for label, placer in ((GUIDED, config.checkpoint), (config.against, config.against)):
+        found += [PlacerSpec(f"{label}@{count}", placer, simulations=count) for count in config.simulations]
+        found += [PlacerSpec(f"{label}@{length:g}s", placer, seconds=length) for length in config.seconds]
+    return found
+
+
+def budgets(config: BudgetConfig) -> list[str]:
+    """What stands behind the @ of the labels."""
+    return [*map(str, config.simulations), *(f"{length:g}s" for length in config.seconds)]
+
+
+def difference(ours: Sequence[Row], theirs: Sequence[Row]) -> Difference:
+    """Rows of the same graphs and seeds, paired.
+
+    >>> rows = [[{"graph": g, "seed": 0, "makespan_us": us} for g, us in zip("ab", of)] for of in ((9, 8), (10, 10))]
+    >>> difference(*rows)
+    Difference(mean=15.0, error=5.0)
+    """
+    their_us = {(row["graph"], row["seed"]): row["makespan_us"] for row in theirs}
+    gains = [
+        np.mean([100.0 * (us - row["makespan_us"]) / us for row in of if (us := their_us[graph, row["seed"]])])
+        for (graph,), of in cells(ours, "graph").items()
+    ]
+    error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
+    return Difference(float(np.mean(gains)), error)
+
+
+def pass_gain(rows: Sequence[Row]) -> Difference:
+    """One pass against the best cheap heuristic, which has one seed."""
+    cheap = {row["graph"]: row for row in rows if row["placer"] == CHEAP}
+    ours = [row for row in rows if row["placer"] == PASS]
+    return difference(ours, [cheap[row["graph"]] | {"seed": row["seed"]} for row in ours])
+
+
+def table(rows: Sequence[Row], config: BudgetConfig) -> Table:
+    """A line for each family, cluster and budget."""
+    head = ["graphs, cluster", "budget", GUIDED, config.against, "guided is faster by, %", "s", f"s, {config.against}"]
+    lines: list[Sequence[str]] = [head, rule(len(head))]
+    for (family, cluster), own in cells(rows, "family", "cluster").items():
+        by_label = {label: of for (label,), of in cells(own, "placer").items()}
+        name = f"{family}, {cluster}"
+        lines.append(_line(name, "one pass / best cheap heuristic", by_label[PASS], by_label[CHEAP], pass_gain(own)))
+        for budget in budgets(config):
+            ours, theirs = by_label[f"{GUIDED}@{budget}"], by_label[f"{config.against}@{budget}"]
+            lines.append(_line(name, budget, ours, theirs, difference(ours, theirs)))
+    return lines
+
+
+def _line(name: str, budget: str, ours: Sequence[Row], theirs: Sequence[Row], gain: Difference) -> Sequence[str]:
+    relative = [f"{np.mean([row['relative'] for row in of]):.4f}" for of in (ours, theirs)]
+    seconds = [f"{np.mean([row['seconds'] for row in of]):.2f}" for of in (ours, theirs)]
+    return [name, budget, *relative, f"{gain.mean:+.2f} ± {gain.error:.2f}", *seconds]
+
+
+def place(config: BudgetConfig) -> list[Row]:
+    """All rows, each with its family."""
+    graphs = {family: load_split(family, config.split, config.count) for family in config.families}
+    wanted = specs(config)
+    total = len(config.clusters) * sum(map(len, graphs.values())) * len(wanted) * config.seeds
+    rows: list[Row] = []
+    with ProgressBar("placing", total=total) as bar:
+        for family, own in graphs.items():
+            for name in config.clusters:
+                found = evaluate(
+                    own,
+                    load_cluster(name),
+                    wanted,
+                    range(config.seeds),
+                    out=config.out / f"{family}.json",
+                    processes=config.processes,
+                    report=bar.after(len(rows)),
+                )
+                rows += [row | {"family": family} for row in found]
+    cheap = {}
+    for family, own in graphs.items():
+        for name in config.clusters:
+            for graph in own:
+                problem = problem_of(graph, name)
+                key = f"{graph} {problem.graph.hash[:12]} {name} {problem.cluster.hash[:12]}"
+                cheap[key] = partial(_cheap_row, family, graph, name)
+    return [*rows, *kept_rows(config.out / "cheap.json", cheap, "heuristics")]
+
+
+def _cheap_row(family: str, graph: str, cluster: str) -> Row:
+    return cheap_row(graph, cluster) | {"family": family}
+
+
+def main(config: BudgetConfig) -> None:
+    """Place, print the table and write it with its picture."""
+    if config.checkpoint not in LEARNED:
+        load_placer(config.checkpoint)
+    config.out.mkdir(parents=True, exist_ok=True)
+    rows = place(config)
+    save_rows(rows, config.out / "rows.json")
+    panels, levels = {}, {}
+    for (family, cluster), own in cells(rows, "family", "cluster").items():
+        by_label = {label: np.mean([row["relative"] for row in of]) for (label,), of in cells(own, "placer").items()}
+        panels[f"{family} on {cluster}"] = {
+            label: [(count, by_label[f"{label}@{count}"]) for count in config.simulations]
+            for label in (GUIDED, config.against)
+        }
+        levels[f"{family} on {cluster}"] = {name: float(by_label[name]) for name in (PASS, CHEAP)}
+    figure = panel_figure(
+        panels, "simulations", "makespan / one device", "Equal budgets of simulations", log=True, levels=levels
+    )
+    lines = [
+        f"The first {config.count} {config.split} graphs of each family, {config.seeds} seeds; {machine()}. Makespans "
+        "are relative to one device; ± is the standard error over graphs.",
+        markdown(table(rows, config)),
+    ]
+    publish(config.out, "equal_budgets", lines, figure)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(BudgetConfig, prog="python -m experiments.equal_budgets", description=__doc__))
