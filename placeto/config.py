@@ -266,6 +266,8 @@ def _check_one_shot(config: OneShotTrainConfig) -> dict[str, int]:
         raise ConfigError(f"learning.samples must be at least 2 here, not {learning.samples}")
     if not 0 <= learning.warmup <= 1:
         raise ConfigError(f"learning.warmup is a share, 0 to 1, not {learning.warmup}")
+    if learning.warmup and config.simulations is not None and config.iterations is None:
+        raise ConfigError("learning.warmup simulates nothing while it imitates: limit iterations, or set it to 0")
     for name, share in (("decay", learning.decay), ("quantile", learning.quantile)):
         if not 0 <= share < 1:
             raise ConfigError(f"learning.{name} is a share, 0 to below 1, not {share}")

@@ -191,6 +191,10 @@ def test_settings_out_of_range_are_refused(tmp_path):
         (replace(base, placer="gdp"), "placer 'gdp' needs a GdpConfig as policy"),
         (replace(base, learning=replace(base.learning, soften=0.0)), r"learning\.soften must be above 0"),
         (replace(base, learning=replace(base.learning, minibatch=0)), r"learning\.minibatch must be at least 1"),
+        (
+            replace(base, iterations=None, simulations=99, learning=replace(base.learning, warmup=0.5)),
+            r"learning\.warmup simulates nothing",
+        ),
     ]
     for wrong, says in cases:
         with pytest.raises(ConfigError, match=says):
