@@ -25,8 +25,10 @@ from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
 
 _ROLL_OUTS = 4  # simulations of the roll-outs for each group, at most
-_SHARE = 0.6  # of what the sweep leaves of a budget goes to the roll-outs, at most
+_SHARE = 0.6  # of the simulations that the sweep leaves go to the roll-outs, at most
+_SECONDS = 0.25  # of the time that is left goes to the sweep, and so much again to the roll-outs, at most
 _HEAT = 0.6  # temperature of the roll-outs: a predicted change of so many per cent makes a move e times less likely
+_MANY = 1 << 60  # simulations: no limit
 _WORSE = 0.0005  # moves that cost this share of the makespan are kept one time in e
 
 
@@ -83,7 +85,8 @@ class GuidedPlacer:
         evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
         start, score = best_cheap(evaluator, seed)
         if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
-            self._sweep(instance, evaluator, start)
+            with evaluator.limited(_MANY, _time_box(evaluator)):
+                self._sweep(instance, evaluator, start)
             if simulations is not None or seconds is not None:
                 rng = np.random.default_rng(seed)
                 self._roll_out(instance, evaluator, rng)
@@ -131,12 +134,9 @@ class GuidedPlacer:
         batch, devices = InstanceBatch.of([instance]), instance.problem.num_devices
         known = {here.tobytes()}
         most = evaluator.simulations + _ROLL_OUTS * instance.groups.num_groups
-        until = None
         if evaluator.limit is not None:
-            most = min(most, evaluator.simulations + math.ceil(_SHARE * evaluator.remaining))
-        if evaluator.seconds_limit is not None:
-            until = evaluator.seconds + _SHARE * (evaluator.seconds_limit - evaluator.seconds)
-        with evaluator.limited(most, until):
+            most = min(most, evaluator.simulations + math.ceil(_SHARE * (evaluator.limit - evaluator.simulations)))
+        with evaluator.limited(most, _time_box(evaluator)):
             kept = True
             while kept and not evaluator.exhausted:
                 state = reset(batch, self.env, np.zeros(1, np.int64), here[None])
@@ -161,6 +161,16 @@ class GuidedPlacer:
         with torch.no_grad():
             logits, _ = self.policy(state.data)
         return PairDistribution.from_logits(logits, state.data, temperature)
+
+
+def _time_box(evaluator: Evaluator) -> float | None:
+    """When a part of the work has to end that looks at the policy for every simulation; None without a clock.
+
+    In the time of such a look a plain search makes several simulations.
+    """
+    if evaluator.seconds_limit is None:
+        return None
+    return evaluator.seconds + _SECONDS * max(0.0, evaluator.seconds_limit - evaluator.seconds)
 
 
 def guided_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> GuidedPlacer:

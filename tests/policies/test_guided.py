@@ -135,6 +135,16 @@ def test_seconds_are_kept(placer):
     assert result.seconds < 0.8
 
 
+def test_the_policy_leaves_the_search_half_of_the_time(placer, monkeypatch):
+    """A quarter of the time for the sweep, a quarter of what is left for the roll-outs, and the step each is in."""
+    problem = PlacementProblem(random_graph(2, 300), toy_cluster(3))
+    placer(problem, simulations=1)  # compiles and groups
+    left = []
+    monkeypatch.setattr("placeto.policies.guided.annealing", lambda evaluator, *_: left.append(evaluator.seconds))
+    placer(problem, seconds=1.0)
+    assert 0.05 < left[0] < 0.75
+
+
 def test_search_finds_the_optimum_of_a_fork(placer):
     problem = fork_of_chains(4, 2)
     assert placer(problem, simulations=300).makespan_us == pytest.approx(40.0)
