@@ -4,9 +4,9 @@ python -m experiments.zero_shot [--out runs/zero_shot]
 
 Of each family, learned placers are trained on the training graphs, their parameters are chosen on the validation
 graphs, and each test graph is placed once, without search: the best cheap heuristic and a sweep for Placeto, one
-forward pass for the others. Beside them stand policies fine-tuned on the very test graph (the best placement met, from
-the pretrained parameters), one random placement, the best cheap heuristic of each graph, and annealing. Run again after
-an interruption: what is finished is kept.
+forward pass for the others. Beside them stand policies fine-tuned on the very test graph (from the pretrained
+parameters: the best placement met while training, or the one that the policy makes afterwards), one random placement,
+the best cheap heuristic of each graph, and annealing. Run again after an interruption: what is finished is kept.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import tyro
 
-from experiments.runs import CHEAP, Run, cheap_row, kept_rows, problem_of, train_runs, training_row
+from experiments.runs import CHEAP, Run, cheap_row, kept_rows, problem_of, result_row, train_runs, training_row
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from graphs import SHIPPED
 from placeto.checkpoint import load_checkpoint
 from placeto.cluster import load_cluster
 from placeto.config import default_config
 from placeto.evaluate import PlacerSpec, Row, evaluate, parse_spec, save_rows
-from placeto.load import load_split, split_size
+from placeto.load import load_placer, load_split, split_size
 from placeto.plot import panel_figure
 from placeto.progress import ProgressBar
 from placeto.summary import summarize
@@ -121,6 +122,15 @@ def place(config: ZeroShotConfig, family: str) -> list[Row]:
     return [*rows, *kept_rows(config.out / "cheap.json", wanted, f"heuristics on {family}")]
 
 
+def tuned_row(run: Run, label: str) -> Row:
+    """The better of what a fine-tuning run met and of the placement that its policy makes afterwards."""
+    met, (graph,) = training_row(run, label), run.graphs
+    result = load_placer(run.config.out)(problem_of(graph, run.cluster), seed=run.config.seed)
+    after = result_row(graph, run.cluster, label, run.config.seed, result)
+    better = min(met, after, key=lambda row: (not row["fits"], row["makespan_us"]))
+    return better | {key: met[key] + after[key] for key in ("simulations", "seconds")}
+
+
 def table(rows: Sequence[Row]) -> Table:
     """A line for each placer, the best mean first; makespans relative to one device."""
     head = ["placer", "mean", "median", "worst", "/ best known", "wins", "fits", "simulations", "s"]
@@ -158,7 +168,11 @@ def main(config: ZeroShotConfig) -> None:
     ]
     panels, rows = {}, []
     for family in config.families:
-        found = [*place(config, family), *(training_row(run, label) for run, label in tuning[family].items())]
+        tuned = {
+            f"{run.graphs[0]} {label} {sha256(run.checkpoint.read_bytes()).hexdigest()}": partial(tuned_row, run, label)
+            for run, label in tuning[family].items()
+        }
+        found = [*place(config, family), *kept_rows(config.out / "tuned.json", tuned, f"fine-tuned on {family}")]
         lines += [f"### {family}", markdown(table(found))]
         by_placer = {placer: [row["relative"] for row in of] for (placer,), of in cells(found, "placer").items()}
         panels[family] = {placer: distribution(values) for placer, values in by_placer.items()}
