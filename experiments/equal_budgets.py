@@ -174,7 +174,7 @@ def main(config: BudgetConfig) -> None:
         }
         levels[f"{family} on {cluster}"] = {name: float(by_label[name]) for name in (PASS, CHEAP)}
     figure = panel_figure(
-        panels, "simulations", "makespan / one device", "Equal budgets of simulations", log=True, levels=levels
+        panels, "simulations", "makespan / one device", "Equal budgets", log=True, steps=False, levels=levels
     )
     lines = [
         f"The first {config.count} {config.split} graphs of each family, {config.seeds} seeds; {machine()}. Makespans "

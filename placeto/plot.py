@@ -111,9 +111,10 @@ def panel_figure(
     title: str,
     *,
     log: bool = False,
+    steps: bool = True,
     levels: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Figure:
-    """Step lines in panels, up to three in a row: makespans against budgets, or cumulative distributions.
+    """Lines in panels, up to three in a row: makespans against budgets, or cumulative distributions.
 
     Args:
         panels: title of a panel -> label -> points (x, y), in order; a label has one colour in all panels.
@@ -121,6 +122,7 @@ def panel_figure(
         y_label: left of each panel.
         title: of the picture.
         log: whether x is on a log scale.
+        steps: whether y stays until the next point; else points are joined, and x has ticks at them.
         levels: title of a panel -> label -> height of a dotted line across it.
     """
     columns = min(3, len(panels))
@@ -135,12 +137,16 @@ def panel_figure(
         axes = figure.add_subplot(rows, columns, number)
         for label, points in lines.items():
             x, y = np.array(points).T
-            (shown[label],) = axes.plot(x, y, color=color[label], drawstyle="steps-post", linewidth=1.5)
+            style, marker = ("steps-post", "") if steps else ("default", "o")
+            (shown[label],) = axes.plot(x, y, color=color[label], drawstyle=style, marker=marker, linewidth=1.5)
         for place, (label, height) in enumerate((levels or {}).get(heading, {}).items()):
             shown[label] = axes.axhline(height, color="0.3", linestyle=(":", "--", "-.")[place % 3], linewidth=1.0)
         if log:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter("")
+        if not steps:
+            axes.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
         axes.set_title(heading, loc="left", fontsize="medium")
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)

@@ -76,6 +76,16 @@ def test_curves_against_simulations_and_seconds() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["anneal", "etf"]  # the best first
 
 
+def test_points_may_be_joined_instead_of_steps() -> None:
+    figure = panel_figure({"a": {"p": [(300.0, 0.9), (1000.0, 0.5)]}}, "x", "y", "title", log=True, steps=False)
+    (axes,) = figure.axes
+    assert axes.lines[0].get_drawstyle() == "default"
+    assert axes.lines[0].get_marker() == "o"
+    assert axes.get_xticks().tolist() == [300.0, 1000.0]
+    figure.canvas.draw()
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["300", "1000"]
+
+
 def test_a_label_has_one_colour_in_all_panels() -> None:
     panels = {"a": {"p": [(1.0, 0.9), (10.0, 0.5)]}, "b": {"q": [(1.0, 0.8)], "p": [(2.0, 0.7)]}, "c": {}, "d": {}}
     figure = panel_figure(panels, "placements", "makespan", "title", log=True, levels={"b": {"bound": 0.4}})
