@@ -109,7 +109,7 @@ def test_place_says_that_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixt
         (("x.json",), "--cluster"),
         (("x.json", "--cluster", "4xv100", "--nonsense", "1"), "Unrecognized options: --nonsense"),
         (("x.json", "--cluster", "4xv100", "--seed", "q"), "--seed"),
-        (("x.json", "--cluster", "4xv100", "--simulations", "-1"), "--simulations must be above 0"),
+        (("x.json", "--cluster", "4xv100", "--simulations", "-1"), "--simulations must be at least 0, not -1"),
         (("x.json", "--cluster", "4xv100", "--seconds", "nan"), "--seconds must be above 0"),
         (("x.json", "--cluster", "4xv100", "-o", "no/such/dir/p.json"), "directory no/such/dir doesn't exist"),
         (("x.json", "--cluster", "4xv100", "--plot", "p.bmp"), "must end in .png, .svg, .pdf"),

@@ -42,13 +42,13 @@ class BudgetOptions:
     that or a simulation, is finished"""
 
     def check(self) -> None:
-        """Refuse a budget that is no finite number, or not positive; no simulations at all are a budget.
+        """Refuse a negative number of simulations, and seconds that are no positive, finite number.
 
         Raises:
-            UsageError: it isn't.
+            UsageError: the budget is such.
         """
-        if self.simulations != 0:
-            check_positive("--simulations", self.simulations)
+        if self.simulations is not None and self.simulations < 0:
+            raise UsageError(f"--simulations must be at least 0, not {self.simulations}")
         check_positive("--seconds", self.seconds)
 
     def __str__(self) -> str:
