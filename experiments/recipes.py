@@ -35,7 +35,7 @@ LATENCY_US = 5.0, 50.0
 SPEED = 0.4, 2.5  # of a cluster's second kind of devices, against the first
 _MIXED, _HOSTS = 0.4, 0.3  # share of the clusters with two kinds of devices, and with two hosts
 _SLOWER = 2.0, 10.0  # how many times the network between hosts is slower than the links within
-KEPT = ("format", "placer", "config", "best_parameters")  # of a checkpoint
+KEPT = ("placer", "config", "best_parameters")  # of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def main(recipe: Recipe) -> Path:
         numbers = train(training, problems, validation, resume=resume, report=bar.update)
     saved = load_checkpoint(run)
     small = recipe.out / "pretrained.pt"
-    save_checkpoint({name: saved[name] for name in KEPT[1:]} | {"config": saved["config"] | {"out": ""}}, small)
+    save_checkpoint({name: saved[name] for name in KEPT} | {"config": saved["config"] | {"out": ""}}, small)
     (recipe.out / "pretrained.md").write_text(report(recipe, problems, numbers, saved["elapsed"] / 3600))
     print(f"{small}: {small.stat().st_size / 1e6:.2f} MB")
     return small

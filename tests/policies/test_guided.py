@@ -141,8 +141,8 @@ def test_the_policy_leaves_the_search_half_of_the_time(placer, monkeypatch):
     placer(problem, simulations=1)  # compiles and groups
     left = []
     monkeypatch.setattr("placeto.policies.guided.annealing", lambda evaluator, *_: left.append(evaluator.seconds))
-    placer(problem, seconds=1.0)
-    assert 0.05 < left[0] < 0.75
+    placer(problem, seconds=2.0)
+    assert 0.1 < left[0] < 1.5
 
 
 def test_search_finds_the_optimum_of_a_fork(placer):
