@@ -53,7 +53,7 @@ class Recipe:
         "bert:2",
     )
     """FAMILY:COUNT, the first so many training graphs of a family"""
-    validation: tuple[str, ...] = ("cifar10:6", "nmt:6")
+    validation: tuple[str, ...] = ("cifar10:8", "nmt:8")
     """FAMILY:COUNT, the first so many validation graphs of a family"""
     presets: tuple[str, ...] = ("4xv100", "2xv100")
     """clusters on which the graphs are trained in turn, beside those drawn at random"""
@@ -63,7 +63,7 @@ class Recipe:
     """of the clusters and of the training"""
     training: TrainConfig = field(
         default_factory=lambda: TrainConfig(
-            "", iterations=180, validate_every=10, learning=LearningConfig(warmup=150 / 180, replicas=6)
+            "", iterations=160, validate_every=10, learning=LearningConfig(warmup=0.5, replicas=6)
         )
     )
     """the training run; its directory and seed are set from the above"""

@@ -41,6 +41,7 @@ class Run:
     graphs: tuple[str, ...]  # to train on, as the command line names graphs
     validation: tuple[str, ...] = ()  # to choose the parameters by; none = those it trains on
     initial: str | None = None  # checkpoint to begin with
+    others: tuple[str, ...] = ()  # clusters on which it trains as well
 
     @property
     def checkpoint(self) -> Path:
@@ -70,7 +71,11 @@ class Run:
 
     def problems(self) -> tuple[dict[str, PlacementProblem], dict[str, PlacementProblem]]:
         """What it trains on, and what chooses its parameters."""
-        train, validation = ({g: problem_of(g, self.cluster) for g in of} for of in (self.graphs, self.validation))
+        places = [("", self.cluster), *((f" on {other}", other) for other in self.others)]
+        train, validation = (
+            {f"{graph}{suffix}": problem_of(graph, cluster) for suffix, cluster in places for graph in of}
+            for of in (self.graphs, self.validation)
+        )
         return train, validation or train
 
 

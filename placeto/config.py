@@ -61,6 +61,9 @@ class LearningConfig:
     """Weight of the entropy bonus."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
+    average: float = 0.8
+    """How much of itself the moving average of the parameters keeps in an iteration; the average is what validation
+    judges and a placer uses. 0 = the parameters as they are."""
 
 
 PAPER_LEARNING = LearningConfig(
@@ -120,6 +123,8 @@ class OneShotLearningConfig:
     """Weight of imitating the best placement of each graph that was met while training; 0 = as in the papers."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
+    average: float = 0.0
+    """How much of itself the moving average of the parameters keeps in an iteration; 0 = the parameters as they are."""
     soften: float = 1.0
     """Temperature by which the logits of a checkpoint to begin with are divided: a trained policy is too sure of its
     choices to try others."""

@@ -46,7 +46,13 @@ class EnvState:
     data: Data  # observation of all episodes together, see `features.observe`
 
 
-def reset(batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray) -> EnvState:
+def reset(
+    batch: InstanceBatch,
+    config: EnvConfig,
+    index: np.ndarray,
+    placement: np.ndarray,
+    visited: np.ndarray | None = None,
+) -> EnvState:
     """Begin B episodes at the given group placements.
 
     Args:
@@ -54,9 +60,10 @@ def reset(batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement:
         config: order and staying.
         index: (B,) instance of each episode.
         placement: (B, G) device of each group; columns beyond an instance's groups are ignored.
+        visited: (B, G) bool, groups that were moved earlier in this sweep; none if not given.
     """
-    visited = np.zeros(placement.shape, bool)
-    steps = np.zeros(len(index), np.int64)
+    visited = np.zeros(placement.shape, bool) if visited is None else visited
+    steps = visited.sum(1)
     data, makespan = _observe(batch, index, placement, visited, steps)
     data.legal = _legal(batch, config, data, index, steps)
     return EnvState(index, placement, visited, steps, makespan, makespan, makespan, placement, data)

@@ -72,9 +72,9 @@ class Instance:
 
 
 @lru_cache(maxsize=1024)
-def make_instance(problem: PlacementProblem, max_groups: int | None = None) -> Instance:
-    """Prepare a problem for `observe`; cached by problem."""
-    groups = group_ops(problem) if max_groups is None else group_ops(problem, max_groups)
+def make_instance(problem: PlacementProblem, groups: Groups | None = None) -> Instance:
+    """Prepare a problem and its groups (those of `group_ops` if not given) for `observe`; cached."""
+    groups = group_ops(problem) if groups is None else groups
     graph, group = problem.graph, groups.group
     num_ops, num_groups = graph.num_ops, groups.num_groups
     position = np.empty(num_ops, np.int64)

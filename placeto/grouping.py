@@ -101,6 +101,23 @@ def group_ops(problem: PlacementProblem, max_groups: int = MAX_GROUPS) -> Groups
     return _finish(graph, units, labels)
 
 
+@lru_cache(maxsize=256)
+def join_groups(problem: PlacementProblem, groups: Groups, max_groups: int) -> Groups:
+    """Join groups until there are at most so many, as far as that is possible: a coarser view of the problem; cached.
+
+    Raises:
+        ValueError: max_groups below 1.
+    """
+    if max_groups < 1:
+        raise ValueError(f"max_groups must be >= 1, not {max_groups}")
+    units = Units(problem)
+    first: dict[int, int] = {}
+    for op, group in enumerate(groups.group.tolist()):
+        units.join(first.setdefault(group, op), op)
+    coarsen(problem, units, max_groups)
+    return _finish(problem.graph, units, _labels(problem.graph))
+
+
 @dataclass(frozen=True)
 class _Label:
     """Where an op comes from, as `placeto.capture` writes it into names: ``module@call/grad/type_3``."""

@@ -25,6 +25,7 @@ from placeto.reinforce import (
 from placeto.rollout import Rollout
 
 CHANGE_CLIP = 0.2  # labels beyond it are equally bad (or good)
+SMALL_CHANGE = 0.02  # the error of a label of this size weighs half as much as that of one of no change
 
 
 def supervised_update(
@@ -37,8 +38,9 @@ def supervised_update(
 ) -> dict[str, float]:
     """Fit the predicted change of the makespan by single moves to simulated labels, a step at a time.
 
-    Huber loss in per cent, so that 1 % off is where it turns linear. `order` (T,) is the order of the states.
-    `episodes` are this rank's; losses are means over all ranks'.
+    Huber loss in per cent, so that 1 % off is where it turns linear; the smaller a change, the more its error counts,
+    since moves of small changes are what a good placement leaves to choose from. `order` (T,) is the order of the
+    states. `episodes` are this rank's; losses are means over all ranks'.
     """
     total, weight = torch.zeros(3, dtype=torch.float64), ranks.weight(episodes.action.shape[1])
     for t in order:
@@ -46,12 +48,13 @@ def supervised_update(
         _, change = policy(episodes.data[t])
         predicted = change[labels.slot, labels.device]
         target = labels.change.clamp(-CHANGE_CLIP, CHANGE_CLIP)
-        loss = weight * nn.functional.smooth_l1_loss(100 * predicted, 100 * target)
+        error = nn.functional.smooth_l1_loss(100 * predicted, 100 * target, reduction="none")
+        loss = weight * (error * SMALL_CHANGE / (SMALL_CHANGE + target.abs())).mean()
         optimizer.zero_grad()
         loss.backward()
         norm = weight * gradient_step(policy, optimizer, config.max_grad_norm, ranks)
-        error = weight * (predicted - target).detach().abs().mean()
-        total += torch.tensor([float(loss.detach()), float(norm), float(error)])
+        mean_error = weight * (predicted - target).detach().abs().mean()
+        total += torch.tensor([float(loss.detach()), float(norm), float(mean_error)])
     loss_mean, norm_mean, error_mean = ranks.sum((total / len(order)).tolist())
     return {"loss/supervised": loss_mean, "train/gradient_norm": norm_mean, "train/label_error": error_mean}
 

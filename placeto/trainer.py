@@ -128,6 +128,7 @@ def _train(
             done = _share_done(config, state)
             numbers = learner.iterate(state, done)
             state.iteration += 1
+            state.average_parameters(config.learning.average)
             state.elapsed = ranks.of_first(time.perf_counter() - began)
             state.note_improvements()
             numbers["placements/simulated"] = float(state.simulations)
@@ -160,12 +161,13 @@ def _train(
 
 
 def _validate(learner: Learner, state: TrainState, writer: SummaryWriter | None, ranks: Ranks) -> dict[str, float]:
-    """Judge the policy on the validation problems; keeps the best parameters."""
-    validation: Validation = ranks.made_by_first(lambda: learner.validate(state))
+    """Judge the average of the last parameters on the validation problems; the best one is kept."""
+    with state.averaged():
+        validation: Validation = ranks.made_by_first(lambda: learner.validate(state))
     mean = float(validation.relative.mean())
     if mean < state.best_validation:
         state.best_validation = mean
-        state.best_parameters = {name: value.clone() for name, value in state.policy.state_dict().items()}
+        state.best_parameters = dict(state.average)
         if writer is not None:
             first = next(iter(learner.validation.values()))
             schedule = simulate(first, validation.placement)
@@ -284,6 +286,7 @@ def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
             "problems": fingerprint(learner.problems, learner.validation),
             "parameters": state.policy.state_dict(),
             "best_parameters": state.best_parameters or state.policy.state_dict(),
+            "average": state.average,
             "best_validation": float(state.best_validation),
             "optimizer": state.optimizer.state_dict(),
             "random": capture_random([state.torch_random, state.random]),
@@ -328,6 +331,7 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     if saved["problems"] != fingerprint(learner.problems, learner.validation):
         raise CheckpointError(f"can't resume {config.out}: it was trained on other graphs or clusters")
     state.policy.load_state_dict(saved["parameters"])
+    state.average = dict(saved.get("average", {}))
     state.optimizer.load_state_dict(saved["optimizer"])
     restore_random(saved["random"], [state.torch_random, state.random])
     state.elite, state.elite_score = saved["elite"].numpy().copy(), saved["elite_score"].numpy().copy()

@@ -115,3 +115,14 @@ def test_known_optimum_of_two_chains():
     state = reset(batch, EnvConfig(), np.array([0]), np.zeros((1, 2), np.int64))
     assert state.makespan[0] == 1.0
     assert step(batch, EnvConfig(), state, np.array([3])).makespan[0] == 0.5
+
+
+def test_an_episode_may_begin_in_the_middle_of_a_sweep(batch):
+    """The same marks, steps and legal moves as after a step that was taken back."""
+    for config in (EnvConfig(tolerance=-1.0), EnvConfig(order="topological", tolerance=-1.0)):
+        first, second = random_episode(batch, config, 1)
+        again = reset(batch, config, second.index, second.placement, second.visited)
+        assert (again.placement == first.placement).all()
+        assert (again.steps == 1).all()
+        assert torch.equal(again.data.x, second.data.x)
+        assert torch.equal(again.data.legal, second.data.legal)

@@ -6,7 +6,8 @@ import pytest
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
-from placeto.grouping import Groups, expand, group_ops
+from placeto.grouping import Groups, expand, group_ops, join_groups
+from tests.toys import random_graph
 
 MB = 1_000_000
 
@@ -213,3 +214,19 @@ def test_sixty_thousand_ops_take_seconds() -> None:
     result = group_ops(graph)
     assert result.num_groups <= 200
     assert time.process_time() - begin < 10.0
+
+
+def test_joined_groups_are_unions_of_groups() -> None:
+    for cluster in ("2xv100", "8xh100"):
+        problem = PlacementProblem(random_graph(0, 120), load_cluster(cluster))
+        groups = group_ops(problem)
+        for most in (groups.num_groups, groups.num_groups // 2, 4):
+            joined = join_groups(problem, groups, most)
+            assert joined.num_groups <= most
+            pairs = np.unique(np.stack([groups.group, joined.group]), axis=1)
+            assert pairs.shape[1] == groups.num_groups, "each group is in one joined group"
+            assert len(np.unique(pairs[1])) == joined.num_groups
+            assert join_groups(problem, groups, most) is joined
+        np.testing.assert_array_equal(join_groups(problem, groups, groups.num_groups).group, groups.group)
+    with pytest.raises(ValueError, match="max_groups must be >= 1, not 0"):
+        join_groups(problem, groups, 0)

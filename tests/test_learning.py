@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ from placeto.config import PAPER_LEARNING, LearningConfig
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig, reset
 from placeto.features import InstanceBatch, make_instance
-from placeto.learning import advantages, policy_update, supervised_update
+from placeto.learning import SMALL_CHANGE, advantages, policy_update, supervised_update
 from placeto.policies.base import PairDistribution
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.rollout import rollout
@@ -72,3 +74,29 @@ def test_the_papers_baseline_looks_back_over_rounds_of_the_same_graph(setting):
         advantages(episodes.makespan, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
     assert set(history) == {3}
     assert history[3].shape == (PAPER_LEARNING.baseline_rounds, 8)
+
+
+def test_errors_of_small_changes_weigh_more(setting):
+    """The same error costs three times as much at no change as at a change of twice `SMALL_CHANGE`."""
+    _, _, episodes = setting
+    labels, losses = episodes.labels[0], []
+    for change in (0.0, 2 * SMALL_CHANGE):
+        episodes.labels[0] = replace(labels, change=torch.full_like(labels.change, change))
+        shifted = _Shifted(torch.full(episodes.data[0].exists.shape, change + 0.01))
+        numbers = supervised_update(
+            shifted, torch.optim.SGD(shifted.parameters(), 0.0), episodes, LearningConfig(), [0]
+        )
+        losses.append(numbers["loss/supervised"])
+    assert losses[0] == pytest.approx(0.5)
+    assert losses[0] == pytest.approx(3.0 * losses[1])
+
+
+class _Shifted(torch.nn.Module):
+    """Predicts given changes."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = torch.nn.Parameter(change)
+
+    def forward(self, data):
+        return self.change, self.change

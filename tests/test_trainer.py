@@ -18,6 +18,7 @@ from placeto.config import PAPER_LEARNING, ConfigError, LearningConfig, TrainCon
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig
 from placeto.features import InstanceBatch, make_instance
+from placeto.learners.base import TrainState
 from placeto.load import load_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.rollout import greedy_pass
@@ -141,8 +142,8 @@ def test_a_checkpoint_from_before_a_setting_existed_is_resumed_with_its_default(
     del checkpoint["config"]["learning"]["intermediate_rewards"], checkpoint["config"]["policy"]["pooling"]
     save_checkpoint(checkpoint, tmp_path / "checkpoint.pt")
     train(config(tmp_path), problems(3), problems(2, 10), resume=True)
-    other = config(tmp_path, policy=PlacetoConfig(pooling="none"))
-    with pytest.raises(CheckpointError, match=r"policy\.pooling was devices, now it is none"):
+    other = config(tmp_path, policy=PlacetoConfig(pooling="devices"))
+    with pytest.raises(CheckpointError, match=r"policy\.pooling was none, now it is devices"):
         train(other, problems(3), problems(2, 10), resume=True)
 
 
@@ -174,7 +175,7 @@ def test_learns_to_spread_independent_ops(tmp_path):
         {"fork8": fork_of_chains(8, 1, 4)},
     )
     assert numbers["hparam/simulations"] < 20_000
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     trained, untrained = PlacetoPolicy(PlacetoConfig()), PlacetoPolicy(PlacetoConfig())
     trained.load_state_dict(load_checkpoint(tmp_path)["parameters"])
     assert best_of_one_pass(trained, EnvConfig(tolerance=None), fork_of_chains(12, 1, 4)) == 30.0
@@ -207,7 +208,7 @@ def test_trained_for_a_toy_it_keeps_the_optimum_that_it_starts_from(toy, optimum
 ABLATIONS = {
     "no message passing": {"policy": PlacetoConfig(features="paper", pooling="paper", rounds=0)},
     "simple aggregator": {"policy": PlacetoConfig(features="paper", pooling="simple", rounds=0)},
-    "no pooling": {"policy": PlacetoConfig(pooling="none")},
+    "pooling over devices": {"policy": PlacetoConfig(pooling="devices")},
     "no intermediate rewards": {"learning": replace(QUICK, intermediate_rewards=False)},
     "one-hot fixed device head": {"policy": PlacetoConfig(features="paper", pooling="paper", head="fixed")},
     "the paper's recipe": {
@@ -247,7 +248,7 @@ def test_a_run_that_ends_by_the_clock_is_validated_at_its_end(tmp_path):
     train(config(tmp_path, iterations=None, minutes=0.02, validate_every=10**6), problems(2), problems(1, 10))
     checkpoint = load_checkpoint(tmp_path)
     assert np.isfinite(checkpoint["best_validation"])
-    assert same(checkpoint["best_parameters"], checkpoint["parameters"])
+    assert same(checkpoint["best_parameters"], checkpoint["average"])
 
 
 def test_a_run_ends_with_the_iteration_that_spends_its_simulations(tmp_path):
@@ -312,3 +313,21 @@ def test_same_seed_same_run(tmp_path):
     train(config(tmp_path / "c", iterations=4, seed=1), problems(2), problems(1, 10))
     assert not same(runs[0]["parameters"], load_checkpoint(tmp_path / "c")["parameters"])
     assert np.isfinite(runs[0]["best_validation"])
+
+
+def test_the_average_of_the_last_parameters_is_what_is_judged():
+    policy = torch.nn.Linear(1, 1)
+    optimizer, elite = torch.optim.SGD(policy.parameters(), 0.1), np.zeros((1, 1), np.int64)
+    state = TrainState(policy, optimizer, torch.Generator(), np.random.default_rng(), elite, np.zeros(1))
+    seen = []
+    for value in (1.0, 4.0, 7.0, 7.0):
+        torch.nn.init.constant_(policy.weight, value)
+        state.iteration += 1
+        state.average_parameters(0.5)
+        seen.append(float(state.average["weight"]))
+    assert seen == pytest.approx([1.0, 3.0, 5.0, 6.0])
+    with state.averaged():
+        assert policy.weight.item() == pytest.approx(6.0)
+    assert policy.weight.item() == 7.0
+    state.average_parameters(0.0)
+    assert float(state.average["weight"]) == 7.0

@@ -6,7 +6,8 @@ Legend: C problems, W decisions of the largest problem (groups, or ops), N ops.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -36,9 +37,27 @@ class TrainState:
     elapsed: float = 0.0  # seconds
     best_validation: float = np.inf
     best_parameters: dict[str, Tensor] = field(default_factory=dict)
+    average: dict[str, Tensor] = field(default_factory=dict)  # of the parameters after the last iterations
     history: dict[int, Tensor] = field(default_factory=dict)  # what a reward baseline remembers, by training problem
     # (simulations, seconds, elite_score) after each iteration that improved on a training problem, by its number
     improvements: dict[int, list[tuple[int, float, float]]] = field(default_factory=dict)
+
+    def average_parameters(self, decay: float) -> None:
+        """Let the moving average follow the parameters; it forgets as much as `decay` says, at first more."""
+        now, count = self.policy.state_dict(), self.iteration
+        kept = min(decay, (count - 1) / (count + 1))
+        old = self.average or now
+        self.average = {name: value.lerp(old[name].to(value), kept) for name, value in now.items()}
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it the policy has the moving average for its parameters."""
+        own = {name: value.clone() for name, value in self.policy.state_dict().items()}
+        self.policy.load_state_dict(self.average or own)
+        try:
+            yield
+        finally:
+            self.policy.load_state_dict(own)
 
     def note_improvements(self) -> None:
         """Remember what the best placements met are worth, where that is news."""

@@ -1,4 +1,4 @@
-"""Placing one graph with a trained iterative policy: cheap heuristics, a greedy sweep, roll-outs, annealing.
+"""Placing one graph with a trained iterative policy: cheap heuristics, greedy sweeps, annealing with its advice.
 
 Legend: G groups, D devices, S starts, C instances.
 """
@@ -16,20 +16,23 @@ import torch
 from torch import nn
 
 from placeto.cost import PlacementProblem
-from placeto.env import EnvConfig, EnvState, reset, step
+from placeto.env import EnvConfig, EnvState, reset
 from placeto.features import Instance, InstanceBatch, make_instance
+from placeto.grouping import join_groups
+from placeto.heuristics._local import Adviser
 from placeto.heuristics.common import Rule
 from placeto.heuristics.list_scheduling import try_heft
 from placeto.heuristics.search import CHEAP, DEFAULT_SIMULATIONS, annealing, best_cheap, round_to_groups
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
 
-_ROLL_OUTS = 4  # simulations of the roll-outs for each group, at most
-_SHARE = 0.6  # of the simulations that the sweep leaves go to the roll-outs, at most
-_SECONDS = 0.25  # of the time that is left goes to the sweep, and so much again to the roll-outs, at most
-_HEAT = 0.6  # temperature of the roll-outs: a predicted change of so many per cent makes a move e times less likely
+_LEVELS = (0.125, 0.25, 0.5, 1.0)  # shares of the groups to which they are joined for the sweeps, in turn
+_FEWEST = 4  # groups of a level
+_TRIES = 8  # moves tried between two looks of the policy, at most
+_SHARE = 0.7  # of the simulations that are left go to the sweeps, at most
+_SECONDS = 0.4  # of the time that is left goes to them, at most
+_HEAT = 0.2  # temperature of advice: a predicted change of so many per cent makes a move e times less likely
 _MANY = 1 << 60  # simulations: no limit
-_WORSE = 0.0005  # moves that cost this share of the makespan are kept one time in e
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +59,11 @@ def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 
 
 
 class GuidedPlacer:
-    """A trained policy as a placer: best cheap heuristic, a greedy sweep of the policy, its roll-outs, annealing.
+    """A trained policy as a placer: best cheap heuristic, greedy sweeps of the policy, annealing with its advice.
 
-    Never worse than the best cheap heuristic that the budget allows. Without a budget it ends with the sweep, which is
-    the policy's zero-shot answer and takes a simulation a group. With a budget of 0 simulations that answer begins
-    from HEFT, and what the policy's own observations simulate is not counted.
+    Never worse than the best cheap heuristic that the budget allows. Without a budget it ends with the sweep over all
+    groups, which is the policy's zero-shot answer and takes a simulation a group. With a budget of 0 simulations that
+    answer begins from HEFT, and what the policy's own observations simulate is not counted.
     """
 
     default_simulations = DEFAULT_SIMULATIONS  # of `placeto place`
@@ -83,15 +86,14 @@ class GuidedPlacer:
         if simulations == 0:
             return self._answer(instance, seconds, seed, began)
         evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
-        start, score = best_cheap(evaluator, seed)
+        _, score = best_cheap(evaluator, seed)
         if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
-            with evaluator.limited(_MANY, _time_box(evaluator)):
-                self._sweep(instance, evaluator, start)
-            if simulations is not None or seconds is not None:
-                rng = np.random.default_rng(seed)
-                self._roll_out(instance, evaluator, rng)
-                if not evaluator.exhausted:
-                    annealing(evaluator, evaluator.best_groups[0], rng)
+            limited = simulations is not None or seconds is not None
+            with evaluator.limited(_most(evaluator), _deadline(evaluator)):
+                for share in _LEVELS if limited else (1.0,):
+                    self._sweep(instance, share, evaluator, evaluator.best_groups[0])
+            if limited and not evaluator.exhausted:
+                annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed), self._adviser(instance))
         return evaluator.result()
 
     def _answer(self, instance: Instance, seconds: float | None, seed: int, began: float) -> PlacementResult:
@@ -100,61 +102,58 @@ class GuidedPlacer:
         evaluator = Evaluator(problem, groups, None, seconds, began)
         try_heft(evaluator, seed)
         if evaluator.best is not None and problem.num_devices > 1 and evaluator.best_score > 0:
-            self._sweep(instance, evaluator, round_to_groups(problem, groups, evaluator.best))
+            self._sweep(instance, 1.0, evaluator, round_to_groups(problem, groups, evaluator.best))
         result = evaluator.result()
         return replace(result, simulations=0, history=((0, result.seconds, result.makespan_us),))
 
-    def _sweep(self, instance: Instance, evaluator: Evaluator, start: np.ndarray) -> None:
+    def _sweep(self, instance: Instance, share: float, evaluator: Evaluator, start: np.ndarray) -> None:
         """Offer the evaluator what the policy's most likely moves lead to, each group moved once.
 
-        The environment simulates each of these placements again for its schedule; they count once.
+        Below a `share` of 1 groups are joined, as long as there are more than this share of them. Between two looks
+        of the policy its most likely moves are tried in turn until one is kept. What it observes was simulated before
+        and counts once.
         """
-        batch = InstanceBatch.of([instance])
-        devices = instance.problem.num_devices
-        state = reset(batch, self.env, np.zeros(1, np.int64), start[None])
-        for _ in range(instance.groups.num_groups):
-            if evaluator.exhausted:
-                break
-            action = int(self._distribution(state).mode())
-            moved = state.placement[0].copy()
-            moved[action // devices] = action % devices
-            evaluator.score(moved)
-            state = step(batch, self.env, state, np.array([action]))
+        problem, zero = instance.problem, np.zeros(1, np.int64)
+        of = np.arange(len(start))  # (G,) in which joined group each group is
+        if share < 1.0:
+            joined = join_groups(problem, instance.groups, max(_FEWEST, round(share * len(start))))
+            _, first_op = np.unique(instance.groups.group, return_index=True)
+            start, of = round_to_groups(problem, joined, start[instance.groups.group]), joined.group[first_op]
+            instance = make_instance(problem, joined)
+        batch, devices = InstanceBatch.of([instance]), problem.num_devices
+        here, visited = start, np.zeros((1, len(start)), bool)
+        best = evaluator.score(here[of]) if share < 1.0 else evaluator.best_groups[1]
+        while not visited.all() and not evaluator.exhausted:
+            state = reset(batch, self.env, zero, here[None], visited)
+            odds = self._distribution(state).log_probs[0].numpy().copy()
+            for _ in range(_TRIES):
+                action = int(odds.argmax())
+                if odds[action] == -math.inf or evaluator.exhausted:
+                    break
+                group, device = divmod(action, devices)
+                visited[0, group] = True
+                odds[group * devices : (group + 1) * devices] = -math.inf
+                if device == here[group]:
+                    continue
+                moved = here.copy()
+                moved[group] = device
+                score = evaluator.score(moved[of])
+                best = min(best, score)
+                if self.env.tolerance is None or score <= best * (1.0 + self.env.tolerance):
+                    here = moved
+                    break
 
-    def _roll_out(self, instance: Instance, evaluator: Evaluator, rng: np.random.Generator) -> None:
-        """From the best placement on try moves as likely as the policy finds them, and keep those that hardly hurt.
+    def _adviser(self, instance: Instance) -> Adviser | None:
+        """How likely the policy finds each single move; none from one that was trained to follow a traversal."""
+        if self.env.order != "policy":
+            return None
+        batch, zero = InstanceBatch.of([instance]), np.zeros(1, np.int64)
 
-        What is tried is drawn without replacement until a move is kept; then the policy looks again. No placement is
-        tried twice. Ends with its share of the budget, or where all moves were tried in vain. A policy that was
-        trained to follow a traversal has no say in which node moves: there are no roll-outs with it.
-        """
-        here, score = evaluator.best_groups
-        if evaluator.exhausted or self.env.order != "policy" or not 0 < score < math.inf:
-            return
-        batch, devices = InstanceBatch.of([instance]), instance.problem.num_devices
-        known = {here.tobytes()}
-        most = evaluator.simulations + _ROLL_OUTS * instance.groups.num_groups
-        if evaluator.limit is not None:
-            most = min(most, evaluator.simulations + math.ceil(_SHARE * (evaluator.limit - evaluator.simulations)))
-        with evaluator.limited(most, _time_box(evaluator)):
-            kept = True
-            while kept and not evaluator.exhausted:
-                state = reset(batch, self.env, np.zeros(1, np.int64), here[None])
-                odds = self._distribution(state, _HEAT).log_probs[0].numpy()
-                drawn = np.argsort(-(odds + rng.gumbel(size=len(odds))), kind="stable")[: np.isfinite(odds).sum()]
-                kept = False
-                for action in drawn:
-                    moved = here.copy()
-                    moved[action // devices] = action % devices
-                    if (key := moved.tobytes()) in known:
-                        continue
-                    known.add(key)
-                    if evaluator.exhausted:
-                        return
-                    then = evaluator.score(moved)
-                    if then <= score - _WORSE * evaluator.best_score * math.log(1.0 - rng.random()):
-                        here, score, kept = moved, then, True
-                        break
+        def advise(device: np.ndarray) -> np.ndarray:
+            distribution = self._distribution(reset(batch, self.env, zero, device[None]), _HEAT)
+            return distribution.log_probs[0].exp().double().numpy()
+
+        return advise
 
     def _distribution(self, state: EnvState, temperature: float = 1.0) -> PairDistribution:
         """What the policy would do next."""
@@ -163,10 +162,17 @@ class GuidedPlacer:
         return PairDistribution.from_logits(logits, state.data, temperature)
 
 
-def _time_box(evaluator: Evaluator) -> float | None:
-    """When a part of the work has to end that looks at the policy for every simulation; None without a clock.
+def _most(evaluator: Evaluator) -> int:
+    """After how many simulations the sweeps have to end."""
+    if evaluator.limit is None:
+        return _MANY
+    return evaluator.simulations + math.ceil(_SHARE * (evaluator.limit - evaluator.simulations))
 
-    In the time of such a look a plain search makes several simulations.
+
+def _deadline(evaluator: Evaluator) -> float | None:
+    """When the sweeps have to end; None without a clock.
+
+    In the time of a look of the policy a plain search makes several simulations.
     """
     if evaluator.seconds_limit is None:
         return None

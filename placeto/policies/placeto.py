@@ -21,6 +21,9 @@ from placeto.features import EDGE_FEATURES, FEATURE_SETS, NODE_INDEX, PAIR_INDEX
 from placeto.nn import GraphPooling, NeighbourhoodPooling, TwoWayMessagePassing, device_pool, mlp
 from placeto.policies.base import PolicyError
 
+_FINE = 0.003  # below it the logarithmic scale is linear
+_FINE_RANGE = 5.0  # roughly what it maps 0.2 to, before it is divided by this
+
 
 @dataclass(frozen=True)
 class PlacetoConfig:
@@ -28,11 +31,13 @@ class PlacetoConfig:
 
     features: Literal["schedule", "paper"] = "schedule"
     """"schedule": slack and lateness of the schedule; "paper": cost, output size, placement, current, visited."""
+    fine_scale: bool = True
+    """Whether the schedule's features come on a logarithmic scale as well, on which small differences show."""
     hidden: int = 48
     """Width of the embeddings."""
     rounds: int = 2
     """Rounds of message passing; 0 = none."""
-    pooling: Literal["devices", "paper", "simple", "none"] = "devices"
+    pooling: Literal["devices", "paper", "simple", "none"] = "none"
     """"devices": mean over each device and the graph; "paper": ancestors, descendants, parallel nodes as well;
     "simple": one mean over the graph, the paper's simple aggregator."""
     head: Literal["pair", "fixed"] = "pair"
@@ -41,6 +46,11 @@ class PlacetoConfig:
     """Number of devices of the "fixed" head."""
     change_weight: float = 100.0
     """Weight of the predicted relative change of the makespan in the logit."""
+
+    @property
+    def scales(self) -> int:
+        """On how many scales features come."""
+        return 2 if self.fine_scale and self.features == "schedule" else 1
 
 
 class PlacetoPolicy(nn.Module):
@@ -59,8 +69,10 @@ class PlacetoPolicy(nn.Module):
         edge_columns = [EDGE_FEATURES.index(name) for name in edges]
         self.register_buffer("edge_columns", torch.tensor(edge_columns), persistent=False)
         hidden = config.hidden
-        own = 0 if config.head == "fixed" else len(pairs)  # features of the pair (node, its own device)
-        self.encoder = mlp([len(nodes) + own + (config.fixed_devices if not own else 0), hidden, hidden])
+        width = config.scales * len(pairs)
+        own = 0 if config.head == "fixed" else width  # features of the pair (node, its own device)
+        one_hot = config.fixed_devices if config.head == "fixed" else 0
+        self.encoder = mlp([config.scales * len(nodes) + own + one_hot, hidden, hidden])
         self.message_passing = TwoWayMessagePassing(hidden, len(edges), config.rounds)
         self.neighbourhoods = NeighbourhoodPooling(hidden) if config.pooling == "paper" else None
         self.aggregator = GraphPooling(hidden) if config.pooling == "simple" else None
@@ -69,7 +81,7 @@ class PlacetoPolicy(nn.Module):
             self.fixed = mlp([2 * hidden, 64, 2 * config.fixed_devices])
         else:
             self.from_node = nn.Linear(hidden, 64)
-            self.from_pair = nn.Linear(len(pairs), 64, bias=False)
+            self.from_pair = nn.Linear(width, 64, bias=False)
             if config.pooling in ("devices", "paper"):
                 self.from_graph = nn.Linear(hidden, 64, bias=False)
                 self.from_device = nn.Linear(hidden, 64, bias=False)
@@ -86,6 +98,8 @@ class PlacetoPolicy(nn.Module):
             return logits.to(there), change.to(there)
         config = self.config
         node, pair = data.x[:, self.node_columns], data.pair[:, :, self.pair_columns]
+        if config.scales == 2:
+            node, pair = two_scales(node), two_scales(pair)
         devices, rows = pair.shape[1], torch.arange(len(node), device=node.device)
         if config.head == "fixed":
             if devices > config.fixed_devices:
@@ -120,3 +134,11 @@ class PlacetoPolicy(nn.Module):
         out = out - out.gather(1, stay)
         change = out[..., 1] * 0.1  # typical changes are a few per cent: keep the head's outputs near one
         return out[..., 0] - config.change_weight * change, change
+
+
+def two_scales(x: Tensor) -> Tensor:
+    """Features (..., F) with their logarithms beside them: (..., 2 F).
+
+    What decides between two moves is often a thousandth of the makespan, while features reach from 0 to 1.
+    """
+    return torch.cat([x, torch.asinh(x / _FINE) / _FINE_RANGE], -1)

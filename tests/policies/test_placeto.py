@@ -5,12 +5,12 @@ import torch
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig, reset
 from placeto.features import InstanceBatch, make_instance
-from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy, two_scales
 from tests.toys import random_graph, toy_cluster
 
 VARIANTS = [
     PlacetoConfig(),
-    PlacetoConfig(rounds=0, pooling="none"),
+    PlacetoConfig(rounds=0, pooling="devices", fine_scale=False),
     PlacetoConfig(features="paper", pooling="paper", rounds=8),
     PlacetoConfig(features="paper", pooling="paper", head="fixed", fixed_devices=3),
 ]
@@ -77,3 +77,21 @@ def test_the_fixed_head_refuses_more_devices_than_it_has(batch):
     policy = PlacetoPolicy(PlacetoConfig(head="fixed", fixed_devices=2))
     with pytest.raises(ValueError, match="the fixed head has 2 devices, the cluster has 3"):
         policy(observation(batch, [1]))
+
+
+def test_a_thousandth_of_the_makespan_shows_on_the_fine_scale(batch):
+    """Features come twice, small ones enlarged; the paper's come as they are."""
+    x = torch.tensor([[-0.2, 0.0, 0.001, 0.002, 1.0]])
+    raw, fine = two_scales(x).chunk(2, -1)
+    assert torch.equal(raw, x)
+    assert (fine.diff() > 0).all()
+    assert fine[0, 1] == 0.0
+    assert float(fine[0, 3] - fine[0, 2]) > 40 * 0.001
+    assert fine.abs().max() < 1.5
+    sizes = [
+        PlacetoPolicy(PlacetoConfig(features=features, fine_scale=fine_scale)).encoder[0].in_features
+        for features in ("schedule", "paper")
+        for fine_scale in (True, False)
+    ]
+    assert sizes[0] == 2 * sizes[1]
+    assert sizes[2] == sizes[3]
