@@ -19,6 +19,7 @@ from typing import Annotated
 
 import numpy as np
 import tyro
+from matplotlib.figure import Figure
 
 from experiments.runs import CHEAP, cheap_row, kept_rows, problem_of
 from experiments.tables import Table, cells, machine, markdown, publish, rule
@@ -158,23 +159,35 @@ def _cheap_row(family: str, graph: str, cluster: str) -> Row:
     return cheap_row(graph, cluster) | {"family": family}
 
 
-def main(config: BudgetConfig) -> None:
-    """Place, print the table and write it with its picture."""
-    load_placer(config.checkpoint)  # refused now rather than in a worker
-    config.out.mkdir(parents=True, exist_ok=True)
-    rows = place(config)
-    save_rows(rows, config.out / "rows.json")
+def budget_figure(rows: Sequence[Row], config: BudgetConfig) -> Figure:
+    """Mean makespans against budgets, a panel for each family and cluster: of simulations, or of seconds alone."""
+    budgets = [(f"{count}", float(count)) for count in config.simulations]
+    budgets = budgets or [(f"{length:g}s", length) for length in config.seconds]
     panels, levels = {}, {}
     for (family, cluster), own in cells(rows, "family", "cluster").items():
         by_label = {label: np.mean([row["relative"] for row in of]) for (label,), of in cells(own, "placer").items()}
         panels[f"{family} on {cluster}"] = {
-            label: [(count, by_label[f"{label}@{count}"]) for count in config.simulations]
+            label: [(size, by_label[f"{label}@{budget}"]) for budget, size in budgets]
             for label in (GUIDED, config.against)
         }
         levels[f"{family} on {cluster}"] = {name: float(by_label[name]) for name in (PASS, CHEAP)}
-    figure = panel_figure(
-        panels, "simulations", "makespan / one device", "Equal budgets", log=True, steps=False, levels=levels
-    )
+    x_label = "simulations" if config.simulations else "seconds"
+    return panel_figure(panels, x_label, "makespan / one device", "Equal budgets", log=True, steps=False, levels=levels)
+
+
+def main(config: BudgetConfig) -> None:
+    """Place, print the table and write it with its picture.
+
+    Raises:
+        SystemExit: there is no budget.
+    """
+    if not config.simulations and not config.seconds:
+        raise SystemExit("error: give a budget of simulations or of seconds")
+    load_placer(config.checkpoint)  # refused now rather than in a worker
+    config.out.mkdir(parents=True, exist_ok=True)
+    rows = place(config)
+    save_rows(rows, config.out / "rows.json")
+    figure = budget_figure(rows, config)
     lines = [
         f"The first {config.count} {config.split} graphs of each family, {config.seeds} seeds; {machine()}. Makespans "
         "are relative to one device; ± is the standard error over graphs.",

@@ -54,3 +54,11 @@ def test_every_budget_has_both_placers(tmp_path):
 def test_an_unknown_checkpoint_is_refused(tmp_path):
     with pytest.raises(LoadError, match="no placer and no checkpoint"):
         main(small(tmp_path, checkpoint="nothing"))
+
+
+def test_budgets_of_seconds_alone_make_a_picture_too(tmp_path, capsys):
+    main(small(tmp_path, simulations=(), seconds=(0.05, 0.1), seeds=1, count=1))
+    assert "| ptb, 2xv100 | 0.05s | " in capsys.readouterr().out
+    assert (tmp_path / "equal_budgets.png").stat().st_size > 1000
+    with pytest.raises(SystemExit, match="give a budget"):
+        main(small(tmp_path, simulations=()))
