@@ -189,7 +189,8 @@ def main(config: BudgetConfig) -> None:
     save_rows(rows, config.out / "rows.json")
     figure = budget_figure(rows, config)
     lines = [
-        f"The first {config.count} {config.split} graphs of each family, {config.seeds} seeds; {machine()}. Makespans "
+        f"The first {config.count} {config.split} graphs of each family, "
+        f"{config.seeds} seed{'s' if config.seeds > 1 else ''}; {machine()}. Makespans "
         "are relative to one device; ± is the standard error over graphs.",
         markdown(table(rows, config)),
     ]
