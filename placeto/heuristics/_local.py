@@ -6,12 +6,13 @@ Legend: N ops, G groups, D devices, M kinds of moves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from placeto.heuristics._moves import MOVES, State, enter, search
 from placeto.heuristics._neighbourhood import neighbourhood
+from placeto.heuristics.common import Adviser
 from placeto.placer import Chunks, Evaluator
 
 _GUIDE = 0.01  # differences of the guide's estimates that matter, as a share of the makespan
@@ -20,9 +21,6 @@ _MEMO = 1 << 16  # placements remembered; new ones overwrite old ones
 _CHUNK = 1000  # simulations between two looks at the clock, at most
 _ASK = 16  # simulations between two questions to an adviser, at least
 _ASKING = 0.5  # of the time that simulations take goes to the adviser, at most, where the time is limited
-
-Adviser = Callable[[np.ndarray], np.ndarray]
-"""Weights (G, D) of the single moves that it would make from a placement (G,) of groups."""
 
 
 class LocalSearch:

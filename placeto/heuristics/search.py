@@ -12,9 +12,9 @@ import numpy as np
 
 from placeto.cost import PlacementProblem
 from placeto.grouping import Groups
-from placeto.heuristics._local import Adviser, LocalSearch
+from placeto.heuristics._local import LocalSearch
 from placeto.heuristics.baechi import try_m_sct
-from placeto.heuristics.common import Rule
+from placeto.heuristics.common import Adviser, Rule
 from placeto.heuristics.list_scheduling import try_etf, try_heft
 from placeto.heuristics.naive import try_single
 from placeto.heuristics.partition import try_expert, try_metis

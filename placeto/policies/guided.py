@@ -19,8 +19,7 @@ from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig, EnvState, reset
 from placeto.features import Instance, InstanceBatch, make_instance
 from placeto.grouping import join_groups
-from placeto.heuristics._local import Adviser
-from placeto.heuristics.common import Rule
+from placeto.heuristics.common import Adviser, Rule
 from placeto.heuristics.list_scheduling import try_heft
 from placeto.heuristics.search import CHEAP, DEFAULT_SIMULATIONS, annealing, best_cheap, round_to_groups
 from placeto.placer import Evaluator, PlacementResult
@@ -102,16 +101,18 @@ class GuidedPlacer:
         evaluator = Evaluator(problem, groups, None, seconds, began)
         try_heft(evaluator, seed)
         if evaluator.best is not None and problem.num_devices > 1 and evaluator.best_score > 0:
-            self._sweep(instance, 1.0, evaluator, round_to_groups(problem, groups, evaluator.best))
+            start = round_to_groups(problem, groups, evaluator.best)
+            evaluator.score(start)
+            self._sweep(instance, 1.0, evaluator, start)
         result = evaluator.result()
         return replace(result, simulations=0, history=((0, result.seconds, result.makespan_us),))
 
     def _sweep(self, instance: Instance, share: float, evaluator: Evaluator, start: np.ndarray) -> None:
-        """Offer the evaluator what the policy's most likely moves lead to, each group moved once.
+        """Offer the evaluator what the policy's most likely moves from `start` lead to, each group moved once.
 
-        Below a `share` of 1 groups are joined, as long as there are more than this share of them. Between two looks
-        of the policy its most likely moves are tried in turn until one is kept. What it observes was simulated before
-        and counts once.
+        `start` is the best placement of groups that the evaluator has met. Below a `share` of 1 groups are joined, as
+        long as there are more than this share of them. Between two looks of the policy its most likely moves are
+        tried in turn until one is kept. What it observes was simulated before and counts once.
         """
         problem, zero = instance.problem, np.zeros(1, np.int64)
         of = np.arange(len(start))  # (G,) in which joined group each group is
@@ -144,7 +145,7 @@ class GuidedPlacer:
                     break
 
     def _adviser(self, instance: Instance) -> Adviser | None:
-        """How likely the policy finds each single move; none from one that was trained to follow a traversal."""
+        """How likely the policy finds each move of one group; none from one that was trained to follow a traversal."""
         if self.env.order != "policy":
             return None
         batch, zero = InstanceBatch.of([instance]), np.zeros(1, np.int64)
