@@ -91,7 +91,7 @@ def test_shipped_data_are_small_and_load_fast(family: str) -> None:
     for split, size in FAMILIES[family].splits.items():
         for index in range(size):
             FAMILIES[family].load(split, index)
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize(
