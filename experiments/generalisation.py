@@ -26,7 +26,6 @@ from experiments.tables import Table, cells, machine, markdown, mean_and_spread,
 from placeto.cluster import load_cluster
 from placeto.config import TrainConfig
 from placeto.evaluate import PlacerSpec, Row, evaluate, save_rows
-from placeto.graph import ComputationGraph
 from placeto.load import DEFAULT_PLACER, split_size
 from placeto.progress import ProgressBar
 
@@ -137,9 +136,10 @@ def place(config: GeneralisationConfig, runs: Mapping[tuple[Graphs, int], Run]) 
         for target, graphs in placed.items():
             (cluster,) = graphs.clusters
             names = graphs.names("test", config.count)
-            loaded = _load(names)
+            loaded = {name: problem_of(name, cluster).graph for name in names}
             rows: list[Row] = []
-            with ProgressBar(f"placing {comparison}: {target}", total=len(names) * len(trained) * config.seeds) as bar:
+            total = len(names) * (len(trained) * config.seeds + 1)
+            with ProgressBar(f"placing {comparison}: {target}", total=total) as bar:
                 for seed in range(config.seeds):
                     specs = [PlacerSpec(name, runs[of, seed].config.out) for name, of in trained.items()]
                     specs += [PlacerSpec(PRETRAINED, DEFAULT_PLACER)] if seed == 0 else []
@@ -155,10 +155,6 @@ def place(config: GeneralisationConfig, runs: Mapping[tuple[Graphs, int], Run]) 
             wanted = {f"{graph} {cluster}": partial(cheap_row, graph, cluster) for graph in names}
             found[comparison, target] = [*rows, *kept_rows(config.out / "cheap.json", wanted, "heuristics")]
     return found
-
-
-def _load(names: Sequence[str]) -> dict[str, ComputationGraph]:
-    return {name: problem_of(name, "4xv100").graph for name in names}
 
 
 def gains(rows: Sequence[Row], label: str) -> list[float]:
