@@ -2,10 +2,10 @@
 
 python -m experiments.equal_budgets [--out runs/equal_budgets]
 
-The guided placer (a checkpoint, or what comes with the package) and another placer place the same graphs with the same
-seeds within each budget. Differences are of makespans, in per cent of the other's, paired: their mean over seeds for
-each graph, then mean and standard error over graphs. One pass of the policy stands beside the best cheap heuristic of
-each graph. Run again after an interruption: what is finished is kept.
+The guided placer (what comes with the package, or a checkpoint for each seed) and another placer place the same graphs
+with the same seeds within each budget. Differences are of makespans, in per cent of the other's, paired: their mean
+over seeds for each graph, then mean and standard error over graphs. One pass of the policy stands beside the best cheap
+heuristic of each graph. Run again after an interruption: what is finished is kept.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -47,8 +48,8 @@ class BudgetConfig:
     """only the first so many graphs of each"""
     clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("2xv100", "4xv100")
     """to place on"""
-    checkpoint: str = "placeto"
-    """of the guided placer: the name of one that comes with the package, or a path"""
+    checkpoints: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME|PATH")] = ("placeto",)
+    """of the guided placer, names of what comes with the package or paths: one for each seed, in turn"""
     against: str = "anneal"
     """the other placer"""
     simulations: tuple[int, ...] = (300, 1000, 3000, 10000)
@@ -69,10 +70,11 @@ class Difference:
     error: float  # standard error, graphs being the sample, of means over seeds; nan with one graph
 
 
-def specs(config: BudgetConfig) -> list[PlacerSpec]:
+def specs(config: BudgetConfig, seed: int) -> list[PlacerSpec]:
     """Both placers with each budget, and one pass of the policy."""
-    found = [PlacerSpec(PASS, config.checkpoint)]
-    for label, placer in ((GUIDED, config.checkpoint), (config.against, config.against)):
+    checkpoint = config.checkpoints[seed % len(config.checkpoints)]
+    found = [PlacerSpec(PASS, checkpoint)]
+    for label, placer in ((GUIDED, checkpoint), (config.against, config.against)):
         found += [PlacerSpec(f"{label}@{count}", placer, simulations=count) for count in config.simulations]
         found += [PlacerSpec(f"{label}@{length:g}s", placer, seconds=length) for length in config.seconds]
     return found
@@ -129,22 +131,20 @@ def _line(name: str, budget: str, ours: Sequence[Row], theirs: Sequence[Row], ga
 def place(config: BudgetConfig) -> list[Row]:
     """All rows, each with its family."""
     graphs = {family: load_split(family, config.split, config.count) for family in config.families}
-    wanted = specs(config)
-    total = len(config.clusters) * sum(map(len, graphs.values())) * len(wanted) * config.seeds
+    total = len(config.clusters) * sum(map(len, graphs.values())) * len(specs(config, 0)) * config.seeds
     rows: list[Row] = []
     with ProgressBar("placing", total=total) as bar:
-        for family, own in graphs.items():
-            for name in config.clusters:
-                found = evaluate(
-                    own,
-                    load_cluster(name),
-                    wanted,
-                    range(config.seeds),
-                    out=config.out / f"{family}.json",
-                    processes=config.processes,
-                    report=bar.after(len(rows)),
-                )
-                rows += [row | {"family": family} for row in found]
+        for family, name, seed in product(config.families, config.clusters, range(config.seeds)):
+            found = evaluate(
+                graphs[family],
+                load_cluster(name),
+                specs(config, seed),
+                (seed,),
+                out=config.out / f"{family}.json",
+                processes=config.processes,
+                report=bar.after(len(rows)),
+            )
+            rows += [row | {"family": family} for row in found]
     cheap = {}
     for family, own in graphs.items():
         for name in config.clusters:
@@ -179,11 +179,14 @@ def main(config: BudgetConfig) -> None:
     """Place, print the table and write it with its picture.
 
     Raises:
-        SystemExit: there is no budget.
+        SystemExit: there is no budget, or no checkpoint.
     """
     if not config.simulations and not config.seconds:
         raise SystemExit("error: give a budget of simulations or of seconds")
-    load_placer(config.checkpoint)  # refused now rather than in a worker
+    if not config.checkpoints:
+        raise SystemExit("error: give a checkpoint")
+    for checkpoint in config.checkpoints:
+        load_placer(checkpoint)  # refused now rather than in a worker
     config.out.mkdir(parents=True, exist_ok=True)
     rows = place(config)
     save_rows(rows, config.out / "rows.json")

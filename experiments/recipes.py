@@ -36,6 +36,7 @@ SPEED = 0.4, 2.5  # of a cluster's second kind of devices, against the first
 _MIXED, _HOSTS = 0.4, 0.3  # share of the clusters with two kinds of devices, and with two hosts
 _SLOWER = 2.0, 10.0  # how many times the network between hosts is slower than the links within
 KEPT = ("placer", "config", "best_parameters")  # of a checkpoint
+CHECKPOINT = "pretrained.pt"  # its name in the folder of the recipe
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def main(recipe: Recipe) -> Path:
     with ProgressBar("training", total=1.0) as bar:
         numbers = train(training, problems, validation, resume=resume, report=bar.update)
     saved = load_checkpoint(run)
-    small = recipe.out / "pretrained.pt"
+    small = recipe.out / CHECKPOINT
     save_checkpoint({name: saved[name] for name in KEPT} | {"config": saved["config"] | {"out": ""}}, small)
     (recipe.out / "pretrained.md").write_text(report(recipe, problems, numbers, saved["elapsed"] / 3600))
     print(f"{small}: {small.stat().st_size / 1e6:.2f} MB")

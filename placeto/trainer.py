@@ -131,7 +131,7 @@ def _train(
             state.average_parameters(config.learning.average)
             state.elapsed = ranks.of_first(time.perf_counter() - began)
             state.note_improvements()
-            numbers["placements/simulated"] = float(state.simulations)
+            numbers |= {"placements/simulated": float(state.simulations), "seconds/elapsed": state.elapsed}
             met = np.isfinite(state.elite_score)
             if met.any():
                 numbers["makespan/train_best"] = float(state.elite_score[met].mean())

@@ -47,13 +47,21 @@ def test_differences_are_paired_by_graph_and_seed():
 
 
 def test_every_budget_has_both_placers(tmp_path):
-    labels = [spec.label for spec in specs(small(tmp_path, seconds=(0.5,)))]
+    labels = [spec.label for spec in specs(small(tmp_path, seconds=(0.5,)), 0)]
     assert labels == ["one pass", "guided@60", "guided@120", "guided@0.5s", "anneal@60", "anneal@120", "anneal@0.5s"]
+
+
+def test_each_seed_has_the_next_checkpoint(tmp_path):
+    config = small(tmp_path, checkpoints=("a", "b"))
+    used = [{spec.placer for spec in specs(config, seed)} for seed in range(3)]
+    assert used == [{"a", "anneal"}, {"b", "anneal"}, {"a", "anneal"}]
 
 
 def test_an_unknown_checkpoint_is_refused(tmp_path):
     with pytest.raises(LoadError, match="no placer and no checkpoint"):
-        main(small(tmp_path, checkpoint="nothing"))
+        main(small(tmp_path, checkpoints=("placeto", "nothing")))
+    with pytest.raises(SystemExit, match="give a checkpoint"):
+        main(small(tmp_path, checkpoints=()))
 
 
 def test_budgets_of_seconds_alone_make_a_picture_too(tmp_path, capsys):

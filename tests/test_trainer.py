@@ -111,6 +111,7 @@ def test_curves(uninterrupted):
         "seconds/simulation",
         "seconds/network",
         "seconds/other",
+        "seconds/elapsed",
         "hparam/validation",
     }
     assert expected <= set(tags["scalars"])

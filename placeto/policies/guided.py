@@ -26,6 +26,7 @@ from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
 
 _LEVELS = (0.125, 0.25, 0.5, 1.0)  # shares of the groups to which they are joined for the sweeps, in turn
+_PASS = (0.25, 1.0)  # the same where there is no budget: one pass
 _FEWEST = 4  # groups of a level
 _TRIES = 8  # moves tried between two looks of the policy, at most
 _SHARE = 0.7  # of the simulations that are left go to the sweeps, at most
@@ -60,9 +61,10 @@ def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 
 class GuidedPlacer:
     """A trained policy as a placer: best cheap heuristic, greedy sweeps of the policy, annealing with its advice.
 
-    Never worse than the best cheap heuristic that the budget allows. Without a budget it ends with the sweep over all
-    groups, which is the policy's zero-shot answer and takes a simulation a group. With a budget of 0 simulations that
-    answer begins from HEFT, and what the policy's own observations simulate is not counted.
+    Never worse than the best cheap heuristic that the budget allows. Without a budget it ends after one pass, which is
+    the policy's zero-shot answer: a sweep over joined groups and one over all, together with a simulation a group. With
+    a budget of 0 simulations that answer begins from HEFT, and what the policy's own observations simulate is not
+    counted.
     """
 
     default_simulations = DEFAULT_SIMULATIONS  # of `placeto place`
@@ -87,25 +89,33 @@ class GuidedPlacer:
         evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
         _, score = best_cheap(evaluator, seed)
         if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
-            limited = simulations is not None or seconds is not None
+            if simulations is None and seconds is None:
+                self._pass(instance, evaluator)
+                return evaluator.result()
             with evaluator.limited(_most(evaluator), _deadline(evaluator)):
-                for share in _LEVELS if limited else (1.0,):
+                for share in _LEVELS:
                     self._sweep(instance, share, evaluator, evaluator.best_groups[0])
-            if limited and not evaluator.exhausted:
+            if not evaluator.exhausted:
                 annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed), self._adviser(instance))
         return evaluator.result()
 
     def _answer(self, instance: Instance, seconds: float | None, seed: int, began: float) -> PlacementResult:
-        """The sweep from HEFT's placement, none of it counted."""
+        """The pass from HEFT's placement, none of it counted."""
         problem, groups = instance.problem, instance.groups
         evaluator = Evaluator(problem, groups, None, seconds, began)
         try_heft(evaluator, seed)
         if evaluator.best is not None and problem.num_devices > 1 and evaluator.best_score > 0:
             start = round_to_groups(problem, groups, evaluator.best)
             evaluator.score(start)
-            self._sweep(instance, 1.0, evaluator, start)
+            self._pass(instance, evaluator)
         result = evaluator.result()
         return replace(result, simulations=0, history=((0, result.seconds, result.makespan_us),))
+
+    def _pass(self, instance: Instance, evaluator: Evaluator) -> None:
+        """Sweep with as many simulations as there are groups, from the best placement of groups met."""
+        with evaluator.limited(evaluator.simulations + instance.groups.num_groups, None):
+            for share in _PASS if instance.groups.num_groups > _FEWEST else (1.0,):
+                self._sweep(instance, share, evaluator, evaluator.best_groups[0])
 
     def _sweep(self, instance: Instance, share: float, evaluator: Evaluator, start: np.ndarray) -> None:
         """Offer the evaluator what the policy's most likely moves from `start` lead to, each group moved once.
