@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.classical import external_graphs
-from experiments.runs import CHEAP, Run, cheap_row, kept_rows, problem_of, train_runs
+from experiments.runs import CHEAP, PRETRAINED, Run, cheap_row, kept_rows, problem_of, train_runs
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
 from placeto.cluster import load_cluster
 from placeto.config import TrainConfig
@@ -29,7 +29,6 @@ from placeto.evaluate import PlacerSpec, Row, evaluate, save_rows
 from placeto.load import DEFAULT_PLACER, split_size
 from placeto.progress import ProgressBar
 
-PRETRAINED = "the package's checkpoint"
 MIXED = "2xv100+2xp100"
 HEURISTICS = ("metis", "etf", "heft", "expert", "single")
 

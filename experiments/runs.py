@@ -30,6 +30,7 @@ from placeto.progress import ProgressBar
 from placeto.trainer import fingerprint, train
 
 CHEAP = "best cheap heuristic"
+PRETRAINED = "the package's checkpoint"
 
 
 @dataclass(frozen=True)

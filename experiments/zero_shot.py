@@ -3,10 +3,11 @@
 python -m experiments.zero_shot [--out runs/zero_shot]
 
 Of each family, learned placers are trained on the training graphs, their parameters are chosen on the validation
-graphs, and each test graph is placed once, without search: the best cheap heuristic and a sweep for Placeto, one
-forward pass for the others. Beside them stand policies fine-tuned on the very test graph (from the pretrained
-parameters: the best placement met while training, or the one that the policy makes afterwards), one random placement,
-the best cheap heuristic of each graph, and annealing. Run again after an interruption: what is finished is kept.
+graphs, and each test graph is placed once, without search: the best cheap heuristic and one pass for Placeto, one
+forward pass for the others. Beside them stand the checkpoint that comes with the package, policies fine-tuned on the
+very test graph (from the pretrained parameters: the best placement met while training, or the one that the policy makes
+afterwards), one random placement, the best cheap heuristic of each graph, and annealing. Run again after an
+interruption: what is finished is kept.
 """
 
 from __future__ import annotations
@@ -21,14 +22,24 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from experiments.runs import CHEAP, Run, cheap_row, kept_rows, problem_of, result_row, train_runs, training_row
+from experiments.runs import (
+    CHEAP,
+    PRETRAINED,
+    Run,
+    cheap_row,
+    kept_rows,
+    problem_of,
+    result_row,
+    train_runs,
+    training_row,
+)
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from graphs import SHIPPED
 from placeto.checkpoint import load_checkpoint
 from placeto.cluster import load_cluster
 from placeto.config import default_config
 from placeto.evaluate import PlacerSpec, Row, evaluate, parse_spec, save_rows
-from placeto.load import load_placer, load_split, split_size
+from placeto.load import DEFAULT_PLACER, load_placer, load_split, split_size
 from placeto.plot import panel_figure
 from placeto.progress import ProgressBar
 from placeto.summary import summarize
@@ -100,11 +111,12 @@ def place(config: ZeroShotConfig, family: str) -> list[Row]:
     graphs, cluster = load_split(family, "test", config.count), load_cluster(config.cluster)
     plain = [PlacerSpec("random", "random"), *(parse_spec(text, None, None, None) for text in config.searches)]
     runs = pretraining(config, family)
-    per_seed = len(graphs) * (len(plain) + len(config.placers))
+    total = len(graphs) * (config.seeds * (len(plain) + len(config.placers)) + 1)
     rows: list[Row] = []
-    with ProgressBar(f"placing {family}", total=config.seeds * per_seed) as bar:
+    with ProgressBar(f"placing {family}", total=total) as bar:
         for seed in range(config.seeds):
             trained = [PlacerSpec(f"{p} zero-shot", runs[p, seed].config.out) for p in config.placers]
+            trained += [PlacerSpec(PRETRAINED, DEFAULT_PLACER)] if seed == 0 else []
             rows += evaluate(
                 graphs,
                 cluster,

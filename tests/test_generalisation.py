@@ -4,7 +4,6 @@ import pytest
 
 from experiments.generalisation import (
     COMPARISONS,
-    PRETRAINED,
     Comparison,
     GeneralisationConfig,
     Graphs,
@@ -13,7 +12,7 @@ from experiments.generalisation import (
     main,
     training_runs,
 )
-from experiments.runs import CHEAP, problem_of
+from experiments.runs import CHEAP, PRETRAINED, problem_of
 from placeto.config import LearningConfig, TrainConfig
 from placeto.evaluate import Row, load_rows
 

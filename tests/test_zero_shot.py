@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs import CHEAP
+from experiments.runs import CHEAP, PRETRAINED
 from experiments.zero_shot import ZeroShotConfig, distribution, main, pretraining, table
 from placeto.config import LearningConfig, OneShotLearningConfig, default_config
 from placeto.evaluate import Row, load_rows
@@ -62,7 +62,7 @@ def test_one_command_makes_tables_and_picture(
     rows = load_rows(tmp_path / "out" / "rows.json")
     counts = {placer: sum(row["placer"] == placer for row in rows) for placer in {row["placer"] for row in rows}}
     expected = {"placeto zero-shot": 2, "gdp zero-shot": 2, "random": 2, "anneal@20": 2}
-    assert counts == expected | {CHEAP: 2, "placeto fine-tuned": 2}
+    assert counts == expected | {CHEAP: 2, PRETRAINED: 2, "placeto fine-tuned": 2}
     for row in rows:
         if row["placer"] == "placeto fine-tuned":
             (cheap,) = (other for other in rows if other["placer"] == CHEAP and other["graph"] == row["graph"])
