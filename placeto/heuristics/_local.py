@@ -12,15 +12,12 @@ import numpy as np
 
 from placeto.heuristics._moves import MOVES, State, enter, search
 from placeto.heuristics._neighbourhood import neighbourhood
-from placeto.heuristics.common import Adviser
 from placeto.placer import Chunks, Evaluator
 
 _GUIDE = 0.01  # differences of the guide's estimates that matter, as a share of the makespan
 _TEMPERATURE = 1e-3  # at first, as a share of the makespan; it is steered from there
 _MEMO = 1 << 16  # placements remembered; new ones overwrite old ones
 _CHUNK = 1000  # simulations between two looks at the clock, at most
-_ASK = 16  # simulations between two questions to an adviser, at least
-_ASKING = 0.5  # of the time that simulations take goes to the adviser, at most, where the time is limited
 
 
 class LocalSearch:
@@ -61,7 +58,6 @@ class LocalSearch:
             seen=np.zeros(_MEMO, np.uint64),
             bound=np.zeros(_MEMO),
             temperature=np.zeros(1),
-            advice=np.zeros(groups * devices),
         )
         self._logs = np.empty(_CHUNK, np.int64), np.empty(_CHUNK), np.empty(_CHUNK)
         self._chunks = Chunks(evaluator)
@@ -84,20 +80,17 @@ class LocalSearch:
         enter(self.evaluator.problem.arrays, self.near, self.state, self.guide)
         self._absorb(1, 0)
 
-    def run(
-        self, hot: float = 0.0, cold: float = 0.0, patience: int | None = None, adviser: Adviser | None = None
-    ) -> None:
+    def run(self, hot: float = 0.0, cold: float = 0.0, patience: int | None = None) -> None:
         """Search until the budget is spent or there is no progress any more.
 
         Args:
             hot: share of the proposals that are accepted though worse, at the beginning; 0 accepts nothing worse.
             cold: such a share at the end.
             patience: end after so many proposals in a row without an improvement.
-            adviser: asked again and again where the search stands; for mixes with advised moves.
         """
         evaluator, ratio = self.evaluator, cold / hot if hot > 0.0 else 1.0
-        began, fruitless, asking = evaluator.progress, 0, _Asking(self, adviser)
-        while not evaluator.exhausted and (count := self._chunks.next(asking.chunk())) > 0:
+        began, fruitless = evaluator.progress, 0
+        while (count := self._chunks.next(_CHUNK)) > 0:
             done = (evaluator.progress - began) / (1.0 - began)
             share = count / evaluator.limit if evaluator.limit is not None else 0.0
             if evaluator.seconds_limit is not None:
@@ -123,33 +116,6 @@ class LocalSearch:
                 break
             self._chunks.took(count, evaluator.seconds - before)
 
-    @property
-    def pace(self) -> float:
-        """Seconds a simulation, of the last ones; 0 if there were none."""
-        return self._chunks.pace
-
     def _absorb(self, simulations: int, logged: int) -> None:
         state, improvements = self.state, list(zip(*(log[:logged].tolist() for log in self._logs), strict=True))
         self.evaluator.absorb(state.best, float(state.score[2]), float(state.score[3]), simulations, improvements)
-
-
-class _Asking:
-    """When a search asks its adviser."""
-
-    def __init__(self, search: LocalSearch, adviser: Adviser | None) -> None:
-        self._search, self._adviser = search, adviser
-        self._known: bytes | None = None  # the placement it was asked about last
-        self._seconds = 0.0  # that the last answer took
-
-    def chunk(self) -> int:
-        """Ask, if the search has moved on; simulations until the next time."""
-        search = self._search
-        if self._adviser is None:
-            return _CHUNK
-        if (here := search.device.tobytes()) != self._known:
-            before = search.evaluator.seconds
-            search.state.advice[:] = np.cumsum(self._adviser(search.device))
-            self._known, self._seconds = here, search.evaluator.seconds - before
-        if search.evaluator.seconds_limit is None or search.pace == 0.0:
-            return _ASK
-        return min(_CHUNK, max(_ASK, math.ceil(self._seconds / (_ASKING * search.pace))))

@@ -20,11 +20,11 @@ from placeto.heuristics._guide import estimate, timelines
 from placeto.heuristics._neighbourhood import Neighbourhood
 from placeto.placer import MEMORY_PENALTY
 
-MOVES = ("guided", "critical", "random", "swap", "set", "part", "exchange", "block", "advised")
+MOVES = ("guided", "critical", "random", "swap", "set", "part", "exchange", "block")
 """A critical group, where the guide expects most; a group that holds up the schedule; any group; two groups change
 places, one of them critical; a whole set; what a set has on one device; what it has on two devices changes places; a
-connected block on one device; what an adviser from outside finds likely."""
-GUIDED, CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK, ADVISED = range(len(MOVES))
+connected block on one device."""
+GUIDED, CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
 _BLOCK = 12  # largest connected block
 _CRITICAL_SETS = 0.8  # share of the moves of sets that are of one with a critical group
 _WINDOWS = 0.5  # share of the moves of sets that are of a window of it
@@ -51,7 +51,6 @@ class State(NamedTuple):
     seen: np.ndarray  # (H,) uint64, hashes of placements simulated, H a power of two
     temperature: np.ndarray  # (1,) float64, us
     bound: np.ndarray  # (H,) float64, their penalised makespans are at least this
-    advice: np.ndarray  # (G * D,) float64, cumulative weights of the single moves that the adviser would make
 
 
 class Scratch(NamedTuple):
@@ -271,18 +270,6 @@ def _propose_guided(state: State, rng: np.random.Generator, chosen: np.ndarray, 
 
 
 @njit(cache=True, nogil=True)
-def _propose_advised(
-    state: State, num_devices: int, rng: np.random.Generator, chosen: np.ndarray, target: np.ndarray
-) -> int:
-    """A single move at random by the adviser's weights."""
-    pick = np.searchsorted(state.advice, rng.random() * state.advice[-1], side="right")
-    if pick == len(state.advice) or state.device[pick // num_devices] == pick % num_devices:
-        return 0
-    chosen[0], target[0] = pick // num_devices, pick % num_devices
-    return 1
-
-
-@njit(cache=True, nogil=True)
 def _propose(
     near: Neighbourhood,
     state: State,
@@ -297,8 +284,6 @@ def _propose(
     num_groups = len(near.op_ptr) - 1
     if kind == GUIDED:
         return _propose_guided(state, rng, chosen, target)
-    if kind == ADVISED:
-        return _propose_advised(state, num_devices, rng, chosen, target)
     if kind in (SET, PART, EXCHANGE):
         return _propose_set(near, state, kind, num_devices, rng, chosen, target)
     if kind == RANDOM or state.num_critical[0] == 0:

@@ -17,9 +17,6 @@ from placeto.placer import Evaluator, PlacementResult, busy_us
 
 Rule = Callable[[Evaluator, int], None]
 """Scores one or a few placements of the evaluator's problem; the second argument is a seed."""
-Adviser = Callable[[np.ndarray], np.ndarray]
-"""Weights (G * D,), device by device of each group, of the moves of one group that it would make from a placement (G,)
-of groups."""
 
 
 def run(

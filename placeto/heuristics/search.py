@@ -14,7 +14,7 @@ from placeto.cost import PlacementProblem
 from placeto.grouping import Groups
 from placeto.heuristics._local import LocalSearch
 from placeto.heuristics.baechi import try_m_sct
-from placeto.heuristics.common import Adviser, Rule
+from placeto.heuristics.common import Rule
 from placeto.heuristics.list_scheduling import try_etf, try_heft
 from placeto.heuristics.naive import try_single
 from placeto.heuristics.partition import try_expert, try_metis
@@ -51,7 +51,6 @@ ANNEAL_FEW = {
 }
 """The same where single moves are so few that the critical ones are soon known."""
 _FEW = 100
-ADVISED = 0.4  # share of the proposals that are an adviser's, where there is one
 HOT, COLD = 0.15, 0.01  # share of the proposals that annealing accepts though worse, at its beginning and its end
 _WARMTH = 0.01  # so much at the beginning for each simulation that a single move can have, up to HOT
 _PATIENCE = 1.0  # proposals without an improvement that end a descent, as a multiple of the number of single moves
@@ -85,19 +84,11 @@ def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> 
     LocalSearch(evaluator, start, CLIMB, rng).run()
 
 
-def annealing(
-    evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator, adviser: Adviser | None = None
-) -> None:
-    """The method behind `anneal`: the fewer the simulations for the number of moves, the colder it begins.
-
-    With an adviser a share of the proposals are the moves that it would make.
-    """
+def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
+    """The method behind `anneal`: the fewer the simulations for the number of moves, the colder it begins."""
     moves = evaluator.groups.num_groups * (evaluator.problem.num_devices - 1)
     hot = min(HOT, max(COLD, _WARMTH * evaluator.expected / moves))
-    mix = ANNEAL if moves >= _FEW else ANNEAL_FEW
-    if adviser is not None:
-        mix = {move: (1.0 - ADVISED) * chance for move, chance in mix.items()} | {"advised": ADVISED}
-    LocalSearch(evaluator, start, mix, rng).run(hot, COLD, adviser=adviser)
+    LocalSearch(evaluator, start, ANNEAL if moves >= _FEW else ANNEAL_FEW, rng).run(hot, COLD)
 
 
 def iterate(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:

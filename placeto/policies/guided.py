@@ -1,4 +1,4 @@
-"""Placing one graph with a trained iterative policy: cheap heuristics, greedy sweeps, annealing with its advice.
+"""Placing one graph with a trained iterative policy: cheap heuristics, greedy sweeps, annealing.
 
 Legend: G groups, D devices, S starts, C instances.
 """
@@ -19,7 +19,7 @@ from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig, EnvState, reset
 from placeto.features import Instance, InstanceBatch, make_instance
 from placeto.grouping import join_groups
-from placeto.heuristics.common import Adviser, Rule
+from placeto.heuristics.common import Rule
 from placeto.heuristics.list_scheduling import try_heft
 from placeto.heuristics.search import CHEAP, DEFAULT_SIMULATIONS, annealing, best_cheap, round_to_groups
 from placeto.placer import Evaluator, PlacementResult
@@ -31,7 +31,6 @@ _FEWEST = 4  # groups of a level
 _TRIES = 8  # moves tried between two looks of the policy, at most
 _SHARE = 0.7  # of the simulations that are left go to the sweeps, at most
 _SECONDS = 0.4  # of the time that is left goes to them, at most
-_HEAT = 0.2  # temperature of advice: a predicted change of so many per cent makes a move e times less likely
 _MANY = 1 << 60  # simulations: no limit
 
 
@@ -59,7 +58,7 @@ def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 
 
 
 class GuidedPlacer:
-    """A trained policy as a placer: best cheap heuristic, greedy sweeps of the policy, annealing with its advice.
+    """A trained policy as a placer: best cheap heuristic, greedy sweeps of the policy, annealing.
 
     Never worse than the best cheap heuristic that the budget allows. Without a budget it ends after one pass, which is
     the policy's zero-shot answer: a sweep over joined groups and one over all, together with a simulation a group. With
@@ -96,7 +95,7 @@ class GuidedPlacer:
                 for share in _LEVELS:
                     self._sweep(instance, share, evaluator, evaluator.best_groups[0])
             if not evaluator.exhausted:
-                annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed), self._adviser(instance))
+                annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed))
         return evaluator.result()
 
     def _answer(self, instance: Instance, seconds: float | None, seed: int, began: float) -> PlacementResult:
@@ -154,23 +153,11 @@ class GuidedPlacer:
                     here = moved
                     break
 
-    def _adviser(self, instance: Instance) -> Adviser | None:
-        """How likely the policy finds each move of one group; none from one that was trained to follow a traversal."""
-        if self.env.order != "policy":
-            return None
-        batch, zero = InstanceBatch.of([instance]), np.zeros(1, np.int64)
-
-        def advise(device: np.ndarray) -> np.ndarray:
-            distribution = self._distribution(reset(batch, self.env, zero, device[None]), _HEAT)
-            return distribution.log_probs[0].exp().double().numpy()
-
-        return advise
-
-    def _distribution(self, state: EnvState, temperature: float = 1.0) -> PairDistribution:
+    def _distribution(self, state: EnvState) -> PairDistribution:
         """What the policy would do next."""
         with torch.no_grad():
             logits, _ = self.policy(state.data)
-        return PairDistribution.from_logits(logits, state.data, temperature)
+        return PairDistribution.from_logits(logits, state.data)
 
 
 def _most(evaluator: Evaluator) -> int:

@@ -18,7 +18,6 @@ from placeto.grouping import group_ops
 from placeto.heuristics import HEURISTICS, SEARCHES
 from placeto.heuristics._guide import estimate, timelines
 from placeto.heuristics._local import LocalSearch
-from placeto.heuristics._moves import MOVES
 from placeto.heuristics._neighbourhood import chains, neighbourhood
 from placeto.heuristics.search import ANNEAL, CLIMB, anneal, best_cheap, hillclimb, ils
 from placeto.placer import Evaluator
@@ -236,38 +235,3 @@ def test_descents_end_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> No
         ends.append(evaluator.simulations)
     assert ends[0] < 3000
     assert ends[1] < 3000
-
-
-def test_an_adviser_is_asked_where_the_search_stands() -> None:
-    """What it points at is tried, and it is asked again only when the search has moved on."""
-    problem = PlacementProblem(random_graph(np.random.default_rng(2), 40), load_cluster("4xv100"))
-    evaluator = Evaluator(problem, None, 400)
-    groups, asked = evaluator.groups.num_groups, []
-
-    def advise(device: np.ndarray) -> np.ndarray:
-        asked.append((evaluator.simulations, device.copy()))
-        weights = np.zeros((groups, 4))
-        weights[:, 1] = 1.0
-        return weights.ravel()
-
-    search = LocalSearch(
-        evaluator, np.zeros(groups, np.int64), {"advised": 0.9, "random": 0.1}, np.random.default_rng(0)
-    )
-    search.run(adviser=advise)
-    tried = dict(zip(MOVES, search.state.tried.tolist(), strict=True))
-    assert tried["advised"] > 0
-    assert tried["advised"] + tried["random"] == evaluator.simulations - 1
-    assert len(asked) > 1
-    for (count, device), (later, other) in itertools.pairwise(asked):
-        assert later - count >= 16
-        assert not np.array_equal(device, other)
-
-
-def test_advice_with_no_say_leaves_the_other_moves() -> None:
-    problem = PlacementProblem(random_graph(np.random.default_rng(2), 40), load_cluster("4xv100"))
-    evaluator = Evaluator(problem, None, 100)
-    groups = evaluator.groups.num_groups
-    mix = {"advised": 0.9, "random": 0.1}
-    search = LocalSearch(evaluator, np.zeros(groups, np.int64), mix, np.random.default_rng(0))
-    search.run(hot=0.1, cold=0.01, adviser=lambda device: np.zeros(4 * len(device)))
-    assert evaluator.simulations == 100

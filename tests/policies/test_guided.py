@@ -132,26 +132,9 @@ def test_the_sweeps_leave_annealing_its_share(placer, monkeypatch):
         assert 0.3 * more - 1 <= left[-1] < more
 
 
-def test_advice_is_how_likely_the_policy_finds_each_move():
-    problem = PlacementProblem(random_graph(3, 30), toy_cluster(3))
-    instance = make_instance(problem)
-    groups = instance.groups.num_groups
-    advise = GuidedPlacer(Oracle(instance), EnvConfig())._adviser(instance)
-    assert advise is not None
-    weights = advise(np.zeros(groups, np.int64)).reshape(groups, 3)
-    group, device = (grid.reshape(1, -1) for grid in np.indices((groups, 3)))
-    batch = InstanceBatch.of([instance])
-    scores = score_moves(batch, np.zeros(1, np.int64), np.zeros((1, groups), np.int64), group, device)
-    scores = scores.reshape(groups, 3)
-    assert (weights[:, 0] == 0.0).all()
-    assert scores[:, 1:].ravel()[weights[:, 1:].argmax()] == scores[:, 1:].min()
-    assert weights.sum() == pytest.approx(1.0, abs=1e-5)
-
-
-def test_a_policy_of_a_fixed_traversal_gives_no_advice():
+def test_a_policy_of_a_fixed_traversal_keeps_its_budget():
     placer = GuidedPlacer(PlacetoPolicy(PlacetoConfig()), EnvConfig(order="topological", tolerance=None))
     problem = PlacementProblem(random_graph(3, 30), toy_cluster(3))
-    assert placer._adviser(make_instance(problem)) is None
     assert placer(problem, simulations=100).simulations == 100
 
 
