@@ -26,6 +26,7 @@ from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
 
 _LEVELS = (0.125, 0.25, 0.5, 1.0)  # shares of the groups to which they are joined for the sweeps, in turn
+_TIMED = _LEVELS[:-1]  # the same under a clock: a look of the policy takes as long as tens of annealing's simulations
 _PASS = (0.25, 1.0)  # the same where there is no budget: one pass
 _FEWEST = 4  # groups of a level
 _TRIES = 8  # moves tried between two looks of the policy, at most
@@ -92,7 +93,7 @@ class GuidedPlacer:
                 self._pass(instance, evaluator)
                 return evaluator.result()
             with evaluator.limited(_most(evaluator), _deadline(evaluator)):
-                for share in _LEVELS:
+                for share in _LEVELS if seconds is None else _TIMED:
                     self._sweep(instance, share, evaluator, evaluator.best_groups[0])
             if not evaluator.exhausted:
                 annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed))

@@ -114,14 +114,14 @@ class PlacetoPolicy(nn.Module):
         if self.aggregator is not None:
             h = h + self.aggregator(h, data.batch, data.num_graphs)
         h = self.norm(h)
-        count = torch.bincount(data.batch, minlength=data.num_graphs).clamp(min=1).to(h.dtype)
-        graph = device_pool(h, h.new_ones(len(h)), data.batch, data.num_graphs) / count[:, None]
         if config.head == "fixed":
+            graph, _ = _graph_means(h, data)
             both = torch.cat([h, graph.index_select(0, data.batch)], -1)
             out = self.fixed(both).view(len(h), 2, -1)[:, :, :devices].transpose(1, 2)
         else:
             z = self.from_node(h)[:, None] + self.from_pair(pair)
             if config.pooling in ("devices", "paper"):
+                graph, count = _graph_means(h, data)
                 z = z + self.from_graph(graph).index_select(0, data.batch)[:, None]
                 slot = data.batch * devices + data.current
                 total = device_pool(h, h.new_ones(len(h)), slot, data.num_graphs * devices)
@@ -134,6 +134,12 @@ class PlacetoPolicy(nn.Module):
         out = out - out.gather(1, stay)
         change = out[..., 1] * 0.1  # typical changes are a few per cent: keep the head's outputs near one
         return out[..., 0] - config.change_weight * change, change
+
+
+def _graph_means(h: Tensor, data: Data) -> tuple[Tensor, Tensor]:
+    """Mean embedding of each graph (B, H), and the number of its nodes (B,)."""
+    count = torch.bincount(data.batch, minlength=data.num_graphs).clamp(min=1).to(h.dtype)
+    return device_pool(h, h.new_ones(len(h)), data.batch, data.num_graphs) / count[:, None], count
 
 
 def two_scales(x: Tensor) -> Tensor:
