@@ -224,14 +224,16 @@ def figure_of(rows: Mapping[tuple[str, str], Sequence[Row]], comparisons: Sequen
             values = [gains(rows[comparison, target], name) for target in targets]
             place = np.arange(len(targets)) + (number - (len(names) - 1) / 2) * 0.8 / len(names)
             spread = [np.std(of, ddof=1) if len(of) > 1 else 0.0 for of in values]
-            axes.bar(place, [np.mean(of) for of in values], 0.8 / len(names), yerr=spread, label=name)
+            color = "0.6" if name == PRETRAINED else None
+            axes.bar(place, [np.mean(of) for of in values], 0.8 / len(names), yerr=spread, label=name, color=color)
         axes.set_xticks(range(len(targets)), targets)
         axes.set_xlabel("placed")
         axes.set_ylabel("faster than the best cheap heuristic by, %")
         axes.axhline(0.0, color="0.3", linewidth=1.0)
         axes.grid(alpha=0.3, axis="y")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize="small", frameon=False, title="trained on", title_fontsize="small")
+        axes.margins(y=0.5)
+        axes.legend(fontsize="small", frameon=False, title="trained on", title_fontsize="small", loc="upper left")
     figure.suptitle("One pass over unseen graphs", x=0.01, ha="left", fontsize="medium")
     return figure
 
