@@ -201,15 +201,16 @@ def external_rows(config: GeneralisationConfig, folder: Path) -> list[Row]:
 
 
 def external_table(rows: Sequence[Row]) -> Table:
-    """A line for each graph and cluster: makespans relative to one device."""
+    """A line for each graph and cluster: makespans relative to one device, of what fits into memory."""
     labels = list(dict.fromkeys(row["placer"] for row in rows))
     searched = [label for label in labels if label not in HEURISTICS]
     head = ["graph", "cluster", f"best of {', '.join(HEURISTICS)}", *searched]
     lines: list[Sequence[str]] = [head, rule(len(head))]
     for (graph, cluster), own in cells(rows, "graph", "cluster").items():
-        by_label = {row["placer"]: row["relative"] for row in own}
-        cheap = min(by_label[label] for label in HEURISTICS)
-        lines.append([graph, cluster, *(f"{value:.4f}" for value in (cheap, *(by_label[name] for name in searched)))])
+        fitting = {row["placer"]: row["relative"] for row in own if row["fits"]}
+        cheap = min((fitting[label] for label in HEURISTICS if label in fitting), default=None)
+        values = [cheap, *(fitting.get(label) for label in searched)]
+        lines.append([graph, cluster, *("doesn't fit" if value is None else f"{value:.4f}" for value in values)])
     return lines
 
 

@@ -79,11 +79,15 @@ def test_an_unknown_comparison_is_refused(tmp_path: Path) -> None:
         main(GeneralisationConfig(tmp_path, ("x",)))
 
 
-def test_external_graphs_stand_beside_their_best_heuristic() -> None:
+def test_external_graphs_stand_beside_their_best_heuristic_that_fits() -> None:
+    relative = {"metis": 0.9, "etf": 0.8, "heft": 0.7, "expert": 1.2, "single": 1.0, "x": 0.5, "y": 0.4}
     rows = [
-        {"graph": "g", "cluster": "c", "placer": placer, "relative": value}
-        for placer, value in {"metis": 0.9, "etf": 0.8, "heft": 0.7, "expert": 1.2, "single": 1.0, "x": 0.5}.items()
+        {"graph": graph, "cluster": "c", "placer": placer, "relative": value, "fits": fits}
+        for graph, too_large in (("g", ("heft", "y")), ("h", tuple(relative)))
+        for placer, value in relative.items()
+        for fits in [placer not in too_large]
     ]
-    head, _, line = external_table(rows)
-    assert head[2:] == ["best of metis, etf, heft, expert, single", "x"]
-    assert line == ["g", "c", "0.7000", "0.5000"]
+    head, _, line, other = external_table(rows)
+    assert head[2:] == ["best of metis, etf, heft, expert, single", "x", "y"]
+    assert line == ["g", "c", "0.8000", "0.5000", "doesn't fit"]
+    assert other == ["h", "c", *["doesn't fit"] * 3]
