@@ -51,6 +51,9 @@ CHANGES: dict[str, dict[str, object]] = {
     "supervised stage alone": {"learning.warmup": 1.0},
     "REINFORCE in place of PPO": {"learning.algorithm": "reinforce"},
     "every move kept": {"env.tolerance": None},
+    "topological order": {"env.order": "topological"},
+    "staying allowed": {"env.stay": True},
+    "three replicas": {"learning.replicas": 3},
     "paper's recipe": {
         "policy": PlacetoConfig(features="paper", pooling="paper", head="fixed"),
         "env": TOPOLOGICAL,
