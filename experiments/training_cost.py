@@ -93,7 +93,13 @@ def cost_figure(curves: Sequence[Curve]) -> Figure:
 
 
 def main(config: CostConfig) -> None:
-    """Train, read the curves, print the table and write it with its picture."""
+    """Train, read the curves, print the table and write it with its picture.
+
+    Raises:
+        SystemExit: there is no seed.
+    """
+    if config.seeds < 1:
+        raise SystemExit(f"error: --seeds must be at least 1, not {config.seeds}")
     curves = []
     for seed in range(config.seeds):
         folder = config.out / f"seed-{seed}"
