@@ -62,19 +62,25 @@ class FineTuningConfig:
 
 
 def plan(config: FineTuningConfig) -> dict[Run, str]:
-    """The training runs and the label of each."""
-    runs = {}
+    """The training runs and the label of each.
+
+    Raises:
+        SystemExit: the checkpoint is of another placer.
+    """
+    learning, runs = replace(SCRATCH, starts="heuristics"), {}
+    tuned = pretrained_config(config.checkpoint, load_checkpoint(config.checkpoint), "")
+    if not isinstance(tuned, TrainConfig):
+        raise SystemExit(f"error: {config.checkpoint} holds the placer {tuned.placer}, not placeto")
+    ways = {
+        TUNED: (replace(tuned, learning=replace(learning, warmup=0.0)), config.checkpoint),
+        FRESH: (TrainConfig("", learning=learning), None),
+    }
     for graph in graphs(config):
         for seed in range(config.seeds):
-            for label in (TUNED, FRESH):
+            for label, (way, initial) in ways.items():
                 out = str(config.out / "runs" / f"{graph.replace(':', '-')}-{label.replace(' ', '-')}-{seed}")
-                training, initial = TrainConfig(out, learning=replace(SCRATCH, starts="heuristics")), None
-                if label == TUNED:
-                    initial = config.checkpoint
-                    tuning = pretrained_config(initial, load_checkpoint(initial), out)
-                    training = replace(tuning, learning=replace(training.learning, warmup=0.0))  # type: ignore[arg-type, assignment]
-                limits = {"simulations": config.simulations, "seed": seed}
-                training = replace(training, **limits, validate_every=10**9, save_every=20)  # type: ignore[arg-type]
+                limited = replace(way, out=out, simulations=config.simulations, seed=seed)
+                training = replace(limited, validate_every=10**9, save_every=20)
                 runs[Run(training, config.cluster, (graph,), initial=initial)] = label
     return runs
 

@@ -5,6 +5,7 @@ import pytest
 
 from experiments.fine_tuning import FRESH, PASS, TUNED, FineTuningConfig, main, placements, plan, table
 from placeto.checkpoint import load_checkpoint
+from placeto.config import default_config
 from placeto.evaluate import Row, load_rows
 
 
@@ -57,3 +58,9 @@ def test_one_command_makes_table_and_picture(tmp_path: Path, capsys: pytest.Capt
     written = (tmp_path / "rows.json").read_bytes()
     main(config)
     assert (tmp_path / "rows.json").read_bytes() == written, "made again though it was there"
+
+
+def test_a_checkpoint_of_another_placer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.fine_tuning.pretrained_config", lambda *_: default_config("seq2seq", ""))
+    with pytest.raises(SystemExit, match="pretrained holds the placer seq2seq, not placeto"):
+        plan(FineTuningConfig(tmp_path))
