@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -68,7 +68,11 @@ class Instance:
     floats: dict[str, np.ndarray]  # name -> float64 array
     pairs: np.ndarray  # (2, P) int64, arcs between groups
     traversal: np.ndarray  # (G,) int64, position of each group in topological order
-    reach: np.ndarray  # (G, G) bool, [i, j] = i comes before j along arcs that follow the traversal
+
+    @cached_property
+    def reach(self) -> np.ndarray:
+        """(G, G) bool, [i, j] = i comes before j along arcs that follow the traversal."""
+        return _reach(self.pairs, self.traversal)
 
 
 @lru_cache(maxsize=1024)
@@ -124,7 +128,7 @@ def make_instance(problem: PlacementProblem, groups: Groups | None = None) -> In
         "memory": np.asarray(cluster.memory, np.float64),
         "scalars": np.array([problem.single_device_us, problem.lower_bound_us]),
     }
-    return Instance(problem, groups, ints, floats, pairs.astype(np.int64), traversal, _reach(pairs, traversal))
+    return Instance(problem, groups, ints, floats, pairs.astype(np.int64), traversal)
 
 
 def _reach(pairs: np.ndarray, traversal: np.ndarray) -> np.ndarray:

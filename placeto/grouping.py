@@ -118,6 +118,46 @@ def join_groups(problem: PlacementProblem, groups: Groups, max_groups: int) -> G
     return _finish(problem.graph, units, _labels(problem.graph))
 
 
+@lru_cache(maxsize=256)
+def split_groups(problem: PlacementProblem, groups: Groups, max_groups: int) -> Groups:
+    """Split groups as far as the hard rules allow, but into no more parts in all than asked: a finer view; cached.
+
+    Parts join along the edges within their group, the lightest first, until they are few enough. Where nothing connects
+    them there stay more. The parts of each group, and of each of its sets, are sets of their own.
+
+    Args:
+        problem: as in `group_ops`.
+        groups: which keep the hard rules, as those of `group_ops` and `join_groups` do.
+        max_groups: at most so many parts; if there are as many groups, each stays whole.
+
+    Raises:
+        ValueError: max_groups below 1.
+    """
+    if max_groups < 1:
+        raise ValueError(f"max_groups must be >= 1, not {max_groups}")
+    units, of = Units(problem), groups.group.tolist()
+    _join_hard(problem.graph, units)
+    edges = unit_edges(problem, units)
+    within = {
+        root: {other: time for other, time in near.items() if of[other] == of[root]} for root, near in edges.items()
+    }
+    heap = [(units.work[root], root) for root in within]
+    heapq.heapify(heap)
+    while heap and units.count > max_groups:
+        work, root = heapq.heappop(heap)
+        if units.find(root) == root and units.work[root] == work and within[root]:
+            other = max(within[root].items(), key=lambda pair: (pair[1], -pair[0]))[0]
+            kept = merge(units, within, root, other)
+            heapq.heappush(heap, (units.work[kept], kept))
+    parts = _finish(problem.graph, units, _labels(problem.graph))
+    home = np.empty(parts.num_groups, np.int64)  # (parts,) the group of each
+    home[parts.group] = groups.group
+    wholes = [np.flatnonzero(np.isin(home, whole)) for whole in (*np.arange(groups.num_groups), *groups.sets)]
+    sets = {tuple(members.tolist()): None for members in (*parts.sets, *wholes)}
+    usable = [np.array(members, np.int64) for members in sets if 2 <= len(members) < parts.num_groups]
+    return replace(parts, sets=tuple(usable))
+
+
 @dataclass(frozen=True)
 class _Label:
     """Where an op comes from, as `placeto.capture` writes it into names: ``module@call/grad/type_3``."""

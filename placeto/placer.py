@@ -90,7 +90,7 @@ class Evaluator:
         self._best_makespan = math.inf
         self._best_groups: np.ndarray | None = None  # (G,)
         self._best_groups_score = math.inf
-        _, self._first_op = np.unique(groups.group, return_index=True)  # (G,) one op of each group
+        self._first_op = _first_ops(groups)
         self._history: list[tuple[int, float, float]] = []
 
     @property
@@ -129,6 +129,17 @@ class Evaluator:
         finally:
             self.limit, self.seconds_limit = limits
 
+    @contextmanager
+    def limited_to(self, share: float) -> Iterator[None]:
+        """Within it no more than a share of the simulations and of the time that are left."""
+        simulations, seconds = 1 << 60, None
+        if self.limit is not None:
+            simulations = self.simulations + math.ceil(share * (self.limit - self.simulations))
+        if self.seconds_limit is not None:
+            seconds = self.seconds + share * max(0.0, self.seconds_limit - self.seconds)
+        with self.limited(simulations, seconds):
+            yield
+
     @property
     def progress(self) -> float:
         """Fraction of the budget that is spent, in [0, 1]; 0 if there is none."""
@@ -160,6 +171,19 @@ class Evaluator:
         if self._best_groups is None:
             return np.zeros(self.groups.num_groups, np.int64), math.inf
         return self._best_groups, self._best_groups_score
+
+    def regroup(self, parts: Groups) -> None:
+        """Go on with parts of the groups; `best_groups` becomes the best placement so far that keeps these together."""
+        met = [(self._best, self._best_key[1])]
+        if self._best_groups is not None:
+            met.append((self._best_groups[self.groups.group], self._best_groups_score))
+        self.groups, self._first_op = parts, _first_ops(parts)
+        self._best_groups, self._best_groups_score = None, math.inf
+        for placement, us in met:
+            if placement is not None and self._best_groups is None:
+                per_group = placement[self._first_op]
+                if np.array_equal(per_group[parts.group], placement):
+                    self._best_groups, self._best_groups_score = per_group, us
 
     def score(self, group_placement: np.ndarray) -> float:
         """Penalised makespan of a placement (G,) of groups, in microseconds.
@@ -285,6 +309,11 @@ class Chunks:
         """Note how long a chunk took."""
         self.pace = seconds / count
         self._largest = max(self._largest, count)
+
+
+def _first_ops(groups: Groups) -> np.ndarray:
+    """(G,) one op of each group."""
+    return np.unique(groups.group, return_index=True)[1]
 
 
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:

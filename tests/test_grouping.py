@@ -6,7 +6,7 @@ import pytest
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
-from placeto.grouping import Groups, expand, group_ops, join_groups
+from placeto.grouping import Groups, expand, group_ops, join_groups, split_groups
 from tests.toys import random_graph
 
 MB = 1_000_000
@@ -230,3 +230,37 @@ def test_joined_groups_are_unions_of_groups() -> None:
         np.testing.assert_array_equal(join_groups(problem, groups, groups.num_groups).group, groups.group)
     with pytest.raises(ValueError, match="max_groups must be >= 1, not 0"):
         join_groups(problem, groups, 0)
+
+
+@pytest.mark.parametrize("name", ["random", "recurrent"])
+def test_parts_are_within_groups_and_as_many_as_asked(name: str) -> None:
+    if name == "random":
+        graph, coarse = PlacementProblem(random_graph(0, 120), load_cluster("4xv100")), 20
+    else:
+        graph, coarse = problem(recurrent(40)), 60
+    groups = group_ops(graph, coarse)
+    finest = split_groups(graph, groups, 10**6)
+    for most in (groups.num_groups, 2 * groups.num_groups, 10**6):
+        parts = split_groups(graph, groups, most)
+        assert groups.num_groups <= parts.num_groups <= finest.num_groups
+        if most > groups.num_groups:
+            assert parts.num_groups == min(most, finest.num_groups)
+        pairs = np.unique(np.stack([groups.group, parts.group]), axis=1)
+        assert pairs.shape[1] == parts.num_groups, "each part is in one group"
+        for group in range(groups.num_groups):
+            members = np.unique(parts.group[groups.group == group])
+            assert len(members) < 2 or any(np.array_equal(members, each) for each in parts.sets)
+        assert split_groups(graph, groups, most) is parts
+    assert finest.num_groups > 2 * groups.num_groups
+    with pytest.raises(ValueError, match="max_groups must be >= 1, not 0"):
+        split_groups(graph, groups, 0)
+
+
+def test_parts_keep_colocated_ops_together() -> None:
+    ops = chain(30)
+    for i in range(0, 30, 7):
+        ops[i]["colocation"] = "same"
+    graph = problem(ops)
+    parts = split_groups(graph, group_ops(graph, 3), 100)
+    assert together(parts, graph.graph, "op0", "op7", "op14", "op21", "op28")
+    assert parts.num_groups == 26

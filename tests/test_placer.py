@@ -119,6 +119,23 @@ def test_best_groups_only_takes_placements_that_keep_groups_together() -> None:
     assert judge.best_groups[1] == 45.0
 
 
+def test_parts_take_over_the_best_placement_that_keeps_them_together() -> None:
+    problem = two_chains()
+    two, six = group_ops(problem, 2), group_ops(problem)
+    judge = Evaluator(problem, two)
+    judge.score(np.array([0, 0]))
+    judge.score_ops(np.array([0, 0, 1, 1, 1, 0]))
+    judge.regroup(two)
+    assert judge.best_groups[0].tolist() == [0, 0]
+    judge.regroup(six)
+    np.testing.assert_array_equal(judge.best_groups[0][six.group], judge.best)
+    assert judge.best_groups[1] == judge.best_score
+    assert judge.score(APART[np.unique(six.group, return_index=True)[1]]) == judge.best_groups[1] == 45.0
+    judge = Evaluator(problem, two)
+    judge.regroup(six)
+    assert judge.best_groups[1] == math.inf
+
+
 def test_absorbed_improvements_become_history() -> None:
     judge = evaluator(two_chains())
     judge.score(ONE)
@@ -215,6 +232,20 @@ def test_limits_for_a_while() -> None:
         assert np.isfinite(judge.score_batch(np.tile(APART, (9, 1)))).sum() == 2
         assert judge.seconds_limit == 60.0
     assert (judge.remaining, judge.seconds_limit) == (3, None)
+
+
+def test_shares_of_what_is_left(clock: Clock) -> None:
+    judge = evaluator(two_chains(), simulations=11)
+    judge.score(ONE)
+    with judge.limited_to(0.25):
+        assert judge.remaining == 3
+        assert judge.seconds_limit is None
+    judge = evaluator(two_chains(), seconds=8.0)
+    clock.now += 4.0
+    with judge.limited_to(0.25):
+        assert judge.seconds_limit == 5.0
+        assert judge.remaining > 10**9
+    assert judge.seconds_limit == 8.0
 
 
 def test_bad_placements_and_budgets_are_refused() -> None:

@@ -10,7 +10,7 @@ from placeto.heuristics.genetic import genetic
 from placeto.heuristics.list_scheduling import etf, heft
 from placeto.heuristics.naive import fastest, random, roundrobin, single
 from placeto.heuristics.partition import expert, metis
-from placeto.heuristics.search import anneal, hillclimb, ils
+from placeto.heuristics.search import anneal, hillclimb, ils, multilevel
 from placeto.placer import PlacementResult
 
 HEURISTICS: dict[str, Callable[..., PlacementResult]] = {
@@ -28,9 +28,10 @@ HEURISTICS: dict[str, Callable[..., PlacementResult]] = {
     "hillclimb": hillclimb,
     "ils": ils,
     "anneal": anneal,
+    "multilevel": multilevel,
     "genetic": genetic,
     "exact": exact,
 }
 """Name -> placer; the first line of its docstring is what ``placeto list placers`` prints."""
-SEARCHES = ("hillclimb", "ils", "anneal", "genetic")
+SEARCHES = ("hillclimb", "ils", "anneal", "multilevel", "genetic")
 """Those that search until a budget is spent."""

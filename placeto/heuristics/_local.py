@@ -36,7 +36,7 @@ class LocalSearch:
         problem, groups = evaluator.problem, evaluator.groups.num_groups
         devices, size = problem.num_devices, groups * (problem.num_devices - 1)
         self.evaluator = evaluator
-        self.near = neighbourhood(problem)
+        self.near = neighbourhood(problem, evaluator.groups)
         self.rng = rng
         self.chances = np.cumsum([mix.get(move, 0.0) for move in MOVES])
         self.chances /= self.chances[-1]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from placeto.cost import PlacementProblem
-from placeto.grouping import group_ops
+from placeto.grouping import Groups
 from placeto.heuristics.partition import group_transfers
 
 
@@ -34,21 +34,21 @@ class Neighbourhood(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def neighbourhood(problem: PlacementProblem) -> Neighbourhood:
+def neighbourhood(problem: PlacementProblem, groups: Groups) -> Neighbourhood:
     """The groups of a problem, their sets and their neighbours; cached.
 
-    Sets are those of `group_ops`, chains of groups, and all groups in topological order, of which the searches move
+    Sets are those of `groups`, chains of groups, and all groups in topological order, of which the searches move
     windows.
     """
-    graph, groups = problem.graph, group_ops(problem)
+    graph = problem.graph
     position = np.empty(graph.num_ops, np.int64)
     position[graph.topological_order] = np.arange(graph.num_ops)
     ops = np.lexsort((position, groups.group))
-    pairs, _ = group_transfers(problem)
+    pairs, _ = group_transfers(problem, groups)
     both = np.concatenate([pairs, pairs[:, ::-1]])
     both = both[np.lexsort((both[:, 1], both[:, 0]))]
     ids = np.arange(groups.num_groups + 1)
-    every = [*groups.sets, *chains(problem), ids[:-1]]
+    every = [*groups.sets, *chains(problem, groups), ids[:-1]]
     sets = np.concatenate(every)
     set_ptr = np.cumsum([0, *map(len, every)])
     home_place = np.argsort(sets, kind="stable")
@@ -69,9 +69,9 @@ def neighbourhood(problem: PlacementProblem) -> Neighbourhood:
     )
 
 
-def chains(problem: PlacementProblem) -> list[np.ndarray]:
+def chains(problem: PlacementProblem, groups: Groups) -> list[np.ndarray]:
     """Longest chains of two or more groups, each the only successor of the one before and that its only predecessor."""
-    graph, groups = problem.graph, group_ops(problem)
+    graph = problem.graph
     ends = np.stack([groups.group[graph.edge_src], groups.group[graph.edge_dst]])
     arcs = np.unique(ends[:, ends[0] != ends[1]], axis=1)
     successors = np.bincount(arcs[0], minlength=groups.num_groups)

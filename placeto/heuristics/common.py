@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from placeto.cost import PlacementProblem
-from placeto.grouping import Groups, group_ops
+from placeto.grouping import Groups
 from placeto.grouping_units import op_outputs
 from placeto.heuristics.repair import repair
 from placeto.placer import Evaluator, PlacementResult, busy_us
@@ -35,9 +35,8 @@ def run(
     return evaluator.result()
 
 
-def group_times(problem: PlacementProblem) -> np.ndarray:
+def group_times(problem: PlacementProblem, groups: Groups) -> np.ndarray:
     """(G, D) microseconds that each group keeps each device busy, overheads included."""
-    groups = group_ops(problem)
     busy = problem.op_time + np.where(problem.op_time > 0, problem.cluster.overhead_us, 0.0)
     time = np.zeros((groups.num_groups, problem.num_devices))
     np.add.at(time, groups.group, busy)

@@ -50,7 +50,7 @@ def try_single(evaluator: Evaluator, seed: int) -> None:
 
 def _try_fastest(evaluator: Evaluator, seed: int) -> None:
     problem, groups = evaluator.problem, evaluator.groups
-    time = group_times(problem)
+    time = group_times(problem, groups)
     memory = group_sum(groups, problem.graph.param_bytes * float(problem.param_multiplier))
     load, used = np.zeros(problem.num_devices), np.zeros(problem.num_devices)
     placement = np.zeros(groups.num_groups, np.int64)

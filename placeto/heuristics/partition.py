@@ -16,7 +16,7 @@ import numpy as np
 import pymetis
 
 from placeto.cost import PlacementProblem
-from placeto.grouping import group_ops
+from placeto.grouping import Groups
 from placeto.grouping_units import transfer_us
 from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, run, within_memory
 from placeto.placer import Evaluator, PlacementResult
@@ -46,7 +46,7 @@ def try_expert(evaluator: Evaluator, seed: int) -> None:
     first: dict[str, int] = {}
     by_module = np.argsort([first.setdefault(module, i) for i, module in enumerate(groups.modules)], kind="stable")
     by_position = np.arange(groups.num_groups)
-    work = group_times(problem).mean(axis=1)
+    work = group_times(problem, groups).mean(axis=1)
 
     def place(order: np.ndarray, demand: np.ndarray) -> np.ndarray:
         return cut_in_order(order, work, group_sum(groups, demand), problem)[groups.group]
@@ -59,8 +59,8 @@ def try_expert(evaluator: Evaluator, seed: int) -> None:
 def try_metis(evaluator: Evaluator, seed: int) -> None:
     """The rule behind `metis`."""
     problem, groups = evaluator.problem, evaluator.groups
-    work = group_times(problem).mean(axis=1)
-    pairs, transfer = group_transfers(problem)
+    work = group_times(problem, groups).mean(axis=1)
+    pairs, transfer = group_transfers(problem, groups)
 
     def place(options: pymetis.Options, recursive: bool, demand: np.ndarray) -> np.ndarray:
         return _partition(problem, work, group_sum(groups, demand), pairs, transfer, options, recursive)[groups.group]
@@ -71,12 +71,12 @@ def try_metis(evaluator: Evaluator, seed: int) -> None:
             within_memory(evaluator, partial(place, options, recursive))
 
 
-def group_transfers(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
+def group_transfers(problem: PlacementProblem, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
     """Pairs (P, 2) of groups, the lower id first, and the microseconds (P,) that their tensors would travel.
 
     A tensor counts once for each group that reads it.
     """
-    graph, group = problem.graph, group_ops(problem).group
+    graph, group = problem.graph, groups.group
     crossing = np.flatnonzero(group[graph.edge_src] != group[graph.edge_dst])
     tensor = graph.edge_tensor[crossing]
     reads = np.unique(np.stack([group[graph.edge_src[crossing]], group[graph.edge_dst[crossing]], tensor]), axis=1)

@@ -1,4 +1,4 @@
-"""Local search over groups: hill climbing, iterated local search and annealing, from the best cheap placement.
+"""Local search over groups: hill climbing, iterated local search, annealing, from the best cheap placement.
 
 Legend: N ops, G groups, D devices, M kinds of moves.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from placeto.cost import PlacementProblem
-from placeto.grouping import Groups
+from placeto.grouping import Groups, split_groups
 from placeto.heuristics._local import LocalSearch
 from placeto.heuristics.baechi import try_m_sct
 from placeto.heuristics.common import Rule
@@ -53,6 +53,10 @@ ANNEAL_FEW = {
 _FEW = 100
 HOT, COLD = 0.15, 0.01  # share of the proposals that annealing accepts though worse, at its beginning and its end
 _WARMTH = 0.01  # so much at the beginning for each simulation that a single move can have, up to HOT
+_PARTS = 8  # into how many parts a group is split for the second half of multilevel annealing, on the average
+_MOST_PARTS = 1000  # of all groups together
+_SPLIT = 0.4  # share of the simulations that go to the parts
+_ENOUGH = 3.0  # groups are split if there are so many simulations for each move of one
 _PATIENCE = 1.0  # proposals without an improvement that end a descent, as a multiple of the number of single moves
 _WORSE = 0.002  # iterated local search goes on from a descent that ends so much above its best
 _KICKED = 0.03  # share of the groups that are moved at random to begin a new descent
@@ -79,6 +83,13 @@ def anneal(
     return search_from_cheap(annealing, problem, simulations, seconds, seed)
 
 
+def multilevel(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """Multilevel annealing: of groups, then of the parts they are split into; with few simulations of groups alone."""
+    return search_from_cheap(annealing_of_parts, problem, simulations, seconds, seed)
+
+
 def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
     """The method behind `hillclimb`; ends early where no single move is left to try."""
     LocalSearch(evaluator, start, CLIMB, rng).run()
@@ -89,6 +100,31 @@ def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator)
     moves = evaluator.groups.num_groups * (evaluator.problem.num_devices - 1)
     hot = min(HOT, max(COLD, _WARMTH * evaluator.expected / moves))
     LocalSearch(evaluator, start, ANNEAL if moves >= _FEW else ANNEAL_FEW, rng).run(hot, COLD)
+
+
+def annealing_of_parts(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
+    """The method behind `multilevel`; the evaluator's groups are then parts of its groups before."""
+    problem, groups = evaluator.problem, evaluator.groups
+    enough = evaluator.expected >= _ENOUGH * groups.num_groups * (problem.num_devices - 1)
+    parts = parts_of(problem, groups) if enough else groups
+    if parts.num_groups == groups.num_groups:
+        annealing(evaluator, start, rng)
+        return
+    with evaluator.limited_to(1.0 - _SPLIT):
+        annealing(evaluator, start, rng)
+    evaluator.regroup(parts)
+    anneal_within(evaluator, rng)
+
+
+def parts_of(problem: PlacementProblem, groups: Groups) -> Groups:
+    """What multilevel annealing splits groups into."""
+    return split_groups(problem, groups, max(groups.num_groups, min(_PARTS * groups.num_groups, _MOST_PARTS)))
+
+
+def anneal_within(evaluator: Evaluator, rng: np.random.Generator) -> None:
+    """Anneal from the best placement of the evaluator's groups, if anything is left of the budget."""
+    if not evaluator.exhausted:
+        annealing(evaluator, evaluator.best_groups[0], rng)
 
 
 def iterate(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:

@@ -21,7 +21,7 @@ from placeto.features import Instance, InstanceBatch, make_instance
 from placeto.grouping import join_groups
 from placeto.heuristics.common import Rule
 from placeto.heuristics.list_scheduling import try_heft
-from placeto.heuristics.search import CHEAP, DEFAULT_SIMULATIONS, annealing, best_cheap, round_to_groups
+from placeto.heuristics.search import CHEAP, DEFAULT_SIMULATIONS, anneal_within, best_cheap, parts_of, round_to_groups
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
 
@@ -30,9 +30,10 @@ _TIMED = _LEVELS[:-1]  # the same under a clock: a look of the policy takes as l
 _PASS = (0.25, 1.0)  # the same where there is no budget: one pass
 _FEWEST = 4  # groups of a level
 _TRIES = 8  # moves tried between two looks of the policy, at most
-_SHARE = 0.7  # of the simulations that are left go to the sweeps, at most
-_SECONDS = 0.4  # of the time that is left goes to them, at most
-_MANY = 1 << 60  # simulations: no limit
+_SHARE = 0.7  # of the simulations go to these sweeps, at most
+_SECONDS = 0.25  # of the time goes to them, at most
+_ON_GROUPS = 0.4  # of what is then left goes to annealing of groups
+_ON_PARTS = 0.2  # of what is then left goes to a sweep over the parts of groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +92,24 @@ class GuidedPlacer:
         if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
             if simulations is None and seconds is None:
                 self._pass(instance, evaluator)
-                return evaluator.result()
-            with evaluator.limited(_most(evaluator), _deadline(evaluator)):
-                for share in _LEVELS if seconds is None else _TIMED:
-                    self._sweep(instance, share, evaluator, evaluator.best_groups[0])
-            if not evaluator.exhausted:
-                annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed))
+            else:
+                self._search(instance, evaluator, np.random.default_rng(seed))
         return evaluator.result()
+
+    def _search(self, instance: Instance, evaluator: Evaluator, random: np.random.Generator) -> None:
+        """Spend what is left of a budget: first on joined groups and groups, then on the parts of groups."""
+        problem, timed = instance.problem, evaluator.seconds_limit is not None
+        with evaluator.limited_to(_SECONDS if timed else _SHARE):
+            for share in _TIMED if timed else _LEVELS:
+                self._sweep(instance, share, evaluator, evaluator.best_groups[0])
+        parts = instance.groups if evaluator.exhausted else parts_of(problem, instance.groups)
+        if parts.num_groups > instance.groups.num_groups:
+            with evaluator.limited_to(_ON_GROUPS):
+                anneal_within(evaluator, random)
+            evaluator.regroup(parts)
+            with evaluator.limited_to(_ON_PARTS):
+                self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0])
+        anneal_within(evaluator, random)
 
     def _answer(self, instance: Instance, seconds: float | None, seed: int, began: float) -> PlacementResult:
         """The pass from HEFT's placement, none of it counted."""
@@ -159,23 +171,6 @@ class GuidedPlacer:
         with torch.no_grad():
             logits, _ = self.policy(state.data)
         return PairDistribution.from_logits(logits, state.data)
-
-
-def _most(evaluator: Evaluator) -> int:
-    """After how many simulations the sweeps have to end."""
-    if evaluator.limit is None:
-        return _MANY
-    return evaluator.simulations + math.ceil(_SHARE * (evaluator.limit - evaluator.simulations))
-
-
-def _deadline(evaluator: Evaluator) -> float | None:
-    """When the sweeps have to end; None without a clock.
-
-    In the time of a look of the policy a plain search makes several simulations.
-    """
-    if evaluator.seconds_limit is None:
-        return None
-    return evaluator.seconds + _SECONDS * max(0.0, evaluator.seconds_limit - evaluator.seconds)
 
 
 def guided_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> GuidedPlacer:

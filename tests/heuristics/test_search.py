@@ -19,7 +19,7 @@ from placeto.heuristics import HEURISTICS, SEARCHES
 from placeto.heuristics._guide import estimate, timelines
 from placeto.heuristics._local import LocalSearch
 from placeto.heuristics._neighbourhood import chains, neighbourhood
-from placeto.heuristics.search import ANNEAL, CLIMB, anneal, best_cheap, hillclimb, ils
+from placeto.heuristics.search import ANNEAL, CLIMB, anneal, annealing_of_parts, best_cheap, hillclimb, ils
 from placeto.placer import Evaluator
 from placeto.simulator import simulate
 from tests.heuristics.test_heuristics import forks, random_cluster, random_graph
@@ -28,7 +28,8 @@ from tests.test_memory_limits import chain, devices
 
 def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
     """(G, D) what the guide says about each move of one group; 0 for staying."""
-    groups, flat, near = group_ops(problem), problem.arrays, neighbourhood(problem)
+    groups, flat = group_ops(problem), problem.arrays
+    near = neighbourhood(problem, groups)
     placement = device[groups.group]
     record = _kernel.new_record(flat, 0)
     makespan, sends = _kernel.run(flat, 0, placement, record, np.inf)
@@ -81,11 +82,12 @@ def test_chains_are_runs_of_only_children() -> None:
     groups = group_ops(problem)
     assert groups.num_groups == 8
     letter = dict(zip(groups.group.tolist(), inputs, strict=True))
-    assert sorted("".join(letter[g] for g in chain) for chain in chains(problem)) == ["abc", "de", "gh"]
+    assert sorted("".join(letter[g] for g in chain) for chain in chains(problem, groups)) == ["abc", "de", "gh"]
 
 
 def test_neighbourhood_lists_each_group_in_all_its_sets() -> None:
-    near = neighbourhood(PlacementProblem(random_graph(np.random.default_rng(3), 40), load_cluster("2xp100")))
+    problem = PlacementProblem(random_graph(np.random.default_rng(3), 40), load_cluster("2xp100"))
+    near = neighbourhood(problem, group_ops(problem))
     for group in range(len(near.op_ptr) - 1):
         entries = range(near.home_ptr[group], near.home_ptr[group + 1])
         assert [near.sets[near.home_place[k]] for k in entries] == [group] * len(entries)
@@ -175,6 +177,21 @@ def test_searches_use_their_budget_and_improve(name: str) -> None:
     assert many.simulations <= 2000
     assert many.makespan_us <= few.makespan_us
     assert many.makespan_us < 0.3 * problem.single_device_us
+
+
+def test_multilevel_annealing_splits_groups_where_it_has_simulations_to_spare() -> None:
+    problem = PlacementProblem(random_graph(np.random.default_rng(7), 500), load_cluster("4xv100"))
+    groups = group_ops(problem)
+    ends = {}
+    for budget in (500, 8000):
+        ends[budget] = evaluator = Evaluator(problem, groups, budget)
+        start, _ = best_cheap(evaluator)
+        annealing_of_parts(evaluator, start, np.random.default_rng(0))
+        assert evaluator.simulations == budget
+    assert ends[500].groups is groups
+    assert ends[8000].groups.num_groups > groups.num_groups == 200
+    assert ends[8000].best_score < anneal(problem, simulations=8000).makespan_us
+    assert simulate(problem, ends[8000].result().placement).makespan_us == ends[8000].best_score
 
 
 def test_searches_are_repeatable() -> None:

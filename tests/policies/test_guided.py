@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig
 from placeto.features import InstanceBatch, make_instance, score_moves
-from placeto.grouping import join_groups
+from placeto.grouping import group_ops, join_groups
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.search import best_cheap
+from placeto.heuristics.search import annealing, best_cheap
 from placeto.placer import Evaluator
 from placeto.policies.guided import GuidedPlacer, cheap_starts
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
@@ -126,10 +126,27 @@ def test_the_sweeps_leave_annealing_its_share(placer, monkeypatch):
     evaluator = Evaluator(problem)
     best_cheap(evaluator)
     left = []
-    monkeypatch.setattr("placeto.policies.guided.annealing", lambda evaluator, *_: left.append(evaluator.remaining))
+    monkeypatch.setattr("placeto.policies.guided.anneal_within", lambda evaluator, _: left.append(evaluator.remaining))
     for more in (20, 10**4):
         placer(problem, simulations=evaluator.simulations + more)
         assert 0.3 * more - 1 <= left[-1] < more
+
+
+def test_groups_are_annealed_before_their_parts_are_swept_and_annealed(placer, monkeypatch):
+    problem = PlacementProblem(random_graph(3, 300), toy_cluster(3))
+    searched = []
+
+    def anneal_within(evaluator, random):
+        searched.append((evaluator.groups.num_groups, evaluator.simulations, evaluator.remaining))
+        annealing(evaluator, evaluator.best_groups[0], random)
+
+    monkeypatch.setattr("placeto.policies.guided.anneal_within", anneal_within)
+    result = placer(problem, simulations=3000)
+    (groups, first, share), (parts, second, rest) = searched
+    assert groups == group_ops(problem).num_groups
+    assert parts > groups
+    assert second > first + share  # the sweep over parts in between
+    assert second + rest == result.simulations == 3000
 
 
 def test_a_policy_of_a_fixed_traversal_keeps_its_budget():
@@ -162,13 +179,13 @@ def test_seconds_are_kept(placer):
 
 
 def test_the_sweeps_leave_the_search_its_time(placer, monkeypatch):
-    """They take four tenths of it, and the step that they are in."""
+    """They take a quarter of it, and the step that they are in."""
     problem = PlacementProblem(random_graph(2, 300), toy_cluster(3))
     placer(problem, simulations=1)  # compiles and groups
     left = []
-    monkeypatch.setattr("placeto.policies.guided.annealing", lambda evaluator, *_: left.append(evaluator.seconds))
+    monkeypatch.setattr("placeto.policies.guided.anneal_within", lambda evaluator, _: left.append(evaluator.seconds))
     placer(problem, seconds=2.0)
-    assert 0.1 < left[0] < 1.4
+    assert 0.1 < left[0] < 1.2
 
 
 def test_search_finds_the_optimum_of_a_fork(placer):
