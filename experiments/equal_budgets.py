@@ -1,11 +1,11 @@
-"""Policy-guided search against a search without it, at equal budgets of simulations and of seconds.
+"""Policy-guided search against searches without it, at equal budgets of simulations and of seconds.
 
 python -m experiments.equal_budgets [--out runs/equal_budgets]
 
-The guided placer (what comes with the package, or a checkpoint for each seed) and another placer place the same graphs
-with the same seeds within each budget. Differences are of makespans, in per cent of the other's, paired: their mean
-over seeds for each graph, then mean and standard error over graphs. One pass of the policy stands beside the best cheap
-heuristic of each graph. Run again after an interruption: what is finished is kept.
+The guided placer (what comes with the package, or a checkpoint for each seed) and others place the same graphs with the
+same seeds within each budget. Differences are of makespans, in per cent of the other's, paired: their mean over seeds
+for each graph, then mean and standard error over graphs. One pass of the policy stands beside the best cheap heuristic
+of each graph. Run again after an interruption: what is finished is kept.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class BudgetConfig:
     """to place on"""
     checkpoints: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME|PATH")] = ("placeto",)
     """of the guided placer, names of what comes with the package or paths: one for each seed, in turn"""
-    against: str = "anneal"
-    """the other placer"""
+    against: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("anneal", "multilevel")
+    """the other placers"""
     simulations: tuple[int, ...] = (300, 1000, 3000, 10000)
     """budgets"""
     seconds: tuple[float, ...] = (0.3, 1.0, 3.0)
     """budgets"""
     seeds: int = 3
-    """of both placers"""
+    """of all placers"""
     processes: int | None = None
     """how many work at once; all cores if not given. Seconds mean most with one."""
 
@@ -69,12 +69,15 @@ class Difference:
     mean: float
     error: float  # standard error, graphs being the sample, of means over seeds; nan with one graph
 
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} ± {self.error:.2f}"
+
 
 def specs(config: BudgetConfig, seed: int) -> list[PlacerSpec]:
-    """Both placers with each budget, and one pass of the policy."""
+    """All placers with each budget, and one pass of the policy."""
     checkpoint = config.checkpoints[seed % len(config.checkpoints)]
     found = [PlacerSpec(PASS, checkpoint)]
-    for label, placer in ((GUIDED, checkpoint), (config.against, config.against)):
+    for label, placer in ((GUIDED, checkpoint), *((name, name) for name in config.against)):
         found += [PlacerSpec(f"{label}@{count}", placer, simulations=count) for count in config.simulations]
         found += [PlacerSpec(f"{label}@{length:g}s", placer, seconds=length) for length in config.seconds]
     return found
@@ -110,22 +113,24 @@ def pass_gain(rows: Sequence[Row]) -> Difference:
 
 def table(rows: Sequence[Row], config: BudgetConfig) -> Table:
     """A line for each family, cluster and budget."""
-    head = ["graphs, cluster", "budget", GUIDED, config.against, "guided is faster by, %", "s", f"s, {config.against}"]
+    head = ["graphs, cluster", "budget", GUIDED, *config.against]
+    head += [f"faster than {name}, %" for name in config.against] + ["s", *(f"s, {name}" for name in config.against)]
     lines: list[Sequence[str]] = [head, rule(len(head))]
     for (family, cluster), own in cells(rows, "family", "cluster").items():
         by_label = {label: of for (label,), of in cells(own, "placer").items()}
-        name = f"{family}, {cluster}"
-        lines.append(_line(name, "one pass / best cheap heuristic", by_label[PASS], by_label[CHEAP], pass_gain(own)))
+        name, blank = f"{family}, {cluster}", [""] * (len(config.against) - 1)
+        both = [by_label[PASS], by_label[CHEAP]]
+        shown = [*_means(both, "relative", 4), *blank, str(pass_gain(own)), *blank, *_means(both, "seconds", 2), *blank]
+        lines.append([name, "one pass / best cheap heuristic", *shown])
         for budget in budgets(config):
-            ours, theirs = by_label[f"{GUIDED}@{budget}"], by_label[f"{config.against}@{budget}"]
-            lines.append(_line(name, budget, ours, theirs, difference(ours, theirs)))
+            every = [by_label[f"{label}@{budget}"] for label in (GUIDED, *config.against)]
+            gains = [str(difference(every[0], theirs)) for theirs in every[1:]]
+            lines.append([name, budget, *_means(every, "relative", 4), *gains, *_means(every, "seconds", 2)])
     return lines
 
 
-def _line(name: str, budget: str, ours: Sequence[Row], theirs: Sequence[Row], gain: Difference) -> Sequence[str]:
-    relative = [f"{np.mean([row['relative'] for row in of]):.4f}" for of in (ours, theirs)]
-    seconds = [f"{np.mean([row['seconds'] for row in of]):.2f}" for of in (ours, theirs)]
-    return [name, budget, *relative, f"{gain.mean:+.2f} ± {gain.error:.2f}", *seconds]
+def _means(of: Sequence[Sequence[Row]], column: str, digits: int) -> list[str]:
+    return [f"{np.mean([row[column] for row in rows]):.{digits}f}" for rows in of]
 
 
 def place(config: BudgetConfig) -> list[Row]:
@@ -168,7 +173,7 @@ def budget_figure(rows: Sequence[Row], config: BudgetConfig) -> Figure:
         by_label = {label: np.mean([row["relative"] for row in of]) for (label,), of in cells(own, "placer").items()}
         panels[f"{family} on {cluster}"] = {
             label: [(size, by_label[f"{label}@{budget}"]) for budget, size in budgets]
-            for label in (GUIDED, config.against)
+            for label in (GUIDED, *config.against)
         }
         levels[f"{family} on {cluster}"] = {name: float(by_label[name]) for name in (PASS, CHEAP)}
     x_label = "simulations" if config.simulations else "seconds"
@@ -185,8 +190,10 @@ def main(config: BudgetConfig) -> None:
         raise SystemExit("error: give a budget of simulations or of seconds")
     if not config.checkpoints:
         raise SystemExit("error: give a checkpoint")
-    for checkpoint in config.checkpoints:
-        load_placer(checkpoint)  # refused now rather than in a worker
+    if not config.against:
+        raise SystemExit("error: give a placer to compare with")
+    for name in (*config.checkpoints, *config.against):
+        load_placer(name)  # refused now rather than in a worker
     config.out.mkdir(parents=True, exist_ok=True)
     rows = place(config)
     save_rows(rows, config.out / "rows.json")

@@ -32,6 +32,8 @@ class LearningConfig:
     """Graphs of an iteration."""
     starts: Literal["heuristics", "single"] = "heuristics"
     """Where episodes begin: placements of the cheap heuristics, or all on one device, to learn from scratch."""
+    parts: float = 0.0
+    """Share of the training problems whose groups are split into parts, as guided search splits them."""
     replicas: int = 8
     """Episodes of each graph of an iteration of reinforcement, from one start; their mean return is the reward
     baseline."""
@@ -252,8 +254,11 @@ def _check_iterative(config: TrainConfig) -> dict[str, int]:
         raise ConfigError(f"policy.rounds must be at least 0, not {policy.rounds}")
     if not (learning.temperature > 0 and learning.discount > 0):
         raise ConfigError("learning.temperature and learning.discount must be above 0")
-    if not 0 <= learning.warmup <= 1:
-        raise ConfigError(f"learning.warmup is a share, 0 to 1, not {learning.warmup}")
+    if policy.messages == "pairs" and (policy.head != "pair" or policy.pooling != "none"):
+        raise ConfigError('policy.messages "pairs" needs policy.head "pair" and policy.pooling "none"')
+    for name, share in (("warmup", learning.warmup), ("parts", learning.parts)):
+        if not 0 <= share <= 1:
+            raise ConfigError(f"learning.{name} is a share, 0 to 1, not {share}")
     return {
         "learning.labels": learning.labels,
         "learning.warmup_replicas": learning.warmup_replicas,

@@ -20,7 +20,7 @@ def test_one_command_makes_rows_table_and_picture(tmp_path, capsys):
     assert out.strip() == (tmp_path / "equal_budgets.md").read_text().strip()
     assert (tmp_path / "equal_budgets.png").stat().st_size > 1000
     rows = load_rows(tmp_path / "rows.json")
-    assert len(rows) == 2 * 2 * (1 + 2 * 2) + 2
+    assert len(rows) == 2 * 2 * (1 + 3 * 2) + 2
     for row in rows:
         if "@" in row["placer"]:
             assert row["simulations"] <= int(row["placer"].split("@")[1])
@@ -46,13 +46,14 @@ def test_differences_are_paired_by_graph_and_seed():
     assert pass_gain([*passes, *cheap]).mean == pytest.approx(15.0)
 
 
-def test_every_budget_has_both_placers(tmp_path):
+def test_every_budget_has_all_placers(tmp_path):
     labels = [spec.label for spec in specs(small(tmp_path, seconds=(0.5,)), 0)]
-    assert labels == ["one pass", "guided@60", "guided@120", "guided@0.5s", "anneal@60", "anneal@120", "anneal@0.5s"]
+    budgets = ("60", "120", "0.5s")
+    assert labels == ["one pass", *(f"{name}@{of}" for name in ("guided", "anneal", "multilevel") for of in budgets)]
 
 
 def test_each_seed_has_the_next_checkpoint(tmp_path):
-    config = small(tmp_path, checkpoints=("a", "b"))
+    config = small(tmp_path, checkpoints=("a", "b"), against=("anneal",))
     used = [{spec.placer for spec in specs(config, seed)} for seed in range(3)]
     assert used == [{"a", "anneal"}, {"b", "anneal"}, {"a", "anneal"}]
 
@@ -62,6 +63,8 @@ def test_an_unknown_checkpoint_is_refused(tmp_path):
         main(small(tmp_path, checkpoints=("placeto", "nothing")))
     with pytest.raises(SystemExit, match="give a checkpoint"):
         main(small(tmp_path, checkpoints=()))
+    with pytest.raises(SystemExit, match="give a placer to compare with"):
+        main(small(tmp_path, against=()))
 
 
 def test_budgets_of_seconds_alone_make_a_picture_too(tmp_path, capsys):

@@ -5,6 +5,7 @@ from placeto.nn import (
     DirectedMessagePassing,
     GraphPooling,
     NeighbourhoodPooling,
+    PairMessagePassing,
     TwoWayMessagePassing,
     device_pool,
     mlp,
@@ -51,6 +52,31 @@ def test_message_passing_does_not_depend_on_the_order_of_nodes():
     layer, x, order = TwoWayMessagePassing(4, 1, 2), torch.randn(4, 4), torch.tensor([2, 0, 3, 1])
     place = torch.argsort(order)  # new position of each old node
     torch.testing.assert_close(layer(x[order], place[EDGES], ATTR), layer(x, EDGES, ATTR)[order])
+
+
+def test_messages_of_pairs_stay_with_their_device_but_for_where_the_sender_is():
+    """0 -> 1 -> 3, 0 -> 2 -> 3; node 1 is on device 0."""
+    torch.manual_seed(0)
+    layer, own = PairMessagePassing(4, 1), torch.tensor([[1], [0], [1], [1]])
+    z = torch.randn(4, 3, 4, requires_grad=True)
+    layer(z, own, EDGES, ATTR)[3, 2].sum().backward()
+    touched = z.grad.abs().sum(-1) > 0
+    assert touched.tolist() == [
+        [False, False, False],  # two arcs away
+        [True, False, True],  # where it is, and the receiver's device
+        [False, True, True],
+        [False, False, True],
+    ]
+
+
+def test_messages_of_pairs_depend_on_no_order():
+    torch.manual_seed(0)
+    layer, z, own = PairMessagePassing(4, 1), torch.randn(4, 3, 4), torch.tensor([[1], [0], [2], [1]])
+    order, devices = torch.tensor([2, 0, 3, 1]), torch.tensor([1, 2, 0])
+    place, there = torch.argsort(order), torch.argsort(devices)
+    expected = layer(z, own, EDGES, ATTR)
+    torch.testing.assert_close(layer(z[order], own[order], place[EDGES], ATTR), expected[order])
+    torch.testing.assert_close(layer(z[:, devices], there[own], EDGES, ATTR), expected[:, devices])
 
 
 def test_pooling_sees_ancestors_descendants_and_parallel_nodes():

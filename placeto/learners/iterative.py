@@ -7,6 +7,7 @@ Legend: C training instances, K replicas, B episodes of an iteration, T moves, G
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from placeto.cost import PlacementProblem
 from placeto.distributed import ALONE, Ranks, concatenate
 from placeto.env import reset
 from placeto.features import Instance, InstanceBatch, make_instance
-from placeto.grouping import expand
+from placeto.grouping import expand, group_ops
 from placeto.heuristics.naive import try_single
+from placeto.heuristics.search import parts_of
 from placeto.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.learning import advantages, policy_update, supervised_update
 from placeto.policies import POLICIES
@@ -37,11 +39,23 @@ class Family:
     heuristic: np.ndarray  # (C,) float64, relative makespan of the best cheap heuristic
 
     @classmethod
-    def of(cls, problems: Mapping[str, PlacementProblem], scratch: bool, report: Callable[[str], None]) -> Family:
-        """Group the ops of each problem and place it by the cheap heuristics; only on one device if from `scratch`."""
+    def of(
+        cls,
+        problems: Mapping[str, PlacementProblem],
+        scratch: bool,
+        report: Callable[[str], None],
+        parts: float = 0.0,
+    ) -> Family:
+        """Group the ops of each problem and place it by the cheap heuristics; only on one device if from `scratch`.
+
+        A share of the problems, spread evenly, has `parts` of groups in place of groups.
+        """
+        count = itertools.count()
 
         def one(problem: PlacementProblem) -> tuple[Instance, Starts, float]:
-            instance = make_instance(problem)
+            number = next(count)
+            split = int((number + 1) * parts) > int(number * parts)
+            instance = make_instance(problem, parts_of(problem, group_ops(problem)) if split else None)
             cheap = cheap_starts(instance)
             return instance, cheap_starts(instance, (try_single,)) if scratch else cheap, cheap.score[0]
 
@@ -71,7 +85,7 @@ class IterativeLearner:
         self.config, self.ranks = config, ranks
         self.problems, self.validation = problems, validation
         scratch = config.learning.starts == "single"
-        self.family = Family.of(problems, scratch, report)
+        self.family = Family.of(problems, scratch, report, config.learning.parts)
         self.held_out = Family.of(validation, scratch, report)
 
     def initial_state(self) -> TrainState:

@@ -32,8 +32,8 @@ _FEWEST = 4  # groups of a level
 _TRIES = 8  # moves tried between two looks of the policy, at most
 _SHARE = 0.7  # of the simulations go to these sweeps, at most
 _SECONDS = 0.25  # of the time goes to them, at most
-_ON_GROUPS = 0.4  # of what is then left goes to annealing of groups
-_ON_PARTS = 0.2  # of what is then left goes to a sweep over the parts of groups
+_ON_GROUPS = 0.3  # of what is then left goes to annealing of groups
+_ON_PARTS = 0.3  # of what is then left goes to a sweep over the parts of groups
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from placeto.features import EDGE_FEATURES, FEATURE_SETS, NODE_INDEX, PAIR_INDEX, reach_matrix
-from placeto.nn import GraphPooling, NeighbourhoodPooling, TwoWayMessagePassing, device_pool, mlp
+from placeto.nn import GraphPooling, NeighbourhoodPooling, PairMessagePassing, TwoWayMessagePassing, device_pool, mlp
 from placeto.policies.base import PolicyError
 
 _FINE = 0.003  # below it the logarithmic scale is linear
@@ -37,6 +37,9 @@ class PlacetoConfig:
     """Width of the embeddings."""
     rounds: int = 2
     """Rounds of message passing; 0 = none."""
+    messages: Literal["nodes", "pairs"] = "nodes"
+    """Messages between nodes, as in the paper, or between (node, device) pairs of the same device; these go with the
+    "pair" head and without pooling."""
     pooling: Literal["devices", "paper", "simple", "none"] = "none"
     """"devices": mean over each device and the graph; "paper": ancestors, descendants, parallel nodes as well;
     "simple": one mean over the graph, the paper's simple aggregator."""
@@ -68,12 +71,27 @@ class PlacetoPolicy(nn.Module):
         self.register_buffer("pair_columns", torch.tensor([PAIR_INDEX[name] for name in pairs]), persistent=False)
         edge_columns = [EDGE_FEATURES.index(name) for name in edges]
         self.register_buffer("edge_columns", torch.tensor(edge_columns), persistent=False)
-        hidden = config.hidden
-        width = config.scales * len(pairs)
+        if config.messages == "pairs":
+            self._init_pairs(len(nodes), len(pairs), len(edges))
+        else:
+            self._init_nodes(len(nodes), len(pairs), len(edges))
+
+    def _init_pairs(self, nodes: int, pairs: int, edges: int) -> None:
+        config, hidden = self.config, self.config.hidden
+        self.from_node = nn.Linear(config.scales * nodes, hidden)
+        self.from_pair = nn.Linear(config.scales * pairs, hidden, bias=False)
+        self.from_own = nn.Linear(config.scales * pairs, hidden, bias=False)
+        self.pair_messages = nn.ModuleList(PairMessagePassing(hidden, edges) for _ in range(config.rounds))
+        self.head = nn.Sequential(nn.LayerNorm(hidden), *mlp([hidden, 64, 64, 2]))
+        self.shortcut = mlp([hidden, 64, 2])
+
+    def _init_nodes(self, nodes: int, pairs: int, edges: int) -> None:
+        config, hidden = self.config, self.config.hidden
+        width = config.scales * pairs
         own = 0 if config.head == "fixed" else width  # features of the pair (node, its own device)
         one_hot = config.fixed_devices if config.head == "fixed" else 0
-        self.encoder = mlp([config.scales * len(nodes) + own + one_hot, hidden, hidden])
-        self.message_passing = TwoWayMessagePassing(hidden, len(edges), config.rounds)
+        self.encoder = mlp([config.scales * nodes + own + one_hot, hidden, hidden])
+        self.message_passing = TwoWayMessagePassing(hidden, edges, config.rounds)
         self.neighbourhoods = NeighbourhoodPooling(hidden) if config.pooling == "paper" else None
         self.aggregator = GraphPooling(hidden) if config.pooling == "simple" else None
         self.norm = nn.LayerNorm(hidden)
@@ -100,6 +118,25 @@ class PlacetoPolicy(nn.Module):
         node, pair = data.x[:, self.node_columns], data.pair[:, :, self.pair_columns]
         if config.scales == 2:
             node, pair = two_scales(node), two_scales(pair)
+        out = self._from_pairs(data, node, pair) if config.messages == "pairs" else self._from_nodes(data, node, pair)
+        stay = data.current[:, None, None].expand(-1, 1, 2)
+        out = out - out.gather(1, stay)
+        change = out[..., 1] * 0.1  # typical changes are a few per cent: keep the head's outputs near one
+        return out[..., 0] - config.change_weight * change, change
+
+    def _from_pairs(self, data: Data, node: Tensor, pair: Tensor) -> Tensor:
+        """(V, D, 2) agreement and change, before those of staying are taken off."""
+        own, edges = data.current[:, None], data.edge_attr[:, self.edge_columns]
+        here = pair.gather(1, own[..., None].expand(-1, 1, pair.shape[2]))
+        z = first = torch.relu(self.from_node(node)[:, None] + self.from_pair(pair) + self.from_own(here))
+        for messages in self.pair_messages:
+            z = messages(z, own, data.edge_index, edges)
+        out: Tensor = self.head(z) + self.shortcut(first)
+        return out
+
+    def _from_nodes(self, data: Data, node: Tensor, pair: Tensor) -> Tensor:
+        """The same with messages between nodes."""
+        config = self.config
         devices, rows = pair.shape[1], torch.arange(len(node), device=node.device)
         if config.head == "fixed":
             if devices > config.fixed_devices:
@@ -130,10 +167,7 @@ class PlacetoPolicy(nn.Module):
                 mean = total.view(data.num_graphs, devices, -1) * share[:, None, None]
                 z = z + self.from_device(mean).index_select(0, data.batch)
             out = self.head(z)
-        stay = data.current[:, None, None].expand(-1, 1, 2)
-        out = out - out.gather(1, stay)
-        change = out[..., 1] * 0.1  # typical changes are a few per cent: keep the head's outputs near one
-        return out[..., 0] - config.change_weight * change, change
+        return out
 
 
 def _graph_means(h: Tensor, data: Data) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,8 @@ from tests.toys import random_graph, toy_cluster
 
 VARIANTS = [
     PlacetoConfig(),
+    PlacetoConfig(messages="pairs"),
+    PlacetoConfig(messages="pairs", features="paper", rounds=1),
     PlacetoConfig(rounds=0, pooling="devices", fine_scale=False),
     PlacetoConfig(features="paper", pooling="paper", rounds=8),
     PlacetoConfig(features="paper", pooling="paper", head="fixed", fixed_devices=3),
@@ -50,24 +52,26 @@ def test_episodes_of_a_batch_do_not_influence_one_another(batch, config):
     torch.testing.assert_close(logits, policy(alone)[0], atol=1e-5, rtol=1e-4)
 
 
-def test_equal_devices_can_be_renamed():
+@pytest.mark.parametrize("messages", ["nodes", "pairs"])
+def test_equal_devices_can_be_renamed(messages):
     """Swapping the devices of a placement swaps the columns of the logits: nothing hangs on a device's number."""
     torch.manual_seed(0)
     batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(3, 25), toy_cluster(2)))])
     random = np.random.default_rng(0)
     placement = random.integers(2, size=(1, batch.max_groups))
-    policy = PlacetoPolicy(PlacetoConfig())
+    policy = PlacetoPolicy(PlacetoConfig(messages=messages))
     there = reset(batch, EnvConfig(), np.array([0]), placement).data
     back = reset(batch, EnvConfig(), np.array([0]), 1 - placement).data
     torch.testing.assert_close(policy(there)[0], policy(back)[0].flip(1), atol=1e-4, rtol=1e-3)
 
 
-def test_message_passing_carries_information_between_groups(batch):
+@pytest.mark.parametrize("messages", ["nodes", "pairs"])
+def test_message_passing_carries_information_between_groups(batch, messages):
     torch.manual_seed(0)
     data = observation(batch, [0])
     data.x.requires_grad_()
     for rounds, reaches in ((0, False), (1, True)):
-        policy = PlacetoPolicy(PlacetoConfig(rounds=rounds, pooling="none"))
+        policy = PlacetoPolicy(PlacetoConfig(rounds=rounds, messages=messages))
         neighbour, node = data.edge_index[:, 0].tolist()
         (gradient,) = torch.autograd.grad(policy(data)[0][node].abs().sum(), data.x)
         assert bool(gradient[neighbour].any()) is reaches
