@@ -26,6 +26,11 @@ class LearningConfig:
     warmup_replicas: int = 2
     """Episodes of each graph of an iteration of the supervised stage, from different starts; many small steps fit
     better than few large ones."""
+    warmup_moves: int | None = None
+    """Moves of an episode of the supervised stage; None = as many as in reinforcement."""
+    annealed: float = 0.0
+    """Share of the supervised stage's episodes that begin where annealing has been, somewhere within a sweep: the
+    states in which guided search asks the policy."""
     lr: float = 3e-4
     """Learning rate of the reinforcement stage, falling to zero."""
     graphs: int = 4
@@ -256,12 +261,13 @@ def _check_iterative(config: TrainConfig) -> dict[str, int]:
         raise ConfigError("learning.temperature and learning.discount must be above 0")
     if policy.messages == "pairs" and (policy.head != "pair" or policy.pooling != "none"):
         raise ConfigError('policy.messages "pairs" needs policy.head "pair" and policy.pooling "none"')
-    for name, share in (("warmup", learning.warmup), ("parts", learning.parts)):
+    for name, share in (("warmup", learning.warmup), ("parts", learning.parts), ("annealed", learning.annealed)):
         if not 0 <= share <= 1:
             raise ConfigError(f"learning.{name} is a share, 0 to 1, not {share}")
     return {
         "learning.labels": learning.labels,
         "learning.warmup_replicas": learning.warmup_replicas,
+        "learning.warmup_moves": learning.moves if learning.warmup_moves is None else learning.warmup_moves,
         "learning.moves": learning.moves,
         "learning.baseline_rounds": learning.baseline_rounds,
         "policy.hidden": policy.hidden,

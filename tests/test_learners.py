@@ -6,14 +6,24 @@ import pytest
 import torch
 
 from placeto.checkpoint import CheckpointError, load_checkpoint
-from placeto.config import PAPER_ONE_SHOT_LEARNING, ConfigError, OneShotLearningConfig, check_config, default_config
+from placeto.config import (
+    PAPER_ONE_SHOT_LEARNING,
+    ConfigError,
+    LearningConfig,
+    OneShotLearningConfig,
+    TrainConfig,
+    check_config,
+    default_config,
+)
 from placeto.cost import PlacementProblem
+from placeto.grouping import group_ops
 from placeto.learners import LEARNERS
 from placeto.learners.base import prepare, seconds, set_learning_rate
-from placeto.learners.iterative import IterativeLearner
+from placeto.learners.iterative import Family, IterativeLearner
 from placeto.learners.one_shot import OneShotLearner, advantages, one_shot_update, standard_order
 from placeto.load import LEARNED
 from placeto.op_features import make_input
+from placeto.placer import Evaluator
 from placeto.policies import POLICIES
 from placeto.policies.gdp import GdpConfig
 from placeto.policies.placeto import PlacetoConfig
@@ -22,7 +32,7 @@ from placeto.rollout import Stopwatch
 from placeto.simulator import simulate
 from placeto.trainer import pretrained_config, train
 from tests.test_trainer import config, problems, same
-from tests.toys import fork_of_chains, toy_cluster
+from tests.toys import fork_of_chains, random_graph, toy_cluster
 
 
 def test_every_kind_of_policy_has_a_learner():
@@ -269,3 +279,42 @@ def test_seconds_sum_to_the_whole_iteration():
     logged = seconds(watch, began - 2.0)
     assert set(logged) == {"seconds/simulation", "seconds/network", "seconds/other"}
     assert 2.0 <= sum(logged.values()) <= 2.0 + time.perf_counter() - began
+
+
+def test_parts_and_annealed_placements_of_a_family():
+    """Half of the problems have parts for groups; annealing has bettered each one's best cheap start."""
+    problems = {f"r{s}": PlacementProblem(random_graph(s, 320), toy_cluster(3)) for s in range(4)}
+    learning = LearningConfig(parts=0.5, annealed=0.5)
+    family = Family.of(problems, learning, lambda _: None)
+    coarse = [group_ops(problem).num_groups for problem in problems.values()]
+    more = [i.groups.num_groups > c for i, c in zip(family.batch.instances, coarse, strict=True)]
+    assert more == [False, True, False, True]
+    for instance, starts, searched in zip(family.batch.instances, family.starts, family.annealed, strict=True):
+        assert searched.shape[1:] == starts.placement.shape[1:]
+        score = Evaluator(instance.problem, instance.groups).score_batch(searched) / instance.problem.single_device_us
+        assert score.min() < starts.score[0]
+        assert len(np.unique(searched, axis=0)) > 1
+    without = Family.of(problems, LearningConfig(), lambda _: None)
+    assert [i.groups.num_groups for i in without.batch.instances] == coarse
+    assert all(len(searched) == 0 for searched in without.annealed)
+
+
+def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):
+    problems = {f"r{s}": PlacementProblem(random_graph(s, 40), toy_cluster(2)) for s in range(3)}
+    learning = LearningConfig(warmup=1.0, graphs=2, warmup_moves=2, labels=4, annealed=1.0)
+    learner = IterativeLearner(TrainConfig(str(tmp_path), learning=learning), problems, problems, lambda _: None)
+    state = learner.initial_state()
+    index, placement, visited = learner._choose_annealed(state, 2)
+    groups = learner.family.batch.num_groups[index]
+    assert len(index) == 4
+    assert len(set(index.tolist())) == 2
+    assert not any(row[count:].any() for row, count in zip(visited, groups, strict=True))
+    assert all(row[:count].sum() < count for row, count in zip(visited, groups, strict=True))
+    assert visited.any()
+    known = [{row.tobytes() for row in learner.family.annealed[i]} for i in index]
+    width = [learner.family.annealed[i].shape[1] for i in index]
+    assert any(row[:w].tobytes() in of for row, w, of in zip(placement, width, known, strict=True))
+    before = state.simulations
+    numbers = learner.iterate(state, 0.0)
+    assert numbers["loss/supervised"] > 0.0
+    assert state.simulations - before == 4 * (1 + 2 * (1 + 4))

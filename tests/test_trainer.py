@@ -289,6 +289,14 @@ def test_settings_out_of_range_are_refused(tmp_path):
         train(config(tmp_path, placer="foo"), problems(2), problems(1, 10))
     with pytest.raises(ConfigError, match=r"learning\.replicas must be at least 2"):
         train(config(tmp_path, learning=replace(QUICK, replicas=1)), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"learning\.warmup_moves must be at least 1, not 0"):
+        train(config(tmp_path, learning=replace(QUICK, warmup_moves=0)), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"learning\.annealed is a share, 0 to 1, not 1\.5"):
+        train(config(tmp_path, learning=replace(QUICK, annealed=1.5)), problems(2), problems(1, 10))
+    with pytest.raises(
+        ConfigError, match=r'policy\.messages "pairs" needs policy\.head "pair" and policy\.pooling "none"'
+    ):
+        train(config(tmp_path, policy=PlacetoConfig(messages="pairs", pooling="devices")), problems(2), problems(1, 10))
 
 
 def test_numba_does_not_give_torch_its_threads(tmp_path):

@@ -15,19 +15,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from placeto.config import TrainConfig
+from placeto.config import LearningConfig, TrainConfig
 from placeto.cost import PlacementProblem
 from placeto.distributed import ALONE, Ranks, concatenate
 from placeto.env import reset
 from placeto.features import Instance, InstanceBatch, make_instance
 from placeto.grouping import expand, group_ops
 from placeto.heuristics.naive import try_single
-from placeto.heuristics.search import parts_of
+from placeto.heuristics.search import anneal_within, parts_of
 from placeto.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.learning import advantages, policy_update, supervised_update
+from placeto.placer import Evaluator
 from placeto.policies import POLICIES
 from placeto.policies.guided import Starts, cheap_starts
 from placeto.rollout import Rollout, Stopwatch, greedy_pass, rollout
+
+_ANNEALED = 8  # placements of each problem that annealing has met
+_SIMULATIONS = 20, 60, 150, 500  # after which it met them
+_AS_WELL = 0.5  # share of those of parts of groups for which these were annealed, too
+_KICKED, _KICK = 0.3, 0.05  # share of the episodes that begin with some groups moved at random, and share of these
+_VISITED = 0.8  # share of the groups that are marked as visited, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,30 +44,30 @@ class Family:
     batch: InstanceBatch
     starts: tuple[Starts, ...]  # (C,), best first
     heuristic: np.ndarray  # (C,) float64, relative makespan of the best cheap heuristic
+    annealed: tuple[np.ndarray, ...]  # (C,) of (A, G) int64, placements that annealing has met; A may be 0
 
     @classmethod
     def of(
-        cls,
-        problems: Mapping[str, PlacementProblem],
-        scratch: bool,
-        report: Callable[[str], None],
-        parts: float = 0.0,
+        cls, problems: Mapping[str, PlacementProblem], learning: LearningConfig, report: Callable[[str], None]
     ) -> Family:
-        """Group the ops of each problem and place it by the cheap heuristics; only on one device if from `scratch`.
+        """Group the ops of each problem and place it by the cheap heuristics, and by annealing if that is asked for.
 
-        A share of the problems, spread evenly, has `parts` of groups in place of groups.
+        The problems whose groups are split into parts are spread evenly.
         """
         count = itertools.count()
 
-        def one(problem: PlacementProblem) -> tuple[Instance, Starts, float]:
+        def one(problem: PlacementProblem) -> tuple[Instance, Starts, float, np.ndarray]:
             number = next(count)
-            split = int((number + 1) * parts) > int(number * parts)
+            split = int((number + 1) * learning.parts) > int(number * learning.parts)
             instance = make_instance(problem, parts_of(problem, group_ops(problem)) if split else None)
-            cheap = cheap_starts(instance)
-            return instance, cheap_starts(instance, (try_single,)) if scratch else cheap, cheap.score[0]
+            starts = cheap = cheap_starts(instance)
+            if learning.starts == "single":
+                starts = cheap_starts(instance, (try_single,))
+            searched = annealed_placements(instance, _ANNEALED if learning.annealed else 0, number)
+            return instance, starts, cheap.score[0], searched
 
-        instances, starts, heuristic = zip(*prepare(problems, one, report), strict=True)
-        return cls(InstanceBatch.of(instances), starts, np.array(heuristic))
+        instances, starts, heuristic, searched = zip(*prepare(problems, one, report), strict=True)
+        return cls(InstanceBatch.of(instances), starts, np.array(heuristic), searched)
 
     @property
     def best_starts(self) -> np.ndarray:
@@ -84,9 +91,8 @@ class IterativeLearner:
     ) -> None:
         self.config, self.ranks = config, ranks
         self.problems, self.validation = problems, validation
-        scratch = config.learning.starts == "single"
-        self.family = Family.of(problems, scratch, report, config.learning.parts)
-        self.held_out = Family.of(validation, scratch, report)
+        self.family = Family.of(problems, config.learning, report)
+        self.held_out = Family.of(validation, replace(config.learning, parts=0.0, annealed=0.0), report)
 
     def initial_state(self) -> TrainState:
         """A fresh policy; the best placements met are the best starts."""
@@ -108,11 +114,15 @@ class IterativeLearner:
         began, watch = time.perf_counter(), Stopwatch()
         warming_up = done < learning.warmup
         replicas = learning.warmup_replicas if warming_up else learning.replicas
-        index, placement = self._choose_starts(state, replicas, same=not warming_up)
+        if warming_up and learning.annealed and state.random.random() < learning.annealed:
+            index, placement, visited = self._choose_annealed(state, replicas)
+        else:
+            index, placement = self._choose_starts(state, replicas, same=not warming_up)
+            visited = np.zeros(placement.shape, bool)
         watch.lap(None)
         env = replace(config.env, tolerance=None) if warming_up else config.env  # labels of more different placements
         mine = ranks.share(len(index))
-        begin = reset(family.batch, env, index[mine], placement[mine])
+        begin = reset(family.batch, env, index[mine], placement[mine], visited[mine])
         watch.lap("simulation")
         labels = learning.labels if warming_up else 0
         episodes = rollout(
@@ -120,7 +130,7 @@ class IterativeLearner:
             family.batch,
             env,
             begin,
-            learning.moves,
+            (learning.warmup_moves or learning.moves) if warming_up else learning.moves,
             state.torch_random,
             temperature=learning.temperature,
             labels=labels,
@@ -194,6 +204,47 @@ class IterativeLearner:
         for b, row in enumerate(rows):
             placement[b, : len(row)] = row
         return np.repeat(chosen, replicas), placement
+
+    def _choose_annealed(self, state: TrainState, replicas: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same of placements that annealing has met; with (B, G) bool, groups marked as visited."""
+        random, family = state.random, self.family
+        count = min(self.config.learning.graphs, len(family.starts))
+        index = np.repeat(random.choice(len(family.starts), count, replace=False), replicas)
+        placement = np.zeros((len(index), family.batch.max_groups), np.int64)
+        visited = np.zeros(placement.shape, bool)
+        for b, instance in enumerate(index):
+            groups, devices = family.batch.num_groups[instance], family.batch.num_devices[instance]
+            placement[b, :groups] = random.choice(family.annealed[instance])
+            if random.random() < _KICKED:
+                kicked = np.flatnonzero(random.random(groups) < _KICK)
+                placement[b, kicked] = random.integers(devices, size=len(kicked))
+            marked = random.choice(groups, int(_VISITED * random.random() * groups), replace=False)
+            visited[b, marked] = True
+        return index, placement, visited
+
+
+def annealed_placements(instance: Instance, count: int, seed: int) -> np.ndarray:
+    """(count, G) placements that annealing met after more and less simulations, from cheap heuristics.
+
+    Where the instance has parts of groups, groups are annealed first, as in guided search, and in some rows their
+    parts as well.
+    """
+    problem, groups, random = instance.problem, group_ops(instance.problem), np.random.default_rng(seed)
+    first = np.unique(instance.groups.group, return_index=True)[1]
+    starts, rows = cheap_starts(make_instance(problem)).placement, np.zeros((count, len(first)), np.int64)
+    for row in rows:
+        start = starts[random.integers(len(starts))]
+        evaluator = Evaluator(problem, groups, int(random.choice(_SIMULATIONS)))
+        evaluator.score(start)
+        anneal_within(evaluator, random)
+        if instance.groups.num_groups > groups.num_groups:
+            placement = expand(groups, evaluator.best_groups[0])[first]
+            more = int(random.choice(_SIMULATIONS)) if random.random() < _AS_WELL else 1
+            evaluator = Evaluator(problem, instance.groups, more)
+            evaluator.score(placement)
+            anneal_within(evaluator, random)
+        row[:] = evaluator.best_groups[0]
+    return rows
 
 
 def _merge(state: TrainState, episodes: Rollout, ranks: Ranks) -> torch.Tensor:
