@@ -180,10 +180,10 @@ def table(comparison: str, rows: Mapping[tuple[str, str], Sequence[Row]]) -> Tab
 
 
 def external_rows(config: GeneralisationConfig, folder: Path) -> list[Row]:
-    """Graphs of other programs, placed by the package's checkpoint, by annealing and by heuristics."""
+    """Graphs of other programs, placed by the package's checkpoint, by annealing, of parts too, and by heuristics."""
     graphs, _ = external_graphs(folder)
     specs = [PlacerSpec("one pass", DEFAULT_PLACER)]
-    specs += [PlacerSpec(f"{placer}@1000", placer, simulations=1000) for placer in (DEFAULT_PLACER, "anneal")]
+    specs += [PlacerSpec(f"{placer}@1000", placer, simulations=1000) for placer in (DEFAULT_PLACER, "anneal", "multilevel")]
     specs += [PlacerSpec(placer, placer) for placer in HEURISTICS]
     rows: list[Row] = []
     with ProgressBar("placing external graphs", total=2 * len(graphs) * len(specs)) as bar:

@@ -1,4 +1,4 @@
-"""Placing one graph with a trained iterative policy: cheap heuristics, greedy sweeps, annealing.
+"""Placing one graph with a trained iterative policy: cheap heuristics, greedy sweeps, multilevel annealing.
 
 Legend: G groups, D devices, S starts, C instances.
 """
@@ -62,10 +62,12 @@ def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 
 class GuidedPlacer:
     """A trained policy as a placer: best cheap heuristic, greedy sweeps of the policy, annealing.
 
-    Never worse than the best cheap heuristic that the budget allows. Without a budget it ends after one pass, which is
-    the policy's zero-shot answer: a sweep over joined groups and one over all, together with a simulation a group. With
-    a budget of 0 simulations that answer begins from HEFT, and what the policy's own observations simulate is not
-    counted.
+    Sweeps go from few joined groups to all, annealing follows; then the groups are split into parts, of which there is
+    another sweep, and which are annealed in turn. Never worse than the best cheap heuristic that the budget allows.
+
+    Without a budget it ends after one pass, which is the policy's zero-shot answer: a sweep over joined groups and one
+    over all, together with a simulation a group. With a budget of 0 simulations that answer begins from HEFT, and what
+    the policy's own observations simulate is not counted.
     """
 
     default_simulations = DEFAULT_SIMULATIONS  # of `placeto place`
