@@ -183,7 +183,8 @@ def external_rows(config: GeneralisationConfig, folder: Path) -> list[Row]:
     """Graphs of other programs, placed by the package's checkpoint, by annealing, of parts too, and by heuristics."""
     graphs, _ = external_graphs(folder)
     specs = [PlacerSpec("one pass", DEFAULT_PLACER)]
-    specs += [PlacerSpec(f"{placer}@1000", placer, simulations=1000) for placer in (DEFAULT_PLACER, "anneal", "multilevel")]
+    searches = (DEFAULT_PLACER, "anneal", "multilevel")
+    specs += [PlacerSpec(f"{placer}@1000", placer, simulations=1000) for placer in searches]
     specs += [PlacerSpec(placer, placer) for placer in HEURISTICS]
     rows: list[Row] = []
     with ProgressBar("placing external graphs", total=2 * len(graphs) * len(specs)) as bar:
