@@ -32,6 +32,7 @@ _FEWEST = 4  # groups of a level
 _TRIES = 8  # moves tried between two looks of the policy, at most
 _SHARE = 0.7  # of the simulations go to these sweeps, at most
 _SECONDS = 0.25  # of the time goes to them, at most
+_ENOUGH = 6.0  # under a clock, simulations for each move of a group from which on it is worth while to split groups
 _ON_GROUPS = 0.3  # of what is then left goes to annealing of groups
 _ON_PARTS = 0.3  # of what is then left goes to a sweep over the parts of groups
 
@@ -104,7 +105,9 @@ class GuidedPlacer:
         with evaluator.limited_to(_SECONDS if timed else _SHARE):
             for share in _TIMED if timed else _LEVELS:
                 self._sweep(instance, share, evaluator, evaluator.best_groups[0])
-        parts = instance.groups if evaluator.exhausted else parts_of(problem, instance.groups)
+        moves = instance.groups.num_groups * (problem.num_devices - 1)
+        short = evaluator.exhausted or (timed and evaluator.expected < _ENOUGH * moves)
+        parts = instance.groups if short else parts_of(problem, instance.groups)
         if parts.num_groups > instance.groups.num_groups:
             with evaluator.limited_to(_ON_GROUPS):
                 anneal_within(evaluator, random)
