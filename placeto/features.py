@@ -79,7 +79,7 @@ class Instance:
 def make_instance(problem: PlacementProblem, groups: Groups | None = None) -> Instance:
     """Prepare a problem and its groups (those of `group_ops` if not given) for `observe`; cached."""
     groups = group_ops(problem) if groups is None else groups
-    graph, group = problem.graph, groups.group
+    graph, cluster, group = problem.graph, problem.cluster, groups.group
     num_ops, num_groups = graph.num_ops, groups.num_groups
     position = np.empty(num_ops, np.int64)
     position[graph.topological_order] = np.arange(num_ops)
@@ -101,7 +101,6 @@ def make_instance(problem: PlacementProblem, groups: Groups | None = None) -> In
     first = position[group_ops_sorted[group_ptr[:-1]]]
     traversal = np.empty(num_groups, np.int64)
     traversal[np.argsort(first, kind="stable")] = np.arange(num_groups)
-    cluster = problem.cluster
     ints = {
         "group": group.astype(np.int64),
         "group_ops": group_ops_sorted.astype(np.int64),
