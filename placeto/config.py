@@ -29,8 +29,8 @@ class LearningConfig:
     warmup_moves: int | None = None
     """Moves of an episode of the supervised stage; None = as many as in reinforcement."""
     annealed: float = 0.0
-    """Share of the supervised stage's episodes that begin where annealing has been, somewhere within a sweep: the
-    states in which guided search asks the policy."""
+    """Share of the supervised stage's iterations whose episodes begin where annealing has been, somewhere within a
+    sweep: the states in which guided search asks the policy."""
     lr: float = 3e-4
     """Learning rate of the reinforcement stage, falling to zero."""
     graphs: int = 4

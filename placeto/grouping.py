@@ -34,7 +34,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -62,6 +62,11 @@ class Groups:
     def __post_init__(self) -> None:
         for array in (self.group, *self.sets):
             array.setflags(write=False)
+
+    @cached_property
+    def first_op(self) -> np.ndarray:
+        """(G,) int64, the first op of each group."""
+        return np.unique(self.group, return_index=True)[1]
 
 
 def expand(groups: Groups, group_placement: np.ndarray) -> np.ndarray:

@@ -42,8 +42,8 @@ class Evaluator:
     Once the budget is spent, scores are `math.inf` and nothing is simulated. With neither limit it never is.
     Scores are penalised makespans in microseconds: makespan x (1 + `MEMORY_PENALTY` x memory overflow).
 
-    Seconds count from `began` and include the grouping of the ops. A step that has begun is not stopped: the grouping,
-    the placing by a rule, a simulation. So a placer ends late by what is left of one such step.
+    Seconds count from `began` and include the grouping of the ops. A step that has begun is not stopped: grouping or
+    splitting groups, the placing by a rule, a simulation. So a placer ends late by what is left of one such step.
 
     Args:
         problem: whose placements are scored.
@@ -90,7 +90,6 @@ class Evaluator:
         self._best_makespan = math.inf
         self._best_groups: np.ndarray | None = None  # (G,)
         self._best_groups_score = math.inf
-        self._first_op = _first_ops(groups)
         self._history: list[tuple[int, float, float]] = []
 
     @property
@@ -177,11 +176,10 @@ class Evaluator:
         met = [(self._best, self._best_key[1])]
         if self._best_groups is not None:
             met.append((self._best_groups[self.groups.group], self._best_groups_score))
-        self.groups, self._first_op = parts, _first_ops(parts)
-        self._best_groups, self._best_groups_score = None, math.inf
+        self.groups, self._best_groups, self._best_groups_score = parts, None, math.inf
         for placement, us in met:
             if placement is not None and self._best_groups is None:
-                per_group = placement[self._first_op]
+                per_group = placement[parts.first_op]
                 if np.array_equal(per_group[parts.group], placement):
                     self._best_groups, self._best_groups_score = per_group, us
 
@@ -278,7 +276,7 @@ class Evaluator:
             self._best_key, self._best_makespan = key, makespan_us
             self._history.append((self.simulations, self.seconds, makespan_us))
         if key[1] < self._best_groups_score:
-            per_group = np.asarray(placement)[self._first_op]
+            per_group = np.asarray(placement)[self.groups.first_op]
             if np.array_equal(per_group[self.groups.group], placement):
                 self._best_groups, self._best_groups_score = per_group, key[1]
 
@@ -309,11 +307,6 @@ class Chunks:
         """Note how long a chunk took."""
         self.pace = seconds / count
         self._largest = max(self._largest, count)
-
-
-def _first_ops(groups: Groups) -> np.ndarray:
-    """(G,) one op of each group."""
-    return np.unique(groups.group, return_index=True)[1]
 
 
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:

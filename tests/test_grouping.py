@@ -251,6 +251,7 @@ def test_parts_are_within_groups_and_as_many_as_asked(name: str) -> None:
             members = np.unique(parts.group[groups.group == group])
             assert len(members) < 2 or any(np.array_equal(members, each) for each in parts.sets)
         assert split_groups(graph, groups, most) is parts
+        assert parts.group[parts.first_op].tolist() == list(range(parts.num_groups))
     assert finest.num_groups > 2 * groups.num_groups
     with pytest.raises(ValueError, match="max_groups must be >= 1, not 0"):
         split_groups(graph, groups, 0)

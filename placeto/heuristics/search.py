@@ -1,4 +1,4 @@
-"""Local search over groups: hill climbing, iterated local search, annealing, from the best cheap placement.
+"""Local search over groups: hill climbing, iterated local search and annealing, from the best cheap placement.
 
 Legend: N ops, G groups, D devices, M kinds of moves.
 """

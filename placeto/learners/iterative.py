@@ -63,8 +63,9 @@ class Family:
             starts = cheap = cheap_starts(instance)
             if learning.starts == "single":
                 starts = cheap_starts(instance, (try_single,))
-            searched = annealed_placements(instance, _ANNEALED if learning.annealed else 0, number)
-            return instance, starts, cheap.score[0], searched
+            if learning.annealed:
+                return instance, starts, cheap.score[0], annealed_placements(instance, _ANNEALED, number)
+            return instance, starts, cheap.score[0], np.zeros((0, instance.groups.num_groups), np.int64)
 
         instances, starts, heuristic, searched = zip(*prepare(problems, one, report), strict=True)
         return cls(InstanceBatch.of(instances), starts, np.array(heuristic), searched)
@@ -206,7 +207,7 @@ class IterativeLearner:
         return np.repeat(chosen, replicas), placement
 
     def _choose_annealed(self, state: TrainState, replicas: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same of placements that annealing has met; with (B, G) bool, groups marked as visited."""
+        """As `_choose_starts`, from placements that annealing has met; with (B, G) bool, groups marked as visited."""
         random, family = state.random, self.family
         count = min(self.config.learning.graphs, len(family.starts))
         index = np.repeat(random.choice(len(family.starts), count, replace=False), replicas)
@@ -230,7 +231,7 @@ def annealed_placements(instance: Instance, count: int, seed: int) -> np.ndarray
     parts as well.
     """
     problem, groups, random = instance.problem, group_ops(instance.problem), np.random.default_rng(seed)
-    first = np.unique(instance.groups.group, return_index=True)[1]
+    first = instance.groups.first_op
     starts, rows = cheap_starts(make_instance(problem)).placement, np.zeros((count, len(first)), np.int64)
     for row in rows:
         start = starts[random.integers(len(starts))]

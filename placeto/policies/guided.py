@@ -32,7 +32,9 @@ _FEWEST = 4  # groups of a level
 _TRIES = 8  # moves tried between two looks of the policy, at most
 _SHARE = 0.7  # of the simulations go to these sweeps, at most
 _SECONDS = 0.25  # of the time goes to them, at most
-_ENOUGH = 6.0  # under a clock, simulations for each move of a group from which on it is worth while to split groups
+_WORTH_PARTS = (
+    6.0  # under a clock, simulations for each move of a group from which on it is worth while to split groups
+)
 _ON_GROUPS = 0.3  # of what is then left goes to annealing of groups
 _ON_PARTS = 0.3  # of what is then left goes to a sweep over the parts of groups
 
@@ -106,7 +108,7 @@ class GuidedPlacer:
             for share in _TIMED if timed else _LEVELS:
                 self._sweep(instance, share, evaluator, evaluator.best_groups[0])
         moves = instance.groups.num_groups * (problem.num_devices - 1)
-        short = evaluator.exhausted or (timed and evaluator.expected < _ENOUGH * moves)
+        short = evaluator.exhausted or (timed and evaluator.expected < _WORTH_PARTS * moves)
         parts = instance.groups if short else parts_of(problem, instance.groups)
         if parts.num_groups > instance.groups.num_groups:
             with evaluator.limited_to(_ON_GROUPS):
@@ -145,8 +147,8 @@ class GuidedPlacer:
         of = np.arange(len(start))  # (G,) in which joined group each group is
         if share < 1.0:
             joined = join_groups(problem, instance.groups, max(_FEWEST, round(share * len(start))))
-            _, first_op = np.unique(instance.groups.group, return_index=True)
-            start, of = round_to_groups(problem, joined, start[instance.groups.group]), joined.group[first_op]
+            start = round_to_groups(problem, joined, start[instance.groups.group])
+            of = joined.group[instance.groups.first_op]
             instance = make_instance(problem, joined)
         batch, devices = InstanceBatch.of([instance]), problem.num_devices
         here, visited = start, np.zeros((1, len(start)), bool)
