@@ -28,6 +28,11 @@ class LearningConfig:
     better than few large ones."""
     warmup_moves: int | None = None
     """Moves of an episode of the supervised stage; None = as many as in reinforcement."""
+    replay: int = 0
+    """Labelled states that are remembered in the supervised stage; each of its gradient steps then fits as many of
+    them as there are episodes, drawn at random. 0 = an iteration's own, one move of all episodes after the other."""
+    fits: int = 1
+    """Times that each state is fitted, on average, where states are remembered."""
     annealed: float = 0.0
     """Share of the supervised stage's iterations whose episodes begin where annealing has been, somewhere within a
     sweep: the states in which guided search asks the policy."""
@@ -261,11 +266,14 @@ def _check_iterative(config: TrainConfig) -> dict[str, int]:
         raise ConfigError("learning.temperature and learning.discount must be above 0")
     if policy.messages == "pairs" and (policy.head != "pair" or policy.pooling != "none"):
         raise ConfigError('policy.messages "pairs" needs policy.head "pair" and policy.pooling "none"')
+    if learning.replay < 0:
+        raise ConfigError(f"learning.replay must be at least 0, not {learning.replay}")
     for name, share in (("warmup", learning.warmup), ("parts", learning.parts), ("annealed", learning.annealed)):
         if not 0 <= share <= 1:
             raise ConfigError(f"learning.{name} is a share, 0 to 1, not {share}")
     return {
         "learning.labels": learning.labels,
+        "learning.fits": learning.fits,
         "learning.warmup_replicas": learning.warmup_replicas,
         "learning.warmup_moves": learning.moves if learning.warmup_moves is None else learning.warmup_moves,
         "learning.moves": learning.moves,

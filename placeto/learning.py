@@ -5,9 +5,12 @@ Legend: T moves, B episodes, L labelled moves a state, V nodes of all episodes t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from placeto.config import LearningConfig
 from placeto.distributed import ALONE, Ranks
@@ -22,7 +25,7 @@ from placeto.reinforce import (
     replica_advantages,
     step_baseline_update,
 )
-from placeto.rollout import Rollout
+from placeto.rollout import Labels, Rollout
 
 CHANGE_CLIP = 0.2  # labels beyond it are equally bad (or good)
 SMALL_CHANGE = 0.02  # the error of a label of this size weighs half as much as that of one of no change
@@ -31,21 +34,20 @@ SMALL_CHANGE = 0.02  # the error of a label of this size weighs half as much as 
 def supervised_update(
     policy: nn.Module,
     optimizer: torch.optim.Optimizer,
-    episodes: Rollout,
+    states: Iterable[tuple[Data, Labels]],
     config: LearningConfig,
-    order: np.ndarray,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """Fit the predicted change of the makespan by single moves to simulated labels, a step at a time.
+    """Fit the predicted change of the makespan by single moves to simulated labels, one gradient step for each state.
 
     Huber loss in per cent, so that 1 % off is where it turns linear; the smaller a change, the more its error counts,
-    since moves of small changes are what a good placement leaves to choose from. `order` (T,) is the order of the
-    states. `episodes` are this rank's; losses are means over all ranks'.
+    since moves of small changes are what a good placement leaves to choose from. `states` are this rank's, those of
+    several graphs together in each; losses are means over all ranks'.
     """
-    total, weight = torch.zeros(3, dtype=torch.float64), ranks.weight(episodes.action.shape[1])
-    for t in order:
-        labels = episodes.labels[t]
-        _, change = policy(episodes.data[t])
+    total, steps = torch.zeros(3, dtype=torch.float64), 0
+    for data, labels in states:
+        weight = ranks.weight(len(labels.change))
+        _, change = policy(data)
         predicted = change[labels.slot, labels.device]
         target = labels.change.clamp(-CHANGE_CLIP, CHANGE_CLIP)
         error = nn.functional.smooth_l1_loss(100 * predicted, 100 * target, reduction="none")
@@ -55,7 +57,8 @@ def supervised_update(
         norm = weight * gradient_step(policy, optimizer, config.max_grad_norm, ranks)
         mean_error = weight * (predicted - target).detach().abs().mean()
         total += torch.tensor([float(loss.detach()), float(norm), float(mean_error)])
-    loss_mean, norm_mean, error_mean = ranks.sum((total / len(order)).tolist())
+        steps += 1
+    loss_mean, norm_mean, error_mean = ranks.sum((total / steps).tolist())
     return {"loss/supervised": loss_mean, "train/gradient_norm": norm_mean, "train/label_error": error_mean}
 
 

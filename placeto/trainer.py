@@ -293,6 +293,7 @@ def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
             "elite": torch.from_numpy(state.elite),
             "elite_score": torch.from_numpy(state.elite_score),
             "history": state.history,
+            "replay": None if state.replay is None else state.replay.saved(),
             "improvements": state.improvements,
             "iteration": state.iteration,
             "simulations": state.simulations,
@@ -338,6 +339,8 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     state.best_validation = saved["best_validation"]
     if np.isfinite(state.best_validation):  # else these are only the latest parameters
         state.best_parameters = dict(saved["best_parameters"])
+    if state.replay is not None:
+        state.replay.restore(saved["replay"])
     state.history = dict(saved["history"])
     state.improvements = {index: list(points) for index, points in saved.get("improvements", {}).items()}
     state.iteration, state.simulations = saved["iteration"], saved["simulations"]

@@ -33,10 +33,14 @@ def problems(*seeds: int) -> dict[str, PlacementProblem]:
 
 
 def config(placer: str, out: Path) -> AnyTrainConfig:
-    """A small training; the iterative one's 9 episodes and the one-shot one's 15 can't be halved."""
+    """A small training; the iterative one's 9 episodes and the one-shot one's 15 can't be halved.
+
+    "replay" is Placeto that remembers labelled states.
+    """
     run: dict[str, Any] = {"iterations": ITERATIONS, "validate_every": 2, "save_every": 2}
-    if placer == "placeto":
+    if placer in ("placeto", "replay"):
         learning = LearningConfig(warmup=0.5, graphs=3, replicas=3, warmup_replicas=3, moves=8, labels=20, minibatch=4)
+        learning = replace(learning, replay=100 if placer == "replay" else 0)
         return TrainConfig(str(out), **run, learning=learning, policy=PlacetoConfig(hidden=16))
     one_shot = OneShotLearningConfig(warmup=0.5, teacher=40, graphs=3, samples=5, minibatch=2)
     base = default_config(placer, str(out))
@@ -78,7 +82,7 @@ def main(out: Path) -> None:
     """All runs one after another; in the last but one rank 1 is asked to stop, in the last it dies."""
     remember_states()
     with Ranks.from_environment() as ranks:
-        results = {placer: trained(config(placer, out / placer)) for placer in ("placeto", "grouper", "gdp")}
+        results = {placer: trained(config(placer, out / placer)) for placer in ("placeto", "replay", "grouper", "gdp")}
         iterate = IterativeLearner.iterate
 
         def asked_to_stop(self: Any, state: TrainState, done: float) -> dict[str, float]:

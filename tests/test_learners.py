@@ -16,11 +16,13 @@ from placeto.config import (
     default_config,
 )
 from placeto.cost import PlacementProblem
+from placeto.env import EnvConfig, reset
 from placeto.grouping import group_ops
 from placeto.learners import LEARNERS
 from placeto.learners.base import prepare, seconds, set_learning_rate
 from placeto.learners.iterative import Family, IterativeLearner
 from placeto.learners.one_shot import OneShotLearner, advantages, one_shot_update, standard_order
+from placeto.learners.replay import Replay, labelled_states
 from placeto.load import LEARNED
 from placeto.op_features import make_input
 from placeto.placer import Evaluator
@@ -28,7 +30,7 @@ from placeto.policies import POLICIES
 from placeto.policies.gdp import GdpConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.seq2seq import Seq2SeqConfig
-from placeto.rollout import Stopwatch
+from placeto.rollout import Stopwatch, rollout
 from placeto.simulator import simulate
 from placeto.trainer import pretrained_config, train
 from tests.test_trainer import config, problems, same
@@ -297,6 +299,53 @@ def test_parts_and_annealed_placements_of_a_family():
     without = Family.of(problems, LearningConfig(), lambda _: None)
     assert [i.groups.num_groups for i in without.batch.instances] == coarse
     assert all(len(searched) == 0 for searched in without.annealed)
+
+
+def remembering(tmp_path):
+    learning = LearningConfig(warmup=1.0, graphs=2, moves=3, labels=5, replay=20, fits=2)
+    run = {"iterations": 6, "validate_every": 3, "save_every": 1, "threads": 1}
+    return TrainConfig(str(tmp_path), learning=learning, policy=PlacetoConfig(hidden=16), **run)
+
+
+def test_states_are_remembered_as_they_were(tmp_path):
+    """What is drawn from memory is what episodes observed, with the same labels; the oldest states are forgotten."""
+    several = {f"r{s}": PlacementProblem(random_graph(s, 10 + 9 * s), toy_cluster(2 + s)) for s in range(3)}
+    learner = IterativeLearner(remembering(tmp_path), several, several, lambda _: None)
+    state, batch, env = learner.initial_state(), learner.family.batch, EnvConfig(tolerance=None)
+    index, placement = learner._choose_starts(state, 2, same=False)
+    begin = reset(batch, env, index, placement)
+    episodes = rollout(state.policy, batch, env, begin, 3, state.torch_random, labels=5)
+    replay = Replay(10, batch.max_groups, 8)
+    replay.add(labelled_states(episodes, batch.max_groups, 8))
+    assert len(replay) == 10 < replay.added == 12
+    kept = [(t, b) for t in range(3) for b in range(4)][2:]  # of 3 moves of 4 episodes, in the order of moves
+    rows = np.array([(4 * t + b) % 10 for t, b in kept])
+    first = torch.zeros(1, dtype=torch.long)
+    for row, (t, b) in zip(rows, kept, strict=True):
+        seen, labels = episodes.data[t], episodes.labels[t]
+        again = reset(batch, env, *replay.placed(np.array([row]))).data
+        nodes = seen.batch == b
+        assert torch.equal(again.x, seen.x[nodes])
+        assert torch.equal(again.current, seen.current[nodes])
+        known = replay.labels(np.array([row]), first)
+        mine = slice(5 * b, 5 * b + 5)
+        assert torch.equal(known.slot + seen.first[b], labels.slot[mine])
+        assert torch.equal(known.device, labels.device[mine])
+        assert torch.equal(known.change, labels.change[mine])
+
+
+def test_a_run_that_remembers_states_resumes_bit_identically(tmp_path):
+    config = remembering(tmp_path / "whole")
+    train(config, problems(3), problems(2, 10))
+    half = replace(config, out=str(tmp_path / "half"))
+    with pytest.raises(Stop):
+        train(half, problems(3), problems(2, 10), report=stop_at(4))
+    train(half, problems(3), problems(2, 10), resume=True)
+    one, other = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "half")
+    assert one["iteration"] == other["iteration"] == 6
+    assert same(one["parameters"], other["parameters"])
+    assert one["replay"].pop("added") == other["replay"].pop("added") == 6 * 4 * 3
+    assert same(one["replay"], other["replay"])
 
 
 def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):

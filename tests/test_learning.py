@@ -27,10 +27,10 @@ def setting():
 
 def test_supervised_updates_fit_the_labels(setting):
     policy, optimizer, episodes = setting
-    order = np.arange(8)
-    first = supervised_update(policy, optimizer, episodes, LearningConfig(), order)
+    states = list(zip(episodes.data, episodes.labels, strict=True))
+    first = supervised_update(policy, optimizer, states, LearningConfig())
     for _ in range(60):
-        last = supervised_update(policy, optimizer, episodes, LearningConfig(), order)
+        last = supervised_update(policy, optimizer, states, LearningConfig())
     assert last["train/label_error"] < 0.6 * first["train/label_error"]
 
 
@@ -81,11 +81,9 @@ def test_errors_of_small_changes_weigh_more(setting):
     _, _, episodes = setting
     labels, losses = episodes.labels[0], []
     for change in (0.0, 2 * SMALL_CHANGE):
-        episodes.labels[0] = replace(labels, change=torch.full_like(labels.change, change))
+        state = episodes.data[0], replace(labels, change=torch.full_like(labels.change, change))
         shifted = _Shifted(torch.full(episodes.data[0].exists.shape, change + 0.01))
-        numbers = supervised_update(
-            shifted, torch.optim.SGD(shifted.parameters(), 0.0), episodes, LearningConfig(), [0]
-        )
+        numbers = supervised_update(shifted, torch.optim.SGD(shifted.parameters(), 0.0), [state], LearningConfig())
         losses.append(numbers["loss/supervised"])
     assert losses[0] == pytest.approx(0.5)
     assert losses[0] == pytest.approx(3.0 * losses[1])

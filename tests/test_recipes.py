@@ -5,15 +5,14 @@ import pytest
 
 from experiments.recipes import BANDWIDTH, SPEED, Recipe, main, random_cluster, training_problems
 from placeto.checkpoint import load_checkpoint
-from placeto.config import LearningConfig
 from placeto.cost import PlacementProblem
 from placeto.load import load_placer
 from tests.toys import random_graph
 
 
 def small(out):
-    learning = LearningConfig(warmup=0.5, graphs=2, replicas=2, warmup_replicas=1, moves=3, labels=4)
     recipe = Recipe(out, graphs=("ptb:2",), validation=("ptb:1",), presets=("2xv100",), random_clusters=1)
+    learning = replace(recipe.training.learning, graphs=2, warmup_moves=3, labels=4, replay=20)
     return replace(recipe, training=replace(recipe.training, iterations=4, validate_every=2, learning=learning))
 
 

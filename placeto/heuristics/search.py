@@ -116,9 +116,9 @@ def annealing_of_parts(evaluator: Evaluator, start: np.ndarray, rng: np.random.G
     anneal_within(evaluator, rng)
 
 
-def parts_of(problem: PlacementProblem, groups: Groups) -> Groups:
-    """What multilevel annealing splits groups into."""
-    return split_groups(problem, groups, max(groups.num_groups, min(_PARTS * groups.num_groups, _MOST_PARTS)))
+def parts_of(problem: PlacementProblem, groups: Groups, each: int = _PARTS) -> Groups:
+    """The parts that groups are split into, `each` to a group on the average: what multilevel annealing anneals."""
+    return split_groups(problem, groups, max(groups.num_groups, min(each * groups.num_groups, _MOST_PARTS)))
 
 
 def anneal_within(evaluator: Evaluator, rng: np.random.Generator) -> None:

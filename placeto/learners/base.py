@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from placeto.config import LearningConfig, OneShotLearningConfig
 from placeto.cost import PlacementProblem
+from placeto.learners.replay import Replay
 from placeto.rollout import Stopwatch
 
 Prepared = TypeVar("Prepared")
@@ -38,6 +39,7 @@ class TrainState:
     best_validation: float = np.inf
     best_parameters: dict[str, Tensor] = field(default_factory=dict)
     average: dict[str, Tensor] = field(default_factory=dict)  # of the parameters after the last iterations
+    replay: Replay | None = None  # labelled states that are remembered
     history: dict[int, Tensor] = field(default_factory=dict)  # what a reward baseline remembers, by training problem
     # (simulations, seconds, elite_score) after each iteration that improved on a training problem, by its number
     improvements: dict[int, list[tuple[int, float, float]]] = field(default_factory=dict)

@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch_geometric.data import Data
 
 from placeto.config import LearningConfig, TrainConfig
 from placeto.cost import PlacementProblem
 from placeto.distributed import ALONE, Ranks, concatenate
-from placeto.env import reset
+from placeto.env import EnvConfig, reset
 from placeto.features import Instance, InstanceBatch, make_instance
 from placeto.grouping import expand, group_ops
 from placeto.heuristics.naive import try_single
 from placeto.heuristics.search import anneal_within, parts_of
 from placeto.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.learners.replay import Replay, labelled_states
 from placeto.learning import advantages, policy_update, supervised_update
 from placeto.placer import Evaluator
 from placeto.policies import POLICIES
 from placeto.policies.guided import Starts, cheap_starts
-from placeto.rollout import Rollout, Stopwatch, greedy_pass, rollout
+from placeto.rollout import Labels, Rollout, Stopwatch, greedy_pass, rollout
 
 _ANNEALED = 8  # placements of each problem that annealing has met
 _SIMULATIONS = 20, 60, 150, 500  # after which it met them
@@ -97,16 +99,17 @@ class IterativeLearner:
 
     def initial_state(self) -> TrainState:
         """A fresh policy; the best placements met are the best starts."""
-        config = self.config
+        config, learning = self.config, self.config.learning
         torch.manual_seed(config.seed)
         policy = POLICIES[config.placer].policy(config.policy).to(config.device)
         return TrainState(
             policy=policy,
-            optimizer=torch.optim.Adam(policy.parameters(), lr=config.learning.lr),
+            optimizer=torch.optim.Adam(policy.parameters(), lr=learning.lr),
             torch_random=torch.Generator().manual_seed(config.seed),
             random=np.random.default_rng(config.seed),
             elite=self.family.best_starts,
             elite_score=np.array([starts.score[0] for starts in self.family.starts]),
+            replay=Replay(learning.replay, self.family.batch.max_groups, learning.labels) if learning.replay else None,
         )
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
@@ -144,8 +147,8 @@ class IterativeLearner:
         moves = len(episodes.data)
         lr = set_learning_rate(state.optimizer, learning, done)
         if warming_up:
-            order = state.random.permutation(moves)
-            numbers = supervised_update(state.policy, state.optimizer, episodes, learning, order, ranks)
+            states = self._fitted_states(state, episodes, env)
+            numbers = supervised_update(state.policy, state.optimizer, states, learning, ranks)
         else:
             returns, advantage = advantages(makespan, learning, index, state.history)
             epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
@@ -160,6 +163,24 @@ class IterativeLearner:
             "train/learning_rate": lr,
             **seconds(watch, began),
         }
+
+    def _fitted_states(self, state: TrainState, episodes: Rollout, env: EnvConfig) -> Iterator[tuple[Data, Labels]]:
+        """The labelled states of each gradient step: an iteration's own, or drawn from those that are remembered."""
+        learning, ranks, random, replay = self.config.learning, self.ranks, state.random, state.replay
+        moves = len(episodes.data)
+        if replay is None:
+            for t in random.permutation(moves):
+                yield episodes.data[t], episodes.labels[t]
+            return
+        own = labelled_states(episodes, self.family.batch.max_groups, learning.labels)
+        of_ranks = ranks.gather(own)
+        replay.add({name: np.concatenate([states[name] for states in of_ranks], 1) for name in own})
+        count = learning.graphs * learning.warmup_replicas
+        for _ in range(moves * learning.fits):
+            rows = random.choice(len(replay), min(count, len(replay)), replace=False)
+            rows = rows[ranks.share(len(rows))]
+            data = reset(self.family.batch, env, *replay.placed(rows)).data
+            yield data, replay.labels(rows, data.first)
 
     def validate(self, state: TrainState) -> Validation:
         """A greedy pass over the validation problems from the best start."""

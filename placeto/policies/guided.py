@@ -28,13 +28,14 @@ from placeto.policies.base import PairDistribution
 _LEVELS = (0.125, 0.25, 0.5, 1.0)  # shares of the groups to which they are joined for the sweeps, in turn
 _TIMED = _LEVELS[:-1]  # the same under a clock: a look of the policy takes as long as tens of annealing's simulations
 _PASS = (0.25, 1.0)  # the same where there is no budget: one pass
+_PASS_PARTS = 4  # into how many parts a group is split for the end of a pass, on the average
+_PASS_ON_PARTS = 0.4  # of a pass's simulations go to them
 _FEWEST = 4  # groups of a level
 _TRIES = 8  # moves tried between two looks of the policy, at most
+_KEPT = 2  # of them are kept, at most
 _SHARE = 0.7  # of the simulations go to these sweeps, at most
 _SECONDS = 0.25  # of the time goes to them, at most
-_WORTH_PARTS = (
-    6.0  # under a clock, simulations for each move of a group from which on it is worth while to split groups
-)
+_WORTH_PARTS = 6.0  # under a clock, simulations for each move of a group from which on splitting groups is worth while
 _ON_GROUPS = 0.3  # of what is then left goes to annealing of groups
 _ON_PARTS = 0.3  # of what is then left goes to a sweep over the parts of groups
 
@@ -68,9 +69,9 @@ class GuidedPlacer:
     Sweeps go from few joined groups to all, annealing follows; then the groups are split into parts, of which there is
     another sweep, and which are annealed in turn. Never worse than the best cheap heuristic that the budget allows.
 
-    Without a budget it ends after one pass, which is the policy's zero-shot answer: a sweep over joined groups and one
-    over all, together with a simulation a group. With a budget of 0 simulations that answer begins from HEFT, and what
-    the policy's own observations simulate is not counted.
+    Without a budget it ends after one pass, which is the policy's zero-shot answer: a sweep over joined groups, one
+    over all and one over the parts of groups, together with a simulation a group. With a budget of 0 simulations that
+    answer begins from HEFT, and what the policy's own observations simulate is not counted.
     """
 
     default_simulations = DEFAULT_SIMULATIONS  # of `placeto place`
@@ -132,16 +133,23 @@ class GuidedPlacer:
 
     def _pass(self, instance: Instance, evaluator: Evaluator) -> None:
         """Sweep with as many simulations as there are groups, from the best placement of groups met."""
-        with evaluator.limited(evaluator.simulations + instance.groups.num_groups, None):
-            for share in _PASS if instance.groups.num_groups > _FEWEST else (1.0,):
-                self._sweep(instance, share, evaluator, evaluator.best_groups[0])
+        problem, groups = instance.problem, instance.groups
+        parts = parts_of(problem, groups, _PASS_PARTS)
+        split = parts.num_groups > groups.num_groups
+        with evaluator.limited(evaluator.simulations + groups.num_groups, None):
+            with evaluator.limited_to(1.0 - _PASS_ON_PARTS if split else 1.0):
+                for share in _PASS if groups.num_groups > _FEWEST else (1.0,):
+                    self._sweep(instance, share, evaluator, evaluator.best_groups[0])
+            if split:
+                evaluator.regroup(parts)
+                self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0])
 
     def _sweep(self, instance: Instance, share: float, evaluator: Evaluator, start: np.ndarray) -> None:
         """Offer the evaluator what the policy's most likely moves from `start` lead to, each group moved once.
 
         `start` is the best placement of groups that the evaluator has met. Below a `share` of 1 groups are joined, as
         long as there are more than this share of them. Between two looks of the policy its most likely moves are
-        tried in turn until one is kept. What it observes was simulated before and counts once.
+        tried in turn until two are kept. What it observes was simulated before and counts once.
         """
         problem, zero = instance.problem, np.zeros(1, np.int64)
         of = np.arange(len(start))  # (G,) in which joined group each group is
@@ -156,9 +164,10 @@ class GuidedPlacer:
         while not visited.all() and not evaluator.exhausted:
             state = reset(batch, self.env, zero, here[None], visited)
             odds = self._distribution(state).log_probs[0].numpy().copy()
+            kept = 0
             for _ in range(_TRIES):
                 action = int(odds.argmax())
-                if odds[action] == -math.inf or evaluator.exhausted:
+                if kept == _KEPT or odds[action] == -math.inf or evaluator.exhausted:
                     break
                 group, device = divmod(action, devices)
                 visited[0, group] = True
@@ -170,8 +179,7 @@ class GuidedPlacer:
                 score = evaluator.score(moved[of])
                 best = min(best, score)
                 if self.env.tolerance is None or score <= best * (1.0 + self.env.tolerance):
-                    here = moved
-                    break
+                    here, kept = moved, kept + 1
 
     def _distribution(self, state: EnvState) -> PairDistribution:
         """What the policy would do next."""

@@ -120,6 +120,61 @@ def test_a_sweep_of_joined_groups_moves_them_together():
             assert len(set(ops[joined.group == group])) == 1
 
 
+def test_a_pass_ends_with_the_parts_of_groups(placer, monkeypatch):
+    """As many simulations as there are groups, four tenths of them on parts."""
+    problem = PlacementProblem(random_graph(3, 300), toy_cluster(3))
+    groups, swept = group_ops(problem).num_groups, []
+    sweep = GuidedPlacer._sweep
+
+    def watched(self, instance, share, evaluator, start):
+        before = evaluator.simulations
+        sweep(self, instance, share, evaluator, start)
+        swept.append((share, instance.groups.num_groups, evaluator.simulations - before))
+
+    monkeypatch.setattr(GuidedPlacer, "_sweep", watched)
+    result = placer(problem)
+    evaluator = Evaluator(problem)
+    best_cheap(evaluator)
+    assert result.simulations == evaluator.simulations + groups
+    assert result.makespan_us == simulate(problem, result.placement).makespan_us
+    joined, whole, parts = swept
+    assert joined[:2] == (0.25, groups)
+    assert whole[:2] == (1.0, groups)
+    assert parts[0] == 1.0
+    assert groups < parts[1] <= 4 * groups
+    assert parts[2] == pytest.approx(0.4 * groups, abs=1)
+
+
+def test_at_most_two_moves_are_kept_between_two_looks(placer, monkeypatch):
+    """And eight are tried; observing what was simulated before costs nothing."""
+    problem = PlacementProblem(random_graph(1, 60), toy_cluster(3))
+    instance = make_instance(problem)
+    evaluator, looks = Watched(problem, instance.groups), []
+    look = GuidedPlacer._distribution
+
+    def watched(self, state):
+        looks.append(len(evaluator.asked))
+        return look(self, state)
+
+    monkeypatch.setattr(GuidedPlacer, "_distribution", watched)
+    start = np.zeros(instance.groups.num_groups, np.int64)
+    evaluator.score(start)
+    placer._sweep(instance, 1.0, evaluator, start)
+    best, kept = Evaluator(problem).score(start), []
+    for number, placement in enumerate(evaluator.asked[1:], 1):
+        score = Evaluator(problem).score(placement)
+        best = min(best, score)
+        if score <= best * 1.003:
+            kept.append(number)
+    tried = np.diff([*looks, len(evaluator.asked)])
+    per_look = [
+        sum(first <= number < first + count for number in kept) for first, count in zip(looks, tried, strict=True)
+    ]
+    assert max(tried) <= 8
+    assert max(per_look) == 2
+    assert len(looks) < len(evaluator.asked) / 2
+
+
 def test_the_sweeps_leave_annealing_its_share(placer, monkeypatch):
     """They take seven tenths of what the heuristics leave at most."""
     problem = PlacementProblem(random_graph(3, 30), toy_cluster(3))
