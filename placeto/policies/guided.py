@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,16 +92,17 @@ class GuidedPlacer:
         """Place a graph within a budget of simulations or seconds; see the class."""
         began = time.perf_counter()
         instance = make_instance(problem)
-        if simulations == 0:
-            return self._answer(instance, seconds, seed, began)
-        evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
-        _, score = best_cheap(evaluator, seed)
-        if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
-            if simulations is None and seconds is None:
-                self._pass(instance, evaluator)
-            else:
-                self._search(instance, evaluator, np.random.default_rng(seed))
-        return evaluator.result()
+        with _one_thread():
+            if simulations == 0:
+                return self._answer(instance, seconds, seed, began)
+            evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
+            _, score = best_cheap(evaluator, seed)
+            if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
+                if simulations is None and seconds is None:
+                    self._pass(instance, evaluator)
+                else:
+                    self._search(instance, evaluator, np.random.default_rng(seed))
+            return evaluator.result()
 
     def _search(self, instance: Instance, evaluator: Evaluator, random: np.random.Generator) -> None:
         """Spend what is left of a budget: first on joined groups and groups, then on the parts of groups."""
@@ -186,6 +188,17 @@ class GuidedPlacer:
         with torch.no_grad():
             logits, _ = self.policy(state.data)
         return PairDistribution.from_logits(logits, state.data)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Within it torch computes with one thread: its tensors are small, and on a busy machine others are waited for."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def guided_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> GuidedPlacer:
