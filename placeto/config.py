@@ -266,8 +266,10 @@ def _check_iterative(config: TrainConfig) -> dict[str, int]:
         raise ConfigError("learning.temperature and learning.discount must be above 0")
     if policy.messages == "pairs" and (policy.head != "pair" or policy.pooling != "none"):
         raise ConfigError('policy.messages "pairs" needs policy.head "pair" and policy.pooling "none"')
-    if learning.replay < 0:
-        raise ConfigError(f"learning.replay must be at least 0, not {learning.replay}")
+    episodes = learning.graphs * learning.warmup_replicas
+    if learning.replay and learning.replay < episodes:
+        raise ConfigError(f"learning.replay must be 0 or at least the {episodes} episodes of an iteration, "
+                          f"not {learning.replay}")  # fmt: skip
     for name, share in (("warmup", learning.warmup), ("parts", learning.parts), ("annealed", learning.annealed)):
         if not 0 <= share <= 1:
             raise ConfigError(f"learning.{name} is a share, 0 to 1, not {share}")

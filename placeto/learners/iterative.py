@@ -147,7 +147,7 @@ class IterativeLearner:
         moves = len(episodes.data)
         lr = set_learning_rate(state.optimizer, learning, done)
         if warming_up:
-            states = self._fitted_states(state, episodes, env)
+            states = self._fitted_states(state, episodes, env, watch)
             numbers = supervised_update(state.policy, state.optimizer, states, learning, ranks)
         else:
             returns, advantage = advantages(makespan, learning, index, state.history)
@@ -164,7 +164,9 @@ class IterativeLearner:
             **seconds(watch, began),
         }
 
-    def _fitted_states(self, state: TrainState, episodes: Rollout, env: EnvConfig) -> Iterator[tuple[Data, Labels]]:
+    def _fitted_states(
+        self, state: TrainState, episodes: Rollout, env: EnvConfig, watch: Stopwatch
+    ) -> Iterator[tuple[Data, Labels]]:
         """The labelled states of each gradient step: an iteration's own, or drawn from those that are remembered."""
         learning, ranks, random, replay = self.config.learning, self.ranks, state.random, state.replay
         moves = len(episodes.data)
@@ -174,12 +176,14 @@ class IterativeLearner:
             return
         own = labelled_states(episodes, self.family.batch.max_groups, learning.labels)
         of_ranks = ranks.gather(own)
-        replay.add({name: np.concatenate([states[name] for states in of_ranks], 1) for name in own})
-        count = learning.graphs * learning.warmup_replicas
+        met = {name: np.concatenate([states[name] for states in of_ranks], 1) for name in own}
+        replay.add(met)
         for _ in range(moves * learning.fits):
-            rows = random.choice(len(replay), min(count, len(replay)), replace=False)
+            watch.lap("network")
+            rows = random.choice(len(replay), min(met["index"].shape[1], len(replay)), replace=False)
             rows = rows[ranks.share(len(rows))]
             data = reset(self.family.batch, env, *replay.placed(rows)).data
+            watch.lap("simulation")
             yield data, replay.labels(rows, data.first)
 
     def validate(self, state: TrainState) -> Validation:
