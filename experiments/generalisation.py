@@ -241,26 +241,35 @@ def figure_of(rows: Mapping[tuple[str, str], Sequence[Row]], comparisons: Sequen
 
 
 def main(config: GeneralisationConfig) -> None:
-    """Train, place, print the tables and write them with their picture."""
+    """Train, place, print the tables and write them, with a picture if there are comparisons.
+
+    Raises:
+        SystemExit: an unknown comparison, or nothing to do.
+    """
     for name in config.comparisons:
         if name not in COMPARISONS:
             raise SystemExit(f"error: no comparison is called {name!r}; comparisons: {', '.join(COMPARISONS)}")
+    if not config.comparisons and config.external is None:
+        raise SystemExit("error: give a comparison, or a folder of graphs of other programs (--external)")
     config.out.mkdir(parents=True, exist_ok=True)
     runs = training_runs(config)
     train_runs(list(runs.values()), config.processes)
     rows = place(config, runs)
     save_rows([row for of in rows.values() for row in of], config.out / "rows.json")
-    lines = [
-        f"{config.minutes:g} minutes of training with each of {config.seeds} seeds, up to {config.count} test graphs "
-        f"of each family; {machine()}. By how much one pass is faster than the best cheap heuristic, ± its standard "
-        "deviation over seeds.",
-    ]
+    lines = []
+    if config.comparisons:
+        lines.append(
+            f"{config.minutes:g} minutes of training with each of {config.seeds} seeds, up to {config.count} test "
+            f"graphs of each family; {machine()}. By how much one pass is faster than the best cheap heuristic, ± its "
+            "standard deviation over seeds."
+        )
     for comparison in config.comparisons:
         lines += [f"#### {comparison}", markdown(table(comparison, rows))]
     if config.external is not None:
         external = external_rows(config, config.external)
         lines += ["#### graphs of other programs", markdown(external_table(external))]
-    publish(config.out, "generalisation", lines, figure_of(rows, config.comparisons))
+    figure = figure_of(rows, config.comparisons) if config.comparisons else None
+    publish(config.out, "generalisation", lines, figure)
 
 
 if __name__ == "__main__":

@@ -46,9 +46,10 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {time.strftime('%F')}"
 
 
-def publish(out: Path, name: str, paragraphs: Sequence[str], figure: Figure) -> None:
-    """Print paragraphs; write them to ``NAME.md`` in a folder, and the picture to ``NAME.png``."""
+def publish(out: Path, name: str, paragraphs: Sequence[str], figure: Figure | None) -> None:
+    """Print paragraphs; write them to ``NAME.md`` in a folder, and the picture, if there is one, to ``NAME.png``."""
     text = "\n\n".join(paragraphs) + "\n"
     (out / f"{name}.md").write_text(text)
-    save_figure(figure, out / f"{name}.png")
+    if figure is not None:
+        save_figure(figure, out / f"{name}.png")
     print(text)

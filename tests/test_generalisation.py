@@ -74,6 +74,24 @@ def test_one_command_makes_tables_and_picture(
     assert all(row["makespan_us"] <= cheap[row["graph"], row["cluster"]] for row in rows)
 
 
+def test_graphs_of_other_programs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is trained, and there is nothing to draw."""
+    folder, out = tmp_path / "graphs" / "pipedream", tmp_path / "out"
+    folder.mkdir(parents=True)
+    times = "forward_compute_time=10.0, backward_compute_time=20.0, activation_size=4e3, parameter_size=8"
+    lines = [f"node{k} -- Linear -- {times}" for k in range(6)]
+    lines += [f"\tnode0 -- node{k}" for k in range(1, 5)] + [f"\tnode{k} -- node5" for k in range(1, 5)]
+    (folder / "fork.graph.txt").write_text("\n".join(lines) + "\n")
+    main(GeneralisationConfig(out, (), external=tmp_path / "graphs", processes=1))
+    printed = capsys.readouterr().out
+    assert printed.strip() == (out / "generalisation.md").read_text().strip()
+    assert "| 2xv100 |" in printed
+    assert "multilevel@1000" in printed
+    assert not (out / "generalisation.png").exists()
+    with pytest.raises(SystemExit, match="give a comparison, or a folder of graphs of other programs"):
+        main(GeneralisationConfig(out, ()))
+
+
 def test_an_unknown_comparison_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no comparison is called 'x'; comparisons: families, devices, sizes"):
         main(GeneralisationConfig(tmp_path, ("x",)))

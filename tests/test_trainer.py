@@ -291,9 +291,7 @@ def test_settings_out_of_range_are_refused(tmp_path):
         train(config(tmp_path, learning=replace(QUICK, replicas=1)), problems(2), problems(1, 10))
     with pytest.raises(ConfigError, match=r"learning\.warmup_moves must be at least 1, not 0"):
         train(config(tmp_path, learning=replace(QUICK, warmup_moves=0)), problems(2), problems(1, 10))
-    with pytest.raises(
-        ConfigError, match=r"replay must be 0 or at least the 4 episodes of an iteration, not 3"
-    ):
+    with pytest.raises(ConfigError, match=r"replay must be 0 or at least the 4 episodes of an iteration, not 3"):
         train(config(tmp_path, learning=replace(QUICK, replay=3)), problems(2), problems(1, 10))
     with pytest.raises(ConfigError, match=r"learning\.fits must be at least 1, not 0"):
         train(config(tmp_path, learning=replace(QUICK, replay=8, fits=0)), problems(2), problems(1, 10))
