@@ -27,6 +27,7 @@ from placeto._observe import (
 from placeto.cost import FlatProblems, PlacementProblem, ProblemBatch
 from placeto.grouping import Groups, group_ops
 from placeto.placer import MEMORY_PENALTY
+from placeto.simulator import SERIAL_BELOW
 
 __all__ = [
     "EDGE_FEATURES",
@@ -49,8 +50,6 @@ FEATURE_SETS = {
     "paper": (("time", "transfer_out", "visited", "is_current"), ("current", "time"), ("transfer",)),
 }
 """Columns (of nodes, of (node, device) pairs, of arcs) that a policy may ask for by name."""
-
-SERIAL_BELOW = 3  # episodes: waking a second thread takes longer than one of so few, most of all on a busy machine
 
 
 def penalised(makespan_us: np.ndarray, overflow: np.ndarray) -> np.ndarray:

@@ -25,6 +25,8 @@ from placeto.cost import FlatProblems, PlacementProblem, ProblemBatch
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
 
+SERIAL_BELOW = 3  # rows of a batch: waking a second thread takes longer than so few do, most of all on a busy machine
+
 
 class PlacementError(ValueError):
     """A placement that doesn't fit its problem."""
@@ -197,7 +199,8 @@ def simulate_batch(
         problem = batch.problems[index[row]]
         check_placement(problem, placements[row, : problem.num_ops])
     makespans, overflows = np.empty(len(index)), np.empty(len(index))
-    _run_batch(batch.arrays, index, placements, float(cutoff), makespans, overflows)
+    run = _run_parallel if len(index) >= SERIAL_BELOW else _run_serial
+    run(batch.arrays, index, placements, float(cutoff), makespans, overflows)
     return makespans, overflows
 
 
@@ -217,7 +220,6 @@ def _first_invalid(flat: FlatProblems, index: np.ndarray, placements: np.ndarray
     return -1
 
 
-@njit(cache=True, parallel=True)
 def _run_batch(
     flat: FlatProblems,
     index: np.ndarray,
@@ -228,3 +230,7 @@ def _run_batch(
 ) -> None:
     for b in prange(len(index)):
         makespans[b], overflows[b] = _memory.score(flat, index[b], placements[b], cutoff)
+
+
+_run_parallel = njit(cache=True, parallel=True)(_run_batch)
+_run_serial = njit(cache=True)(_run_batch)

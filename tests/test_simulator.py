@@ -229,13 +229,25 @@ def test_batch_does_not_depend_on_threads() -> None:
     assert digest.decode().strip() == own.hexdigest()
 
 
-def test_nothing_is_compiled_twice() -> None:
+def test_few_rows_are_simulated_as_many_are() -> None:
+    """By one thread, to the bit."""
+    batch, index, placements = _batch(np.random.default_rng(6), 20)
+    many = simulate_batch(batch, index, placements)
+    for first in range(0, 20, 2):
+        rows = slice(first, first + 2)
+        few = simulate_batch(batch, index[rows], placements[rows])
+        np.testing.assert_array_equal(few, [array[rows] for array in many])
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_nothing_is_compiled_twice(rows: int) -> None:
     """Arrays that are read-only, or have been, and whole numbers would each be another type to numba."""
     rng = np.random.default_rng(2)
     problem, placement = random_problem(rng, "unicast", "egress")
-    batch, index, placements = ProblemBatch.of([problem]), np.zeros(2, np.int64), np.stack([placement, placement])
+    batch, index, placements = ProblemBatch.of([problem]), np.zeros(rows, np.int64), np.stack([placement] * rows)
     schedule, (makespans, overflows) = simulate(problem, placement), simulate_batch(batch, index, placements)
-    kernels = (_kernel.new_record, _kernel.run, _kernel.slack, simulator._first_invalid, simulator._run_batch)
+    run = simulator._run_serial if rows < simulator.SERIAL_BELOW else simulator._run_parallel
+    kernels = (_kernel.new_record, _kernel.run, _kernel.slack, simulator._first_invalid, run)
     assert schedule.slack_us.min() == 0.0
     before = [len(kernel.signatures) for kernel in kernels]
 
@@ -247,8 +259,8 @@ def test_nothing_is_compiled_twice() -> None:
         assert simulate(problem, placement, cutoff).makespan_us == schedule.makespan_us
         np.testing.assert_array_equal(simulate(again, placement, cutoff).slack_us, schedule.slack_us)
         for same in (batch, pickle.loads(pickle.dumps(batch))):
-            for rows in (placements, placements.astype(np.int32), np.asfortranarray(placements)):
-                result = simulate_batch(same, index.astype(np.uint8), rows, cutoff)
+            for same_rows in (placements, placements.astype(np.int32), np.asfortranarray(placements)):
+                result = simulate_batch(same, index.astype(np.uint8), same_rows, cutoff)
                 np.testing.assert_array_equal(result, (makespans, overflows))
     assert [len(kernel.signatures) for kernel in kernels] == before
 
