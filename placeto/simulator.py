@@ -175,7 +175,7 @@ def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
 def simulate_batch(
     batch: ProblemBatch, index: np.ndarray, placements: np.ndarray, cutoff: float = math.inf
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run B placements in parallel: row b of `placements` on problem ``index[b]``.
+    """Run B placements, all but a few of them in parallel: row b of `placements` on problem ``index[b]``.
 
     `placements` is (B, W) int64 with W >= N of each problem; what stands beyond N is ignored. Returns the makespans
     (B,) float64 in microseconds and the memory overflows (B,) float64, the sum over devices of

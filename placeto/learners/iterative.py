@@ -180,7 +180,7 @@ class IterativeLearner:
         replay.add(met)
         for _ in range(moves * learning.fits):
             watch.lap("network")
-            rows = random.choice(len(replay), min(met["index"].shape[1], len(replay)), replace=False)
+            rows = random.choice(len(replay), met["index"].shape[1], replace=False)
             rows = rows[ranks.share(len(rows))]
             data = reset(self.family.batch, env, *replay.placed(rows)).data
             watch.lap("simulation")
