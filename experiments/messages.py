@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, object]] = {
     "between nodes": {"messages": "nodes", "hidden": 48},
     "none": {"rounds": 0},
 }
-"""Name -> settings of the policy that differ from the recipe's; "between nodes" has about as many parameters as that."""
+"""Name -> settings of the policy that differ from the recipe's; "between nodes" has 4 % more parameters."""
 
 Gains = np.ndarray
 """(S, C) float64, per cent."""

@@ -178,9 +178,10 @@ class IterativeLearner:
         of_ranks = ranks.gather(own)
         met = {name: np.concatenate([states[name] for states in of_ranks], 1) for name in own}
         replay.add(met)
+        count: int = met["index"].shape[1]
         for _ in range(moves * learning.fits):
             watch.lap("network")
-            rows = random.choice(len(replay), met["index"].shape[1], replace=False)
+            rows = random.choice(len(replay), count, replace=False)
             rows = rows[ranks.share(len(rows))]
             data = reset(self.family.batch, env, *replay.placed(rows)).data
             watch.lap("simulation")
