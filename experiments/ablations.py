@@ -22,6 +22,8 @@ import tyro
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from experiments.command import command
+from experiments.recipes import Recipe
 from experiments.runs import Run, train_runs
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
 from placeto.checkpoint import load_checkpoint
@@ -35,10 +37,16 @@ from placeto.progress import ProgressBar
 
 DEFAULT = "default"
 SWEEP = 125  # moves of an episode in topological order: the groups of a typical cifar10 graph
+PACKAGE = Recipe().training
 TOPOLOGICAL = EnvConfig(order="topological", tolerance=None)
+REMEMBERED: dict[str, object] = {
+    f"learning.{name}": getattr(PACKAGE.learning, name)
+    for name in ("replay", "fits", "labels", "warmup_replicas", "warmup_moves")
+}
 CHANGES: dict[str, dict[str, object]] = {
     DEFAULT: {},
     "no message passing": {"policy.rounds": 0},
+    "messages between pairs": {"policy.messages": "pairs"},
     "paper's pooling": {"policy.pooling": "paper"},
     "simple pooling": {"policy.pooling": "simple"},
     "pooling over devices": {"policy.pooling": "devices"},
@@ -49,6 +57,8 @@ CHANGES: dict[str, dict[str, object]] = {
     "paper's features, no message passing": {"policy.features": "paper", "policy.rounds": 0},
     "no supervised stage": {"learning.warmup": 0.0},
     "supervised stage alone": {"learning.warmup": 1.0},
+    "remembered states": REMEMBERED,
+    "package's settings": {"policy": PACKAGE.policy, "learning": PACKAGE.learning},
     "REINFORCE in place of PPO": {"learning.algorithm": "reinforce"},
     "every move kept": {"env.tolerance": None},
     "topological order": {"env.order": "topological"},
@@ -216,4 +226,4 @@ def main(config: AblationConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(AblationConfig, prog="python -m experiments.ablations", description=__doc__))
+    command(main, AblationConfig, "ablations", __doc__)

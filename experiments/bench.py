@@ -9,8 +9,7 @@ import platform
 import time
 from dataclasses import dataclass
 
-import tyro
-
+from experiments.command import command
 from graphs import SHIPPED
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
@@ -48,4 +47,4 @@ def main(config: BenchConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(BenchConfig, prog="python -m experiments.bench"))
+    command(main, BenchConfig, "bench", __doc__)

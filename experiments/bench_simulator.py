@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
-import tyro
 
+from experiments.command import command
 from placeto import _kernel, _memory
 from placeto.cluster import Cluster, load_cluster
 from placeto.cost import PlacementProblem, ProblemBatch
@@ -191,4 +191,4 @@ def main(config: BenchConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(BenchConfig, description=__doc__))
+    command(main, BenchConfig, "bench_simulator", __doc__)

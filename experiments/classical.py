@@ -21,6 +21,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
+from experiments.command import command
 from experiments.tables import Table, markdown, rule
 from graphs import SHIPPED
 from placeto.cluster import Cluster, load_cluster
@@ -85,7 +86,13 @@ def searches(budgets: Iterable[int]) -> list[PlacerSpec]:
 
 
 def external_graphs(folder: Path) -> tuple[dict[str, ComputationGraph], list[str]]:
-    """Graphs of other programs below a folder that leave something to gain, and a line on each of the others."""
+    """Graphs of other programs below a folder that leave something to gain, and a line on each of the others.
+
+    Raises:
+        SystemExit: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise SystemExit(f"error: there is no folder {folder}")
     graphs, others = {}, []
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or find_importer(path) is None:
@@ -289,4 +296,4 @@ def main(config: ClassicalConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(ClassicalConfig, prog="python -m experiments.classical", description=__doc__))
+    command(main, ClassicalConfig, "classical", __doc__)

@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
+from experiments.command import command
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
 from placeto.evaluate import Row, evaluate, parse_spec
@@ -127,4 +126,4 @@ What to type next (after `source .venv/bin/activate`):
 
 
 if __name__ == "__main__":
-    main(tyro.cli(DemoConfig, prog="python -m experiments.demo"))
+    command(main, DemoConfig, "demo", __doc__)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +21,8 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from experiments.runs import CHEAP, cheap_row, kept_rows, problem_of
+from experiments.command import command
+from experiments.runs import CHEAP, cheap_rows
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from placeto.cluster import load_cluster
 from placeto.evaluate import PlacerSpec, Row, evaluate, save_rows
@@ -150,18 +150,9 @@ def place(config: BudgetConfig) -> list[Row]:
                 report=bar.after(len(rows)),
             )
             rows += [row | {"family": family} for row in found]
-    cheap = {}
-    for family, own in graphs.items():
-        for name in config.clusters:
-            for graph in own:
-                problem = problem_of(graph, name)
-                key = f"{graph} {problem.graph.hash[:12]} {name} {problem.cluster.hash[:12]}"
-                cheap[key] = partial(_cheap_row, family, graph, name)
-    return [*rows, *kept_rows(config.out / "cheap.json", cheap, "heuristics")]
-
-
-def _cheap_row(family: str, graph: str, cluster: str) -> Row:
-    return cheap_row(graph, cluster) | {"family": family}
+    for family, name in product(config.families, config.clusters):
+        rows += [row | {"family": family} for row in cheap_rows(config.out, graphs[family], name)]
+    return rows
 
 
 def budget_figure(rows: Sequence[Row], config: BudgetConfig) -> Figure:
@@ -208,4 +199,4 @@ def main(config: BudgetConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(BudgetConfig, prog="python -m experiments.equal_budgets", description=__doc__))
+    command(main, BudgetConfig, "equal_budgets", __doc__)

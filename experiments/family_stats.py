@@ -21,6 +21,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
+from experiments.command import command
 from graphs import FAMILIES, SHIPPED
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
@@ -147,4 +148,4 @@ def main(config: StatisticsConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(StatisticsConfig, description=__doc__))
+    command(main, StatisticsConfig, "family_stats", __doc__)

@@ -21,6 +21,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
+from experiments.command import command
 from experiments.runs import Run, kept_rows, problem_of, result_row, train_runs, training_row
 from experiments.sample_efficiency import SCRATCH, first_reach
 from experiments.tables import Table, cells, machine, markdown, publish, rule
@@ -175,4 +176,4 @@ def main(config: FineTuningConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(FineTuningConfig, prog="python -m experiments.fine_tuning", description=__doc__))
+    command(main, FineTuningConfig, "fine_tuning", __doc__)

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import tyro
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.classical import external_graphs
-from experiments.runs import CHEAP, PRETRAINED, Run, cheap_row, kept_rows, problem_of, train_runs
+from experiments.command import command
+from experiments.runs import CHEAP, PRETRAINED, Run, cheap_rows, problem_of, train_runs
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
 from placeto.cluster import load_cluster
 from placeto.config import TrainConfig
@@ -151,8 +150,7 @@ def place(config: GeneralisationConfig, runs: Mapping[tuple[Graphs, int], Run]) 
                         processes=config.processes,
                         report=bar.after(len(rows)),
                     )
-            wanted = {f"{graph} {cluster}": partial(cheap_row, graph, cluster) for graph in names}
-            found[comparison, target] = [*rows, *kept_rows(config.out / "cheap.json", wanted, "heuristics")]
+            found[comparison, target] = [*rows, *cheap_rows(config.out, names, cluster)]
     return found
 
 
@@ -273,4 +271,4 @@ def main(config: GeneralisationConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(GeneralisationConfig, prog="python -m experiments.generalisation", description=__doc__))
+    command(main, GeneralisationConfig, "generalisation", __doc__)

@@ -29,6 +29,7 @@ from typing import Annotated
 import torch
 import tyro
 
+from experiments.command import command
 from experiments.runs import Run, kept_rows, problem_of, result_row, train_runs
 from experiments.tables import Table, machine, markdown, publish, rule
 from placeto.checkpoint import checkpoint_path, load_checkpoint
@@ -294,4 +295,4 @@ def _placer_row(name: str, graph: str, cluster: str) -> Row:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(LargeGraphConfig, prog="python -m experiments.large_graph", description=__doc__))
+    command(main, LargeGraphConfig, "large_graph", __doc__)

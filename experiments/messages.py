@@ -22,6 +22,7 @@ import tyro
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from experiments.command import command
 from experiments.equal_budgets import GUIDED, PASS, BudgetConfig, place
 from experiments.recipes import CHECKPOINT, Recipe
 from experiments.recipes import main as follow
@@ -175,4 +176,4 @@ def main(config: MessagesConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(MessagesConfig, prog="python -m experiments.messages", description=__doc__))
+    command(main, MessagesConfig, "messages", __doc__)

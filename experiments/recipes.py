@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import tyro
 
+from experiments.command import command
 from experiments.runs import problem_of
 from experiments.tables import machine, markdown, rule
 from placeto.checkpoint import load_checkpoint, save_checkpoint
@@ -170,4 +170,4 @@ def main(recipe: Recipe) -> Path:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Recipe, prog="python -m experiments.recipes", description=__doc__))
+    command(main, Recipe, "recipes", __doc__)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -88,6 +88,12 @@ def _changed(path: Path) -> float:
 def problem_of(graph: str, cluster: str) -> PlacementProblem:
     """A graph, as the command line names it, on a cluster; kept, with all that is cached for it."""
     return PlacementProblem(resolve_graph(graph)[1], load_cluster(cluster))
+
+
+def place_key(graph: str, cluster: str) -> str:
+    """A graph on a cluster for the keys of kept rows: names, and hashes of what they stand for."""
+    problem = problem_of(graph, cluster)
+    return f"{graph} {problem.graph.hash[:12]} {cluster} {problem.cluster.hash[:12]}"
 
 
 def train_run(run: Run) -> Path:
@@ -184,3 +190,9 @@ def cheap_row(graph: str, cluster: str) -> Row:
     evaluator = Evaluator(problem, group_ops(problem))
     best_cheap(evaluator)
     return result_row(graph, cluster, CHEAP, 0, evaluator.result())
+
+
+def cheap_rows(folder: Path, graphs: Iterable[str], cluster: str, description: str = "heuristics") -> list[Row]:
+    """The rows of the graphs' best cheap heuristics, kept in a file of the folder."""
+    wanted = {place_key(graph, cluster): partial(cheap_row, graph, cluster) for graph in graphs}
+    return kept_rows(folder / "cheap.json", wanted, description)

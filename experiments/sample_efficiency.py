@@ -20,11 +20,13 @@ from typing import Annotated
 import numpy as np
 import tyro
 
+from experiments.command import command
 from experiments.runs import (
     CHEAP,
     Run,
     cheap_row,
     kept_rows,
+    place_key,
     problem_of,
     result_row,
     train_runs,
@@ -221,8 +223,7 @@ def main(config: SampleConfig) -> None:
     wanted: dict[str, Callable[[], Row]] = {}
     for run in runs:
         (graph,), cluster, seed, budget = run.graphs, run.cluster, run.config.seed, config.simulations
-        problem = problem_of(graph, cluster)
-        where = f"{graph} {problem.graph.hash[:12]} {cluster} {problem.cluster.hash[:12]}"
+        where = place_key(graph, cluster)
         wanted[f"{CHEAP} {where}"] = partial(cheap_row, graph, cluster)
         for name in SEARCHES:
             wanted[f"{name} {where} {budget} {seed}"] = partial(search_row, name, graph, cluster, budget, seed)
@@ -257,4 +258,4 @@ def main(config: SampleConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(SampleConfig, prog="python -m experiments.sample_efficiency", description=__doc__))
+    command(main, SampleConfig, "sample_efficiency", __doc__)

@@ -20,6 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from experiments.command import command
 from experiments.recipes import CHECKPOINT, Recipe
 from experiments.recipes import main as follow
 from experiments.tables import Table, machine, markdown, mean_and_spread, publish, rule
@@ -115,4 +116,4 @@ def main(config: CostConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(CostConfig, prog="python -m experiments.training_cost", description=__doc__))
+    command(main, CostConfig, "training_cost", __doc__)

@@ -22,11 +22,11 @@ from typing import Annotated
 import numpy as np
 import tyro
 
+from experiments.command import command
 from experiments.runs import (
-    CHEAP,
     PRETRAINED,
     Run,
-    cheap_row,
+    cheap_rows,
     kept_rows,
     problem_of,
     result_row,
@@ -126,12 +126,7 @@ def place(config: ZeroShotConfig, family: str) -> list[Row]:
                 processes=config.processes,
                 report=bar.after(len(rows)),
             )
-    wanted = {}
-    for name in graphs:
-        problem = problem_of(name, config.cluster)
-        key = f"{CHEAP} {name} {problem.graph.hash[:12]} {config.cluster} {problem.cluster.hash[:12]}"
-        wanted[key] = partial(cheap_row, name, config.cluster)
-    return [*rows, *kept_rows(config.out / "cheap.json", wanted, f"heuristics on {family}")]
+    return [*rows, *cheap_rows(config.out, graphs, config.cluster, f"heuristics on {family}")]
 
 
 def tuned_row(run: Run, label: str) -> Row:
@@ -195,4 +190,4 @@ def main(config: ZeroShotConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(ZeroShotConfig, prog="python -m experiments.zero_shot", description=__doc__))
+    command(main, ZeroShotConfig, "zero_shot", __doc__)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from placeto.load import DEFAULT_PLACER, PRETRAINED
+
 FORMAT = "placeto.checkpoint/1"
 FILE_NAME = "checkpoint.pt"
 
@@ -26,7 +28,7 @@ def checkpoint_path(path: str | Path) -> Path:
     """
     path = Path(path)
     if str(path) == "pretrained" and not path.exists():
-        return Path(__file__).parent / "pretrained" / "placeto.pt"
+        return PRETRAINED / f"{DEFAULT_PLACER}.pt"
     return path / FILE_NAME if path.is_dir() else path
 
 

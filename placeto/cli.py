@@ -7,7 +7,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
@@ -31,10 +31,17 @@ _EXAMPLE = """\
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 user error (one line on stderr), 130 interrupted."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        _run(arguments)
+    with user_errors():
+        _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
+    sys.exit(0)
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Within it a user's mistake exits with 2 and one line on stderr, an interruption with 130."""
+    try:
+        yield
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -48,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if not type(error).__module__.startswith(("placeto.", "graphs")):
             raise  # a bug, not the user's doing
         _fail(str(error))
-    sys.exit(0)
 
 
 def _run(arguments: list[str]) -> None:

@@ -38,6 +38,11 @@ def test_external_graphs_without_any_time_are_left_out(folder: Path) -> None:
     assert others[1:] == ["idle.graph.txt: its ops take no time"]
 
 
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="there is no folder"):
+        external_graphs(tmp_path / "none")
+
+
 def test_bounds_where_nothing_takes_time() -> None:
     idle = row("f:test:0", "p", 1.0) | {"makespan_us": 0.0, "lower_bound_us": 0.0}
     rows = [idle, row("f:test:1", "p", 0.5)]
