@@ -339,7 +339,7 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     state.best_validation = saved["best_validation"]
     if np.isfinite(state.best_validation):  # else these are only the latest parameters
         state.best_parameters = dict(saved["best_parameters"])
-    if state.replay is not None:
+    if state.replay is not None and saved["replay"] is not None:  # they are forgotten when their stage is over
         state.replay.restore(saved["replay"])
     state.history = dict(saved["history"])
     state.improvements = {index: list(points) for index, points in saved.get("improvements", {}).items()}

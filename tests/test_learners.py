@@ -367,3 +367,17 @@ def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):
     numbers = learner.iterate(state, 0.0)
     assert numbers["loss/supervised"] > 0.0
     assert state.simulations - before == 4 * (1 + 2 * (1 + 4))
+
+
+def test_what_was_remembered_is_forgotten_with_its_stage(tmp_path):
+    config = remembering(tmp_path / "whole")
+    config = replace(config, learning=replace(config.learning, warmup=0.5, replicas=2))
+    half = replace(config, out=str(tmp_path / "half"))
+    train(config, problems(3), problems(2, 10))
+    with pytest.raises(Stop):
+        train(half, problems(3), problems(2, 10), report=stop_at(4))
+    assert load_checkpoint(tmp_path / "half")["replay"] is None
+    train(half, problems(3), problems(2, 10), resume=True)
+    one, other = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "half")
+    assert one["replay"] is other["replay"] is None
+    assert same(one["parameters"], other["parameters"])

@@ -150,6 +150,7 @@ class IterativeLearner:
             states = self._fitted_states(state, episodes, env, watch)
             numbers = supervised_update(state.policy, state.optimizer, states, learning, ranks)
         else:
+            state.replay = None  # it is of the supervised stage
             returns, advantage = advantages(makespan, learning, index, state.history)
             epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
             orders = [state.random.permutation(moves) for _ in range(epochs)]
