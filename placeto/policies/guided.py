@@ -32,8 +32,10 @@ _PASS = (0.25, 1.0)  # the same where there is no budget: one pass
 _PASS_PARTS = 4  # into how many parts a group is split for the end of a pass, on the average
 _PASS_ON_PARTS = 0.4  # of a pass's simulations go to them
 _FEWEST = 4  # groups of a level
-_TRIES = 8  # moves tried between two looks of the policy, at most
+_TRIES = 8  # placements tried between two looks of the policy, at most
 _KEPT = 2  # of them are kept, at most
+_TOGETHER = 4  # moves of parts that are tried together, at first: twice as many after these are kept, half if not
+_MOST_TOGETHER = 32
 _SHARE = 0.7  # of the simulations go to these sweeps, at most
 _SECONDS = 0.25  # of the time goes to them, at most
 _WORTH_PARTS = 6.0  # under a clock, simulations for each move of a group from which on splitting groups is worth while
@@ -118,7 +120,7 @@ class GuidedPlacer:
                 anneal_within(evaluator, random)
             evaluator.regroup(parts)
             with evaluator.limited_to(_ON_PARTS):
-                self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0])
+                self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], _TOGETHER)
         anneal_within(evaluator, random)
 
     def _answer(self, instance: Instance, seconds: float | None, seed: int, began: float) -> PlacementResult:
@@ -144,14 +146,17 @@ class GuidedPlacer:
                     self._sweep(instance, share, evaluator, evaluator.best_groups[0])
             if split:
                 evaluator.regroup(parts)
-                self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0])
+                self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], _TOGETHER)
 
-    def _sweep(self, instance: Instance, share: float, evaluator: Evaluator, start: np.ndarray) -> None:
+    def _sweep(
+        self, instance: Instance, share: float, evaluator: Evaluator, start: np.ndarray, together: int = 1
+    ) -> None:
         """Offer the evaluator what the policy's most likely moves from `start` lead to, each group moved once.
 
         `start` is the best placement of groups that the evaluator has met. Below a `share` of 1 groups are joined, as
         long as there are more than this share of them. Between two looks of the policy its most likely moves are
-        tried in turn until two are kept. What it observes was simulated before and counts once.
+        tried in turn until two are kept, so many `together`: more after some were kept, fewer after they weren't.
+        What it observes was simulated before and counts once.
         """
         problem, zero = instance.problem, np.zeros(1, np.int64)
         of = np.arange(len(start))  # (G,) in which joined group each group is
@@ -160,34 +165,37 @@ class GuidedPlacer:
             start = round_to_groups(problem, joined, start[instance.groups.group])
             of = joined.group[instance.groups.first_op]
             instance = make_instance(problem, joined)
-        batch, devices = InstanceBatch.of([instance]), problem.num_devices
+        batch = InstanceBatch.of([instance])
         here, visited = start, np.zeros((1, len(start)), bool)
         best = evaluator.score(here[of]) if share < 1.0 else evaluator.best_groups[1]
+        most = _MOST_TOGETHER if together > 1 else 1
         while not visited.all() and not evaluator.exhausted:
             state = reset(batch, self.env, zero, here[None], visited)
-            odds = self._distribution(state).log_probs[0].numpy().copy()
-            kept = 0
-            for _ in range(_TRIES):
-                action = int(odds.argmax())
-                if kept == _KEPT or odds[action] == -math.inf or evaluator.exhausted:
-                    break
-                group, device = divmod(action, devices)
-                visited[0, group] = True
-                odds[group * devices : (group + 1) * devices] = -math.inf
-                if device == here[group]:
-                    continue
+            moves = self._likeliest(state, max(_TRIES, together))
+            kept = tries = 0
+            while len(moves) and kept < _KEPT and tries < _TRIES and not evaluator.exhausted:
+                chosen, device = moves[:together].T
                 moved = here.copy()
-                moved[group] = device
-                score = evaluator.score(moved[of])
-                best = min(best, score)
-                if self.env.tolerance is None or score <= best * (1.0 + self.env.tolerance):
-                    here, kept = moved, kept + 1
+                moved[chosen] = device
+                if not np.array_equal(moved, here):
+                    score, tries = evaluator.score(moved[of]), tries + 1
+                    best = min(best, score)
+                    if self.env.tolerance is None or score <= best * (1.0 + self.env.tolerance):
+                        here, kept, together = moved, kept + 1, min(2 * together, most)
+                    elif len(chosen) > 1:
+                        together = len(chosen) // 2
+                        continue
+                visited[0, chosen] = True
+                moves = moves[len(chosen) :]
 
-    def _distribution(self, state: EnvState) -> PairDistribution:
-        """What the policy would do next."""
+    def _likeliest(self, state: EnvState, count: int) -> np.ndarray:
+        """(M, 2) groups and devices: the moves that the policy would make next, one a group, the likeliest first."""
         with torch.no_grad():
             logits, _ = self.policy(state.data)
-        return PairDistribution.from_logits(logits, state.data)
+        odds = PairDistribution.from_logits(logits, state.data).log_probs.numpy().reshape(-1, logits.shape[1])
+        device, most = odds.argmax(1), odds.max(1)
+        order = np.argsort(-most, kind="stable")[: min(count, np.isfinite(most).sum())]
+        return np.stack([order, device[order]], 1)
 
 
 @contextmanager

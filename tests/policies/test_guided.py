@@ -126,9 +126,9 @@ def test_a_pass_ends_with_the_parts_of_groups(placer, monkeypatch):
     groups, swept = group_ops(problem).num_groups, []
     sweep = GuidedPlacer._sweep
 
-    def watched(self, instance, share, evaluator, start):
+    def watched(self, instance, share, evaluator, *others):
         before = evaluator.simulations
-        sweep(self, instance, share, evaluator, start)
+        sweep(self, instance, share, evaluator, *others)
         swept.append((share, instance.groups.num_groups, evaluator.simulations - before))
 
     monkeypatch.setattr(GuidedPlacer, "_sweep", watched)
@@ -150,13 +150,13 @@ def test_at_most_two_moves_are_kept_between_two_looks(placer, monkeypatch):
     problem = PlacementProblem(random_graph(1, 60), toy_cluster(3))
     instance = make_instance(problem)
     evaluator, looks = Watched(problem, instance.groups), []
-    look = GuidedPlacer._distribution
+    look = GuidedPlacer._likeliest
 
-    def watched(self, state):
+    def watched(self, state, count):
         looks.append(len(evaluator.asked))
-        return look(self, state)
+        return look(self, state, count)
 
-    monkeypatch.setattr(GuidedPlacer, "_distribution", watched)
+    monkeypatch.setattr(GuidedPlacer, "_likeliest", watched)
     start = np.zeros(instance.groups.num_groups, np.int64)
     evaluator.score(start)
     placer._sweep(instance, 1.0, evaluator, start)
@@ -173,6 +173,36 @@ def test_at_most_two_moves_are_kept_between_two_looks(placer, monkeypatch):
     assert max(tried) <= 8
     assert max(per_look) == 2
     assert len(looks) < len(evaluator.asked) / 2
+
+
+def test_more_moves_are_tried_together_after_some_are_kept_and_fewer_after_some_are_not():
+    problem = PlacementProblem(random_graph(1, 90), toy_cluster(3))
+    instance = make_instance(problem)
+    placer, groups = GuidedPlacer(Oracle(instance), EnvConfig()), instance.groups.num_groups
+    evaluator = Watched(problem, instance.groups)
+    here = start = np.zeros(groups, np.int64)
+    best = evaluator.score(start)
+    placer._sweep(instance, 1.0, evaluator, start, 4)
+    together, least, done, counts = 4, 4, [], []
+    for placement in evaluator.asked[1:]:
+        changed = np.flatnonzero(placement != here)
+        left = groups - len(done)
+        assert min(least, left) <= len(changed) <= min(together, left)
+        counts.append(len(changed))
+        assert not set(done) & set(changed)
+        score = Evaluator(problem).score(placement)
+        best = min(best, score)
+        if score <= best * 1.003:
+            here, together, least = placement, min(2 * together, 32), 1  # a look may know of fewer
+            done += list(changed)
+        elif len(changed) > 1:
+            together = least = len(changed) // 2
+        else:
+            done += list(changed)
+    assert sorted(done) == list(range(groups))
+    assert max(counts) >= 8
+    assert min(counts) == 1
+    assert len(counts) < groups
 
 
 def test_the_sweeps_leave_annealing_its_share(placer, monkeypatch):
@@ -229,13 +259,13 @@ def test_same_seed_same_placement(placer):
 def test_the_network_has_one_thread(placer, monkeypatch):
     """What torch was set to before comes back, also after an error."""
     problem = PlacementProblem(random_graph(2, 30), toy_cluster(3))
-    threads, look = [], GuidedPlacer._distribution
+    threads, look = [], GuidedPlacer._likeliest
 
-    def watched(self, state):
+    def watched(self, state, count):
         threads.append(torch.get_num_threads())
-        return look(self, state)
+        return look(self, state, count)
 
-    monkeypatch.setattr(GuidedPlacer, "_distribution", watched)
+    monkeypatch.setattr(GuidedPlacer, "_likeliest", watched)
     torch.set_num_threads(2)
     try:
         placer(problem)
