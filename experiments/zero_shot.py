@@ -56,7 +56,7 @@ class ZeroShotConfig:
     """one panel and table each"""
     cluster: str = "4xv100"
     """to place on"""
-    placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("placeto", "seq2seq", "gdp")
+    placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("placeto", "seq2seq", "grouper", "gdp")
     """learned placers to train"""
     minutes: float = 10.0
     """of each training"""
