@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from placeto.load import DEFAULT_PLACER, PRETRAINED
-
 FORMAT = "placeto.checkpoint/1"
 FILE_NAME = "checkpoint.pt"
 
@@ -28,7 +26,7 @@ def checkpoint_path(path: str | Path) -> Path:
     """
     path = Path(path)
     if str(path) == "pretrained" and not path.exists():
-        return PRETRAINED / f"{DEFAULT_PLACER}.pt"
+        return Path(__file__).parent / "pretrained" / "placeto.pt"
     return path / FILE_NAME if path.is_dir() else path
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 GRAPH_HELP = "a file (.json, .json.gz, PipeDream .graph.txt) or family:split:index, e.g. cifar10:test:3"
 DEFAULT_PLACER = "placeto"
-PRETRAINED = Path(__file__).parent / "pretrained"  # checkpoints that come with the package, PLACER.pt
 LEARNED = {
     "placeto": "A graph neural network picks the next node and its device, and guides a search; comes trained.",
     "seq2seq": "An LSTM with attention reads all groups, then names a device for each in turn; needs a checkpoint.",
@@ -54,7 +53,7 @@ def placer_names() -> dict[str, str]:
 
 def pretrained_path(name: str) -> Path | None:
     """The checkpoint of a learned placer that comes with the package; None if none does."""
-    path = PRETRAINED / f"{name}.pt"
+    path = Path(__file__).parent / "pretrained" / f"{name}.pt"
     return path if name in LEARNED and path.is_file() else None
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,10 @@ def command(tmp_path: Path) -> list[str]:
 
 def started(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
     """The command in a group of its own, once it has saved some rows."""
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, cwd=folder, start_new_session=True, stdout=quiet, stderr=subprocess.PIPE)
+    quiet, default = subprocess.DEVNULL, partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's & ignores it
+    process = subprocess.Popen(
+        command, cwd=folder, start_new_session=True, stdout=quiet, stderr=subprocess.PIPE, preexec_fn=default
+    )
     deadline = time.monotonic() + 60.0
     while not (folder / "table.json").exists():
         assert process.poll() is None, "ended before it was interrupted"
