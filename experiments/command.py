@@ -13,6 +13,6 @@ Config = TypeVar("Config")
 
 
 def command(main: Callable[[Config], object], config: type[Config], name: str, description: str | None) -> None:
-    """Run an experiment with its config from the command line; a user's mistake ends it with 2 and one line."""
+    """Run an experiment with its config from the command line; what Placeto refuses ends it with 2 and one line."""
     with user_errors():
         main(tyro.cli(config, prog=f"python -m experiments.{name}", description=description))

@@ -25,6 +25,7 @@ from experiments.tables import Table, cells, machine, markdown, mean_and_spread,
 from placeto.cluster import load_cluster
 from placeto.config import TrainConfig
 from placeto.evaluate import PlacerSpec, Row, evaluate, save_rows
+from placeto.graph import ComputationGraph
 from placeto.load import DEFAULT_PLACER, split_size
 from placeto.progress import ProgressBar
 
@@ -177,9 +178,8 @@ def table(comparison: str, rows: Mapping[tuple[str, str], Sequence[Row]]) -> Tab
     return lines
 
 
-def external_rows(config: GeneralisationConfig, folder: Path) -> list[Row]:
+def external_rows(config: GeneralisationConfig, graphs: Mapping[str, ComputationGraph]) -> list[Row]:
     """Graphs of other programs, placed by the package's checkpoint, by annealing, of parts too, and by heuristics."""
-    graphs, _ = external_graphs(folder)
     specs = [PlacerSpec("one pass", DEFAULT_PLACER)]
     searches = (DEFAULT_PLACER, "anneal", "multilevel")
     specs += [PlacerSpec(f"{placer}@1000", placer, simulations=1000) for placer in searches]
@@ -242,13 +242,14 @@ def main(config: GeneralisationConfig) -> None:
     """Train, place, print the tables and write them, with a picture if there are comparisons.
 
     Raises:
-        SystemExit: an unknown comparison, or nothing to do.
+        SystemExit: an unknown comparison, nothing to do, or no such folder.
     """
     for name in config.comparisons:
         if name not in COMPARISONS:
             raise SystemExit(f"error: no comparison is called {name!r}; comparisons: {', '.join(COMPARISONS)}")
     if not config.comparisons and config.external is None:
         raise SystemExit("error: give a comparison, or a folder of graphs of other programs (--external)")
+    external = None if config.external is None else external_graphs(config.external)[0]
     config.out.mkdir(parents=True, exist_ok=True)
     runs = training_runs(config)
     train_runs(list(runs.values()), config.processes)
@@ -263,9 +264,8 @@ def main(config: GeneralisationConfig) -> None:
         )
     for comparison in config.comparisons:
         lines += [f"#### {comparison}", markdown(table(comparison, rows))]
-    if config.external is not None:
-        external = external_rows(config, config.external)
-        lines += ["#### graphs of other programs", markdown(external_table(external))]
+    if external is not None:
+        lines += ["#### graphs of other programs", markdown(external_table(external_rows(config, external)))]
     figure = figure_of(rows, config.comparisons) if config.comparisons else None
     publish(config.out, "generalisation", lines, figure)
 

@@ -90,6 +90,9 @@ def test_graphs_of_other_programs_alone(tmp_path: Path, capsys: pytest.CaptureFi
     assert not (out / "generalisation.png").exists()
     with pytest.raises(SystemExit, match="give a comparison, or a folder of graphs of other programs"):
         main(GeneralisationConfig(out, ()))
+    with pytest.raises(SystemExit, match="there is no folder"):
+        main(GeneralisationConfig(tmp_path / "new", external=tmp_path / "none"))
+    assert not (tmp_path / "new").exists(), "nothing was trained before"
 
 
 def test_an_unknown_comparison_is_refused(tmp_path: Path) -> None:
