@@ -14,7 +14,7 @@ STAMP := $(VENV)/installed
 .PHONY: demo test lint bench clean
 
 demo: $(STAMP)
-	$(BIN)/python -m experiments.demo --out $(OUT)
+	$(BIN)/python -m experiments.demo --out $(OUT) --results $(OUT)/results.md
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

@@ -1,18 +1,85 @@
-"""How an experiment is started from the command line."""
+"""How an experiment is started from the command line, and how what it prints is kept.
+
+What a finished command has printed stands in ``experiments/results/NAME.md`` from then on, below the question, the
+command, the commit, the machine and the versions. Another place is given with ``--results``, for other settings.
+"""
 
 from __future__ import annotations
 
+import io
+import platform
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import redirect_stdout
+from dataclasses import field, make_dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, TextIO, TypeVar
 
 import tyro
 
+from experiments.tables import machine
 from placeto.cli import user_errors
 
 Config = TypeVar("Config")
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "numpy", "numba", "scipy")
+HELP = "file for what is printed, below the command, date, commit and machine; written at the end"
 
 
-def command(main: Callable[[Config], object], config: type[Config], name: str, description: str | None) -> None:
-    """Run an experiment with its config from the command line; what Placeto refuses ends it with 2 and one line."""
+class Both(io.TextIOBase):
+    """Writes to a stream, and keeps what was written."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.kept = stream, ""
+
+    def write(self, text: str) -> int:
+        """Write and keep."""
+        self.kept += text
+        return self.stream.write(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self.stream.flush()
+
+
+def command(main: Callable[[Config], object], config: type[Config], name: str, description: str) -> None:
+    """Run an experiment with its config from the command line, and keep what it printed.
+
+    What Placeto refuses ends it with 2 and one line; the results of before stay.
+    """
+    results = Annotated[Path, tyro.conf.arg(help=HELP)]
+    settings = Annotated[config, tyro.conf.arg(name="", help="")]  # type: ignore[valid-type]
+    fields: list[Any] = [("settings", settings), ("results", results, field(default=RESULTS / f"{name}.md"))]
     with user_errors():
-        main(tyro.cli(config, prog=f"python -m experiments.{name}", description=description))
+        arguments: Any = tyro.cli(
+            make_dataclass("Arguments", fields), prog=f"python -m experiments.{name}", description=description
+        )
+        arguments.results.parent.mkdir(parents=True, exist_ok=True)  # refused now rather than after hours
+        head = heading(name, description, sys.argv[1:])
+        with redirect_stdout(Both(sys.stdout)) as printed:
+            main(arguments.settings)
+        arguments.results.write_text(f"{head}\n{printed.kept.rstrip()}\n")
+
+
+def heading(name: str, description: str, arguments: list[str]) -> str:
+    """What stands above the results: question, command, commit, machine, versions."""
+    question = " ".join(description.split("\n\n")[0].split())
+    versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
+    return (
+        f"# {question}\n\n"
+        f"    {shlex.join(['python', '-m', f'experiments.{name}', *arguments])}\n\n"
+        f"{machine()}; commit {commit()}; Python {platform.python_version()}, {versions}.\n"
+        "Times are simulated: roofline times of ops, dispatched first ready first served (fifo).\n"
+    )
+
+
+def commit() -> str:
+    """Of the source tree, "-dirty" behind it if files differ; "unknown" outside of git."""
+    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(describe, cwd=RESULTS, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

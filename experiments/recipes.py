@@ -164,8 +164,9 @@ def main(recipe: Recipe) -> Path:
     # a pass over groups, which validates, says nothing of their parts: the average at the end, not what validated best
     kept = {"placer": saved["placer"], "config": saved["config"] | {"out": ""}, "best_parameters": saved["average"]}
     save_checkpoint(kept, small)
-    (recipe.out / "pretrained.md").write_text(report(recipe, problems, numbers, saved["elapsed"] / 3600))
-    print(f"{small}: {small.stat().st_size / 1e6:.2f} MB")
+    text = report(recipe, problems, numbers, saved["elapsed"] / 3600)
+    (recipe.out / "pretrained.md").write_text(text)
+    print(f"{small}: {small.stat().st_size / 1e6:.2f} MB\n\n{text}")
     return small
 
 

@@ -13,15 +13,7 @@ is judgement, in four steps (`group_ops`):
 
 No step makes a group larger than a share of all work, unless there is no other way.
 
-What was tried: makespan over one device after annealing with 1,000 / 10,000 simulations, mean over the 8 validation
-graphs of a family on 4xv100, one seed (such a mean differs by up to .015 between seeds).
-
-    this grouping                              ptb .478 / .451   nmt .535 / .508   cifar10 .609 / .593 (195 groups)
-    light = .3                                 ptb .490 / .459   nmt .544 / .514   cifar10 .621 / .605 (164 groups)
-    and backward ops with their forward ops    ptb .496 / .475   nmt .539 / .519   cifar10 .641 / .630 (129 groups)
-    light = .3, no gradients set apart         ptb .549 / .541   nmt .604 / .585
-    calls joined only above 100 groups         ptb .486 / .460   nmt .526 / .507
-    at most 300 groups                                                             cifar10 .619 / .594 (251 groups)
+What was tried stands in experiments/NOTES.md.
 
 Legend: N ops, E edges, G groups, U units (groups in the making).
 """

@@ -1,0 +1,108 @@
+"""Pages: their length, their links, their examples, and that numbers in RESULTS come from printed tables."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from placeto import PlacementProblem, load_cluster, load_graph, simulate
+from placeto.cluster import Cluster
+from placeto.evaluate import load_rows
+from placeto.graph import ComputationGraph
+from placeto.placement import PlacementFile, load_placement
+
+ROOT = Path(__file__).parents[1]
+RESULTS = (ROOT / "experiments" / "RESULTS.md").read_text()
+FULL = {path.name: path.read_text() for path in (ROOT / "experiments" / "results").glob("*.md")}
+FORMATS = (ROOT / "docs" / "file-formats.md").read_text()
+PAGES = sorted(
+    path
+    for folder in (".", "docs", "experiments", "experiments/results", "placeto/pretrained")
+    for path in (ROOT / folder).glob("*.md")
+)
+
+
+def examples(language: str, text: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_results_are_short() -> None:
+    lines = RESULTS.splitlines()
+    assert len(lines) <= 200
+    assert [line for line in lines if len(line) > 160] == []
+
+
+def test_tables_of_results_have_at_most_eight_rows_but_that_of_the_aims() -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", RESULTS, re.MULTILINE)
+    assert len(tables) > 5
+    assert max(len(table.splitlines()) - 2 for table in tables[1:]) <= 8
+
+
+def test_numbers_of_results_stand_in_the_full_tables() -> None:
+    printed = "\n".join(FULL.values())
+    numbers = set(re.findall(r"(?<![\d.])\d+\.\d{2,4}(?!\d)", RESULTS))
+    assert len(numbers) > 50
+    assert sorted(number for number in numbers if number not in printed) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_resolve(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_experiment_stands_in_the_list() -> None:
+    listed = set(re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "experiments.md").read_text(), re.MULTILINE))
+    runnable = {path.stem for path in (ROOT / "experiments").glob("*.py") if "\n    command(main" in path.read_text()}
+    assert listed == runnable
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    """What the examples of file formats load as, by format."""
+    loaders = {"graph": load_graph, "cluster": load_cluster, "placement": load_placement, "evaluation": load_rows}
+    found: dict[str, list[object]] = {name: [] for name in loaders}
+    for number, text in enumerate(examples("json", FORMATS)):
+        path = tmp_path_factory.mktemp("examples") / f"{number}.json"
+        path.write_text(text)
+        name = json.loads(text)["format"].removeprefix("placeto.").removesuffix("/1")
+        found[name].append(loaders[name](path))
+    return found
+
+
+def test_examples_of_all_formats_load(loaded: dict[str, list[object]]) -> None:
+    assert {name: len(of) for name, of in loaded.items()} == {
+        "graph": 1, "cluster": 2, "placement": 1, "evaluation": 1,
+    }  # fmt: skip
+
+
+def test_examples_belong_together(loaded: dict[str, list[object]]) -> None:
+    graph, cluster, file, rows = loaded["graph"][0], loaded["cluster"][0], loaded["placement"][0], loaded["evaluation"]
+    assert isinstance(graph, ComputationGraph)
+    assert isinstance(cluster, Cluster)
+    assert isinstance(file, PlacementFile)
+    problem = PlacementProblem(graph, cluster)
+    assert simulate(problem, file.devices(graph, cluster)).makespan_us == file.makespan_us
+    (row,) = rows[0]
+    assert row["makespan_us"] == problem.single_device_us
+    assert row["lower_bound_us"] == problem.lower_bound_us
+
+
+def test_every_field_of_the_examples_is_described() -> None:
+    described = set(re.findall(r"`(\w+)`", FORMATS))
+    names = set(re.findall(r'"(\w+)":', "".join(examples("json", FORMATS))))
+    names -= {"weight", "add", "v100"}  # ops of the placement, a kind of device
+    assert names - described == set()
+
+
+def test_the_heuristic_of_extending_places() -> None:
+    (text, *_) = examples("python", (ROOT / "docs" / "extending.md").read_text())
+    space: dict[str, object] = {}
+    exec(compile(text, "docs/extending.md", "exec"), space)
+    ops = [{"name": name, "time_us": {"*": 5.0}} for name in "abcd"]
+    problem = PlacementProblem(ComputationGraph.from_ops("four", ops), load_cluster("2xp100"))
+    result = space["halves"](problem, simulations=3)  # type: ignore[operator]
+    assert np.bincount(result.placement).tolist() == [2, 2]
+    assert result.simulations == 1
