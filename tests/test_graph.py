@@ -135,19 +135,25 @@ def test_to_networkx() -> None:
         (_changed(0, inputs=[["bottom", 0]]), "op 'top': input 'bottom' has 0 outputs, there is no output 0"),
         (_changed(1, inputs=[["bottm", 0]]), "op 'left': input 'bottm' is no op of the graph"),
         (_changed(1, inputs=[["top", 2]]), "op 'left': input 'top' has 2 outputs, there is no output 2"),
-        (_changed(1, inputs=[["top", -1]]), "op 'left': .* no output -1"),
+        (
+            _changed(1, inputs=[["top", -1]]),
+            "op 'left': the output index of an input must be .*, not -1",
+        ),
         (_changed(1, inputs=["top"]), r"op 'left': each input must be \[op name, output index\]"),
         (_changed(1, name="top"), "op 'top': duplicate name"),
-        (_changed(2, flops=float("nan")), "op 'right': flops must be finite and >= 0, not nan"),
-        (_changed(2, flops=float("inf")), "op 'right': flops must be finite"),
-        (_changed(2, flops="1"), "op 'right': flops must be a number, not '1'"),
-        (_changed(2, bytes_accessed=-1), "op 'right': bytes_accessed must be finite and >= 0, not -1"),
+        (_changed(2, flops=float("nan")), "op 'right': flops must be a finite number >= 0, not nan"),
+        (_changed(2, flops=float("inf")), "op 'right': flops must be a finite number"),
+        (_changed(2, flops="1"), "op 'right': flops must be a finite number >= 0, not '1'"),
+        (_changed(2, bytes_accessed=-1), "op 'right': bytes_accessed must be a finite number >= 0, not -1"),
         (_changed(2, param_bytes=1.5), "op 'right': param_bytes must be a whole number"),
-        (_changed(2, param_bytes=2**63), "op 'right': param_bytes = .* over the int64 limit"),
-        (_changed(2, outputs=[-4]), "op 'right': output size must be a whole number of bytes >= 0, not -4"),
-        (_changed(2, outputs=[2**63]), "op 'right': output size = .* over the int64 limit"),
-        (_changed(2, time_us={"k80": -1.0}), r"op 'right': time_us\['k80'\] must be finite and >= 0"),
-        (_changed(2, time_us={"k80": float("nan")}), r"op 'right': time_us\['k80'\] must be finite"),
+        (
+            _changed(2, param_bytes=2**63),
+            "op 'right': param_bytes must be a whole number .*, not 9",
+        ),
+        (_changed(2, outputs=[-4]), "op 'right': an output must be a whole number of bytes from 0 .*, not -4"),
+        (_changed(2, outputs=[2**63]), "op 'right': an output must be a whole number of bytes .*, not 9"),
+        (_changed(2, time_us={"k80": -1.0}), r"op 'right': time_us\['k80'\] must be a finite number >= 0"),
+        (_changed(2, time_us={"k80": float("nan")}), r"op 'right': time_us\['k80'\] must be a finite number"),
         (_changed(2, flop=1), "op 'right': unknown field 'flop'"),
         ([{"type": "mm"}], "op number 0: must be an object with a string"),
     ],
@@ -179,9 +185,12 @@ def test_bad_mode_is_refused() -> None:
         ("{", "not valid JSON"),
         ("[]", '"format" must be "placeto.graph/1"'),
         ('{"format": "placeto.cluster/1"}', '"format" must be'),
-        ('{"format": "placeto.graph/1"}', '"ops" must be a list'),
+        ('{"format": "placeto.graph/1"}', "ops is missing"),
         ('{"format": "placeto.graph/1", "ops": [], "opps": []}', "unknown field 'opps'"),
-        ('{"format": "placeto.graph/1", "ops": [{"name": "a", "flops": NaN}]}', "op 'a': flops must be finite"),
+        (
+            '{"format": "placeto.graph/1", "ops": [{"name": "a", "flops": NaN}]}',
+            "op 'a': flops must be a finite number",
+        ),
     ],
 )
 def test_bad_files_are_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
@@ -195,5 +204,5 @@ def test_bad_files_are_refused_by_name(tmp_path: Path, text: str, message: str) 
 def test_a_broken_gzip_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.json.gz"
     path.write_bytes(b"no gzip")
-    with pytest.raises(GraphError, match="not valid JSON"):
+    with pytest.raises(GraphError, match=r"bad\.json\.gz: not a whole gzip file"):
         load_graph(path)

@@ -113,8 +113,14 @@ def test_makespan_on_one_device_is_the_sum_of_times(sample: Path) -> None:
         (["node1 -- node2"], "line 1: edge to or from 'node1'"),
         ([SAMPLE[0], "what is this"], "line 2: neither a layer"),
         ([SAMPLE[0], SAMPLE[0]], "line 2: layer 'node10' is there twice"),
-        ([SAMPLE[0].replace("=0.125", "=fast")], "line 1: layer 'node10': backward_compute_time must be a number >= 0"),
-        ([SAMPLE[0].replace("=40.0", "=[40.0; -1]")], "line 1: layer 'node10': activation_size must be a number >= 0"),
+        (
+            [SAMPLE[0].replace("=0.125", "=fast")],
+            "line 1: layer 'node10': backward_compute_time must be a finite number >= 0",
+        ),
+        (
+            [SAMPLE[0].replace("=40.0", "=[40.0; -1]")],
+            "line 1: layer 'node10': activation_size must be a finite number >= 0",
+        ),
         ([SAMPLE[0].replace("activation_size", "size")], "line 1: layer 'node10' has no activation_size"),
         ([*SAMPLE, "\tnode10 -- node2"], "cycle"),
         ([*SAMPLE, "\tnode3 -- node3"], "node3"),
