@@ -128,7 +128,7 @@ def _record(record: Any, what: str, label: tuple[str, ...], table: dict[str, Fie
         return read_fields(record, table, GraphError, others=True)
     except GraphError as problem:
         names = [quote(record[key]) for key in label if key in record] if isinstance(record, dict) else []
-        raise GraphError(f"{what} {' -> '.join(names)}: {problem}") from None
+        raise GraphError(f"{' '.join([what, ' -> '.join(names)]).strip()}: {problem}") from None
 
 
 def _ops(nodes: list[dict[str, Any]], edges: list[dict[str, Any]], mode: str) -> list[dict[str, Any]]:
