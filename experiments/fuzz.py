@@ -236,9 +236,7 @@ def mutated(name: str, how: str, rng: random.Random) -> tuple[bytes, str]:
         change = _change_lines if name == "PipeDream" else _change_value
         for _ in range(rng.choice((1, 1, 2, 4))):
             change(document, rng)
-    text = "\n".join(document) if name == "PipeDream" else json.dumps(document)
-    for i, raw in enumerate(RAW):
-        text = text.replace(f'"@raw{i}@"', raw)
+    text = written(name, document)
     data, suffix = text.encode(errors="replace"), found.suffix
     packed = name != "PipeDream" and rng.random() < (0.5 if how == "bytes" else 0.1)
     if packed:
@@ -247,6 +245,14 @@ def mutated(name: str, how: str, rng: random.Random) -> tuple[bytes, str]:
         for _ in range(rng.choice((1, 1, 2, 8))):
             data = _change_bytes(data, rng)
     return data, suffix
+
+
+def written(name: str, document: Any) -> str:
+    """The text of a document."""
+    text = "\n".join(document) if name == "PipeDream" else json.dumps(document)
+    for i, raw in enumerate(RAW):
+        text = text.replace(f'"@raw{i}@"', raw)
+    return text
 
 
 def _change_value(document: Any, rng: random.Random) -> None:
