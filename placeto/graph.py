@@ -18,7 +18,6 @@ import numpy as np
 from placeto.fields import (
     Field,
     anything,
-    check_array,
     choice,
     integer,
     items,
@@ -32,16 +31,14 @@ from placeto.fields import (
     within,
     write_json,
 )
+from placeto.graph_checks import MODES, GraphError, topological_order, validate
 
 if TYPE_CHECKING:
     import networkx as nx
 
+__all__ = ["FORMAT", "MODES", "ComputationGraph", "GraphError", "load_graph", "save_graph"]
+
 FORMAT = "placeto.graph/1"
-MODES = ("training", "inference")
-
-
-class GraphError(ValueError):
-    """A graph, or a graph file, that breaks a rule of the format."""
 
 
 def _input(value: Any, key: str, error: type[ValueError]) -> tuple[str, int]:
@@ -75,18 +72,6 @@ _GRAPH = {
     "name": Field(text, None),
     "mode": Field(choice(*MODES), "training"),
     "ops": Field(items(anything, "an op")),
-}
-_STRINGS = ("op_names", "op_types", "modules")
-_ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # dtype, and one for each of what
-    "flops": (np.float64, "op"),
-    "bytes_accessed": (np.float64, "op"),
-    "param_bytes": (np.int64, "op"),
-    "colocation": (np.int64, "op"),
-    "output_ptr": (np.int64, "offset"),
-    "output_bytes": (np.int64, "tensor"),
-    "edge_src": (np.int64, "edge"),
-    "edge_dst": (np.int64, "edge"),
-    "edge_output": (np.int64, "edge"),
 }
 
 
@@ -122,7 +107,7 @@ class ComputationGraph:
     time_us: Mapping[str, np.ndarray] = field(default_factory=dict)  # kind -> (N,), NaN = not given
 
     def __post_init__(self) -> None:
-        _validate(self)
+        validate(self)
         arrays = [v for v in vars(self).values() if isinstance(v, np.ndarray)]
         for array in [*arrays, *self.time_us.values()]:
             array.setflags(write=False)
@@ -145,7 +130,7 @@ class ComputationGraph:
     @cached_property
     def topological_order(self) -> np.ndarray:
         """(N,) int64, op indices, every producer before its consumers; ties by op order."""
-        order = _topological_order(self.num_ops, self.edge_src, self.edge_dst)
+        order = topological_order(self.num_ops, self.edge_src, self.edge_dst)
         order.setflags(write=False)
         return order
 
@@ -291,102 +276,3 @@ def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
             record["time_us"] = times
         records.append(record)
     return records
-
-
-def _topological_order(num_ops: int, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-    """Kahn's algorithm with a heap, so that ties go by op order; shorter than N if there is a cycle."""
-    import heapq
-
-    children: list[list[int]] = [[] for _ in range(num_ops)]
-    missing = [0] * num_ops
-    for parent, child in zip(src.tolist(), dst.tolist(), strict=True):
-        children[parent].append(child)
-        missing[child] += 1
-    ready = [i for i in range(num_ops) if missing[i] == 0]
-    order = []
-    while ready:
-        op = heapq.heappop(ready)
-        order.append(op)
-        for child in children[op]:
-            missing[child] -= 1
-            if missing[child] == 0:
-                heapq.heappush(ready, child)
-    return np.array(order, np.int64)
-
-
-def _validate(graph: ComputationGraph) -> None:
-    names, num_ops, num_tensors = graph.op_names, len(graph.op_names), np.size(graph.output_bytes)
-    if num_ops == 0:
-        raise GraphError("the graph is empty: it has no op")
-    text(graph.name, "the name of the graph", GraphError)
-    choice(*MODES)(graph.mode, "mode", GraphError)
-    for key in _STRINGS:
-        strings = getattr(graph, key)
-        if not isinstance(strings, tuple) or len(strings) != num_ops:
-            raise GraphError(f"{key} must be a tuple of {num_ops} strings, one for each op")
-        for string in strings:
-            text(string, f"each of {key}", GraphError)
-    if len(set(names)) != num_ops:
-        seen: set[str] = set()
-        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise GraphError(f"op {quote(twice)}: duplicate name")
-    lengths = {"op": num_ops, "offset": num_ops + 1, "tensor": num_tensors, "edge": np.size(graph.edge_src)}
-    for key, (kind, each) in _ARRAYS.items():
-        check_array(getattr(graph, key), key, kind, lengths[each], GraphError)
-    if not isinstance(graph.time_us, Mapping):
-        raise GraphError("time_us must be a mapping of kinds of device to times")
-    for kind_name, times in graph.time_us.items():
-        text(kind_name, "a kind of device in time_us", GraphError)
-        check_array(times, f"time_us[{quote(kind_name)}]", np.float64, num_ops, GraphError)
-
-    numbers = {key: getattr(graph, key) for key in ("flops", "bytes_accessed", "param_bytes")}
-    for key, values in numbers.items():
-        _refuse(names, ~np.isfinite(values) | (values < 0), values, f"{key} must be a finite number >= 0")
-    for kind_name, times in graph.time_us.items():
-        rule = f"time_us[{quote(kind_name)}] must be a finite number >= 0"
-        _refuse(names, np.isinf(times) | (times < 0), times, rule)
-    group = graph.colocation
-    _refuse(
-        names, (group < -1) | (group >= num_ops), group, f"colocation must be -1 or a group from 0 to {num_ops - 1}"
-    )
-
-    ptr, src, dst = graph.output_ptr, graph.edge_src, graph.edge_dst
-    if ptr[0] != 0 or ptr[-1] != num_tensors or (ptr[1:] < ptr[:-1]).any():
-        raise GraphError(f"output_ptr must rise from 0 to the {num_tensors} outputs, not {quote(ptr.tolist())}")
-    if (graph.output_bytes < 0).any():
-        bad = int((graph.output_bytes < 0).argmax())
-        op = names[int(np.searchsorted(ptr, bad, side="right")) - 1]
-        raise GraphError(f"op {quote(op)}: an output must be bytes >= 0, not {graph.output_bytes[bad]}")
-    dangling = (np.minimum(src, dst) < 0) | (np.maximum(src, dst) >= num_ops)
-    if dangling.any():
-        edge = int(dangling.argmax())
-        raise GraphError(f"edge {src[edge]} -> {dst[edge]}: dangling, the graph has ops 0..{num_ops - 1}")
-    missing = (graph.edge_output < 0) | (graph.edge_output >= np.diff(ptr)[src])
-    if missing.any():
-        edge = int(missing.argmax())
-        source, reader = names[src[edge]], names[dst[edge]]
-        outputs = f"{np.diff(ptr)[src[edge]]} outputs, there is no output {graph.edge_output[edge]}"
-        raise GraphError(f"op {quote(reader)}: input {quote(source)} has {outputs}")
-    if (dst[1:] < dst[:-1]).any():
-        raise GraphError("edges must be grouped by consumer, in op order")
-    order = graph.topological_order
-    if len(order) < num_ops:
-        blocked = min(set(range(num_ops)) - set(order.tolist()))
-        raise GraphError(f"op {quote(names[_on_cycle(graph, blocked, set(order.tolist()))])}: on a cycle")
-
-
-def _refuse(names: Sequence[str], bad: np.ndarray, values: np.ndarray, rule: str) -> None:
-    """Raise an error that names the first op (N,) that is bad, if one is."""
-    if bad.any():
-        op = int(bad.argmax())
-        raise GraphError(f"op {quote(names[op])}: {rule}, not {values[op]}")
-
-
-def _on_cycle(graph: ComputationGraph, op: int, done: set[int]) -> int:
-    """An op that lies on a cycle, found by walking unfinished producers from a blocked op."""
-    seen: set[int] = set()
-    while op not in seen:
-        seen.add(op)
-        producers = graph.edge_src[slice(*np.searchsorted(graph.edge_dst, [op, op + 1]))].tolist()
-        op = next(p for p in producers if p not in done)
-    return op

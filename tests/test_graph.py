@@ -277,6 +277,7 @@ ARRAYS = ComputationGraph.from_ops("diamond", DIAMOND)
         ({"time_us": {7: np.ones(4)}}, "a kind of device in time_us must be a string, not 7"),
         ({"time_us": [1.0]}, "time_us must be a mapping"),
         ({"op_names": ["a", "b", "c", "d"]}, "op_names must be a tuple of 4 strings, one for each op"),
+        ({"op_names": None}, "op_names must be a tuple of 1 strings"),
         ({"op_names": ("a", "b", "c", 4)}, "each of op_names must be a string, not 4"),
         ({"op_types": ("a",)}, "op_types must be a tuple of 4 strings"),
         ({"modules": None}, "modules must be a tuple of 4 strings"),
