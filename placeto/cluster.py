@@ -16,19 +16,76 @@ from typing import Any
 
 import numpy as np
 
-from placeto.graph import read_json, write_json
-from placeto.topology import ClusterError, Topology, is_number, refuse_unknown, topology_from_document
+from placeto.fields import (
+    Field,
+    anything,
+    choice,
+    integer,
+    number,
+    quote,
+    read_fields,
+    read_json,
+    size,
+    text,
+    within,
+    write_json,
+)
+from placeto.topology import MOST_DEVICES, ClusterError, Topology, topology_from_document
 
 FORMAT = "placeto.cluster/1"
 TRANSFERS = ("unicast", "broadcast")
 LINKS = ("egress", "pair")
-_INT64_MAX = 2**63 - 1
-_MOST_DEVICES = 4096  # of one record; the matrices have the square of it
 _BYTES_PER_US = 1e6  # 1 byte/us = 1e6 bytes/s
-_NO_DEVICE = "devices: a cluster needs at least one device"
-_MATRICES = {"bandwidth", "latency_us"}
-_CLUSTER_FIELDS = {"format", "name", "transfers", "link", "devices", "topology", "link_gap_us"} | _MATRICES
-_DEVICE_FIELDS = {"name", "kind", "flops", "memory_bandwidth", "memory", "overhead_us", "count"}
+_MATRICES = ("bandwidth", "latency_us")
+
+
+def _name(value: Any, key: str, error: type[ValueError]) -> str:
+    if text(value, key, error) == "":
+        raise error(f"{key} must not be empty")
+    return value
+
+
+def _memory(value: Any, key: str, error: type[ValueError]) -> int:
+    if size(value, key, error) == 0:
+        raise error(f"{key} must be above 0")
+    return int(value)
+
+
+def _records(value: Any, key: str, error: type[ValueError]) -> list[Any]:
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        raise error(f"{key} must be a list of objects, at least one, not {quote(value)}")
+    return value
+
+
+_DEVICE = {
+    "name": Field(_name),
+    "kind": Field(text, "gpu"),
+    "flops": Field(number(above=0.0)),
+    "memory_bandwidth": Field(number(above=0.0)),
+    "memory": Field(_memory),
+    "overhead_us": Field(number(), 0.0),
+}
+_RECORD = _DEVICE | {"count": Field(integer(1, MOST_DEVICES), None)}
+_LINKS = {
+    "transfers": Field(choice(*TRANSFERS), "unicast"),
+    "link": Field(choice(*LINKS), "egress"),
+    "link_gap_us": Field(number(), 0.0),
+}
+_CLUSTER = _LINKS | {
+    "format": Field(text),
+    "name": Field(text, None),
+    "devices": Field(_records),
+    "topology": Field(anything, None),
+    "bandwidth": Field(anything, None),
+    "latency_us": Field(anything, 0.0),
+}
+_LEAST = 1e6
+_UNITS = {  # what numbers of a file are in, and what they look like
+    "flops": ("FLOP/s", "15.7e12"),
+    "memory_bandwidth": ("bytes/s", "900e9"),
+    "memory": ("bytes", "16e9"),
+    "bandwidth": ("bytes/s", "12e9"),
+}
 
 
 @dataclass(frozen=True)
@@ -47,15 +104,12 @@ class Device:
     overhead_us: float = 0.0  # the device stays busy for this long after each op of non-zero cost
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.name, str) and self.name and isinstance(self.kind, str)):
-            raise ClusterError(f"device {self.name!r}: name and kind must be strings, the name not empty")
-        for key, least in (("flops", "> 0"), ("memory_bandwidth", "> 0"), ("memory", "> 0"), ("overhead_us", ">= 0")):
-            value = getattr(self, key)
-            if not is_number(value, least):
-                raise ClusterError(f"device {self.name!r}: {key} must be a finite number {least}, not {value!r}")
-        if self.memory != int(self.memory) or self.memory > _INT64_MAX:
-            raise ClusterError(f"device {self.name!r}: memory must be whole bytes within int64, not {self.memory!r}")
+        with within(ClusterError, "device", self.name):
+            read_fields(vars(self), _DEVICE, ClusterError)
         object.__setattr__(self, "memory", int(self.memory))
+        for key in ("flops", "memory_bandwidth", "overhead_us"):
+            if isinstance(getattr(self, key), np.generic):  # which the hash and files can't write
+                object.__setattr__(self, key, getattr(self, key).item())
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,19 +137,22 @@ class Cluster:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
+        if not all(isinstance(device, Device) for device in self.devices):
+            raise ClusterError(f"devices must all be of the class Device, not {quote(self.devices)}")
+        text(self.name, "name", ClusterError)
         names = self.device_names
-        if not names:
-            raise ClusterError(_NO_DEVICE)
+        if not 1 <= len(names) <= MOST_DEVICES:
+            raise ClusterError(f"devices: a cluster needs from one device to {MOST_DEVICES}, not {len(names)}")
         if len(set(names)) < len(names):
-            raise ClusterError(f"devices: duplicate name {next(n for n in names if names.count(n) > 1)!r}")
-        if self.transfers not in TRANSFERS:
-            raise ClusterError(f"transfers must be one of {', '.join(TRANSFERS)}, not {self.transfers!r}")
-        if self.link not in LINKS:
-            raise ClusterError(f"link must be one of {', '.join(LINKS)}, not {self.link!r}")
-        if not is_number(self.link_gap_us, ">= 0"):
-            raise ClusterError(f"link_gap_us must be a finite number >= 0, not {self.link_gap_us!r}")
+            raise ClusterError(f"devices: duplicate name {quote(next(n for n in names if names.count(n) > 1))}")
+        links = read_fields({key: getattr(self, key) for key in _LINKS}, _LINKS, ClusterError)
+        if isinstance(self.link_gap_us, np.generic):
+            object.__setattr__(self, "link_gap_us", links["link_gap_us"])
         for key, diagonal in (("bandwidth", math.inf), ("latency_us", 0.0)):
-            matrix = np.array(getattr(self, key), np.float64)
+            try:
+                matrix = np.array(getattr(self, key), np.float64)
+            except (TypeError, ValueError):
+                raise ClusterError(f"{key} must be a matrix of numbers") from None
             size = len(names)
             if matrix.shape != (size, size):
                 raise ClusterError(f"{key} must be a {size} x {size} matrix, one row per device, not {matrix.shape}")
@@ -104,9 +161,8 @@ class Cluster:
             if len(bad):
                 src, dst = bad[0]
                 least = "> 0" if key == "bandwidth" else ">= 0"
-                raise ClusterError(
-                    f"{key} from {names[src]!r} to {names[dst]!r} must be finite and {least}, not {matrix[src, dst]}"
-                )
+                where = f"{key} from {quote(names[src])} to {quote(names[dst])}"
+                raise ClusterError(f"{where} must be finite and {least}, not {matrix[src, dst]}")
             np.fill_diagonal(matrix, diagonal)
             matrix.setflags(write=False)
             object.__setattr__(self, key, matrix)
@@ -181,12 +237,12 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         return CLUSTERS[str(name_or_path)]()
     path = Path(name_or_path)
     if not path.name.endswith((".json", ".json.gz")):
-        raise ClusterError(f"unknown cluster {str(path)!r}: presets are {', '.join(CLUSTERS)}, or name a .json file")
-    try:
-        return _from_document(read_json(path, ClusterError), default_name=path.name.split(".")[0])
-    except ClusterError as error:
-        message = str(error)
-        raise ClusterError(message if message.startswith(str(path)) else f"{path}: {message}") from None
+        raise ClusterError(
+            f"unknown cluster {quote(str(path))}: presets are {', '.join(CLUSTERS)}, or name a .json file"
+        )
+    document = read_json(path, ClusterError)
+    with within(ClusterError, path):
+        return _from_document(document, default_name=path.name.split(".")[0])
 
 
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
@@ -223,47 +279,51 @@ def _bytes_per_second(bytes_per_us: float) -> float:
 def _from_document(document: Any, default_name: str) -> Cluster:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ClusterError(f'not a cluster file: "format" must be "{FORMAT}"')
-    refuse_unknown(document, _CLUSTER_FIELDS, "")
-    records = document.get("devices")
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise ClusterError("devices must be a list of objects")
-    if not records:
-        raise ClusterError(_NO_DEVICE)
-    devices = tuple(device for position, record in enumerate(records) for device in _devices(record, position))
+    values = read_fields(document, _CLUSTER, ClusterError)
+    devices = _devices(values["devices"])
     bandwidth, latency_us = _links(document, len(devices))
-    return Cluster(
-        name=str(document.get("name", default_name)),
+    cluster = Cluster(
+        name=default_name if values["name"] is None else values["name"],
         devices=devices,
         bandwidth=bandwidth / _BYTES_PER_US,
         latency_us=latency_us,
-        transfers=document.get("transfers", "unicast"),
-        link=document.get("link", "egress"),
-        link_gap_us=document.get("link_gap_us", 0.0),
+        **{key: values[key] for key in _LINKS},
     )
+    for device in devices:
+        with within(ClusterError, "device", device.name):
+            for key in ("flops", "memory_bandwidth", "memory"):
+                _refuse_implausible(key, getattr(device, key))
+    _refuse_implausible("bandwidth", cluster.bandwidth.min() * _BYTES_PER_US)
+    return cluster
 
 
-def _devices(record: dict[str, Any], position: int) -> list[Device]:
-    """The device that a record describes, or `count` alike, named "name:0", "name:1"..."""
-    where = f"device {record.get('name', position)!r}: "
-    refuse_unknown(record, _DEVICE_FIELDS, where)
-    missing = _DEVICE_FIELDS - {"kind", "overhead_us", "count"} - set(record)
-    if missing:
-        raise ClusterError(f"{where}{min(missing)} is missing")
-    device = Device(**{"kind": "gpu", **{key: value for key, value in record.items() if key != "count"}})
-    if "count" not in record:
-        return [device]
-    count = record["count"]
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_DEVICES:
-        raise ClusterError(f"{where}count must be an integer from 1 to {_MOST_DEVICES}, not {count!r}")
-    return [replace(device, name=f"{device.name}:{i}") for i in range(count)]
+def _refuse_implausible(key: str, value: float) -> None:
+    """Raise an error for a number that no machine has; most often its exponent was forgotten."""
+    if value < _LEAST:
+        unit, example = _UNITS[key]
+        raise ClusterError(f"{key} = {value:g} {unit} is implausible, at least {_LEAST:g} is: write it as in {example}")
+
+
+def _devices(records: list[dict[str, Any]]) -> tuple[Device, ...]:
+    """The devices of all records: one each, or `count` alike, named "name:0", "name:1"..."""
+    devices: list[Device] = []
+    for position, record in enumerate(records):
+        with within(ClusterError, "device", record.get("name", position)):
+            values = read_fields(record, _RECORD, ClusterError)
+            count = values.pop("count")
+            if len(devices) + (count or 1) > MOST_DEVICES:
+                raise ClusterError(f"makes more than {MOST_DEVICES} devices in all, the most that a cluster has")
+        device = Device(**{key: record.get(key, value) for key, value in values.items()})
+        devices += [device] if count is None else [replace(device, name=f"{device.name}:{i}") for i in range(count)]
+    return tuple(devices)
 
 
 def _links(document: dict[str, Any], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Bandwidth in bytes/s and latency of a file, each (D, D): its matrices, or those of its topology."""
     if "topology" in document:
-        both = _MATRICES & set(document)
-        if both:
-            raise ClusterError(f"topology stands in place of {min(both)}: leave one of the two out")
+        for key in _MATRICES:
+            if key in document:
+                raise ClusterError(f"topology stands in place of {key}: leave one of the two out")
         return topology_from_document(document["topology"]).matrices(size)
     if "bandwidth" not in document:
         raise ClusterError("bandwidth is missing (or topology in its place)")
@@ -274,7 +334,7 @@ def _links(document: dict[str, Any], size: int) -> tuple[np.ndarray, np.ndarray]
 def _matrix(value: Any, key: str, size: int) -> np.ndarray:
     """(D, D) float64 from nested lists, or from one number for all pairs; what stands on the diagonal is ignored."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return np.full((size, size), _float(value))
+        return np.full((size, size), float(value))
     if not isinstance(value, list) or any(not isinstance(row, list) or len(row) != size for row in value):
         raise ClusterError(f"{key} must be a {size} x {size} matrix, one row per device, or one number")
     if len(value) != size:
@@ -283,14 +343,6 @@ def _matrix(value: Any, key: str, size: int) -> np.ndarray:
     for src, row in enumerate(value):
         for dst, item in enumerate(row):
             if src != dst and (isinstance(item, bool) or not isinstance(item, int | float)):
-                raise ClusterError(f"{key}[{src}][{dst}] must be a number, not {item!r}")
-            matrix[src, dst] = 0.0 if src == dst else _float(item)
+                raise ClusterError(f"{key}[{src}][{dst}] must be a number, not {quote(item)}")
+            matrix[src, dst] = 0.0 if src == dst else float(item)
     return matrix
-
-
-def _float(number: float) -> float:
-    """The number as a float; an integer beyond all floats, which JSON allows, is infinite."""
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from placeto.cluster import Cluster
+from placeto.fields import INT64_MAX, quote
 from placeto.graph import ComputationGraph, GraphError
 
 # Resident bytes per parameter byte: parameter, gradient and two Adam moments; parameter alone.
 PARAM_MULTIPLIER = {"training": 4, "inference": 1}
-_INT64_MAX = 2**63 - 1
+_SHORTEST_US, _LONGEST_US = 1e-12, 1e18
+"""Of a time that is not 0, and of all together (30,000 years): beyond, sums and ratios lose their digits."""
 
 
 class FlatProblems(NamedTuple):
@@ -76,13 +78,18 @@ class PlacementProblem:
     def __post_init__(self) -> None:
         most = int(self.param_multiplier) * sum(self.graph.param_bytes.tolist())
         most += sum(self.graph.output_bytes.tolist())
-        if most > _INT64_MAX:
-            raise GraphError(f"graph {self.graph.name!r}: parameters and tensors together exceed int64 bytes")
-        bad = np.flatnonzero(~np.isfinite(self.op_time).all(axis=1))
+        if most > INT64_MAX:
+            raise GraphError(f"graph {quote(self.graph.name)}: parameters and tensors together exceed int64 bytes")
+        where = f"on cluster {quote(self.cluster.name)}"
+        least, most = np.where(self.op_time > 0, self.op_time, 1.0).min(axis=1), self.op_time.max(axis=1)
+        bad = np.flatnonzero((least < _SHORTEST_US) | ~(most <= _LONGEST_US))
         if len(bad):
-            raise GraphError(f"op {self.graph.op_names[bad[0]]!r}: its time on {self.cluster.name!r} is not finite")
-        if not np.isfinite(_horizon(self)):
-            raise GraphError(f"graph {self.graph.name!r}: its makespan on {self.cluster.name!r} may not be finite")
+            time, op = f"{least[bad[0]]:g} to {most[bad[0]]:g} us", quote(self.graph.op_names[bad[0]])
+            rule = f"must be 0, or from {_SHORTEST_US:g} to {_LONGEST_US:g} us"
+            raise GraphError(f"op {op}: its time {where} {rule}, not {time}")
+        if not _horizon(self) <= _LONGEST_US:
+            name = quote(self.graph.name)
+            raise GraphError(f"graph {name}: its makespan {where} may be more than {_LONGEST_US:g} us")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles without what is derived: arrays that come back writable are another type to numba, which compiles."""

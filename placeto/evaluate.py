@@ -23,7 +23,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph, read_json, write_json
+from placeto.fields import (
+    Field,
+    anything,
+    flag,
+    integer,
+    items,
+    number,
+    optional,
+    quote,
+    read_fields,
+    read_json,
+    text,
+    within,
+    write_json,
+)
+from placeto.graph import ComputationGraph
 from placeto.load import Placer, choose_placer, load_placer, pretrained_path
 from placeto.summary import ratio
 
@@ -36,11 +51,35 @@ _WARM_UP = 256  # simulations, of which some are in batches that are worth sever
 Row = dict[str, Any]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_REQUIRED = ("graph", "cluster", "placer", "seed", "makespan_us", "relative", "lower_bound_us", "fits")
+_FILE = {"format": Field(text), "rows": Field(items(anything, "a row"))}
 
 
 class EvaluationError(ValueError):
     """Placers that can't be compared as asked, or a file that holds no evaluation."""
+
+
+def _point(value: Any, key: str, error: type[ValueError]) -> None:
+    if not isinstance(value, list) or len(value) != 3:
+        raise error(f"{key} must be [simulations, seconds, makespan_us], not {quote(value)}")
+    for item in value:
+        number()(item, key, error)
+
+
+_ROW = {
+    "graph": Field(text),
+    "cluster": Field(text),
+    "placer": Field(text),
+    "seed": Field(integer()),
+    "makespan_us": Field(number()),
+    "relative": Field(number(infinite=True)),  # where one device takes no time
+    "lower_bound_us": Field(number()),
+    "fits": Field(flag),
+    "simulations": Field(number()),
+    "seconds": Field(number()),
+    "key": Field(optional(text), None),
+    "history": Field(items(_point, "a point of history"), ()),
+}
+"""What is read of a row; experiments keep more in it."""
 
 
 @dataclass(frozen=True)
@@ -180,21 +219,19 @@ def load_rows(path: str | Path) -> list[Row]:
         OSError: it can't be read.
     """
     document = read_json(path, EvaluationError)
-    if not isinstance(document, dict) or document.get("format") != FORMAT or not isinstance(document.get("rows"), list):
-        raise EvaluationError(f'{path}: not an evaluation file: "format" must be "{FORMAT}" and "rows" a list')
-    for number, row in enumerate(document["rows"]):
-        missing = [key for key in _REQUIRED if key not in row]
-        if missing:
-            raise EvaluationError(f"{path}: row {number} has no {missing[0]!r}")
-    return document["rows"]
+    with within(EvaluationError, path):
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise EvaluationError(f'not an evaluation file: "format" must be "{FORMAT}"')
+        rows = read_fields(document, _FILE, EvaluationError)["rows"]
+        for position, row in enumerate(rows):
+            with within(EvaluationError, f"row {position}"):
+                read_fields(row, _ROW, EvaluationError, others=True)
+    return rows
 
 
 def save_rows(rows: Sequence[Row], path: str | Path) -> None:
     """Write an evaluation file: the old one stays until the new one is complete."""
-    path = Path(path)
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    write_json({"format": FORMAT, "rows": list(rows)}, temporary)
-    os.replace(temporary, path)
+    write_json({"format": FORMAT, "rows": list(rows)}, path)
 
 
 def _key(name: str, graph: ComputationGraph, cluster: Cluster, spec: PlacerSpec, seed: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.graph import write_json
+from placeto.fields import write_json
 
 if TYPE_CHECKING:
     from placeto.simulator import Schedule

@@ -5,10 +5,9 @@ Legend: N ops, T tensors (op outputs), E edges, K colocation groups.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,29 +15,64 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placeto.fields import (
+    Field,
+    anything,
+    choice,
+    integer,
+    items,
+    mapping,
+    number,
+    quote,
+    read_fields,
+    read_json,
+    size,
+    text,
+    within,
+    write_json,
+)
+from placeto.graph_checks import MODES, GraphError, topological_order, validate
+
 if TYPE_CHECKING:
     import networkx as nx
 
+__all__ = ["FORMAT", "MODES", "ComputationGraph", "GraphError", "load_graph", "save_graph"]
+
 FORMAT = "placeto.graph/1"
-MODES = ("training", "inference")
-_INT64_MAX = 2**63 - 1
-_GRAPH_FIELDS = {"format", "name", "mode", "ops"}
-_OP_FIELDS = {
-    "name",
-    "type",
-    "flops",
-    "bytes_accessed",
-    "param_bytes",
-    "outputs",
-    "inputs",
-    "colocation",
-    "module",
-    "time_us",
+
+
+def _input(value: Any, key: str, error: type[ValueError]) -> tuple[str, int]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise error(f"{key} must be [op name, output index], not {quote(value)}")
+    return text(value[0], "the op name of an input", error), _INDEX(value[1], "the output index of an input", error)
+
+
+def _label(value: Any, key: str, error: type[ValueError]) -> str | None:
+    """A colocation group's: a string, or an integer; None is none."""
+    if value is None:
+        return None
+    return str(_INDEX(value, key, error)) if isinstance(value, int) else text(value, key, error)
+
+
+_INDEX = integer()
+_OP = {
+    "name": Field(text),
+    "type": Field(text, "op"),
+    "flops": Field(number(), 0.0),
+    "bytes_accessed": Field(number(), 0.0),
+    "param_bytes": Field(size, 0),
+    "outputs": Field(items(size, "an output"), ()),
+    "inputs": Field(items(_input, "each input"), ()),
+    "colocation": Field(_label, None),
+    "module": Field(text, ""),
+    "time_us": Field(mapping(number()), {}),
 }
-
-
-class GraphError(ValueError):
-    """A graph, or a graph file, that breaks a rule of the format."""
+_GRAPH = {
+    "format": Field(text),
+    "name": Field(text, None),
+    "mode": Field(choice(*MODES), "training"),
+    "ops": Field(items(anything, "an op")),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +107,7 @@ class ComputationGraph:
     time_us: Mapping[str, np.ndarray] = field(default_factory=dict)  # kind -> (N,), NaN = not given
 
     def __post_init__(self) -> None:
-        _validate(self)
+        validate(self)
         arrays = [v for v in vars(self).values() if isinstance(v, np.ndarray)]
         for array in [*arrays, *self.time_us.values()]:
             array.setflags(write=False)
@@ -96,7 +130,7 @@ class ComputationGraph:
     @cached_property
     def topological_order(self) -> np.ndarray:
         """(N,) int64, op indices, every producer before its consumers; ties by op order."""
-        order = _topological_order(self.num_ops, self.edge_src, self.edge_dst)
+        order = topological_order(self.num_ops, self.edge_src, self.edge_dst)
         order.setflags(write=False)
         return order
 
@@ -170,19 +204,12 @@ def load_graph(path: str | Path) -> ComputationGraph:
         OSError: the file can't be read.
     """
     document = read_json(path, GraphError)
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise GraphError(f'{path}: not a graph file: "format" must be "{FORMAT}"')
-    unknown = set(document) - _GRAPH_FIELDS
-    if unknown:
-        raise GraphError(f"{path}: unknown field {min(unknown)!r}; known: {', '.join(sorted(_GRAPH_FIELDS))}")
-    ops = document.get("ops")
-    if not isinstance(ops, list):
-        raise GraphError(f'{path}: "ops" must be a list')
-    name = document.get("name", Path(path).name.split(".")[0])
-    try:
-        return ComputationGraph.from_ops(str(name), ops, document.get("mode", "training"))
-    except GraphError as error:
-        raise GraphError(f"{path}: {error}") from None
+    with within(GraphError, path):
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise GraphError(f'not a graph file: "format" must be "{FORMAT}"')
+        values = read_fields(document, _GRAPH, GraphError)
+        name = Path(path).name.split(".")[0] if values["name"] is None else values["name"]
+        return ComputationGraph.from_ops(name, values["ops"], values["mode"])
 
 
 def save_graph(graph: ComputationGraph, path: str | Path) -> None:
@@ -190,108 +217,43 @@ def save_graph(graph: ComputationGraph, path: str | Path) -> None:
     write_json({"format": FORMAT, "name": graph.name, "mode": graph.mode, "ops": graph.to_ops()}, path)
 
 
-def read_json(path: str | Path, error: type[ValueError]) -> Any:
-    """Parse a JSON file, gzip-compressed where the name ends in ``.gz``.
-
-    Raises:
-        error: the content is no JSON; the message names the file.
-        OSError: the file can't be read.
-    """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-        return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-    except (json.JSONDecodeError, UnicodeDecodeError, gzip.BadGzipFile, EOFError) as problem:
-        raise error(f"{path}: not valid JSON: {problem}") from None
-
-
-def write_json(document: Any, path: str | Path) -> None:
-    """Write a JSON file, gzip-compressed (reproducibly) where the name ends in ``.gz``."""
-    path = Path(path)
-    data = json.dumps(document, indent=1 if path.suffix != ".gz" else None).encode()
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-
-
-def _number(record: Mapping[str, Any], key: str, op: str, *, integer: bool = False) -> float:
-    value = record.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise GraphError(f"op {op!r}: {key} must be a number, not {value!r}")
-    if integer:
-        return _size(value, key, op)
-    return float(value)
-
-
-def _size(value: Any, key: str, op: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise GraphError(f"op {op!r}: {key} must be whole bytes, not {value!r}")
-    if not np.isfinite(value) or value < 0 or value != int(value):
-        raise GraphError(f"op {op!r}: {key} must be a whole number of bytes >= 0, not {value!r}")
-    if value > _INT64_MAX:
-        raise GraphError(f"op {op!r}: {key} = {value!r} is over the int64 limit {_INT64_MAX}")
-    return int(value)
-
-
 def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> ComputationGraph:
     index: dict[str, int] = {}
-    for position, record in enumerate(ops):
-        if not isinstance(record, Mapping) or not isinstance(record.get("name"), str):
+    records = []
+    for position, op in enumerate(ops):
+        if not isinstance(op, Mapping) or not isinstance(op.get("name"), str):
             raise GraphError(f'op number {position}: must be an object with a string "name"')
-        if record["name"] in index:
-            raise GraphError(f"op {record['name']!r}: duplicate name")
-        unknown = set(record) - _OP_FIELDS
-        if unknown:
-            raise GraphError(f"op {record['name']!r}: unknown field {min(unknown)!r}")
-        index[record["name"]] = position
-    outputs = [[_size(value, "output size", record["name"]) for value in _list(record, "outputs")] for record in ops]
+        with within(GraphError, "op", op["name"]):
+            records.append(read_fields(op, _OP, GraphError))
+            if index.setdefault(op["name"], position) != position:
+                raise GraphError("duplicate name")
     src, dst, out = [], [], []
-    for position, record in enumerate(ops):
-        for item in _list(record, "inputs"):
-            if not (isinstance(item, list | tuple) and len(item) == 2):
-                raise GraphError(f"op {record['name']!r}: each input must be [op name, output index], not {item!r}")
-            if item[0] not in index:
-                raise GraphError(f"op {record['name']!r}: input {item[0]!r} is no op of the graph")
-            if isinstance(item[1], bool) or not isinstance(item[1], int):
-                raise GraphError(f"op {record['name']!r}: output index of input {item[0]!r} must be an integer")
-            src.append(index[item[0]])
+    for position, record in enumerate(records):
+        for source, output in record["inputs"]:
+            if source not in index:
+                raise GraphError(f"op {quote(record['name'])}: input {quote(source)} is no op of the graph")
+            src.append(index[source])
             dst.append(position)
-            out.append(item[1])
-    groups: dict[str, int] = {}
-    colocation = [
-        -1 if record.get("colocation") is None else groups.setdefault(str(record["colocation"]), len(groups))
-        for record in ops
-    ]
-    kinds = sorted({kind for record in ops for kind in record.get("time_us", {})})
-    times = {kind: np.full(len(ops), np.nan) for kind in kinds}
-    for position, record in enumerate(ops):
-        for kind in record.get("time_us", {}):
-            value = _number(record["time_us"], kind, record["name"])
-            if not np.isfinite(value):
-                raise GraphError(f"op {record['name']!r}: time_us[{kind!r}] must be finite, not {value}")
-            times[kind][position] = value
+            out.append(output)
+    groups: dict[str | None, int] = {None: -1}
+    kinds = sorted({kind for record in records for kind in record["time_us"]})
     return ComputationGraph(
         name=name,
         mode=mode,
         op_names=tuple(index),
-        op_types=tuple(str(record.get("type", "op")) for record in ops),
-        flops=np.array([_number(record, "flops", record["name"]) for record in ops], np.float64),
-        bytes_accessed=np.array([_number(record, "bytes_accessed", record["name"]) for record in ops], np.float64),
-        param_bytes=np.array([_number(r, "param_bytes", r["name"], integer=True) for r in ops], np.int64),
-        colocation=np.array(colocation, np.int64),
-        modules=tuple(str(record.get("module", "")) for record in ops),
-        output_ptr=np.cumsum([0, *map(len, outputs)], dtype=np.int64),
-        output_bytes=np.array([value for sizes in outputs for value in sizes], np.int64),
+        op_types=tuple(record["type"] for record in records),
+        flops=np.array([record["flops"] for record in records], np.float64),
+        bytes_accessed=np.array([record["bytes_accessed"] for record in records], np.float64),
+        param_bytes=np.array([record["param_bytes"] for record in records], np.int64),
+        colocation=np.array([groups.setdefault(r["colocation"], len(groups) - 1) for r in records], np.int64),
+        modules=tuple(record["module"] for record in records),
+        output_ptr=np.cumsum([0, *(len(record["outputs"]) for record in records)], dtype=np.int64),
+        output_bytes=np.array([value for record in records for value in record["outputs"]], np.int64),
         edge_src=np.array(src, np.int64),
         edge_dst=np.array(dst, np.int64),
         edge_output=np.array(out, np.int64),
-        time_us=times,
+        time_us={k: np.array([record["time_us"].get(k, np.nan) for record in records]) for k in kinds},
     )
-
-
-def _list(record: Mapping[str, Any], key: str) -> list[Any]:
-    value = record.get(key, [])
-    if not isinstance(value, list | tuple):
-        raise GraphError(f"op {record['name']!r}: {key} must be a list, not {value!r}")
-    return list(value)
 
 
 def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
@@ -314,78 +276,3 @@ def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
             record["time_us"] = times
         records.append(record)
     return records
-
-
-def _topological_order(num_ops: int, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-    """Kahn's algorithm with a heap, so that ties go by op order; shorter than N if there is a cycle."""
-    import heapq
-
-    children: list[list[int]] = [[] for _ in range(num_ops)]
-    missing = [0] * num_ops
-    for parent, child in zip(src.tolist(), dst.tolist(), strict=True):
-        children[parent].append(child)
-        missing[child] += 1
-    ready = [i for i in range(num_ops) if missing[i] == 0]
-    order = []
-    while ready:
-        op = heapq.heappop(ready)
-        order.append(op)
-        for child in children[op]:
-            missing[child] -= 1
-            if missing[child] == 0:
-                heapq.heappush(ready, child)
-    return np.array(order, np.int64)
-
-
-def _first_bad(names: Iterable[str], bad: np.ndarray) -> str | None:
-    positions = np.flatnonzero(bad)
-    return list(names)[positions[0]] if len(positions) else None
-
-
-def _validate(graph: ComputationGraph) -> None:
-    names, num_ops = graph.op_names, len(graph.op_names)
-    if num_ops == 0:
-        raise GraphError("the graph is empty: it has no op")
-    if graph.mode not in MODES:
-        raise GraphError(f"mode must be one of {', '.join(MODES)}, not {graph.mode!r}")
-    if len(set(names)) != num_ops:
-        seen: set[str] = set()
-        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise GraphError(f"op {twice!r}: duplicate name")
-    numbers = {"flops": graph.flops, "bytes_accessed": graph.bytes_accessed, "param_bytes": graph.param_bytes}
-    for key, values in numbers.items():
-        if (op := _first_bad(names, ~np.isfinite(values) | (values < 0))) is not None:
-            raise GraphError(f"op {op!r}: {key} must be finite and >= 0, not {values[names.index(op)]}")
-    for kind, values in graph.time_us.items():
-        if (op := _first_bad(names, np.isinf(values) | (values < 0))) is not None:
-            raise GraphError(f"op {op!r}: time_us[{kind!r}] must be finite and >= 0, not {values[names.index(op)]}")
-    sizes = (len(graph.op_types), len(graph.modules), len(graph.colocation), len(graph.output_ptr) - 1)
-    if any(size != num_ops for size in sizes):
-        raise GraphError(f"op_types, modules, colocation and output_ptr must match {num_ops} ops, not {sizes}")
-    bad = np.flatnonzero(graph.output_bytes < 0)
-    if len(bad):
-        op = names[int(np.searchsorted(graph.output_ptr, bad[0], side="right")) - 1]
-        raise GraphError(f"op {op!r}: output size must be >= 0, not {graph.output_bytes[bad[0]]}")
-    for src, dst, output in zip(graph.edge_src, graph.edge_dst, graph.edge_output, strict=True):
-        if not (0 <= src < num_ops and 0 <= dst < num_ops):
-            raise GraphError(f"edge {src} -> {dst}: dangling, the graph has ops 0..{num_ops - 1}")
-        count = graph.output_ptr[src + 1] - graph.output_ptr[src]
-        if not 0 <= output < count:
-            source, reader = names[src], names[dst]
-            raise GraphError(f"op {reader!r}: input {source!r} has {count} outputs, there is no output {output}")
-    if np.any(np.diff(graph.edge_dst) < 0):
-        raise GraphError("edges must be grouped by consumer, in op order")
-    order = graph.topological_order
-    if len(order) < num_ops:
-        blocked = min(set(range(num_ops)) - set(order.tolist()))
-        raise GraphError(f"op {names[_on_cycle(graph, blocked, set(order.tolist()))]!r}: on a cycle")
-
-
-def _on_cycle(graph: ComputationGraph, op: int, done: set[int]) -> int:
-    """An op that lies on a cycle, found by walking unfinished producers from a blocked op."""
-    seen: set[int] = set()
-    while op not in seen:
-        seen.add(op)
-        producers = graph.edge_src[graph.edge_dst == op].tolist()
-        op = next(p for p in producers if p not in done)
-    return op

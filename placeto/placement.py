@@ -12,7 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placeto.graph import read_json, write_json
+from placeto.fields import (
+    Field,
+    flag,
+    integer,
+    listed,
+    mapping,
+    number,
+    optional,
+    quote,
+    read_fields,
+    read_json,
+    size,
+    text,
+    within,
+    write_json,
+)
 from placeto.simulator import PlacementError, Schedule, simulate
 
 if TYPE_CHECKING:
@@ -33,16 +48,16 @@ __all__ = [
 
 FORMAT = "placeto.placement/1"
 _FIELDS = {
-    "format",
-    "graph_hash",
-    "cluster",
-    "placement",
-    "makespan_us",
-    "peak_memory",
-    "fits",
-    "placer",
-    "simulations",
-    "seconds",
+    "format": Field(text),
+    "placement": Field(mapping(text)),
+    "graph_hash": Field(optional(text), None),
+    "cluster": Field(optional(text), None),
+    "makespan_us": Field(optional(number()), None),
+    "peak_memory": Field(mapping(size), {}),
+    "fits": Field(optional(flag), None),
+    "placer": Field(optional(text), None),
+    "simulations": Field(optional(integer()), None),
+    "seconds": Field(optional(number()), None),
 }
 
 
@@ -68,19 +83,17 @@ class PlacementFile:
         """
         for op in graph.op_names:
             if op not in self.placement:
-                raise PlacementError(f"op {op!r} of graph {graph.name!r} has no device in the placement")
+                raise PlacementError(f"op {quote(op)} of graph {quote(graph.name)} has no device in the placement")
         index = {name: i for i, name in enumerate(cluster.device_names)}
         for op, device in self.placement.items():
             if op not in graph.index:
-                raise PlacementError(f"op {op!r} of the placement is not in graph {graph.name!r}")
+                raise PlacementError(f"op {quote(op)} of the placement is not in graph {quote(graph.name)}")
             if device not in index:
-                known = ", ".join(cluster.device_names)
-                raise PlacementError(
-                    f"op {op!r}: device {device!r} is not in cluster {cluster.name!r}, which has {known}"
-                )
+                known = f"is not in cluster {quote(cluster.name)}, which has {listed(cluster.device_names)}"
+                raise PlacementError(f"op {quote(op)}: device {quote(device)} {known}")
         if self.graph_hash is not None and self.graph_hash != graph.hash:
-            ours, theirs = graph.hash[:12], self.graph_hash[:12]
-            raise PlacementError(f"the placement is for another graph: its hash is {theirs}..., not {ours}...")
+            theirs, ours = quote(self.graph_hash[:12]), quote(graph.hash[:12])
+            raise PlacementError(f"the placement is for another graph: its hash begins {theirs}, not {ours}")
         return np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
 
 
@@ -92,15 +105,11 @@ def load_placement(path: str | Path) -> PlacementFile:
         OSError: the file can't be read.
     """
     document = read_json(path, PlacementError)
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise PlacementError(f'{path}: not a placement file: "format" must be "{FORMAT}"')
-    unknown = set(document) - _FIELDS
-    if unknown:
-        raise PlacementError(f"{path}: unknown field {min(unknown)!r}; known: {', '.join(sorted(_FIELDS))}")
-    placement = document.get("placement")
-    if not isinstance(placement, dict) or not all(isinstance(device, str) for device in placement.values()):
-        raise PlacementError(f'{path}: "placement" must be an object that gives each op the name of its device')
-    return PlacementFile(**{key: value for key, value in document.items() if key != "format"})
+    with within(PlacementError, path):
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise PlacementError(f'not a placement file: "format" must be "{FORMAT}"')
+        values = read_fields(document, _FIELDS, PlacementError)
+    return PlacementFile(**{key: value for key, value in values.items() if key != "format"})
 
 
 def save_placement(file: PlacementFile, path: str | Path) -> None:

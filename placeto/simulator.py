@@ -22,6 +22,7 @@ from numba import njit, prange
 
 from placeto import _kernel, _memory
 from placeto.cost import FlatProblems, PlacementProblem, ProblemBatch
+from placeto.fields import quote
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
 
@@ -98,15 +99,15 @@ def check_placement(problem: PlacementProblem, placement: np.ndarray) -> np.ndar
     array = np.asarray(placement)
     if array.ndim != 1 or len(array) != problem.num_ops or not np.issubdtype(array.dtype, np.integer):
         raise PlacementError(
-            f"a placement of {problem.graph.name!r} must be {problem.num_ops} integers, one device per op, "
+            f"a placement of {quote(problem.graph.name)} must be {problem.num_ops} integers, one device per op, "
             f"not {array.dtype} of shape {array.shape}"
         )
     array = np.ascontiguousarray(array, np.int64)
     if array.min() < 0 or array.max() >= problem.num_devices:
         op = int(np.flatnonzero((array < 0) | (array >= problem.num_devices))[0])
         raise PlacementError(
-            f"op {problem.graph.op_names[op]!r}: there is no device {array[op]}, "
-            f"{problem.cluster.name!r} has 0..{problem.num_devices - 1}"
+            f"op {quote(problem.graph.op_names[op])}: there is no device {array[op]}, "
+            f"{quote(problem.cluster.name)} has 0..{problem.num_devices - 1}"
         )
     return array
 

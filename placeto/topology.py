@@ -16,15 +16,17 @@ Legend: D devices.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from placeto.fields import Field, anything, number, quote, read_fields, within
+
 LEVELS = {"island": "two devices share an island", "host": "a host has two islands", "network": "there are two hosts"}
-_LINK_FIELDS = {"bandwidth", "latency_us"}
+MOST_DEVICES = 4096
+"""Of a cluster; its matrices have the square of it."""
+_LINK = {"bandwidth": Field(number(above=0.0)), "latency_us": Field(number(), 0.0)}
 
 
 class ClusterError(ValueError):
@@ -43,9 +45,15 @@ class Link:
     latency_us: float = 0.0
 
     def __post_init__(self) -> None:
-        for key, least in (("bandwidth", "> 0"), ("latency_us", ">= 0")):
-            if not is_number(getattr(self, key), least):
-                raise ClusterError(f"{key} must be a finite number {least}, not {getattr(self, key)!r}")
+        read_fields(vars(self), _LINK, ClusterError)
+
+
+def _link(value: Any, key: str, error: type[ValueError]) -> Link:
+    with within(error, key):
+        return Link(**read_fields(value, _LINK, error))
+
+
+_TOPOLOGY = {"hosts": Field(anything), **dict.fromkeys(LEVELS, Field(_link, None))}
 
 
 @dataclass(frozen=True)
@@ -67,13 +75,15 @@ class Topology:
 
     def __post_init__(self) -> None:
         if not _is_list(self.hosts) or not self.hosts:
-            raise ClusterError(f"topology: hosts must be a list with the islands of each host, not {self.hosts!r}")
+            raise ClusterError(f"topology: hosts must be a list with the islands of each host, not {quote(self.hosts)}")
         for position, host in enumerate(self.hosts):
             sizes = _is_list(host) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in host)
             if not sizes or not host:
                 rule = "a list of the sizes of its islands, integers > 0 as in [2, 2]"
-                raise ClusterError(f"topology: hosts[{position}] must be {rule}, not {host!r}")
+                raise ClusterError(f"topology: hosts[{position}] must be {rule}, not {quote(host)}")
         object.__setattr__(self, "hosts", tuple(map(tuple, self.hosts)))
+        if self.num_devices > MOST_DEVICES:
+            raise ClusterError(f"topology: hosts must have room for at most {MOST_DEVICES} devices")
         needed = (
             any(max(host) > 1 for host in self.hosts),
             any(len(host) > 1 for host in self.hosts),
@@ -117,42 +127,9 @@ def topology_from_document(value: Any) -> Topology:
     Raises:
         ClusterError: it breaks a rule of the format; the message names the field.
     """
-    if not isinstance(value, dict):
-        raise ClusterError(f"topology must be an object with hosts and links, not {value!r}")
-    refuse_unknown(value, {"hosts", *LEVELS}, "topology: ")
-    if "hosts" not in value:
-        raise ClusterError("topology: hosts is missing")
-    links = {level: _link(value[level], f"topology: {level}") for level in LEVELS if level in value}
-    return Topology(value["hosts"], **links)
-
-
-def is_number(value: Any, least: str) -> bool:
-    """Whether a value is a finite number, and as `least` says: "> 0" or ">= 0"."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        return False
-    try:
-        return math.isfinite(value) and bool(value > 0 or (value == 0 and least == ">= 0"))
-    except OverflowError:  # an int beyond all floats
-        return False
-
-
-def refuse_unknown(record: Mapping[str, Any], known: set[str], where: str) -> None:
-    """Raise a ClusterError that begins with `where` if a field of the record is not known."""
-    unknown = set(record) - known
-    if unknown:
-        raise ClusterError(f"{where}unknown field {min(unknown)!r}; known: {', '.join(sorted(known))}")
-
-
-def _link(value: Any, where: str) -> Link:
-    if not isinstance(value, dict):
-        raise ClusterError(f"{where} must be an object with bandwidth and latency_us, not {value!r}")
-    refuse_unknown(value, _LINK_FIELDS, f"{where}: ")
-    if "bandwidth" not in value:
-        raise ClusterError(f"{where}: bandwidth is missing")
-    try:
-        return Link(**value)
-    except ClusterError as error:
-        raise ClusterError(f"{where}: {error}") from None
+    with within(ClusterError, "topology"):
+        values = read_fields(value, _TOPOLOGY, ClusterError)
+    return Topology(**values)
 
 
 def _is_list(value: Any) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +100,19 @@ def test_pickles_with_read_only_arrays() -> None:
     [
         ({"format": "placeto.graph/1"}, '"format" must be "placeto.cluster/1"'),
         ({"bandwith": 1}, "unknown field 'bandwith'"),
-        ({"devices": []}, "a cluster needs at least one device"),
+        ({"devices": []}, "devices must be a list of objects, at least one"),
         ({"devices": {}}, "devices must be a list of objects"),
         ({"devices": [DEVICE, DEVICE]}, "duplicate name 'gpu:0'"),
         ({"devices": [DEVICE, {**DEVICE, "name": "b", "speed": 1}]}, "device 'b': unknown field 'speed'"),
-        ({"devices": [DEVICE, {"name": "b", "flops": 1}]}, "device 'b': memory is missing"),
-        ({"devices": [DEVICE, {**DEVICE, "name": 7}]}, "device 7: name and kind must be strings"),
+        ({"devices": [DEVICE, {"name": "b", "flops": 1}]}, "device 'b': memory_bandwidth is missing"),
+        ({"devices": [DEVICE, {**DEVICE, "name": 7}]}, "device 7: name must be a string"),
         ({"devices": [DEVICE, {**DEVICE, "name": "b", "flops": 0}]}, "device 'b': flops must be a finite number > 0"),
         ({"devices": [DEVICE, {**DEVICE, "name": "b", "flops": "9"}]}, "device 'b': flops must be a finite number > 0"),
-        ({"devices": [DEVICE, {**DEVICE, "name": "b", "memory": 1.5}]}, "device 'b': memory must be whole bytes"),
-        ({"devices": [DEVICE, {**DEVICE, "name": "b", "memory": 1e30}]}, "device 'b': memory must be .* int64"),
+        (
+            {"devices": [DEVICE, {**DEVICE, "name": "b", "memory": 1.5}]},
+            "device 'b': memory must be a whole number of bytes",
+        ),
+        ({"devices": [DEVICE, {**DEVICE, "name": "b", "memory": 1e30}]}, "device 'b': memory must be a whole number"),
         ({"devices": [DEVICE, {**DEVICE, "name": "b", "overhead_us": -1}]}, "overhead_us must be .* >= 0, not -1"),
         ({"bandwidth": [[0, 1, 1], [1, 0, 1]]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": [[0, 1], [1, 0], [1, 1]]}, "bandwidth must be a 2 x 2 matrix.* 3 rows"),
@@ -135,10 +139,13 @@ def test_pickles_with_read_only_arrays() -> None:
         ({"bandwidth": 10**400}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite"),
         ({"bandwidth": [[0, 1], 1]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": []}, "bandwidth must be a 2 x 2 matrix"),
-        ({"devices": [DEVICE, {**DEVICE, "name": "b", "memory": 10**400}]}, "device 'b': memory must be a finite"),
-        ({"devices": [DEVICE, {**DEVICE, "name": "b", "memory": True}]}, "device 'b': memory must be a finite"),
+        (
+            {"devices": [DEVICE, {**DEVICE, "name": "b", "memory": 10**400}]},
+            "device 'b': memory must be a whole number",
+        ),
+        ({"devices": [DEVICE, {**DEVICE, "name": "b", "memory": True}]}, "device 'b': memory must be a whole number"),
         ({"devices": [DEVICE, {**DEVICE, "name": "b", "flops": float("nan")}]}, "device 'b': flops must be a finite"),
-        ({"devices": [DEVICE, {**DEVICE, "name": ""}]}, "device '': name and kind must be strings, the name not empty"),
+        ({"devices": [DEVICE, {**DEVICE, "name": ""}]}, "device '': name must not be empty"),
         ({"devices": [DEVICE, 7]}, "devices must be a list of objects"),
         ({"devices": [{**DEVICE, "count": 0}]}, "device 'gpu:0': count must be an integer from 1 to 4096, not 0"),
         ({"devices": [{**DEVICE, "count": 1.5}]}, "device 'gpu:0': count must be an integer from 1 to 4096, not 1.5"),
@@ -168,3 +175,74 @@ def test_unknown_names_and_missing_files() -> None:
         load_cluster("3xk80")
     with pytest.raises(FileNotFoundError):
         load_cluster("nowhere.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"devices": [{**DEVICE, "flops": 15.7}]},
+            r"'gpu:0': flops = 15\.7 FLOP/s is implausible.* as in 15\.7e12",
+        ),
+        ({"devices": [{**DEVICE, "memory": 16}]}, "device 'gpu:0': memory = 16 bytes is implausible.* as in 16e9"),
+        ({"devices": [{**DEVICE, "memory_bandwidth": 900}]}, "memory_bandwidth = 900 bytes/s is implausible.*900e9"),
+        (
+            {"devices": [DEVICE, {**DEVICE, "name": "b"}], "bandwidth": 32},
+            "bandwidth = 32 bytes/s is implausible",
+        ),
+        ({"bandwidth": [[0, 32e9], [32, 0]]}, r"mine\.json: bandwidth = 32 bytes/s is implausible"),
+    ],
+)
+def test_missing_exponents_are_implausible(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    document = {"format": "placeto.cluster/1", "devices": DOCUMENT["devices"], "bandwidth": 12e9}
+    with pytest.raises(ClusterError, match=message):
+        _load(tmp_path, document | change)
+
+
+def test_missing_exponents_in_a_topology_are_implausible(tmp_path: Path) -> None:
+    topology = {"hosts": [[2]], "island": {"bandwidth": 48}}
+    document = {"format": "placeto.cluster/1", "devices": [{**DEVICE, "count": 2}], "topology": topology}
+    with pytest.raises(ClusterError, match="bandwidth = 48 bytes/s is implausible"):
+        _load(tmp_path, document)
+
+
+def test_devices_in_all_are_bounded(tmp_path: Path) -> None:
+    records = [{**DEVICE, "name": f"r{i}", "count": 4096} for i in range(1000)]
+    with pytest.raises(ClusterError, match="device 'r1': makes more than 4096 devices in all"):
+        _load(tmp_path, {"format": "placeto.cluster/1", "devices": records, "bandwidth": 1e9})
+    device = Device("d", "x", 1.0, 1.0, 1)
+    with pytest.raises(ClusterError, match="a cluster needs from one device to 4096, not 4097"):
+        Cluster("c", (device,) * 4097, np.ones((1, 1)), np.ones((1, 1)))
+    with pytest.raises(ClusterError, match="hosts must have room for at most 4096 devices"):
+        Topology(((4097,),), island=Link(1.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"devices": ("gpu:0", "gpu:1")}, r"devices must all be of the class Device, not \('gpu:0', 'gpu:1'\)"),
+        ({"devices": ()}, "a cluster needs from one device"),
+        ({"name": 5}, "name must be a string, not 5"),
+        ({"bandwidth": np.ones(2)}, r"bandwidth must be a 2 x 2 matrix, one row per device, not \(2,\)"),
+        ({"bandwidth": np.ones((3, 3))}, r"bandwidth must be a 2 x 2 matrix, one row per device, not \(3, 3\)"),
+        ({"bandwidth": [[1.0], [1.0, 2.0]]}, "bandwidth must be a matrix of numbers"),
+        ({"latency_us": "slow"}, "latency_us must be a matrix of numbers"),
+        ({"latency_us": np.full((2, 2), np.nan)}, "latency_us from 'gpu:0' to 'gpu:1' must be finite"),
+        ({"link_gap_us": None}, "link_gap_us must be a finite number >= 0, not None"),
+        ({"transfers": ["unicast"]}, "transfers must be one of unicast, broadcast"),
+    ],
+)
+def test_fields_that_break_a_rule_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClusterError, match=message) as refusal:
+        replace(load_cluster("2xv100"), **change)
+    assert "\n" not in str(refusal.value)
+
+
+def test_numbers_of_numpy_are_plain_in_hash_and_file(tmp_path: Path) -> None:
+    cluster = load_cluster("2xv100")
+    devices = tuple(replace(d, flops=np.float64(d.flops), memory=np.int64(d.memory)) for d in cluster.devices)
+    other = replace(cluster, devices=devices, link_gap_us=np.float32(cluster.link_gap_us))
+    assert other.hash == cluster.hash
+    assert replace(cluster, devices=tuple(replace(d, flops=np.int64(1)) for d in devices)).hash
+    save_cluster(other, tmp_path / "mine.json")
+    assert load_cluster(tmp_path / "mine.json").hash == cluster.hash

@@ -125,10 +125,10 @@ def test_memory_beyond_int64_is_refused() -> None:
 def test_infinite_op_times_are_refused() -> None:
     graph = ComputationGraph.from_ops("g", [{"name": "a"}, {"name": "b", "flops": 1e308}])
     crawl = Cluster("crawl", (Device("d", "x", 1e-3, 1.0, 1),), np.ones((1, 1)), np.zeros((1, 1)))
-    with pytest.raises(GraphError, match="op 'b': its time on 'crawl' is not finite"):
+    with pytest.raises(GraphError, match="op 'b': its time on cluster 'crawl' must be 0, or from 1e-12 to 1e"):
         PlacementProblem(graph, crawl)
-    ops = [{"name": name, "time_us": {"*": 1.7e308}} for name in "ab"]
-    with pytest.raises(GraphError, match="graph 'sum': its makespan on 'mixed' may not be finite"):
+    ops = [{"name": name, "time_us": {"*": 9e17}} for name in "ab"]
+    with pytest.raises(GraphError, match="graph 'sum': its makespan on cluster 'mixed' may be more than 1e"):
         PlacementProblem(ComputationGraph.from_ops("sum", ops), MIXED)
 
 

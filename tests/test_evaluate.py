@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from placeto.cluster import Cluster, load_cluster
-from placeto.evaluate import EvaluationError, PlacerSpec, evaluate, load_rows, parse_spec
+from placeto.evaluate import EvaluationError, PlacerSpec, evaluate, load_rows, parse_spec, save_rows
 from placeto.graph import ComputationGraph
 from placeto.heuristics import HEURISTICS
 from placeto.load import LoadError
@@ -191,6 +191,42 @@ def test_other_files_are_not_overwritten(
 ) -> None:
     out = tmp_path / "mine.json"
     out.write_text(json.dumps(document))
-    with pytest.raises(EvaluationError, match=r"mine\.json: not an evaluation file"):
+    with pytest.raises(EvaluationError, match=r"mine\.json: (not an evaluation file|rows is missing)"):
         evaluate(graphs, cluster, SPECS, out=out, processes=1)
     assert json.loads(out.read_text()) == document
+
+
+ROW = {"graph": "g", "cluster": "c", "placer": "p", "seed": 0, "makespan_us": 2.0, "relative": 0.5, "fits": True}
+ROW |= {"lower_bound_us": 1.0, "simulations": 3, "seconds": 0.1, "key": "k", "history": [[1, 0.1, 2.0]], "more": "kept"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": ["k"]}, r"row 1: key must be a string, not \['k'\]"),
+        ({"graph": ["g"]}, r"row 1: graph must be a string, not \['g'\]"),
+        ({"seed": "0"}, "row 1: seed must be an integer from 0"),
+        ({"makespan_us": None}, "row 1: makespan_us must be a finite number >= 0, not None"),
+        ({"relative": float("nan")}, "row 1: relative must be a number >= 0, not nan"),
+        ({"fits": "yes"}, "row 1: fits must be true or false, not 'yes'"),
+        ({"simulations": []}, r"row 1: simulations must be a finite number >= 0, not \[\]"),
+        ({"history": [[1, 2]]}, "row 1: a point of history must be .simulations, seconds, makespan_us"),
+        ({"history": 5}, "row 1: history must be a list, not 5"),
+    ],
+)
+def test_bad_rows_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    path = tmp_path / "mine.json"
+    good = {**ROW, "relative": float("inf")}
+    save_rows([good], path)
+    assert load_rows(path) == [good]
+    save_rows([ROW, ROW | change], path)
+    with pytest.raises(EvaluationError, match=message) as refusal:
+        load_rows(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("row", [7, "row", None, []])
+def test_rows_are_objects(tmp_path: Path, row: object) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps({"format": "placeto.evaluation/1", "rows": [row]}))
+    with pytest.raises(EvaluationError, match=r"mine\.json: row 0: must be an object with graph, cluster"):
+        load_rows(tmp_path / "mine.json")

@@ -95,7 +95,7 @@ def test_rows_are_made_once(tmp_path: Path) -> None:
     def make(placer: str) -> Row:
         made.append(placer)
         times = {"makespan_us": 1.0, "relative": 1.0, "lower_bound_us": 1.0, "fits": True}
-        return {"graph": "g", "cluster": "c", "placer": placer, "seed": 0, **times}
+        return {"graph": "g", "cluster": "c", "placer": placer, "seed": 0, "simulations": 1, "seconds": 0.1, **times}
 
     path = tmp_path / "rows.json"
     first = kept_rows(path, {"p 1": lambda: make("p")}, "making")

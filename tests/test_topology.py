@@ -53,7 +53,7 @@ def test_the_islands_hold_all_devices() -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([[2]], r"topology must be an object with hosts and links, not \[\[2\]\]"),
+        ([[2]], r"topology: must be an object with hosts, island, host, network, not \[\[2\]\]"),
         ({}, "topology: hosts is missing"),
         (DOCUMENT | {"nvlink": {}}, "topology: unknown field 'nvlink'; known: host, hosts, island, network"),
         (DOCUMENT | {"hosts": []}, r"topology: hosts must be a list with the islands of each host, not \[\]"),
@@ -66,7 +66,7 @@ def test_the_islands_hold_all_devices() -> None:
         (DOCUMENT | {"hosts": [[2, 0]]}, r"topology: hosts\[0\] must be .*integers > 0 as in \[2, 2\], not \[2, 0\]"),
         (DOCUMENT | {"hosts": [[True]]}, r"topology: hosts\[0\] must be .*, not \[True\]"),
         (DOCUMENT | {"hosts": [[1.5]]}, r"topology: hosts\[0\] must be .*, not \[1\.5\]"),
-        (DOCUMENT | {"host": 12e9}, "topology: host must be an object with bandwidth and latency_us, not 12"),
+        (DOCUMENT | {"host": 12e9}, "topology: host: must be an object with bandwidth, latency_us, not 12"),
         (DOCUMENT | {"host": {}}, "topology: host: bandwidth is missing"),
         (DOCUMENT | {"host": {"bandwidth": 1, "latency": 2}}, "topology: host: unknown field 'latency'"),
         (DOCUMENT | {"host": {"bandwidth": 0}}, "topology: host: bandwidth must be a finite number > 0, not 0"),

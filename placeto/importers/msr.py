@@ -10,15 +10,32 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from placeto.cost import PARAM_MULTIPLIER
-from placeto.graph import ComputationGraph, GraphError, read_json
+from placeto.fields import (
+    Check,
+    Field,
+    anything,
+    integer,
+    items,
+    number,
+    optional,
+    quote,
+    read_bytes,
+    read_fields,
+    read_json,
+    size,
+    text,
+    within,
+)
+from placeto.graph import ComputationGraph, GraphError
 from placeto.importers.common import ImporterError
 
 CPU_KINDS = ("cpu", "cpu-core")
@@ -28,16 +45,44 @@ _US_PER_MS = 1000.0
 _BYTES_PER_MS = 2 * 2**30 / 1000.0  # 2 GiB/s, upstream's link
 
 
+def _flag(value: Any, key: str, error: type[ValueError]) -> bool:
+    if value not in (0, 1):  # upstream writes both numbers and booleans
+        raise error(f"{key} must be true, false, 1 or 0, not {quote(value)}")
+    return bool(value)
+
+
+def _either(one: Check, other: Check) -> Check:
+    return lambda value, key, error: (one if isinstance(value, str) else other)(value, key, error)
+
+
+_ID = integer(-(2**63))
+_NODE = {
+    "id": Field(_ID),
+    "name": Field(optional(text), None),
+    "supportedOnFpga": Field(_flag, True),
+    "isBackwardNode": Field(_flag, False),
+    "cpuLatency": Field(number(), 0.0),
+    "fpgaLatency": Field(number(), 0.0),
+    "size": Field(number(), 0.0),
+    "colorClass": Field(optional(_either(text, _ID)), None),
+}
+_EDGE = {
+    "sourceId": Field(_ID),
+    "destId": Field(_ID),
+    "cost": Field(number(), 0.0),
+    "size": Field(number(), None),
+}
+_WORKLOAD = {"nodes": Field(items(anything, "a node")), "edges": Field(items(anything, "an edge"))}
+
+
 def recognises(path: Path) -> bool:
     """Whether it is a JSON file that speaks of latencies on an "fpga"."""
     if not path.name.endswith((".json", ".json.gz")):
         return False
     try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
-    except (gzip.BadGzipFile, EOFError):
+        return b'"fpgaLatency"' in read_bytes(path, ImporterError)
+    except ImporterError:
         return False
-    return b'"fpgaLatency"' in data
 
 
 def load(path: str | Path) -> ComputationGraph:
@@ -65,87 +110,77 @@ def load(path: str | Path) -> ComputationGraph:
     """
     document = read_json(path, ImporterError)
     try:
-        nodes, edges = _records(document, "nodes"), _records(document, "edges")
-        mode = "training" if any(node.get("isBackwardNode") for node in nodes) else "inference"
-        return ComputationGraph.from_ops(Path(path).name.split(".")[0], _ops(nodes, edges, mode), mode)
-    except ValueError as problem:
+        return _graph(document, Path(path).name.split(".")[0])
+    except GraphError as problem:
         raise ImporterError(f"{path}: {problem}") from None
 
 
-def _records(document: Any, key: str) -> list[dict[str, Any]]:
-    records = document.get(key) if isinstance(document, dict) else None
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise GraphError(f'not a dnn-partitioning workload: "{key}" must be a list of objects')
-    return records
+def _graph(document: Any, name: str) -> ComputationGraph:
+    values = read_fields(document, _WORKLOAD, GraphError, others=True)
+    nodes = [_record(node, "node", ("id",), _NODE) for node in values["nodes"]]
+    edges = [_record(edge, "edge", ("sourceId", "destId"), _EDGE) for edge in values["edges"]]
+    mode = "training" if any(node["isBackwardNode"] for node in nodes) else "inference"
+    return ComputationGraph.from_ops(name, _ops(nodes, edges, mode), mode)
+
+
+def _record(record: Any, what: str, label: tuple[str, ...], table: dict[str, Field]) -> dict[str, Any]:
+    try:
+        return read_fields(record, table, GraphError, others=True)
+    except GraphError as problem:
+        names = [quote(record[key]) for key in label if key in record] if isinstance(record, dict) else []
+        raise GraphError(f"{' '.join([what, ' -> '.join(names)]).strip()}: {problem}") from None
 
 
 def _ops(nodes: list[dict[str, Any]], edges: list[dict[str, Any]], mode: str) -> list[dict[str, Any]]:
     names = _names(nodes)
-    everything_us = _US_PER_MS * sum(_number(node, "cpuLatency", names[node["id"]]) for node in nodes)
+    everything_us = _US_PER_MS * sum(node["cpuLatency"] for node in nodes)
     ops = {node["id"]: _op(node, names[node["id"]], everything_us) for node in nodes}
-    outputs: dict[Any, list[int]] = {node["id"]: [] for node in nodes}
-    for edge, size in zip(edges, _edge_bytes(edges), strict=True):
-        src, dst = (_id(edge, key) for key in ("sourceId", "destId"))
+    outputs: dict[int, dict[int, int]] = {node["id"]: {} for node in nodes}  # size -> which output
+    for edge, carried in zip(edges, _edge_bytes(edges), strict=True):
+        src, dst = edge["sourceId"], edge["destId"]
         for end in (src, dst):
             if end not in ops:
-                raise GraphError(f"edge {src!r} -> {dst!r}: {end!r} is the id of no node")
-        if size not in outputs[src]:
-            outputs[src].append(size)
-        ops[dst]["inputs"].append([names[src], outputs[src].index(size)])
+                raise GraphError(f"edge {src} -> {dst}: {end} is the id of no node")
+        ops[dst]["inputs"].append([names[src], outputs[src].setdefault(carried, len(outputs[src]))])
     for node in nodes:
         op = ops[node["id"]]
-        op["outputs"] = outputs[node["id"]]
-        resident = max(0, math.ceil(_number(node, "size", op["name"])) - sum(op["outputs"]))
-        op["param_bytes"] = math.ceil(resident / PARAM_MULTIPLIER[mode])
+        op["outputs"] = list(outputs[node["id"]])
+        resident = max(0, math.ceil(node["size"]) - sum(op["outputs"]))
+        op["param_bytes"] = -(-resident // PARAM_MULTIPLIER[mode])
     return list(ops.values())
 
 
 def _op(node: dict[str, Any], name: str, everything_us: float) -> dict[str, Any]:
-    cpu_us = _US_PER_MS * _number(node, "cpuLatency", name)
-    accelerator_us = _US_PER_MS * _number(node, "fpgaLatency", name)
-    if not node.get("supportedOnFpga", True):
+    cpu_us, accelerator_us = _US_PER_MS * node["cpuLatency"], _US_PER_MS * node["fpgaLatency"]
+    if not node["supportedOnFpga"]:
         accelerator_us = 2 * everything_us + cpu_us + 1.0
     times = {"*": accelerator_us, **dict.fromkeys(CPU_KINDS, cpu_us)}
     record: dict[str, Any] = {"name": name, "type": "op", "inputs": [], "time_us": times}
-    if node.get("isBackwardNode"):
+    if node["isBackwardNode"]:
         record["type"] = "op.backward"
-    if node.get("colorClass") is not None:
+    if node["colorClass"] is not None:
         record["colocation"] = str(node["colorClass"])
     return record
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[int, str]:
     """Name of the op of each node id."""
-    repeated = [i for i, count in Counter(_id(node, "id") for node in nodes).items() if count > 1]
-    if repeated:
-        raise GraphError(f"node {repeated[0]}: id is there twice")
-    names = {node["id"]: str(node.get("name") or f"node{node['id']}") for node in nodes}
+    names: dict[int, str] = {}
+    for node in nodes:
+        if node["id"] in names:
+            raise GraphError(f"node {node['id']}: id is there twice")
+        names[node["id"]] = node["name"] or f"node{node['id']}"
     count = Counter(names.values())
     return {i: name if count[name] == 1 else f"{name}#{i}" for i, name in names.items()}
 
 
 def _edge_bytes(edges: list[dict[str, Any]]) -> list[int]:
     """Bytes that each edge carries."""
-    labels = [f"{edge.get('sourceId')!r} -> {edge.get('destId')!r}" for edge in edges]
-    costs = [_number(edge, "cost", label, "edge") for edge, label in zip(edges, labels, strict=True)]
-    sizes = [
-        _number(edge, "size", label, "edge") if "size" in edge else None
-        for edge, label in zip(edges, labels, strict=True)
-    ]
-    rates = [size / cost for size, cost in zip(sizes, costs, strict=True) if size and cost]
+    rates = [edge["size"] / edge["cost"] for edge in edges if edge["size"] and edge["cost"]]
     rate = median(rates) if rates else _BYTES_PER_MS
-    return [round(cost * rate) if size is None else math.ceil(size) for size, cost in zip(sizes, costs, strict=True)]
-
-
-def _id(record: dict[str, Any], key: str) -> int:
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise GraphError(f"{'node' if key == 'id' else 'edge'} {record!r}: {key} must be an integer, not {value!r}")
-    return value
-
-
-def _number(record: dict[str, Any], key: str, label: str, what: str = "node") -> float:
-    value = record.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise GraphError(f"{what} {label}: {key} must be a number >= 0, not {value!r}")
-    return float(value)
+    carried = []
+    for edge in edges:
+        with within(GraphError, f"edge {edge['sourceId']} -> {edge['destId']}"):
+            exact = np.round(edge["cost"] * rate) if edge["size"] is None else np.ceil(edge["size"])
+            carried.append(size(float(exact), "size", GraphError))
+    return carried

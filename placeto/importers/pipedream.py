@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from placeto.fields import quote, read_bytes
 from placeto.graph import ComputationGraph, GraphError
 from placeto.importers.common import ImporterError
 
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _US_PER_MS = 1000.0
+_MOST_TENSORS = 100  # of one activation; each consumer reads them all
 
 
 def recognises(path: Path) -> bool:
@@ -77,7 +79,7 @@ def _parse(path: str | Path) -> tuple[dict[str, _Layer], list[tuple[str, str]]]:
     layers: dict[str, _Layer] = {}
     edges: dict[tuple[str, str], int] = {}  # -> line
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = read_bytes(path, ImporterError).decode().splitlines()
     except UnicodeDecodeError:
         raise ImporterError(f"{path}: not a PipeDream profile: not a text file") from None
     for number, line in enumerate(lines, start=1):
@@ -90,14 +92,16 @@ def _parse(path: str | Path) -> tuple[dict[str, _Layer], list[tuple[str, str]]]:
                 continue
             layer = _layer(line.strip())
             if layer.name in layers:
-                raise ValueError(f"layer {layer.name!r} is there twice")
+                raise ValueError(f"layer {quote(layer.name)} is there twice")
         except ValueError as problem:
             raise ImporterError(f"{path}: line {number}: {problem}") from None
         layers[layer.name] = layer
     for (src, dst), number in edges.items():
         for name in (src, dst):
             if name not in layers:
-                raise ImporterError(f"{path}: line {number}: edge to or from {name!r}, which is no layer of the file")
+                raise ImporterError(
+                    f"{path}: line {number}: edge to or from {quote(name)}, which is no layer of the file"
+                )
     if not layers:
         raise ImporterError(f"{path}: not a PipeDream profile: it has no layer")
     return dict(sorted(layers.items(), key=lambda item: _natural(item[0]))), sorted(edges, key=lambda e: edges[e])
@@ -111,10 +115,14 @@ def _layer(line: str) -> _Layer:
     fields = dict(item.split("=", 1) for item in numbers.split(", ") if "=" in item)
     missing = [field for field in _FIELDS if field not in fields]
     if missing:
-        raise ValueError(f"layer {name!r} has no {missing[0]}")
+        raise ValueError(f"layer {quote(name)} has no {missing[0]}")
     forward, backward = (_number(fields[field], field, name) * _US_PER_MS for field in _FIELDS[:2])
     kind, _, arguments = description.partition("(")
     sizes = fields["activation_size"].strip("[]").split(";")
+    if len(sizes) > _MOST_TENSORS:
+        raise ValueError(
+            f"layer {quote(name)}: activation_size must be at most {_MOST_TENSORS} sizes, not {len(sizes)}"
+        )
     layer = _Layer(
         name=name,
         type=kind,
@@ -133,14 +141,15 @@ def _number(text: str, field: str, name: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"layer {name!r}: {field} must be a number >= 0, not {text.strip()!r}")
+        raise ValueError(f"layer {quote(name)}: {field} must be a finite number >= 0, not {quote(text.strip())}")
     return value
 
 
-def _natural(name: str) -> tuple[str, int, str]:
+def _natural(name: str) -> tuple[str, bool, int, str]:
     """Sort key by the number at the end: node2 before node10."""
-    match = re.fullmatch(r"(.*?)(\d+)", name)
-    return (match[1], int(match[2]), "") if match else (name, -1, "")
+    stem = name.rstrip("0123456789")
+    digits = name[len(stem) :].lstrip("0")
+    return stem, stem != name, len(digits), digits
 
 
 def _ops(layers: dict[str, _Layer], edges: list[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -150,9 +159,9 @@ def _ops(layers: dict[str, _Layer], edges: list[tuple[str, str]]) -> list[dict[s
         for name, layer in reversed(layers.items())
         if not layer.is_input
     }
-    producers: dict[str, list[str]] = {name: [] for name in layers}
+    first: dict[str, str] = {}  # producer of each layer that has one
     for src, dst in edges:
-        producers[dst].append(src)
+        first.setdefault(dst, src)
         for output in _reads(layers[src], layers[dst]):
             forward[dst]["inputs"].append([src, output])
             if src in backward and dst in backward:
@@ -162,9 +171,10 @@ def _ops(layers: dict[str, _Layer], edges: list[tuple[str, str]]) -> list[dict[s
     for name, record in backward.items():
         record["inputs"] += [[name, output] for output in range(len(layers[name].activations))]
         record["type"] += ".backward"
+    homes = _homes(layers, first)
     for name, layer in layers.items():
         forward[name]["param_bytes"] = layer.param_bytes
-        home = _home(name, layers, producers)
+        home = homes[name]
         if not layers[home].is_free:
             for direction in (forward, backward):
                 if name in direction:
@@ -178,21 +188,18 @@ def _record(layer: _Layer, name: str, time_us: float, outputs: list[int]) -> dic
 
 def _reads(producer: _Layer, consumer: _Layer) -> list[int]:
     """Which of the producer's tensors the consumer reads."""
-    count = len(producer.activations)
-    if (
-        count > 1
-        and consumer.type == "__getitem__"
-        and consumer.arguments.isdigit()
-        and int(consumer.arguments) < count
-    ):
-        return [int(consumer.arguments)]
-    return list(range(count))
+    every = list(range(len(producer.activations)))
+    one = [output for output in every if consumer.type == "__getitem__" and consumer.arguments == str(output)]
+    return one or every
 
 
-def _home(name: str, layers: dict[str, _Layer], producers: dict[str, list[str]]) -> str:
-    """The layer that a layer is colocated with: itself, or, if it is free, its first producer's home."""
-    seen = set()
-    while layers[name].is_free and producers[name] and name not in seen:  # a cycle is refused later
-        seen.add(name)
-        name = producers[name][0]
-    return name
+def _homes(layers: dict[str, _Layer], first: dict[str, str]) -> dict[str, str]:
+    """The layer that each is colocated with: itself, or, if it is free, its first producer's home."""
+    homes: dict[str, str] = {}
+    for name in layers:
+        passed: dict[str, None] = {}
+        while name not in homes and layers[name].is_free and name in first and name not in passed:
+            passed[name] = None  # in a set again: a cycle, which is refused later
+            name = first[name]
+        homes |= dict.fromkeys([*passed, name], homes.get(name, name))
+    return homes
