@@ -295,7 +295,7 @@ def test_settings_out_of_range_are_refused(tmp_path):
         train(config(tmp_path, learning=replace(QUICK, replay=3)), problems(2), problems(1, 10))
     with pytest.raises(ConfigError, match=r"learning\.fits must be at least 1, not 0"):
         train(config(tmp_path, learning=replace(QUICK, replay=8, fits=0)), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"learning\.annealed is a share, 0 to 1, not 1\.5"):
+    with pytest.raises(ConfigError, match=r"learning\.annealed must be at most 1, not 1\.5"):
         train(config(tmp_path, learning=replace(QUICK, annealed=1.5)), problems(2), problems(1, 10))
     with pytest.raises(
         ConfigError, match=r'policy\.messages "pairs" needs policy\.head "pair" and policy\.pooling "none"'
