@@ -9,6 +9,7 @@ import torch
 
 from placeto.env import EnvConfig
 from placeto.policies import POLICIES, OneShotConfig
+from placeto.policies.gdp import GdpConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.seq2seq import Seq2SeqConfig
 from placeto.settings import ConfigError, check_settings
@@ -241,7 +242,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **{f"learning.{name}": _COUNT for name in ("graphs", "epochs", "minibatch", "labels", "fits", "moves")},
     **{f"learning.{name}": _COUNT for name in ("warmup_moves", "warmup_replicas", "replicas", "baseline_rounds")},
     **{f"learning.{name}": _COUNT for name in ("samples", "teacher")},
-    **{name: _COUNT for name in ("validate_every", "save_every", "policy.heads", "policy.segment")},
+    **dict.fromkeys(("validate_every", "save_every", "policy.heads", "policy.segment"), _COUNT),
 }
 """Smallest and largest value of settings."""
 
@@ -311,6 +312,8 @@ def _check_one_shot(config: OneShotTrainConfig) -> None:
         raise ConfigError("learning.warmup simulates nothing while it imitates: limit iterations, or set it to 0")
     if policy.hidden % 2:
         raise ConfigError(f"policy.hidden must be even, not {policy.hidden}")
+    if isinstance(policy, GdpConfig) and policy.hidden % policy.heads:
+        raise ConfigError(f"policy.hidden must be a multiple of policy.heads {policy.heads}, not {policy.hidden}")
 
 
 def _check_device(device: str) -> None:

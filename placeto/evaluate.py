@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeto.cost import PlacementProblem
+from placeto.files import atomic_write, locked
 from placeto.graph import ComputationGraph, read_json, write_json
 from placeto.load import Placer, choose_placer, load_placer, pretrained_path
 from placeto.summary import ratio
@@ -135,6 +136,7 @@ def evaluate(
 
     Raises:
         EvaluationError: two placers with one label, or `out` exists and holds something else.
+        BusyError: another process evaluates into `out`.
     """
     labels = [spec.label for spec in specs]
     if len(set(labels)) < len(labels):
@@ -145,6 +147,20 @@ def evaluate(
         for spec in specs
         for seed in seeds
     ]
+    with locked(out) if out is not None else nullcontext():
+        return _evaluate(jobs, graphs, cluster, out, processes, history, report)
+
+
+def _evaluate(
+    jobs: Sequence[Job],
+    graphs: Mapping[str, ComputationGraph],
+    cluster: Cluster,
+    out: str | Path | None,
+    processes: int | None,
+    history: bool,
+    report: Callable[[int, int, str], None] | None,
+) -> list[Row]:
+    """The same for the jobs that this makes."""
     wanted = {job.key: job for job in jobs}
     old = load_rows(out) if out is not None and Path(out).exists() else []
     done = {row["key"]: row for row in old if row.get("key") in wanted and (not history or "history" in row)}
@@ -191,10 +207,8 @@ def load_rows(path: str | Path) -> list[Row]:
 
 def save_rows(rows: Sequence[Row], path: str | Path) -> None:
     """Write an evaluation file: the old one stays until the new one is complete."""
-    path = Path(path)
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    write_json({"format": FORMAT, "rows": list(rows)}, temporary)
-    os.replace(temporary, path)
+    with atomic_write(path) as temporary:
+        write_json({"format": FORMAT, "rows": list(rows)}, temporary)
 
 
 def _key(name: str, graph: ComputationGraph, cluster: Cluster, spec: PlacerSpec, seed: int) -> str:

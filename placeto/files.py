@@ -33,7 +33,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     if target.exists() and not target.is_file():
         yield target
         return
-    temporary = target.with_name(f".{target.name}.{os.getpid()}{target.suffix}")
+    temporary = target.with_name(f"{_hidden(target)}.{os.getpid()}{target.suffix}")
     try:
         _sweep(target)
         yield temporary
@@ -68,7 +68,7 @@ def locked(path: str | Path) -> Iterator[None]:
     if target in _held:
         yield
         return
-    lock = target / ".lock" if target.is_dir() else target.with_name(f".{target.name}.lock")
+    lock = target / ".lock" if target.is_dir() else target.with_name(f"{_hidden(target)}.lock")
     stream = _lock(lock, path)
     _held.add(target)
     try:
@@ -101,9 +101,14 @@ def _lock(lock: Path, path: str | Path) -> int:
         os.close(stream)  # its last holder has removed it since it was opened
 
 
+def _hidden(target: Path) -> str:
+    """How names of files that go with a target begin; names must not get too long."""
+    return f".{target.name[:200]}"
+
+
 def _sweep(target: Path) -> None:
     """Remove unfinished files of a target whose processes are gone."""
-    unfinished = re.compile(rf"\.{re.escape(target.name)}\.(\d{{1,9}})(\.\w+)?")
+    unfinished = re.compile(rf"{re.escape(_hidden(target))}\.(\d{{1,9}})(\.\w+)?")
     for entry in os.scandir(target.parent):
         if (match := unfinished.fullmatch(entry.name)) and not _alive(int(match[1])):
             with suppress(OSError):  # another process was quicker

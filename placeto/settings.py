@@ -32,7 +32,7 @@ def check_settings(settings: Any, ranges: Mapping[str, tuple[float, float]], pre
             continue
         if not (math.isfinite(value) if isinstance(value, float) else abs(value) < _LARGEST):
             raise ConfigError(f"{name} must be {'finite' if isinstance(value, float) else 'below 2^63'}, "
-                              f"not {str(value):.60}")  # fmt: skip
+                              f"not {value!s:.60}")  # fmt: skip
         low, high = ranges.get(name, (-math.inf, math.inf))
         if not low <= value <= high:
             bound = f"at least {low:g}" if value < low else f"at most {high:g}"

@@ -68,7 +68,9 @@ def test_a_damaged_file_is_replaced(damage: str, capsys: pytest.CaptureFixture[s
     path.write_bytes({"empty": b"", "truncated": good[: len(good) // 2], "changed": changed, "other": b"{}"}[damage])
     assert cache.cached(path, capture).hash == a_graph().hash
     assert capture.calls == 2
-    assert f"{path}: can't be read (" in capsys.readouterr().err
+    says = capsys.readouterr().err
+    assert says.startswith(f"{path}: damaged, or not a file of graphs (")
+    assert says.endswith("; the graph is captured again\n")
     assert path.read_bytes() == good
     cache.cached(path, capture)
     assert capture.calls == 2
