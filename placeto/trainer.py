@@ -12,7 +12,6 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from placeto.checkpoint import (
     FILE_NAME,
@@ -32,6 +31,7 @@ from placeto.config import (
     default_config,
 )
 from placeto.cost import PlacementProblem
+from placeto.curves import Curves
 from placeto.distributed import Ranks
 from placeto.files import locked
 from placeto.learners import LEARNERS
@@ -84,6 +84,7 @@ def train(
 
     Raises:
         ConfigError: a setting out of its range.
+        CurvesError: the tensorboard events can't be written.
         TrainingError: no problem to train on or to validate on, a graph that is in both sets, numbers that are not
             finite, or a checkpoint that can't be written; the last one that was written stays.
         BusyError: another process trains in ``config.out``.
@@ -142,11 +143,9 @@ def _train(
     _check_alike(config, state, learner, ranks)
     state.note_improvements()
     began -= state.elapsed
-    writer = None
-    if ranks.first:
-        writer = SummaryWriter(config.out, purge_step=state.iteration + 1 if resume else None)
     last: dict[str, float] = {}
-    with StopRequest() as stop:
+    written = Curves(config.out if ranks.first else None, state.iteration + 1 if resume else None)
+    with written as curves, StopRequest() as stop:
         while not (stopped := ranks.any(stop.requested)) and not _over(config, state):
             done = _share_done(config, state)
             with _finite(config, state):
@@ -161,10 +160,8 @@ def _train(
                 numbers["makespan/train_best"] = float(state.elite_score[met].mean())
             if _over(config, state) or state.iteration % config.validate_every == 0:
                 with _finite(config, state):
-                    numbers |= _validate(learner, state, writer, ranks)
-            if writer is not None:
-                for tag, value in numbers.items():
-                    writer.add_scalar(tag, value, state.iteration)
+                    numbers |= _validate(learner, state, curves, ranks)
+            curves.numbers(numbers, state.iteration)
             last |= numbers
             state.elapsed = ranks.of_first(time.perf_counter() - began)
             if ranks.first and (_over(config, state) or state.iteration % config.save_every == 0):
@@ -177,10 +174,8 @@ def _train(
             if alone:
                 _save_placements(config, state, learner)
         ranks.any(False)  # the others wait: who ends first takes the connections with it
-    final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
-    if writer is not None:
-        writer.add_hparams(_flat(asdict(config)), final, run_name=".", global_step=state.iteration)
-        writer.close()
+        final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
+        curves.settings(_flat(asdict(config)), final, state.iteration)
     report(1.0, "stopped by a signal, saved" if stopped else f"validation {state.best_validation:.4f}")
     return last | final
 
@@ -204,7 +199,7 @@ def _finite(config: AnyTrainConfig, state: TrainState) -> Iterator[None]:
         ) from None
 
 
-def _validate(learner: Learner, state: TrainState, writer: SummaryWriter | None, ranks: Ranks) -> dict[str, float]:
+def _validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) -> dict[str, float]:
     """Judge the average of the last parameters on the validation problems; the best one is kept."""
     with state.averaged():
         validation: Validation = ranks.made_by_first(lambda: learner.validate(state))
@@ -212,10 +207,10 @@ def _validate(learner: Learner, state: TrainState, writer: SummaryWriter | None,
     if mean < state.best_validation:
         state.best_validation = mean
         state.best_parameters = dict(state.average)
-        if writer is not None:
+        if ranks.first:
             first = next(iter(learner.validation.values()))
             schedule = simulate(first, validation.placement)
-            writer.add_figure("schedule/validation", gantt_figure(schedule), state.iteration)
+            curves.picture("schedule/validation", gantt_figure(schedule), state.iteration)
     return {
         "makespan/validation": mean,
         "makespan/validation_to_heuristic": float(validation.to_heuristic.mean()),

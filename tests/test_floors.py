@@ -27,6 +27,7 @@ FLOORS = {
         "reinforce",
         "rollout",
         "checkpoint",
+        "curves",
         "learning",
         "learners",
         "load",
