@@ -19,7 +19,7 @@ FORMAT = "placeto.checkpoint/1"
 FILE_NAME = "checkpoint.pt"
 _WEIGHTS = "parameters", "best_parameters", "average", "optimizer"  # finite, all of them
 _DEPTH = 16  # of values inside one another
-_VALUES = 1_000_000  # in all; what stands at several places counts at each
+_VALUES = 500_000  # in all; what stands at several places counts at each
 
 
 class CheckpointError(ValueError):
@@ -102,18 +102,20 @@ def _check(state: Mapping[str, Any], path: Path) -> None:
     pending, seen = [(key, value, 1) for key, value in state.items()], 0
     while pending:
         key, value, depth = pending.pop()
-        seen += 1
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        if depth > _DEPTH or seen + len(inner) > _VALUES:
-            raise CheckpointError(f"{path}: not a checkpoint: {key!r} holds too many values, or too deep ones")
-        pending += [(key, item, depth + 1) for item in inner]
-        if isinstance(value, torch.Tensor):
+        finite = True
+        if isinstance(value, dict | list | tuple):
+            seen += len(value)
+            if depth > _DEPTH or seen > _VALUES:
+                raise CheckpointError(f"{path}: not a checkpoint: {key!r} holds too many values, or too deep ones")
+            inner = value.values() if isinstance(value, dict) else value
+            pending += [(key, item, depth + 1) for item in inner]
+        elif isinstance(value, torch.Tensor):
             dense = value.layout == torch.strided and not value.is_quantized
             if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes():
                 raise CheckpointError(f"{path}: not a checkpoint: {key!r} holds a tensor of an unknown kind")
-            finite = bool(value.isfinite().all()) if key in _WEIGHTS else True
-        else:
-            finite = not (key in _WEIGHTS and isinstance(value, float)) or math.isfinite(value)
+            finite = key not in _WEIGHTS or bool(value.isfinite().all())
+        elif isinstance(value, float):
+            finite = key not in _WEIGHTS or math.isfinite(value)
         if not finite:
             raise CheckpointError(f"{path}: {key!r} holds a NaN or an infinite number: the training went wrong")
 

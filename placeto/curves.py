@@ -66,7 +66,8 @@ class Curves:
             yield self._writer
         except OSError as problem:
             raise CurvesError(
-                f"{self.out}: curves can't be written ({problem.strerror}); make room; --resume goes on from the last checkpoint"
+                f"{self.out}: curves can't be written ({problem.strerror}); make room: "
+                "--resume goes on from the last checkpoint"
             ) from None
 
     def _unless_told(self, arguments: threading.ExceptHookArgs) -> None:
