@@ -27,6 +27,7 @@ from graphs import SHIPPED
 from placeto.cluster import Cluster, load_cluster
 from placeto.cost import PlacementProblem
 from placeto.evaluate import PlacerSpec, Row, evaluate
+from placeto.files import write_text
 from placeto.graph import ComputationGraph
 from placeto.grouping import group_ops
 from placeto.heuristics import HEURISTICS, SEARCHES
@@ -291,7 +292,7 @@ def main(config: ClassicalConfig) -> None:
         lines += [f"External graphs on {cluster}.", markdown(external_table(rows, graphs, best, cluster))]
     lines += [f"Left out: {line}." for line in others]
     text = "\n\n".join(lines) + "\n"
-    (config.out / "classical.md").write_text(text)
+    write_text(text, config.out / "classical.md")
     print(text)
 
 

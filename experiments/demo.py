@@ -15,6 +15,7 @@ from experiments.command import command
 from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
 from placeto.evaluate import Row, evaluate, parse_spec
+from placeto.files import write_text
 from placeto.load import load_placer, load_split
 from placeto.placement import save_result
 from placeto.plot import gantt_figure, save_figure
@@ -76,7 +77,7 @@ def main(config: DemoConfig) -> list[Row]:
             report=bar.after(0),
         )
     table = markdown_table(summarize(rows))
-    (config.out / "table.md").write_text(table + "\n")
+    write_text(table + "\n", config.out / "table.md")
     print(f"\n{table}\n")
     print(_verdict(rows))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from placeto.files import write_text
 from placeto.plot import save_figure
 from placeto.summary import Row
 
@@ -49,7 +50,7 @@ def machine() -> str:
 def publish(out: Path, name: str, paragraphs: Sequence[str], figure: Figure | None) -> None:
     """Print paragraphs; write them to ``NAME.md`` in a folder, and the picture, if there is one, to ``NAME.png``."""
     text = "\n\n".join(paragraphs) + "\n"
-    (out / f"{name}.md").write_text(text)
+    write_text(text, out / f"{name}.md")
     if figure is not None:
         save_figure(figure, out / f"{name}.png")
     print(text)

@@ -5,21 +5,16 @@ from __future__ import annotations
 import ast
 import os
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from importlib.util import resolve_name
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
 from graphs import store
 from placeto.graph import ComputationGraph
-
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
 def directory() -> Path:
@@ -55,15 +50,12 @@ def cached(path: Path, capture: Callable[[], ComputationGraph]) -> ComputationGr
         return store.read(path)
     except FileNotFoundError:
         pass
-    except _UNREADABLE as problem:
-        print(f"{path}: can't be read ({problem}); the graph is captured again", file=sys.stderr)
+    except (store.StoreError, OSError) as problem:
+        print(f"{problem}; the graph is captured again", file=sys.stderr)
     graph = capture()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder:
-            finished = Path(folder) / path.name
-            store.save([graph], finished)
-            finished.replace(path)
+        store.save([graph], path)
     except OSError as problem:
         print(f"{path}: can't be written ({problem.strerror}); the graph isn't kept", file=sys.stderr)
     return graph

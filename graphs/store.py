@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
+from placeto.files import atomic_write
 from placeto.graph import ComputationGraph
 
 DATA = Path(__file__).parent / "data"
@@ -28,10 +30,13 @@ _STRINGS = ("op_names", "op_types", "modules")
 _DATE = (1980, 1, 1, 0, 0, 0)  # a fixed one, so that equal graphs give equal files
 
 
+class StoreError(ValueError):
+    """A file of graphs that can't be read; the message names it."""
+
+
 def save(graphs: Iterable[ComputationGraph], path: Path) -> None:
     """Write graphs (without measured times) as one compressed file, the same bytes for the same graphs."""
-    unfinished = path.with_suffix(".unfinished")
-    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with atomic_write(path) as whole, zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for graph in graphs:
             content = {key: getattr(graph, key) for key in _ARRAYS}
             # neighbours differ little: differences compress better than the numbers
@@ -40,7 +45,6 @@ def save(graphs: Iterable[ComputationGraph], path: Path) -> None:
             buffer = BytesIO()
             np.savez(buffer, mode=np.array(graph.mode), **content)
             archive.writestr(zipfile.ZipInfo(graph.name, _DATE), buffer.getvalue(), zipfile.ZIP_DEFLATED, 9)
-    unfinished.replace(path)
 
 
 def load(family: str, name: str) -> ComputationGraph:
@@ -48,10 +52,11 @@ def load(family: str, name: str) -> ComputationGraph:
 
     Raises:
         FileNotFoundError: the family has no data yet (``python -m graphs regenerate`` writes it).
-        KeyError: there is no such graph in it.
+        StoreError: there is no such graph in it, or the file is damaged.
     """
     path = DATA / f"{family}.zip"
-    return _decode_graph(_archive(path, path.stat().st_mtime_ns).read(name), name)
+    with _reading(path):
+        return _decode_graph(_archive(path, path.stat().st_mtime_ns).read(name), name)
 
 
 def read(path: Path) -> ComputationGraph:
@@ -59,13 +64,25 @@ def read(path: Path) -> ComputationGraph:
 
     Raises:
         FileNotFoundError: there is no such file.
-        zipfile.BadZipFile, zlib.error, ValueError, KeyError: the file is damaged.
+        StoreError: the file is damaged.
     """
-    with zipfile.ZipFile(BytesIO(path.read_bytes())) as archive:
+    with _reading(path), zipfile.ZipFile(BytesIO(path.read_bytes())) as archive:
         names = archive.namelist()
         if not names:
             raise ValueError("it holds no graph")
         return _decode_graph(archive.read(names[0]), names[0])
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Within it whatever comes of a damaged file ends in one sentence with its path."""
+    try:
+        yield
+    except Exception as problem:  # zip, zlib, numpy and unpacking have errors of their own: the bytes decide which
+        if isinstance(problem, OSError) and problem.errno is not None:
+            raise  # the system's, not the content's
+        reason = " ".join(str(problem).split())[:120] or type(problem).__name__
+        raise StoreError(f"{path}: damaged, or not a file of graphs ({reason})") from None
 
 
 def _decode_graph(data: bytes, name: str) -> ComputationGraph:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-from collections.abc import Mapping, Sequence
+import math
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from placeto.files import atomic_write
+
 FORMAT = "placeto.checkpoint/1"
 FILE_NAME = "checkpoint.pt"
+_WEIGHTS = "parameters", "best_parameters", "average", "optimizer"  # finite, all of them
+_DEPTH = 16  # of values inside one another
+_VALUES = 500_000  # in all; what stands at several places counts at each
 
 
 class CheckpointError(ValueError):
@@ -40,36 +47,94 @@ def save_checkpoint(state: Mapping[str, Any], path: str | Path) -> None:
     """
     path = checkpoint_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as stream:
-            torch.save({"format": FORMAT, **state}, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    buffer = BytesIO()  # torch would bury an error of the file's under its own
+    torch.save({"format": FORMAT, **state}, buffer)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """Path of an existing checkpoint file, given it or a run directory.
+
+    Raises:
+        CheckpointError: there is no such file.
+    """
+    path = checkpoint_path(path)
+    if not path.is_file():
+        where = f"run directory {path.parent} has no {FILE_NAME}" if path.name == FILE_NAME else f"{path}: no such file"
+        raise CheckpointError(f"{where}; give a checkpoint, or the --out directory of `placeto train`")
+    return path
 
 
 def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
     """Read a checkpoint file, or the one of a run directory.
 
     Raises:
-        CheckpointError: there is no such file, or it is no checkpoint.
+        CheckpointError: there is no such file, it is no checkpoint, it is damaged, or its weights aren't finite.
+        OSError: it can't be read.
     """
-    path = checkpoint_path(path)
-    if not path.is_file():
-        where = f"run directory {path.parent} has no {FILE_NAME}" if path.name == FILE_NAME else f"{path}: no such file"
-        raise CheckpointError(f"{where}; give a checkpoint, or the --out directory of `placeto train`")
+    path = find_checkpoint(path)
+    data = BytesIO(path.read_bytes())
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, AttributeError, OSError) as problem:
-        reason = str(problem).strip().split("\n")[0][:120]
+        with zipfile.ZipFile(data) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > len(data.getbuffer()):
+                raise zipfile.BadZipFile("parts overlap or are compressed")
+            damaged = archive.testzip()  # the file has a checksum of each part, which torch doesn't look at
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"damaged: the checksum of {damaged} is another")
+        data.seek(0)
+        state = torch.load(data, map_location=device, weights_only=True)
+    except Exception as problem:  # the content decides which one it is
+        reason = " ".join(str(problem).split())[:120] or type(problem).__name__
         raise CheckpointError(f"{path}: not a checkpoint ({reason})") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f'{path}: not a checkpoint: "format" must be "{FORMAT}"')
+    _check(state, path)
     return state
+
+
+def _check(state: Mapping[str, Any], path: Path) -> None:
+    """Refuse values that can't be walked through, and weights that aren't finite."""
+    kinds = {"placer": str, "config": dict} | dict.fromkeys(_WEIGHTS, dict)
+    for key, kind in kinds.items():
+        if key in state and not isinstance(state[key], kind):
+            raise CheckpointError(f"{path}: not a checkpoint: {key!r} is no {kind.__name__}")
+    pending, seen = [(key, value, 1) for key, value in state.items()], 0
+    while pending:
+        key, value, depth = pending.pop()
+        finite = True
+        if isinstance(value, dict | list | tuple):
+            seen += len(value)
+            if depth > _DEPTH or seen > _VALUES:
+                raise CheckpointError(f"{path}: not a checkpoint: {key!r} holds too many values, or too deep ones")
+            inner = value.values() if isinstance(value, dict) else value
+            pending += [(key, item, depth + 1) for item in inner]
+        elif isinstance(value, torch.Tensor):
+            dense = value.layout == torch.strided and not value.is_quantized
+            if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+                raise CheckpointError(f"{path}: not a checkpoint: {key!r} holds a tensor of an unknown kind")
+            finite = key not in _WEIGHTS or bool(value.isfinite().all())
+        elif isinstance(value, float):
+            finite = key not in _WEIGHTS or math.isfinite(value)
+        if not finite:
+            raise CheckpointError(f"{path}: {key!r} holds a NaN or an infinite number: the training went wrong")
+
+
+@contextmanager
+def matching(path: str | Path) -> Iterator[None]:
+    """Within it what a checkpoint lacks, or has another kind of, ends in one sentence.
+
+    Raises:
+        CheckpointError: that sentence, with the path.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError, OverflowError) as problem:
+        reason = " ".join(str(problem).split())[:120]
+        reason = f"it has no {reason}" if isinstance(problem, KeyError) else reason
+        raise CheckpointError(f"{path}: doesn't match this version of Placeto ({reason}); train again") from None
 
 
 def capture_random(generators: Sequence[np.random.Generator | torch.Generator] = ()) -> dict[str, Any]:

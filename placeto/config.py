@@ -9,8 +9,10 @@ import torch
 
 from placeto.env import EnvConfig
 from placeto.policies import POLICIES, OneShotConfig
+from placeto.policies.gdp import GdpConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.seq2seq import Seq2SeqConfig
+from placeto.settings import ConfigError, check_settings
 
 
 @dataclass(frozen=True)
@@ -209,8 +211,40 @@ FINE_TUNING: dict[str, dict[str, Any]] = {"gdp": {"samples": 16, "epochs": 4, "l
 """What differs from a one-shot placer's recipe where training begins with a checkpoint, and placements count."""
 
 
-class ConfigError(ValueError):
-    """A setting out of its range; the message names it and says what would be valid."""
+_COUNT = (1, 1e9)
+_SHARE = (0.0, 1.0)
+_RANGES: dict[str, tuple[float, float]] = {
+    "minutes": (0.0, 1e9),
+    "iterations": (0, 1e18),
+    "simulations": (0, 1e18),
+    "seed": (0, 2**63 - 1),
+    "threads": (1, 1024),
+    "learning.temperature": (1e-6, 1e6),
+    "learning.soften": (1e-3, 1e3),
+    "learning.clip": (0.0, 1e3),
+    "learning.entropy": (0.0, 1e3),
+    "learning.imitate_best": (0.0, 1e3),
+    "learning.max_grad_norm": (0.0, 1e6),
+    "learning.quantile": (0.0, 0.999),
+    "learning.decay": (0.0, 0.999),
+    "learning.replay": (0, 1e9),
+    "policy.hidden": (1, 65_536),
+    "policy.rounds": (0, 1000),
+    "policy.layers": (1, 1000),
+    "policy.groups": (1, 65_536),
+    "policy.max_devices": (1, 65_536),
+    "policy.fixed_devices": (1, 65_536),
+    "policy.change_weight": (0.0, 1e6),
+    "policy.prior": (0.0, 1e6),
+    "env.tolerance": (0.0, 1e6),
+    **{f"learning.{name}": _SHARE for name in ("warmup", "parts", "annealed", "average")},
+    **{f"learning.{name}": _SHARE for name in ("lr", "warmup_lr", "discount")},
+    **{f"learning.{name}": _COUNT for name in ("graphs", "epochs", "minibatch", "labels", "fits", "moves")},
+    **{f"learning.{name}": _COUNT for name in ("warmup_moves", "warmup_replicas", "replicas", "baseline_rounds")},
+    **{f"learning.{name}": _COUNT for name in ("samples", "teacher")},
+    **dict.fromkeys(("validate_every", "save_every", "policy.heads", "policy.segment"), _COUNT),
+}
+"""Smallest and largest value of settings."""
 
 
 def default_config(placer: str, out: str) -> AnyTrainConfig:
@@ -233,81 +267,53 @@ def check_config(config: AnyTrainConfig) -> None:
     Raises:
         ConfigError: one is out of its range, or the learned placer is unknown.
     """
+    check_settings(config, _RANGES)
     _check_placer(config.placer)
     expected = POLICIES[config.placer].config
     if not isinstance(config.policy, expected):
         raise ConfigError(f"placer {config.placer!r} needs a {expected.__name__} as policy, not {config.policy!r}")
+    if not config.out.strip():
+        raise ConfigError("out is empty: give the directory of the run")
     _check_device(config.device)
-    if config.seed < 0:
-        raise ConfigError(f"seed must be at least 0, not {config.seed}")
-    common = {
-        "threads": config.threads,
-        "validate_every": config.validate_every,
-        "save_every": config.save_every,
-        "learning.graphs": config.learning.graphs,
-        "learning.epochs": config.learning.epochs,
-        "learning.minibatch": config.learning.minibatch,
-    }
-    own = _check_one_shot(config) if isinstance(config, OneShotTrainConfig) else _check_iterative(config)
-    for name, value in (common | own).items():
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}")
+    if isinstance(config, OneShotTrainConfig):
+        _check_one_shot(config)
+    else:
+        _check_iterative(config)
 
 
-def _check_iterative(config: TrainConfig) -> dict[str, int]:
-    """Refuse what can't work; returns what must be at least 1."""
+def check_loaded(policy: Any, env: Any = None) -> None:
+    """Refuse settings of a checkpoint that can't work.
+
+    Raises:
+        ConfigError: one is out of its range.
+    """
+    check_settings(policy, _RANGES, "policy.")
+    if env is not None:
+        check_settings(env, _RANGES, "env.")
+
+
+def _check_iterative(config: TrainConfig) -> None:
     learning, policy = config.learning, config.policy
-    least = 2 if learning.baseline == "replicas" else 1
-    if learning.replicas < least:
-        raise ConfigError(f"learning.replicas must be at least {least} here, not {learning.replicas}")
-    if policy.rounds < 0:
-        raise ConfigError(f"policy.rounds must be at least 0, not {policy.rounds}")
-    if not (learning.temperature > 0 and learning.discount > 0):
-        raise ConfigError("learning.temperature and learning.discount must be above 0")
+    if learning.baseline == "replicas" and learning.replicas < 2:
+        raise ConfigError(f"learning.replicas must be at least 2 here, not {learning.replicas}")
     if policy.messages == "pairs" and (policy.head != "pair" or policy.pooling != "none"):
         raise ConfigError('policy.messages "pairs" needs policy.head "pair" and policy.pooling "none"')
     episodes = learning.graphs * learning.warmup_replicas
     if learning.replay and learning.replay < episodes:
         raise ConfigError(f"learning.replay must be 0 or at least the {episodes} episodes of an iteration, "
                           f"not {learning.replay}")  # fmt: skip
-    for name, share in (("warmup", learning.warmup), ("parts", learning.parts), ("annealed", learning.annealed)):
-        if not 0 <= share <= 1:
-            raise ConfigError(f"learning.{name} is a share, 0 to 1, not {share}")
-    return {
-        "learning.labels": learning.labels,
-        "learning.fits": learning.fits,
-        "learning.warmup_replicas": learning.warmup_replicas,
-        "learning.warmup_moves": learning.moves if learning.warmup_moves is None else learning.warmup_moves,
-        "learning.moves": learning.moves,
-        "learning.baseline_rounds": learning.baseline_rounds,
-        "policy.hidden": policy.hidden,
-        "policy.fixed_devices": policy.fixed_devices,
-    }
 
 
-def _check_one_shot(config: OneShotTrainConfig) -> dict[str, int]:
-    """Refuse what can't work; returns what must be at least 1."""
+def _check_one_shot(config: OneShotTrainConfig) -> None:
     learning, policy = config.learning, config.policy
     if learning.baseline != "moving" and learning.samples < 2:
         raise ConfigError(f"learning.samples must be at least 2 here, not {learning.samples}")
-    if not 0 <= learning.warmup <= 1:
-        raise ConfigError(f"learning.warmup is a share, 0 to 1, not {learning.warmup}")
     if learning.warmup and config.simulations is not None and config.iterations is None:
         raise ConfigError("learning.warmup simulates nothing while it imitates: limit iterations, or set it to 0")
-    for name, share in (("decay", learning.decay), ("quantile", learning.quantile)):
-        if not 0 <= share < 1:
-            raise ConfigError(f"learning.{name} is a share, 0 to below 1, not {share}")
-    if policy.hidden < 2 or policy.hidden % 2:
-        raise ConfigError(f"policy.hidden must be even and at least 2, not {policy.hidden}")
-    if learning.soften <= 0:
-        raise ConfigError(f"learning.soften must be above 0, not {learning.soften}")
-    if learning.imitate_best < 0:
-        raise ConfigError(f"learning.imitate_best must be at least 0, not {learning.imitate_best}")
-    return {
-        "learning.samples": learning.samples,
-        "learning.teacher": learning.teacher,
-        "policy.max_devices": policy.max_devices,
-    }
+    if policy.hidden % 2:
+        raise ConfigError(f"policy.hidden must be even, not {policy.hidden}")
+    if isinstance(policy, GdpConfig) and policy.hidden % policy.heads:
+        raise ConfigError(f"policy.hidden must be a multiple of policy.heads {policy.heads}, not {policy.hidden}")
 
 
 def _check_device(device: str) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +38,7 @@ from placeto.fields import (
     within,
     write_json,
 )
+from placeto.files import locked
 from placeto.graph import ComputationGraph
 from placeto.load import Placer, choose_placer, load_placer, pretrained_path
 from placeto.summary import ratio
@@ -174,6 +175,7 @@ def evaluate(
 
     Raises:
         EvaluationError: two placers with one label, or `out` exists and holds something else.
+        BusyError: another process evaluates into `out`.
     """
     labels = [spec.label for spec in specs]
     if len(set(labels)) < len(labels):
@@ -184,6 +186,20 @@ def evaluate(
         for spec in specs
         for seed in seeds
     ]
+    with locked(out) if out is not None else nullcontext():
+        return _evaluate(jobs, graphs, cluster, out, processes, history, report)
+
+
+def _evaluate(
+    jobs: Sequence[Job],
+    graphs: Mapping[str, ComputationGraph],
+    cluster: Cluster,
+    out: str | Path | None,
+    processes: int | None,
+    history: bool,
+    report: Callable[[int, int, str], None] | None,
+) -> list[Row]:
+    """The same for the jobs that this makes."""
     wanted = {job.key: job for job in jobs}
     old = load_rows(out) if out is not None and Path(out).exists() else []
     done = {row["key"]: row for row in old if row.get("key") in wanted and (not history or "history" in row)}

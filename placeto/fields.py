@@ -13,17 +13,18 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import re
 import reprlib
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from placeto.files import atomic_write
 
 INT64_MAX = 2**63 - 1
 MOST_BYTES = 128 * 2**20
@@ -255,28 +256,8 @@ def write_json(document: Any, path: str | Path) -> None:
     """
     packed = Path(path).suffix == ".gz"
     data = json.dumps(document, indent=None if packed else 1).encode()
-    write_bytes(gzip.compress(data, mtime=0) if packed else data, path)
-
-
-def write_bytes(data: bytes, path: str | Path) -> None:
-    """Write a file beside its place and move it there, so that it is never half written.
-
-    Raises:
-        OSError: it can't be written; a file that was there before is untouched.
-    """
-    place = Path(path).resolve()  # of a link, what it points to
-    if place.exists() and not place.is_file():  # such as /dev/stdout
-        place.write_bytes(data)
-        return
-    temporary = place.with_name(f".{os.getpid()}.{place.name}"[:255])
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, place)
-    except OSError as problem:
-        raise OSError(problem.errno, problem.strerror, str(path)) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(gzip.compress(data, mtime=0) if packed else data)
 
 
 def _nesting(data: bytes) -> int:

@@ -25,7 +25,7 @@ from placeto.reinforce import (
     replica_advantages,
     step_baseline_update,
 )
-from placeto.rollout import Labels, Rollout
+from placeto.rollout import DivergedError, Labels, Rollout
 
 CHANGE_CLIP = 0.2  # labels beyond it are equally bad (or good)
 SMALL_CHANGE = 0.02  # the error of a label of this size weighs half as much as that of one of no change
@@ -133,8 +133,14 @@ def policy_update(
 
 
 def gradient_step(policy: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, ranks: Ranks = ALONE) -> Tensor:
-    """A step along the sum of all ranks' gradients, those there are, scaled down to a norm; returns the norm before."""
+    """A step along the sum of all ranks' gradients, those there are, scaled down to a norm; returns the norm before.
+
+    Raises:
+        DivergedError: a gradient isn't finite; the parameters are as they were.
+    """
     ranks.sum_gradients(policy)
     norm = nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
+    if not norm.isfinite():  # so it is where a loss isn't
+        raise DivergedError("the gradients are not finite")
     optimizer.step()
     return norm

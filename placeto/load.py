@@ -97,23 +97,23 @@ def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str,
 
 
 def _load_learned(path: str | Path) -> tuple[str, Placer]:
-    from placeto.checkpoint import CheckpointError, load_checkpoint
+    from placeto.checkpoint import CheckpointError, load_checkpoint, matching
+    from placeto.config import check_loaded
+    from placeto.env import EnvConfig
     from placeto.policies import POLICIES
     from placeto.policies.guided import guided_placer
     from placeto.policies.sampling import sampling_placer
 
     placers: dict[str, Any] = {"iterative": guided_placer, "one-shot": sampling_placer}
     checkpoint = load_checkpoint(path)
-    name = str(checkpoint.get("placer"))
+    name = checkpoint.get("placer")
     if name not in POLICIES:
-        raise CheckpointError(f"{path}: holds a placer {name!r}, but only {', '.join(POLICIES)} are known")
-    try:
-        entry = POLICIES[name]
-        policy = entry.policy(entry.config(**checkpoint["config"]["policy"]))
-        return name, placers[entry.kind](checkpoint, policy)
-    except (KeyError, TypeError, RuntimeError) as problem:
-        reason = " ".join(str(problem).split())[:120]
-        raise CheckpointError(f"{path}: doesn't match this version of Placeto ({reason}); train again") from None
+        raise CheckpointError(f"{path}: holds a placer {name!r:.60}, but only {', '.join(POLICIES)} are known")
+    with matching(path):
+        entry, config = POLICIES[name], checkpoint["config"]
+        settings = entry.config(**config["policy"])
+        check_loaded(settings, EnvConfig(**config["env"]) if entry.kind == "iterative" else None)
+        return name, placers[entry.kind](checkpoint, entry.policy(settings))
 
 
 @cache

@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from placeto.files import atomic_write
+
 if TYPE_CHECKING:
     from placeto.simulator import Schedule
 
@@ -164,7 +166,8 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         PlotError: another ending.
     """
     check_suffix(path)
-    figure.savefig(path, dpi=150)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=150)
 
 
 def check_suffix(path: str | Path) -> None:

@@ -19,6 +19,10 @@ from placeto.features import InstanceBatch, score_moves
 from placeto.policies.base import PairDistribution
 
 
+class DivergedError(ValueError):
+    """Numbers of the training that are not finite; the message says which."""
+
+
 @dataclass
 class Stopwatch:
     """Seconds spent in each part of an iteration."""
@@ -93,8 +97,7 @@ def rollout(
     watch.lap(None)
     for _ in range(moves):
         with torch.no_grad():
-            logits, _ = policy(state.data)
-            distribution = PairDistribution.from_logits(logits, state.data, temperature)
+            distribution = PairDistribution.from_logits(_logits(policy, state.data), state.data, temperature)
             action = distribution.sample(noise.cut(noise.exponential(), state))
         data.append(state.data)
         actions.append(action)
@@ -109,6 +112,18 @@ def rollout(
         watch.lap("simulation")
     relative = torch.from_numpy(np.stack(makespans).astype(np.float32))
     return Rollout(data, torch.stack(actions), torch.stack(log_probs), relative, labelled, state, simulations)
+
+
+def _logits(policy: nn.Module, data: Data) -> Tensor:
+    """(V, D) logits of an observation.
+
+    Raises:
+        DivergedError: one isn't finite.
+    """
+    logits: Tensor = policy(data)[0]
+    if not logits.isfinite().all():
+        raise DivergedError("the policy's answers are not finite")
+    return logits
 
 
 @dataclass(frozen=True)
@@ -169,8 +184,8 @@ def greedy_pass(
     best, best_placement = state.best, state.best_placement
     for _ in range(int(batch.num_groups[index].max())):
         with torch.no_grad():
-            logits, _ = policy(state.data)
-        state = step(batch, config, state, PairDistribution.from_logits(logits, state.data).mode().numpy())
+            distribution = PairDistribution.from_logits(_logits(policy, state.data), state.data)
+        state = step(batch, config, state, distribution.mode().numpy())
         going = state.steps <= batch.num_groups[index]
         best = np.where(going, state.best, best)
         best_placement = np.where(going[:, None], state.best_placement, best_placement)

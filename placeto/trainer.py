@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,18 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
-from placeto.checkpoint import CheckpointError, capture_random, load_checkpoint, restore_random, save_checkpoint
+from placeto.checkpoint import (
+    FILE_NAME,
+    CheckpointError,
+    find_checkpoint,
+    load_checkpoint,
+    matching,
+    save_checkpoint,
+)
 from placeto.config import (
     FINE_TUNING,
     AnyTrainConfig,
-    ConfigError,
     OneShotLearningConfig,
     OneShotTrainConfig,
     TrainConfig,
@@ -25,7 +31,9 @@ from placeto.config import (
     default_config,
 )
 from placeto.cost import PlacementProblem
+from placeto.curves import Curves
 from placeto.distributed import Ranks
+from placeto.files import locked
 from placeto.learners import LEARNERS
 from placeto.learners.base import Learner, TrainState, Validation
 from placeto.placement import save_result
@@ -33,6 +41,7 @@ from placeto.placer import PlacementResult
 from placeto.plot import gantt_figure
 from placeto.policies import POLICIES
 from placeto.policies.base import OneShotPolicy
+from placeto.rollout import DivergedError
 from placeto.signals import StopRequest
 from placeto.simulator import simulate
 
@@ -42,7 +51,7 @@ DEFAULT_MINUTES = 10.0
 
 
 class TrainingError(ValueError):
-    """A training run that can't begin; the message says why."""
+    """A training run that can't begin or go on; the message says why."""
 
 
 def train(
@@ -74,15 +83,29 @@ def train(
         The last logged numbers by tensorboard tag.
 
     Raises:
-        TrainingError: no problem to train on or to validate on, or a graph that is in both sets.
+        ConfigError: a setting out of its range.
+        CurvesError: the tensorboard events can't be written.
+        TrainingError: no problem to train on or to validate on, a graph that is in both sets, numbers that are not
+            finite, or a checkpoint that can't be written; the last one that was written stays.
+        BusyError: another process trains in ``config.out``.
         CheckpointError: nothing to resume, or a checkpoint of another configuration or policy.
         RanksError: the other processes can't be reached, or one of them ended.
     """
     check_config(config)
     _check(problems, validation)
-    with Ranks.from_environment(config.device) as ranks:
+    if resume:
+        find_checkpoint(config.out)
+    with Ranks.from_environment(config.device) as ranks, _own(config.out) if ranks.first else nullcontext():
         _check_ranks(config, problems, ranks)
         return _train(config, problems, validation, initial, resume, report if ranks.first else _say_nothing, ranks)
+
+
+@contextmanager
+def _own(out: str) -> Iterator[None]:
+    """Within it no other process trains in this directory."""
+    Path(out).mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        yield
 
 
 def _say_nothing(done: float, note: str) -> None:
@@ -112,21 +135,21 @@ def _train(
     )
     state = learner.initial_state()
     if initial is not None:
-        _begin_with(state, initial, config)
+        with matching("the checkpoint to begin with"):
+            _begin_with(state, initial, config)
     if saved is not None:
-        _restore(state, saved, config, learner)
+        with matching(config.out):
+            _restore(state, saved, config, learner)
     _check_alike(config, state, learner, ranks)
     state.note_improvements()
     began -= state.elapsed
-    writer = None
-    if ranks.first:
-        Path(config.out).mkdir(parents=True, exist_ok=True)
-        writer = SummaryWriter(config.out, purge_step=state.iteration + 1 if resume else None)
     last: dict[str, float] = {}
-    with StopRequest() as stop:
+    written = Curves(config.out if ranks.first else None, state.iteration + 1 if resume else None)
+    with written as curves, StopRequest() as stop:
         while not (stopped := ranks.any(stop.requested)) and not _over(config, state):
             done = _share_done(config, state)
-            numbers = learner.iterate(state, done)
+            with _finite(config, state):
+                numbers = learner.iterate(state, done)
             state.iteration += 1
             state.average_parameters(config.learning.average)
             state.elapsed = ranks.of_first(time.perf_counter() - began)
@@ -136,10 +159,9 @@ def _train(
             if met.any():
                 numbers["makespan/train_best"] = float(state.elite_score[met].mean())
             if _over(config, state) or state.iteration % config.validate_every == 0:
-                numbers |= _validate(learner, state, writer, ranks)
-            if writer is not None:
-                for tag, value in numbers.items():
-                    writer.add_scalar(tag, value, state.iteration)
+                with _finite(config, state):
+                    numbers |= _validate(learner, state, curves, ranks)
+            curves.numbers(numbers, state.iteration)
             last |= numbers
             state.elapsed = ranks.of_first(time.perf_counter() - began)
             if ranks.first and (_over(config, state) or state.iteration % config.save_every == 0):
@@ -152,15 +174,32 @@ def _train(
             if alone:
                 _save_placements(config, state, learner)
         ranks.any(False)  # the others wait: who ends first takes the connections with it
-    final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
-    if writer is not None:
-        writer.add_hparams(_flat(asdict(config)), final, run_name=".", global_step=state.iteration)
-        writer.close()
+        final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
+        curves.settings(_flat(asdict(config)), final, state.iteration)
     report(1.0, "stopped by a signal, saved" if stopped else f"validation {state.best_validation:.4f}")
     return last | final
 
 
-def _validate(learner: Learner, state: TrainState, writer: SummaryWriter | None, ranks: Ranks) -> dict[str, float]:
+@contextmanager
+def _finite(config: AnyTrainConfig, state: TrainState) -> Iterator[None]:
+    """Within it, and after it, all numbers of the training are finite.
+
+    Raises:
+        TrainingError: one isn't; it says what to do.
+    """
+    try:
+        yield
+        if not all(value.isfinite().all() for value in state.policy.state_dict().values()):
+            raise DivergedError("the parameters are not finite")
+    except DivergedError as problem:
+        saved = Path(config.out) / FILE_NAME
+        stays = f"{saved} keeps the last good state" if saved.exists() else "nothing was saved yet"
+        raise TrainingError(
+            f"stopped in iteration {state.iteration + 1}: {problem}; {stays}: train anew with a lower learning rate"
+        ) from None
+
+
+def _validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) -> dict[str, float]:
     """Judge the average of the last parameters on the validation problems; the best one is kept."""
     with state.averaged():
         validation: Validation = ranks.made_by_first(lambda: learner.validate(state))
@@ -168,10 +207,10 @@ def _validate(learner: Learner, state: TrainState, writer: SummaryWriter | None,
     if mean < state.best_validation:
         state.best_validation = mean
         state.best_parameters = dict(state.average)
-        if writer is not None:
+        if ranks.first:
             first = next(iter(learner.validation.values()))
             schedule = simulate(first, validation.placement)
-            writer.add_figure("schedule/validation", gantt_figure(schedule), state.iteration)
+            curves.picture("schedule/validation", gantt_figure(schedule), state.iteration)
     return {
         "makespan/validation": mean,
         "makespan/validation_to_heuristic": float(validation.to_heuristic.mean()),
@@ -246,7 +285,7 @@ def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str)
     Raises:
         CheckpointError: it holds no policy that this version knows.
     """
-    try:
+    with matching(path):
         config, saved = default_config(checkpoint["placer"], out), checkpoint["config"]
         changes: dict[str, Any] = {"policy": type(config.policy)(**saved["policy"])}
         tuning = FINE_TUNING.get(config.placer, {})
@@ -254,9 +293,6 @@ def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str)
         if isinstance(config, TrainConfig):
             changes["env"] = type(config.env)(**saved["env"])
         return replace(config, **changes)
-    except (KeyError, TypeError, ConfigError) as problem:
-        reason = " ".join(str(problem).split())[:120]
-        raise CheckpointError(f"{path}: doesn't match this version of Placeto ({reason})") from None
 
 
 def _begin_with(state: TrainState, initial: Mapping[str, Any], config: AnyTrainConfig) -> None:
@@ -279,28 +315,22 @@ def _begin_with(state: TrainState, initial: Mapping[str, Any], config: AnyTrainC
 
 
 def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
-    save_checkpoint(
-        {
-            "placer": config.placer,
-            "config": asdict(config),
-            "problems": fingerprint(learner.problems, learner.validation),
-            "parameters": state.policy.state_dict(),
-            "best_parameters": state.best_parameters or state.policy.state_dict(),
-            "average": state.average,
-            "best_validation": float(state.best_validation),
-            "optimizer": state.optimizer.state_dict(),
-            "random": capture_random([state.torch_random, state.random]),
-            "elite": torch.from_numpy(state.elite),
-            "elite_score": torch.from_numpy(state.elite_score),
-            "history": state.history,
-            "replay": None if state.replay is None else state.replay.saved(),
-            "improvements": state.improvements,
-            "iteration": state.iteration,
-            "simulations": state.simulations,
-            "elapsed": state.elapsed,
-        },
-        Path(config.out) / "checkpoint.pt",
-    )
+    """Write the checkpoint.
+
+    Raises:
+        TrainingError: it can't be written; it says how to go on.
+    """
+    made_with = {
+        "placer": config.placer,
+        "config": asdict(config),
+        "problems": fingerprint(learner.problems, learner.validation),
+    }
+    path = Path(config.out) / FILE_NAME
+    try:
+        save_checkpoint(made_with | state.saved(), path)
+    except OSError as problem:
+        stays = "the last one stays: make room, then go on with --resume" if path.exists() else "make room, train anew"
+        raise TrainingError(f"{path}: can't be written ({problem.strerror}); {stays}") from None
 
 
 def _save_placements(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
@@ -331,20 +361,7 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
         raise CheckpointError(f"can't resume {config.out}: {key} was {old.get(key)}, now it is {new.get(key)}")
     if saved["problems"] != fingerprint(learner.problems, learner.validation):
         raise CheckpointError(f"can't resume {config.out}: it was trained on other graphs or clusters")
-    state.policy.load_state_dict(saved["parameters"])
-    state.average = dict(saved.get("average", {}))
-    state.optimizer.load_state_dict(saved["optimizer"])
-    restore_random(saved["random"], [state.torch_random, state.random])
-    state.elite, state.elite_score = saved["elite"].numpy().copy(), saved["elite_score"].numpy().copy()
-    state.best_validation = saved["best_validation"]
-    if np.isfinite(state.best_validation):  # else these are only the latest parameters
-        state.best_parameters = dict(saved["best_parameters"])
-    if state.replay is not None and saved["replay"] is not None:  # they are forgotten when their stage is over
-        state.replay.restore(saved["replay"])
-    state.history = dict(saved["history"])
-    state.improvements = {index: list(points) for index, points in saved.get("improvements", {}).items()}
-    state.iteration, state.simulations = saved["iteration"], saved["simulations"]
-    state.elapsed = saved["elapsed"]
+    state.restore(saved)
 
 
 def fingerprint(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem]) -> list[str]:

@@ -1,5 +1,8 @@
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pytest
@@ -13,6 +16,8 @@ from placeto.checkpoint import (
     restore_random,
     save_checkpoint,
 )
+from placeto.load import load_placer
+from tests.test_files import limited
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 STATE = {"placer": "placeto", "parameters": {"weight": WEIGHT}, "iteration": 7, "losses": [0.5]}
@@ -31,16 +36,12 @@ def test_directory_of_the_run_is_made(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "runs" / "a")["iteration"] == 7
 
 
-def test_a_failed_save_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_checkpoint(STATE, tmp_path / "checkpoint.pt")
-
-    def crash(state: object, stream: object) -> None:
-        stream.write(b"half")  # type: ignore[attr-defined]
-        raise OSError("disk full")
-
-    monkeypatch.setattr(torch, "save", crash)
-    with pytest.raises(OSError, match="disk full"):
-        save_checkpoint({**STATE, "iteration": 8}, tmp_path / "checkpoint.pt")
+def test_a_failed_save_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(STATE, path)
+    with limited(1000), pytest.raises(OSError, match="File too large") as error:
+        save_checkpoint({**STATE, "iteration": 8}, path)
+    assert error.value.filename == str(path)
     assert load_checkpoint(tmp_path)["iteration"] == 7
     assert os.listdir(tmp_path) == ["checkpoint.pt"]
 
@@ -98,3 +99,100 @@ def test_random_states_must_match(tmp_path: Path) -> None:
         restore_random(state)
     with pytest.raises(CheckpointError, match="another kind"):
         restore_random(state, [torch.Generator()])
+
+
+def test_flipped_bits_are_seen(tmp_path: Path) -> None:
+    """Each of them is refused, or changes nothing that is read, such as the padding between parts."""
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(STATE, path)
+    good, random, messages = path.read_bytes(), np.random.default_rng(0), set[str]()
+    inside = good.index(WEIGHT.numpy().tobytes())
+    bits = [*range(8 * inside, 8 * (inside + WEIGHT.nbytes)), *random.integers(8 * len(good), size=200)]
+    for place, bit in enumerate(bits):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            state = load_checkpoint(path)
+        except CheckpointError as error:
+            messages.add(str(error))
+        else:
+            assert place >= 8 * WEIGHT.nbytes
+            assert torch.equal(state["parameters"].pop("weight"), WEIGHT)
+            assert state == {"format": "placeto.checkpoint/1", **STATE, "parameters": {}}
+    assert all(message.startswith(f"{path}: not a checkpoint") and "\n" not in message for message in messages)
+
+
+def nested(depth: int) -> list[object]:
+    """Two lists that are one, in each of which are two that are one, and so on: 2 ** depth when written out."""
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"placer": nested(60)}, "'placer' is no str"),
+        ({"history": nested(60)}, "'history' holds too many values, or too deep ones"),
+        ({"history": nested(14)}, None),
+        ({"history": [nested(14)] * 99}, "'history' holds too many values"),
+        ({"parameters": [1]}, "'parameters' is no dict"),
+        ({"parameters": {"weight": torch.tensor([1.0, np.nan])}}, "'parameters' holds a NaN or an infinite number"),
+        (
+            {"best_parameters": {"weight": torch.tensor([np.inf])}},
+            "'best_parameters' holds a NaN or an infinite number",
+        ),
+        ({"optimizer": {"state": [{"step": np.nan}]}}, "'optimizer' holds a NaN or an infinite number"),
+        ({"elite_score": torch.tensor([np.inf]), "best_validation": np.inf}, None),  # nothing was met so far
+        ({"average": {"weight": torch.zeros(1).expand(10**12)}}, "'average' holds a tensor of an unknown kind"),
+        ({"average": {"weight": torch.eye(2).to_sparse()}}, "'average' holds a tensor of an unknown kind"),
+    ],
+    ids=range(11),
+)
+def test_what_a_checkpoint_cannot_hold(tmp_path: Path, changes: dict[str, object], says: str | None) -> None:
+    save_checkpoint({**STATE, **changes}, tmp_path / "checkpoint.pt")
+    if says is None:
+        load_checkpoint(tmp_path)
+        return
+    with pytest.raises(CheckpointError, match=rf"checkpoint\.pt: .*{says}"):
+        load_checkpoint(tmp_path)
+
+
+def test_compressed_files_are_not_unpacked(tmp_path: Path) -> None:
+    save_checkpoint({**STATE, "history": torch.zeros(100_000)}, tmp_path / "plain.pt")
+    with ZipFile(tmp_path / "plain.pt") as plain, ZipFile(tmp_path / "packed.pt", "w", ZIP_DEFLATED) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    with pytest.raises(CheckpointError, match="compressed"):
+        load_checkpoint(tmp_path / "packed.pt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: saved.pop("config"),
+        lambda saved: saved.pop("best_parameters"),
+        lambda saved: saved["config"].pop("policy"),
+        lambda saved: saved["config"].pop("env"),
+        lambda saved: saved["config"].update(policy=[3]),
+        lambda saved: saved["config"]["policy"].update(hidden="48"),
+        lambda saved: saved["config"]["policy"].update(hidden=10**9),
+        lambda saved: saved["config"]["policy"].update(rounds=10**9),
+        lambda saved: saved["config"]["policy"].update(features=["paper"]),
+        lambda saved: saved["config"]["policy"].update(change_weight=float("nan")),
+        lambda saved: saved["config"]["policy"].update(colour="red"),
+        lambda saved: saved["config"]["env"].update(tolerance={}),
+        lambda saved: saved["best_parameters"].update({"from_node.weight": torch.zeros(3)}),
+        lambda saved: saved["best_parameters"].update({"from_node.weight": 3}),
+        lambda saved: saved["best_parameters"].update({3: torch.zeros(3)}),
+    ],
+    ids=range(15),
+)
+def test_checkpoints_that_place_nothing(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    saved = load_checkpoint("pretrained")
+    change(saved)
+    save_checkpoint(saved, tmp_path / "checkpoint.pt")
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt|doesn't match this version of Placeto \(.+\); train"):
+        load_placer(tmp_path)

@@ -70,3 +70,27 @@ def test_help_of_train_shows_the_policy_of_the_placer(capsys: pytest.CaptureFixt
         assert run("train", f"--placer={placer}", "--help") == 0
         assert option in capsys.readouterr().out
     assert "learned placers: placeto, seq2seq" in fails(capsys, "train", "--placer", "foo")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "--cluster STR"),
+        (("--cluster", "2xv100", "--out", "run", "--seed", 10**26), "seed must be below 2^63"),
+        (("--cluster", "2xv100", "--out", "run", "--learning.lr", "nan"), "learning.lr must be finite, not nan"),
+        (("--cluster", "2xv100", "--out", "run", "--learning.lr", "1e30"), "learning.lr must be at most 1, not 1e+30"),
+        (("--cluster", "2xv100", "--out", "run", "--threads", 10**9), "threads must be at most 1024"),
+        (("--cluster", "2xv100", "--out", ""), "out is empty: give the directory of the run"),
+    ],
+)
+def test_arguments_that_cannot_work(
+    options: tuple[object, ...],
+    says: str,
+    graph_file: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert says in fails(capsys, "train", *((graph_file, *options) if options else ()))
+    assert [path.name for path in tmp_path.iterdir()] == [Path(graph_file).name]

@@ -8,10 +8,12 @@ import pytest
 
 from placeto.cluster import Cluster, load_cluster
 from placeto.evaluate import EvaluationError, PlacerSpec, evaluate, load_rows, parse_spec, save_rows
+from placeto.files import BusyError
 from placeto.graph import ComputationGraph
 from placeto.heuristics import HEURISTICS
 from placeto.load import LoadError
 from placeto.summary import mean_curves
+from tests.test_files import held
 
 SPECS = (PlacerSpec("single", "single"), PlacerSpec("random", "random", simulations=5))
 
@@ -230,3 +232,15 @@ def test_rows_are_objects(tmp_path: Path, row: object) -> None:
     (tmp_path / "mine.json").write_text(json.dumps({"format": "placeto.evaluation/1", "rows": [row]}))
     with pytest.raises(EvaluationError, match=r"mine\.json: row 0: must be an object with graph, cluster"):
         load_rows(tmp_path / "mine.json")
+
+
+def test_two_evaluations_into_one_file_are_refused(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path
+) -> None:
+    """Each would write the rows that were there when it began, and its own: the other's would be lost."""
+    path = tmp_path / "table.json"
+    with held(path) as process, pytest.raises(BusyError, match=rf"table\.json: process {process.pid} on .* is writing"):
+        evaluate(graphs, cluster, SPECS, out=path, processes=1)
+    assert not path.exists()
+    evaluate(graphs, cluster, SPECS, out=path, processes=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["table.json"]

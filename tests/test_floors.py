@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {
-    0: ["fields", "graph", "topology", "cluster", "progress", "signals", "distributed"],
+    0: ["files", "fields", "settings", "graph", "topology", "cluster", "progress", "signals", "distributed"],
     1: ["cost", "_kernel", "_memory", "simulator", "grouping", "placer", "placement"],
     2: [
         "_observe",
@@ -27,6 +27,7 @@ FLOORS = {
         "reinforce",
         "rollout",
         "checkpoint",
+        "curves",
         "learning",
         "learners",
         "load",
@@ -106,7 +107,7 @@ def test_policies_do_not_import_one_another() -> None:
 def test_families_use_capture_and_floor_0_only() -> None:
     for path in modules("graphs"):
         for module in imports(path):
-            assert part(module) in (None, "capture", "fields", "graph", "cluster", "progress"), (
+            assert part(module) in (None, "capture", "fields", "graph", "cluster", "progress", "files"), (
                 f"{path} imports {module}"
             )
 

@@ -273,7 +273,7 @@ def test_store_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     store.save([graph], tmp_path / "some.zip")
     again = store.load("some", "one")
     assert (again.hash, again.name, again.mode) == (graph.hash, "one", "inference")
-    with pytest.raises(KeyError):
+    with pytest.raises(store.StoreError, match=r"some\.zip: .*no item named 'two'"):
         store.load("some", "two")
 
 

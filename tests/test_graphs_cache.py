@@ -6,10 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from graphs import MODELS, cache, capture_progress, gnmt, rnnlm
+from graphs import MODELS, cache, capture_progress, gnmt, rnnlm, store
 from graphs.capture_progress import capture_with_progress
 from graphs.models import ModelFamily
 from placeto.graph import ComputationGraph
@@ -68,10 +69,34 @@ def test_a_damaged_file_is_replaced(damage: str, capsys: pytest.CaptureFixture[s
     path.write_bytes({"empty": b"", "truncated": good[: len(good) // 2], "changed": changed, "other": b"{}"}[damage])
     assert cache.cached(path, capture).hash == a_graph().hash
     assert capture.calls == 2
-    assert f"{path}: can't be read (" in capsys.readouterr().err
+    says = capsys.readouterr().err
+    assert says.startswith(f"{path}: damaged, or not a file of graphs (")
+    assert says.endswith("; the graph is captured again\n")
     assert path.read_bytes() == good
     cache.cached(path, capture)
     assert capture.calls == 2
+
+
+def test_every_flipped_bit_is_seen_or_harmless(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache captures the graph again, the families' store names the file."""
+    path = folder / "some.zip"
+    cache.cached(path, a_graph)
+    good = path.read_bytes()
+    monkeypatch.setattr(store, "DATA", folder)
+    random, messages = np.random.default_rng(0), list[str]()
+    for bit in random.integers(8 * len(good), size=120).tolist():
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        store._archive.cache_clear()
+        try:
+            assert store.load("some", "some").hash == a_graph().hash
+        except store.StoreError as error:
+            messages.append(str(error))
+        assert cache.cached(path, a_graph).hash == a_graph().hash
+    assert len(messages) > 60
+    assert all(message.startswith(f"{path}: damaged, or not a file of graphs (") for message in messages)
+    store._archive.cache_clear()
 
 
 def test_a_place_that_cannot_be_written_is_named(

@@ -197,11 +197,11 @@ def test_fine_tuning_begins_with_softer_choices(tmp_path):
 def test_settings_out_of_range_are_refused(tmp_path):
     base = one_shot(tmp_path)
     cases = [
-        (replace(base, learning=replace(base.learning, decay=1.0)), r"learning\.decay is a share"),
+        (replace(base, learning=replace(base.learning, decay=1.0)), r"learning\.decay must be at most 0\.999"),
         (replace(base, learning=replace(base.learning, samples=1, baseline="samples")), r"learning\.samples must be"),
         (replace(base, policy=Seq2SeqConfig(hidden=5)), r"policy\.hidden must be even"),
         (replace(base, placer="gdp"), "placer 'gdp' needs a GdpConfig as policy"),
-        (replace(base, learning=replace(base.learning, soften=0.0)), r"learning\.soften must be above 0"),
+        (replace(base, learning=replace(base.learning, soften=0.0)), r"learning\.soften must be at least 0\.001"),
         (replace(base, learning=replace(base.learning, minibatch=0)), r"learning\.minibatch must be at least 1"),
         (
             replace(base, iterations=None, simulations=99, learning=replace(base.learning, warmup=0.5)),

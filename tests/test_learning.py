@@ -8,10 +8,10 @@ from placeto.config import PAPER_LEARNING, LearningConfig
 from placeto.cost import PlacementProblem
 from placeto.env import EnvConfig, reset
 from placeto.features import InstanceBatch, make_instance
-from placeto.learning import SMALL_CHANGE, advantages, policy_update, supervised_update
+from placeto.learning import SMALL_CHANGE, advantages, gradient_step, policy_update, supervised_update
 from placeto.policies.base import PairDistribution
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
-from placeto.rollout import rollout
+from placeto.rollout import DivergedError, greedy_pass, rollout
 from tests.toys import random_graph, toy_cluster
 
 
@@ -98,3 +98,24 @@ class _Shifted(torch.nn.Module):
 
     def forward(self, data):
         return self.change, self.change
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(wrong):
+    policy = torch.nn.Linear(2, 1)
+    before = policy.weight.clone()
+    policy(torch.tensor([1.0, wrong])).backward()
+    with pytest.raises(DivergedError, match="the gradients are not finite"):
+        gradient_step(policy, torch.optim.Adam(policy.parameters()), 1.0)
+    assert torch.equal(policy.weight, before)
+
+
+def test_answers_that_are_not_finite_are_no_moves(setting):
+    policy = setting[0]
+    torch.nn.init.constant_(policy.head[-1].weight, 3e38)
+    batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(0, 20), toy_cluster(2)))])
+    index, placement = np.zeros(1, np.int64), np.zeros((1, batch.max_groups), np.int64)
+    with pytest.raises(DivergedError, match="the policy's answers are not finite"):
+        rollout(policy, batch, EnvConfig(), reset(batch, EnvConfig(), index, placement), 2, torch.Generator())
+    with pytest.raises(DivergedError, match="the policy's answers are not finite"):
+        greedy_pass(policy, batch, EnvConfig(), index, placement)

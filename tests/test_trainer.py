@@ -295,8 +295,15 @@ def test_settings_out_of_range_are_refused(tmp_path):
         train(config(tmp_path, learning=replace(QUICK, replay=3)), problems(2), problems(1, 10))
     with pytest.raises(ConfigError, match=r"learning\.fits must be at least 1, not 0"):
         train(config(tmp_path, learning=replace(QUICK, replay=8, fits=0)), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"learning\.annealed is a share, 0 to 1, not 1\.5"):
+    with pytest.raises(ConfigError, match=r"learning\.annealed must be at most 1, not 1\.5"):
         train(config(tmp_path, learning=replace(QUICK, annealed=1.5)), problems(2), problems(1, 10))
+    for wrong in (float("nan"), 1e30, -1.0):
+        with pytest.raises(ConfigError, match=r"learning\.lr must be (finite|at most 1|at least 0), not"):
+            train(config(tmp_path, learning=replace(QUICK, lr=wrong)), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"seed must be below 2\^63, not 10000"):
+        train(config(tmp_path, seed=10**26), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match="out is empty: give the directory of the run"):
+        train(config(""), problems(2), problems(1, 10))
     with pytest.raises(
         ConfigError, match=r'policy\.messages "pairs" needs policy\.head "pair" and policy\.pooling "none"'
     ):

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from placeto.commands.common import (
     check_positive,
 )
 from placeto.cost import PlacementProblem
+from placeto.files import locked, write_text
 from placeto.graph import ComputationGraph
 from placeto.load import load_split, resolve_graph
 from placeto.progress import ProgressBar
@@ -79,7 +81,8 @@ def run(arguments: Arguments) -> None:
     if not specs:
         raise UsageError("--placers names no placer; see `placeto list placers`")
     rows: list[Row] = []
-    with ProgressBar("evaluating", total=sum(map(len, graphs)) * len(specs) * arguments.seeds) as bar:
+    own_file = locked(arguments.output) if arguments.output is not None else nullcontext()  # for all clusters together
+    with own_file, ProgressBar("evaluating", total=sum(map(len, graphs)) * len(specs) * arguments.seeds) as bar:
         for own, cluster in zip(graphs, clusters, strict=True):
             rows += evaluate(
                 own,
@@ -100,7 +103,7 @@ def run(arguments: Arguments) -> None:
     print("\n".join(tables))
     if arguments.output is not None:
         markdown = arguments.output.with_name(arguments.output.name.removesuffix(".gz")).with_suffix(".md")
-        markdown.write_text("\n".join(tables))
+        write_text("\n".join(tables), markdown)
         print(f"wrote {arguments.output} and {markdown}", file=sys.stderr)
     if arguments.curve is not None:
         from placeto.plot import curve_figure, save_figure

@@ -21,7 +21,7 @@ from placeto.commands.common import (
     UsageError,
     check_positive,
 )
-from placeto.config import AnyTrainConfig, default_config
+from placeto.config import AnyTrainConfig, check_config, default_config
 from placeto.cost import PlacementProblem
 from placeto.distributed import Ranks
 from placeto.load import load_split, resolve_graph
@@ -73,9 +73,10 @@ def run(arguments: Arguments) -> None:
     check_positive("--minutes", config.minutes)
     check_positive("--iterations", config.iterations)
     check_positive("--simulations", config.simulations)
+    check_config(config)
     out = Path(config.out)
     if arguments.resume and config.minutes is None and config.iterations is None and config.simulations is None:
-        before = load_checkpoint(out)["config"]
+        before = load_checkpoint(out).get("config", {})
         limits = {name: before.get(name) for name in ("minutes", "iterations", "simulations")}
         config = replace(config, **limits)
     if (out / FILE_NAME).exists() and not arguments.resume:
@@ -125,7 +126,7 @@ def _print_best(problems: dict[str, PlacementProblem], out: Path) -> None:
 
 def _value(arguments: Sequence[str], option: str) -> str | None:
     """What is given for an option, before the arguments are parsed; tyro complains about what is wrong with it."""
-    for this, following in zip(arguments, [*arguments[1:], None], strict=True):
+    for this, following in zip(arguments, [*arguments, None][1:], strict=True):
         if this == option:
             return following
         if this.startswith(f"{option}="):

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from placeto.checkpoint import capture_random, restore_random
 from placeto.config import LearningConfig, OneShotLearningConfig
 from placeto.cost import PlacementProblem
 from placeto.learners.replay import Replay
@@ -60,6 +61,42 @@ class TrainState:
             yield
         finally:
             self.policy.load_state_dict(own)
+
+    def saved(self) -> dict[str, Any]:
+        """All of it, for a checkpoint; without a validation so far the best parameters are the latest."""
+        return {
+            "parameters": self.policy.state_dict(),
+            "best_parameters": self.best_parameters or self.policy.state_dict(),
+            "average": self.average,
+            "best_validation": float(self.best_validation),
+            "optimizer": self.optimizer.state_dict(),
+            "random": capture_random([self.torch_random, self.random]),
+            "elite": torch.from_numpy(self.elite),
+            "elite_score": torch.from_numpy(self.elite_score),
+            "history": self.history,
+            "replay": None if self.replay is None else self.replay.saved(),
+            "improvements": self.improvements,
+            "iteration": self.iteration,
+            "simulations": self.simulations,
+            "elapsed": self.elapsed,
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Put back what `saved` gave."""
+        self.policy.load_state_dict(saved["parameters"])
+        self.average = dict(saved.get("average", {}))
+        self.optimizer.load_state_dict(saved["optimizer"])
+        restore_random(saved["random"], [self.torch_random, self.random])
+        self.elite, self.elite_score = saved["elite"].numpy().copy(), saved["elite_score"].numpy().copy()
+        self.best_validation = saved["best_validation"]
+        if np.isfinite(self.best_validation):  # else these are only the latest parameters
+            self.best_parameters = dict(saved["best_parameters"])
+        if self.replay is not None and saved["replay"] is not None:  # they are forgotten when their stage is over
+            self.replay.restore(saved["replay"])
+        self.history = dict(saved["history"])
+        self.improvements = {index: list(points) for index, points in saved.get("improvements", {}).items()}
+        self.iteration, self.simulations = saved["iteration"], saved["simulations"]
+        self.elapsed = saved["elapsed"]
 
     def note_improvements(self) -> None:
         """Remember what the best placements met are worth, where that is news."""

@@ -172,6 +172,8 @@ class GuidedPlacer:
         while not visited.all() and not evaluator.exhausted:
             state = reset(batch, self.env, zero, here[None], visited)
             moves = self._likeliest(state, max(_TRIES, together))
+            if not len(moves):  # the policy's numbers overflow: it has no opinion, and won't get one
+                break
             kept = tries = 0
             while len(moves) and kept < _KEPT and tries < _TRIES and not evaluator.exhausted:
                 chosen, device = moves[:together].T

@@ -308,3 +308,19 @@ def test_starts_are_sorted_and_scored_as_the_simulator_does():
     for row, score in zip(starts.placement, starts.score, strict=True):
         schedule = simulate(problem, row[instance.groups.group])
         assert score == pytest.approx(schedule.makespan_us / problem.single_device_us)
+
+
+def test_a_policy_whose_numbers_overflow_ends_too():
+    """It has no likely move then: what the heuristics and annealing find is the result."""
+    torch.manual_seed(0)
+    policy = PlacetoPolicy(PlacetoConfig())
+    for parameter in policy.parameters():
+        parameter.data[::2] *= 1e25
+    problem = PlacementProblem(random_graph(3, 20), toy_cluster(2))
+    instance = make_instance(problem)
+    for budget in ({}, {"simulations": 0}, {"simulations": 200}):
+        result = GuidedPlacer(policy, EnvConfig())(problem, **budget)
+        assert result.makespan_us == simulate(problem, result.placement).makespan_us
+    evaluator = Evaluator(problem, instance.groups)
+    best_cheap(evaluator)
+    assert result.makespan_us <= evaluator.best_score

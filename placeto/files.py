@@ -1,0 +1,125 @@
+"""Files that are written whole or not at all, and by one process at a time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP  # a file system that has none
+_held: set[Path] = set()  # what this process has locked
+
+
+class BusyError(ValueError):
+    """Another process is writing there; the message says which."""
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Give a path to write to, which takes the place of `path` at the end: a crash leaves the old file.
+
+    It has the same ending. What killed processes left of their own is removed. A link stays a link; a device or a
+    pipe is written to directly.
+
+    Raises:
+        OSError: the file can't be written; its `filename` is `path`.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        yield target
+        return
+    temporary = target.with_name(f"{_hidden(target)}.{os.getpid()}{target.suffix}")
+    try:
+        _sweep(target)
+        yield temporary
+        with temporary.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except BaseException as problem:
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(problem, OSError):
+            problem.filename, problem.filename2 = str(path), None
+        raise
+
+
+def write_text(text: str, path: str | Path) -> None:
+    """Write a text file; the old one stays until the new one is complete."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text)
+
+
+@contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Within it no other process can lock this file or folder; this one can once more.
+
+    The lock is on a file beside it, in a folder, and ends with the process, however that ends.
+
+    Raises:
+        BusyError: another process has the lock.
+        OSError: the lock file can't be made.
+    """
+    target = Path(os.path.realpath(path))
+    if target in _held:
+        yield
+        return
+    lock = target / ".lock" if target.is_dir() else target.with_name(f"{_hidden(target)}.lock")
+    stream = _lock(lock, path)
+    _held.add(target)
+    try:
+        yield
+    finally:
+        _held.discard(target)
+        lock.unlink(missing_ok=True)  # before it is free: who waits for it with an open file sees that it is gone
+        os.close(stream)
+
+
+def _lock(lock: Path, path: str | Path) -> int:
+    """Open and lock a lock file, and write into it who did; its file descriptor."""
+    while True:
+        stream = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(stream, 200).decode(errors="replace") or "another process"
+            os.close(stream)
+            raise BusyError(f"{path}: {holder} is writing to it; wait until that ends, or choose another") from None
+        except OSError as problem:
+            if problem.errno not in _NO_LOCKS:
+                os.close(stream)
+                raise
+        if os.fstat(stream).st_nlink:
+            with suppress(OSError):  # a full disk: the lock holds, it only doesn't say whose it is
+                os.ftruncate(stream, 0)
+                os.write(stream, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            return stream
+        os.close(stream)  # its last holder has removed it since it was opened
+
+
+def _hidden(target: Path) -> str:
+    """How names of files that go with a target begin; names must not get too long."""
+    return f".{target.name[:200]}"
+
+
+def _sweep(target: Path) -> None:
+    """Remove unfinished files of a target whose processes are gone."""
+    unfinished = re.compile(rf"{re.escape(_hidden(target))}\.(\d{{1,9}})(\.\w+)?")
+    for entry in os.scandir(target.parent):
+        if (match := unfinished.fullmatch(entry.name)) and not _alive(int(match[1])):
+            with suppress(OSError):  # another process was quicker
+                os.unlink(entry)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
