@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph, read_json, write_json
 from placeto.load import Placer, choose_placer, load_placer, pretrained_path
 from placeto.summary import ratio
+from placeto.threads import set_threads
 
 if TYPE_CHECKING:
     from placeto.cluster import Cluster
@@ -303,11 +303,7 @@ def start_process() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = "1"  # read by torch when a learned placer imports it
-    import numba
-
-    numba.set_num_threads(1)  # starts numba's threads, which sets the number that torch uses: so this comes first
-    if "torch" in sys.modules:  # the main module, which this process imports first, may have done so already
-        sys.modules["torch"].set_num_threads(1)
+    set_threads(1, 1)  # the main module, which this process imports first, may have imported torch
 
 
 def _start_worker(worker: _Worker) -> None:

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
@@ -35,6 +34,7 @@ from placeto.policies import POLICIES
 from placeto.policies.base import OneShotPolicy
 from placeto.signals import StopRequest
 from placeto.simulator import simulate
+from placeto.threads import set_threads
 
 __all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "fingerprint", "pretrained_config", "train"]
 
@@ -102,10 +102,7 @@ def _train(
     began = time.perf_counter()
     alone = validation is None
     validation = problems if validation is None else validation
-    cores = numba.get_num_threads()  # starts numba's threads, which sets the number that torch uses: torch's comes next
-    torch.set_num_threads(config.threads)
-    if ranks.size > 1:
-        numba.set_num_threads(min(config.threads, cores))
+    set_threads(config.threads, config.threads if ranks.size > 1 else None)
     saved = load_checkpoint(config.out) if resume else None
     learner: Learner = LEARNERS[POLICIES[config.placer].kind](
         config, problems, validation, lambda note: report(0.0, note), ranks

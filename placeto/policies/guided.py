@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +24,7 @@ from placeto.heuristics.list_scheduling import try_heft
 from placeto.heuristics.search import CHEAP, DEFAULT_SIMULATIONS, anneal_within, best_cheap, parts_of, round_to_groups
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
+from placeto.threads import one_torch_thread
 
 _LEVELS = (0.125, 0.25, 0.5, 1.0)  # shares of the groups to which they are joined for the sweeps, in turn
 _TIMED = _LEVELS[:-1]  # the same under a clock: a look of the policy takes as long as tens of annealing's simulations
@@ -94,7 +94,7 @@ class GuidedPlacer:
         """Place a graph within a budget of simulations or seconds; see the class."""
         began = time.perf_counter()
         instance = make_instance(problem)
-        with _one_thread():
+        with one_torch_thread():
             if simulations == 0:
                 return self._answer(instance, seconds, seed, began)
             evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
@@ -196,17 +196,6 @@ class GuidedPlacer:
         device, most = odds.argmax(1), odds.max(1)
         order = np.argsort(-most, kind="stable")[: min(count, np.isfinite(most).sum())]
         return np.stack([order, device[order]], 1)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Within it torch computes with one thread: its tensors are small, and on a busy machine others are waited for."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def guided_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> GuidedPlacer:

@@ -20,6 +20,7 @@ from placeto.op_features import OneShotInput, make_input
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import OneShotPolicy
 from placeto.simulator import simulate
+from placeto.threads import one_torch_thread
 
 SAMPLES = 16  # drawn at once
 SHARE = 0.25  # of the budget spent on samples
@@ -51,6 +52,12 @@ class SamplingPlacer:
             PolicyError: the cluster has more devices than the policy knows.
         """
         began = time.perf_counter()
+        with one_torch_thread():
+            return self._place(problem, simulations, seconds, seed, began)
+
+    def _place(
+        self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
+    ) -> PlacementResult:
         device = next(self.policy.parameters()).device
         graph = make_input(problem, self.policy.units).to(device)
         unit = graph.unit.cpu().numpy()

@@ -256,28 +256,6 @@ def test_same_seed_same_placement(placer):
     assert first.simulations == second.simulations
 
 
-def test_the_network_has_one_thread(placer, monkeypatch):
-    """What torch was set to before comes back, also after an error."""
-    problem = PlacementProblem(random_graph(2, 30), toy_cluster(3))
-    threads, look = [], GuidedPlacer._likeliest
-
-    def watched(self, state, count):
-        threads.append(torch.get_num_threads())
-        return look(self, state, count)
-
-    monkeypatch.setattr(GuidedPlacer, "_likeliest", watched)
-    torch.set_num_threads(2)
-    try:
-        placer(problem)
-        assert set(threads) == {1}
-        assert torch.get_num_threads() == 2
-        with pytest.raises(ValueError, match="simulations"):
-            placer(problem, simulations=-1)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
 def test_seconds_are_kept(placer):
     problem = PlacementProblem(random_graph(2, 30), toy_cluster(3))
     placer(problem)  # compiles
