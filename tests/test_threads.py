@@ -6,11 +6,14 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import os
 os.environ["NUMBA_NUM_THREADS"] = "3"
+import numpy as np
 import torch
 import placeto
+from placeto.cost import ProblemBatch
 from placeto.policies.gdp import GdpConfig, GdpPolicy
 from placeto.policies.guided import GuidedPlacer
 from placeto.policies.sampling import SamplingPlacer
+from placeto.simulator import simulate_batch
 from placeto.threads import set_threads
 from tests.toys import random_graph, toy_cluster
 
@@ -19,6 +22,7 @@ seen = []
 def watch(owner, name):
     method = getattr(owner, name)
     def watched(*arguments):
+        simulate_batch(ProblemBatch.of([problem]), np.zeros(16, np.int64), np.zeros((16, 30), np.int64))
         seen.append(torch.get_num_threads())
         return method(*arguments)
     setattr(owner, name, watched)
@@ -44,5 +48,5 @@ assert torch.get_num_threads() == 3
 
 
 def test_learned_placers_have_one_thread_from_their_first_call_on() -> None:
-    """In a process of its own: numba starts its threads once, and would set torch's to its own number."""
+    """In a process of its own: numba starts its threads with the first parallel kernel, and would set torch's, too."""
     subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, check=True)
