@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph, read_json, write_json
-from placeto.load import Placer, choose_placer, load_placer, pretrained_path
+from placeto.load import Placer, choose_placer, load_placer, pretrained_path, zero_shot
+from placeto.placer import best_single
 from placeto.summary import ratio
 from placeto.threads import set_threads
 
@@ -93,12 +94,12 @@ def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None
         LoadError: an unknown placer, or a learned one without a checkpoint.
         EvaluationError: the text doesn't have this form.
     """
-    form = re.fullmatch(r"(?:(?P<label>[^=]+)=)?(?P<placer>[^@=]+)(?:@(?P<budget>\d+|pass))?", text.strip())
+    form = re.fullmatch(r"(?:(?P<label>[^=]+)=)?(?P<placer>[^@=]+)(?:@(?P<budget>\d+(?:e\d)?|pass))?", text.strip())
     if form is None:
         raise EvaluationError(f"placer {text!r}: must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT")
     placer, budget = form["placer"], form["budget"]
     if budget is not None:
-        simulations, seconds = (None if budget == "pass" else int(budget)), None
+        simulations, seconds = (None if budget == "pass" else int(float(budget))), None
     if checkpoint is not None and choose_placer(None, checkpoint)[0] == placer:
         placer = str(checkpoint)
     load_placer(placer)
@@ -254,17 +255,19 @@ class _Worker:
             self.placers[job.spec] = job.spec.load()
             warm_up(self.placers[job.spec], self.cluster, job.spec.simulations, job.spec.seconds)
         problem = PlacementProblem(self.graphs[job.graph], self.cluster)  # anew: grouping it is part of the seconds
-        budget = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
-        result = self.placers[job.spec](
-            problem, simulations=job.spec.simulations, seconds=job.spec.seconds, seed=job.seed
-        )
+        budget: dict[str, Any] = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
+        placer = self.placers[job.spec]
+        limited = job.spec.simulations is not None or job.spec.seconds is not None
+        result = placer(problem, **budget, seed=job.seed) if limited else zero_shot(placer, problem, job.seed)
+        single = best_single(problem)
         row: Row = {
             "graph": job.graph,
             "cluster": self.cluster.name,
             "placer": job.spec.label,
             "seed": job.seed,
             "makespan_us": float(result.makespan_us),
-            "relative": ratio(float(result.makespan_us), problem.single_device_us),
+            "relative": ratio(float(result.makespan_us), single.makespan_us if single else problem.single_device_us),
+            "single_fits": single is not None,
             "lower_bound_us": float(problem.lower_bound_us),
             "fits": bool(result.fits),
             "simulations": int(result.simulations),

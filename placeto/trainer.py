@@ -27,7 +27,7 @@ from placeto.cost import PlacementProblem
 from placeto.distributed import Ranks
 from placeto.learners import LEARNERS
 from placeto.learners.base import Learner, TrainState, Validation
-from placeto.placement import save_result
+from placeto.placement import save_placement
 from placeto.placer import PlacementResult
 from placeto.plot import gantt_figure
 from placeto.policies import POLICIES
@@ -306,8 +306,9 @@ def _save_placements(config: AnyTrainConfig, state: TrainState, learner: Learner
         if np.isfinite(state.elite_score[index]):
             schedule = simulate(problem, learner.best_placement(state, index))
             span, fits = schedule.makespan_us, schedule.fits
-            result = PlacementResult(schedule.placement, span, fits, state.simulations, state.elapsed, ())
-            save_result(problem, result, config.placer, Path(config.out) / f"placement-{index}.json")
+            spent = state.simulations, state.elapsed
+            result = PlacementResult(schedule.placement, span, fits, *spent, (), problem, config.placer)
+            save_placement(result, Path(config.out) / f"placement-{index}.json")
 
 
 def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig, learner: Learner) -> None:
