@@ -33,9 +33,8 @@ from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
 from placeto.threads import one_torch_thread
 
-_LEVELS = (0.125, 0.25, 0.5, 1.0)  # shares of the groups to which they are joined for the sweeps, in turn
-_TIMED = _LEVELS[:-1]  # the same under a clock: a look of the policy takes as long as tens of annealing's simulations
-_PASS = (0.25, 1.0)  # the same where there is no budget: one pass
+_LEVELS = (0.25, 1.0)  # shares of the groups to which they are joined for the sweeps of a pass, and of those after it
+_TIMED = (0.125, 0.25, 0.5)  # under a clock: a look of the policy takes as long as tens of annealing's simulations
 _PASS_PARTS = 4  # into how many parts a group is split for the end of a pass, on the average
 _PASS_ON_PARTS = 0.4  # of a pass's simulations go to them
 _FEWEST = 4  # groups of a level
@@ -154,7 +153,7 @@ class GuidedPlacer:
         split = parts.num_groups > groups.num_groups
         with evaluator.limited(evaluator.simulations + groups.num_groups, None):
             with evaluator.limited_to(1.0 - _PASS_ON_PARTS if split else 1.0):
-                for share in _PASS if groups.num_groups > _FEWEST else (1.0,):
+                for share in _LEVELS if groups.num_groups > _FEWEST else (1.0,):
                     self._sweep(instance, share, evaluator, evaluator.best_groups[0])
             if split:
                 with evaluator.split_into(parts):
