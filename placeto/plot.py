@@ -220,7 +220,8 @@ def _captions(
     captions = []
     for run in runs:
         label, begin, end = labels[run[0]], start[run[0]], finish[run[-1]]
-        text = next((text for text in (label, label.rpartition(".")[2]) if len(text) * letter <= end - begin), None)
+        tails = (label.split(".", cut)[-1] for cut in range(label.count(".") + 1))
+        text = next((tail for tail in tails if len(tail) * letter <= end - begin), None)
         if text is not None:
             red, green, blue, _ = colors[label]
             ink = "k" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "w"
@@ -239,15 +240,21 @@ def _color_labels(schedule: Schedule) -> list[str]:
     if not any(graph.modules):
         return _frequent(list(graph.op_types), time)
     paths = [module.split(".") for module in graph.modules]
-    labels = [path[0] or _OTHER for path in paths]
+    labels, deepest = [path[0] or _OTHER for path in paths], max(map(len, paths))
     whole: set[str] = {_OTHER}  # was split, and is what is left, or would be into too many
     while True:
         total = {label: us for label, us in _total(labels, time).items() if label not in whole}
         largest = max(total, key=lambda label: total[label], default=_OTHER)
         if total.get(largest, 0.0) <= _NOTABLE * time.sum():
             return _neighbours(labels)
-        depth = 1 + len(largest.split("."))
-        split = [".".join(p[:depth]) if old == largest else old for p, old in zip(paths, labels, strict=True)]
+        parts, depth = {largest}, len(largest.split("."))
+        while len(parts) == 1 and depth < deepest:
+            depth += 1
+            split = [".".join(p[:depth]) if old == largest else old for p, old in zip(paths, labels, strict=True)]
+            parts = {new for old, new in zip(labels, split, strict=True) if old == largest}
+        if len(parts) == 1:
+            whole.add(largest)
+            continue
         if len(set(split)) <= _MAX_COLORS or total[largest] >= _LARGE * time.sum():
             labels = split
         whole.add(largest)
