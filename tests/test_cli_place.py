@@ -145,7 +145,7 @@ def test_place_says_that_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixt
         assert run("place", tmp_path / "huge.json", "--cluster", "2xv100", "--placer", placer, "-o", out) == 0
         captured = capsys.readouterr()
         assert captured.err.startswith(f"note: {placer} found no placement of ")
-        assert re.search(r"memory of 2xv100: \d+\.\d GB on gpu:[01](, \d+\.\d GB on gpu:1)? too much\n$", captured.err)
+        assert re.search(r"memory of 2xv100: [0-9.]+ GB on gpu:[01](, [0-9.]+ GB on gpu:1)? too much\n$", captured.err)
         assert captured.err.count("\n") == 1
         assert "\nfits         no\n" in captured.out
         assert "of the best single device" not in captured.out
