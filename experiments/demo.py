@@ -16,8 +16,8 @@ from placeto.cluster import load_cluster
 from placeto.cost import PlacementProblem
 from placeto.evaluate import Row, evaluate, parse_spec
 from placeto.files import write_text
-from placeto.load import load_placer, load_split
-from placeto.placement import save_result
+from placeto.load import load_placer, load_split, zero_shot
+from placeto.placement import save_placement
 from placeto.plot import gantt_figure, save_figure
 from placeto.progress import ProgressBar
 from placeto.simulator import simulate
@@ -83,8 +83,8 @@ def main(config: DemoConfig) -> list[Row]:
 
     name, graph = next(iter(graphs.items()))
     problem = PlacementProblem(graph, cluster)
-    result = load_placer(run)(problem)
-    save_result(problem, result, "placeto", config.out / "placement.json")
+    result = zero_shot(load_placer(run), problem)
+    save_placement(result, config.out / "placement.json")
     title = f"{name} on {cluster.name}, placeto zero-shot"
     save_figure(gantt_figure(simulate(problem, result.placement), title), config.out / "gantt.png")
     print(_what_next(config, name, time.perf_counter() - began))

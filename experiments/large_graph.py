@@ -36,9 +36,9 @@ from placeto.checkpoint import checkpoint_path, load_checkpoint
 from placeto.cluster import load_cluster
 from placeto.config import OneShotTrainConfig, default_config
 from placeto.evaluate import Row, start_process, warm_up
-from placeto.load import Placer, load_placer, resolve_graph
+from placeto.load import Placer, load_placer, resolve_graph, zero_shot
 from placeto.op_features import UnitKind, make_input
-from placeto.placement import load_placement, save_result
+from placeto.placement import load_placement, save_placement
 from placeto.placer import PlacementResult
 from placeto.plot import gantt_figure
 from placeto.policies.gdp import GdpConfig, GdpPolicy
@@ -138,7 +138,7 @@ def place(graph: str, cluster: str, checkpoint: str | None, units: UnitKind, see
     else:
         placer = load_placer(checkpoint)
     problem = problem_of(graph, cluster)
-    save_result(problem, placer(problem), GDP, out)
+    save_placement(placer(problem), out)
 
 
 def simulate_alone(graph: str, cluster: str, placement: Path) -> None:
@@ -253,7 +253,7 @@ def _row_of(run: Run, graph: str, placement: Path, label: str) -> Row:
     problem, placed = problem_of(graph, run.cluster), load_placement(placement)
     schedule = simulate(problem, placed.devices(problem.graph, problem.cluster))
     counts = placed.simulations or 0, placed.seconds or 0.0
-    result = PlacementResult(schedule.placement, schedule.makespan_us, schedule.fits, *counts, ())
+    result = PlacementResult(schedule.placement, schedule.makespan_us, schedule.fits, *counts, (), problem)
     return result_row(graph, run.cluster, label, run.config.seed, result)
 
 
@@ -291,7 +291,7 @@ def main(config: LargeGraphConfig) -> None:
 
 
 def _placer_row(name: str, graph: str, cluster: str) -> Row:
-    return result_row(graph, cluster, name, 0, load_placer(name)(problem_of(graph, cluster)))
+    return result_row(graph, cluster, name, 0, zero_shot(load_placer(name), problem_of(graph, cluster)))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from placeto.checkpoint import load_checkpoint
 from placeto.cluster import load_cluster
 from placeto.config import default_config
 from placeto.evaluate import PlacerSpec, Row, evaluate, parse_spec, save_rows
-from placeto.load import DEFAULT_PLACER, load_placer, load_split, split_size
+from placeto.load import DEFAULT_PLACER, load_placer, load_split, split_size, zero_shot
 from placeto.plot import panel_figure
 from placeto.progress import ProgressBar
 from placeto.summary import summarize
@@ -132,7 +132,7 @@ def place(config: ZeroShotConfig, family: str) -> list[Row]:
 def tuned_row(run: Run, label: str) -> Row:
     """The better of what a fine-tuning run met and of the placement that its policy makes afterwards."""
     met, (graph,) = training_row(run, label), run.graphs
-    result = load_placer(run.config.out)(problem_of(graph, run.cluster), seed=run.config.seed)
+    result = zero_shot(load_placer(run.config.out), problem_of(graph, run.cluster), run.config.seed)
     after = result_row(graph, run.cluster, label, run.config.seed, result)
     better = min(met, after, key=lambda row: (not row["fits"], row["makespan_us"]))
     return better | {key: met[key] + after[key] for key in ("simulations", "seconds")}

@@ -17,12 +17,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from placeto.capture import capture_inference, capture_training
     from placeto.cluster import Cluster, ClusterError, Device, load_cluster, save_cluster
     from placeto.cost import PlacementProblem
     from placeto.graph import ComputationGraph, GraphError, load_graph, save_graph
     from placeto.load import Placer, load_placer
     from placeto.placement import PlacementFile, load_placement, save_placement
     from placeto.placer import PlacementResult
+    from placeto.placing import place
     from placeto.simulator import PlacementError, Schedule, simulate
 
 _MODULES = {
@@ -37,10 +39,13 @@ _MODULES = {
     "PlacementResult": "placer",
     "Placer": "load",
     "Schedule": "simulator",
+    "capture_inference": "capture",
+    "capture_training": "capture",
     "load_cluster": "cluster",
     "load_graph": "graph",
     "load_placement": "placement",
     "load_placer": "load",
+    "place": "placing",
     "save_cluster": "cluster",
     "save_graph": "graph",
     "save_placement": "placement",
@@ -52,6 +57,8 @@ __all__ = [  # noqa: RUF022 - in the order in which one meets them
     "GraphError",
     "load_graph",
     "save_graph",
+    "capture_training",
+    "capture_inference",
     "Cluster",
     "ClusterError",
     "Device",
@@ -60,6 +67,7 @@ __all__ = [  # noqa: RUF022 - in the order in which one meets them
     "PlacementProblem",
     "Schedule",
     "simulate",
+    "place",
     "PlacementResult",
     "Placer",
     "load_placer",

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from placeto.commands.common import UsageError
+from placeto.terminal import printable
 
 COMMANDS = {
     "train": "Train a policy on the graphs of a family, or on single graphs.",
@@ -119,7 +120,7 @@ def _version() -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(2)
 
 

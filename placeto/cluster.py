@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -31,6 +32,7 @@ from placeto.fields import (
     write_json,
 )
 from placeto.topology import MOST_DEVICES, ClusterError, Topology, topology_from_document
+from placeto.units import format_bytes
 
 FORMAT = "placeto.cluster/1"
 TRANSFERS = ("unicast", "broadcast")
@@ -184,6 +186,10 @@ class Cluster:
         """
         bandwidth, latency_us = topology.matrices(len(devices))
         return cls(name, tuple(devices), bandwidth / _BYTES_PER_US, latency_us, transfers, link, link_gap_us)
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(device.kind for device in self.devices).items())
+        return f"Cluster({self.name!r}, {kinds}, memory {format_bytes(int(self.memory.sum()))})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles by the fields alone, so that the arrays come back read-only."""

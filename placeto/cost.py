@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +70,7 @@ class PlacementProblem:
     """A graph to be placed on a cluster. Hashable by identity.
 
     Raises:
+        TypeError: something else than a graph and a cluster; the message says what to write.
         GraphError: times that are not finite, or memory that may exceed int64; the message names the op or graph.
     """
 
@@ -76,6 +78,7 @@ class PlacementProblem:
     cluster: Cluster
 
     def __post_init__(self) -> None:
+        _check_types(self.graph, self.cluster)
         most = int(self.param_multiplier) * sum(self.graph.param_bytes.tolist())
         most += sum(self.graph.output_bytes.tolist())
         if most > INT64_MAX:
@@ -90,6 +93,9 @@ class PlacementProblem:
         if not _horizon(self) <= _LONGEST_US:
             name = quote(self.graph.name)
             raise GraphError(f"graph {name}: its makespan {where} may be more than {_LONGEST_US:g} us")
+
+    def __repr__(self) -> str:
+        return f"PlacementProblem({self.graph!r}, {self.cluster!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles without what is derived: arrays that come back writable are another type to numba, which compiles."""
@@ -180,6 +186,31 @@ class ProblemBatch:
     def max_ops(self) -> int:
         """Number of ops of the largest problem: the width of a padded placement."""
         return max(problem.num_ops for problem in self.problems)
+
+
+def check_problem(problem: object) -> None:
+    """Refuse what is no problem, such as a graph or the name of a cluster.
+
+    Raises:
+        TypeError: it is none; the message says what to write.
+    """
+    if not isinstance(problem, PlacementProblem):
+        raise TypeError(
+            f"a PlacementProblem is needed, not {problem!r}: write PlacementProblem(graph, load_cluster('4xv100'))"
+        )
+
+
+def _check_types(graph: object, cluster: object) -> None:
+    if not isinstance(graph, ComputationGraph):
+        how = (
+            f"load_graph({str(graph)!r})"
+            if isinstance(graph, (str, Path))
+            else "capture_training(module, inputs, loss)"
+        )
+        raise TypeError(f"a PlacementProblem needs a ComputationGraph, not {type(graph).__name__}: write {how}")
+    if not isinstance(cluster, Cluster):
+        how = f"load_cluster({str(cluster)!r})" if isinstance(cluster, (str, Path)) else "load_cluster('4xv100')"
+        raise TypeError(f"a PlacementProblem needs a Cluster, not {type(cluster).__name__}: write {how}")
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,8 +39,10 @@ from placeto.fields import (
 )
 from placeto.files import locked
 from placeto.graph import ComputationGraph
-from placeto.load import Placer, choose_placer, load_placer, pretrained_path
+from placeto.load import Placer, choose_placer, load_placer, pretrained_path, zero_shot
+from placeto.placer import best_single
 from placeto.summary import ratio
+from placeto.threads import set_threads
 
 if TYPE_CHECKING:
     from placeto.cluster import Cluster
@@ -133,12 +134,12 @@ def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None
         LoadError: an unknown placer, or a learned one without a checkpoint.
         EvaluationError: the text doesn't have this form.
     """
-    form = re.fullmatch(r"(?:(?P<label>[^=]+)=)?(?P<placer>[^@=]+)(?:@(?P<budget>\d+|pass))?", text.strip())
+    form = re.fullmatch(r"(?:(?P<label>[^=]+)=)?(?P<placer>[^@=]+)(?:@(?P<budget>\d+(?:e\d)?|pass))?", text.strip())
     if form is None:
         raise EvaluationError(f"placer {text!r}: must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT")
     placer, budget = form["placer"], form["budget"]
     if budget is not None:
-        simulations, seconds = (None if budget == "pass" else int(budget)), None
+        simulations, seconds = (None if budget == "pass" else int(float(budget))), None
     if checkpoint is not None and choose_placer(None, checkpoint)[0] == placer:
         placer = str(checkpoint)
     load_placer(placer)
@@ -307,17 +308,19 @@ class _Worker:
             self.placers[job.spec] = job.spec.load()
             warm_up(self.placers[job.spec], self.cluster, job.spec.simulations, job.spec.seconds)
         problem = PlacementProblem(self.graphs[job.graph], self.cluster)  # anew: grouping it is part of the seconds
-        budget = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
-        result = self.placers[job.spec](
-            problem, simulations=job.spec.simulations, seconds=job.spec.seconds, seed=job.seed
-        )
+        budget: dict[str, Any] = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
+        placer = self.placers[job.spec]
+        limited = job.spec.simulations is not None or job.spec.seconds is not None
+        result = placer(problem, **budget, seed=job.seed) if limited else zero_shot(placer, problem, job.seed)
+        single = best_single(problem)
         row: Row = {
             "graph": job.graph,
             "cluster": self.cluster.name,
             "placer": job.spec.label,
             "seed": job.seed,
             "makespan_us": float(result.makespan_us),
-            "relative": ratio(float(result.makespan_us), problem.single_device_us),
+            "relative": ratio(float(result.makespan_us), single.makespan_us if single else problem.single_device_us),
+            "single_fits": single is not None,
             "lower_bound_us": float(problem.lower_bound_us),
             "fits": bool(result.fits),
             "simulations": int(result.simulations),
@@ -356,11 +359,7 @@ def start_process() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = "1"  # read by torch when a learned placer imports it
-    import numba
-
-    numba.set_num_threads(1)  # starts numba's threads, which sets the number that torch uses: so this comes first
-    if "torch" in sys.modules:  # the main module, which this process imports first, may have done so already
-        sys.modules["torch"].set_num_threads(1)
+    set_threads(1, 1)  # the main module, which this process imports first, may have imported torch
 
 
 def _start_worker(worker: _Worker) -> None:

@@ -32,6 +32,7 @@ from placeto.fields import (
     write_json,
 )
 from placeto.graph_checks import MODES, GraphError, topological_order, validate
+from placeto.units import format_bytes
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -111,6 +112,11 @@ class ComputationGraph:
         arrays = [v for v in vars(self).values() if isinstance(v, np.ndarray)]
         for array in [*arrays, *self.time_us.values()]:
             array.setflags(write=False)
+
+    def __repr__(self) -> str:
+        work, size = f"{self.flops.sum() / 1e9:.3g} GFLOP", format_bytes(int(self.param_bytes.sum()))
+        counts = f"{self.num_ops} ops, {self.num_edges} edges, {work}, parameters {size}"
+        return f"ComputationGraph({self.name!r}, {self.mode}: {counts})"
 
     @property
     def num_ops(self) -> int:

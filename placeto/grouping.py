@@ -30,7 +30,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from placeto.cost import PlacementProblem
+from placeto.cost import PlacementProblem, check_problem
 from placeto.graph import ComputationGraph
 from placeto.grouping_units import Units, coarsen, merge, neighbours, unit_edges
 
@@ -84,6 +84,7 @@ def group_ops(problem: PlacementProblem, max_groups: int = MAX_GROUPS) -> Groups
     Raises:
         ValueError: max_groups below 1.
     """
+    check_problem(problem)
     if max_groups < 1:
         raise ValueError(f"max_groups must be >= 1, not {max_groups}")
     graph = problem.graph
@@ -105,6 +106,7 @@ def join_groups(problem: PlacementProblem, groups: Groups, max_groups: int) -> G
     Raises:
         ValueError: max_groups below 1.
     """
+    check_problem(problem)
     if max_groups < 1:
         raise ValueError(f"max_groups must be >= 1, not {max_groups}")
     units = Units(problem)
@@ -130,6 +132,7 @@ def split_groups(problem: PlacementProblem, groups: Groups, max_groups: int) -> 
     Raises:
         ValueError: max_groups below 1.
     """
+    check_problem(problem)
     if max_groups < 1:
         raise ValueError(f"max_groups must be >= 1, not {max_groups}")
     units, of = Units(problem), groups.group.tolist()

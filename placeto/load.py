@@ -69,6 +69,8 @@ def load_placer(name_or_checkpoint: str | Path) -> Placer:
     from placeto.heuristics import HEURISTICS
 
     name = str(name_or_checkpoint)
+    if not name.strip():
+        raise LoadError(f"the name of a placer is empty; placers: {', '.join([*HEURISTICS, *LEARNED])}")
     if name in HEURISTICS:
         return HEURISTICS[name]
     if (pretrained := pretrained_path(name)) is not None:
@@ -81,6 +83,11 @@ def load_placer(name_or_checkpoint: str | Path) -> Placer:
     raise LoadError(f"no placer and no checkpoint is called {name!r}; placers: {known}")
 
 
+def zero_shot(placer: Placer, problem: PlacementProblem, seed: int = 0) -> PlacementResult:
+    """What a placer answers without any budget: the one pass of a policy that would go on to search."""
+    return getattr(placer, "one_pass", placer)(problem, seed=seed)
+
+
 def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str, Placer]:
     """Name and function of the placer that the command line asks for; `DEFAULT_PLACER` if it asks for none.
 
@@ -89,7 +96,8 @@ def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str,
         CheckpointError: the file is no checkpoint.
     """
     if checkpoint is None:
-        return (name or DEFAULT_PLACER), load_placer(name or DEFAULT_PLACER)
+        name = DEFAULT_PLACER if name is None else name
+        return name, load_placer(name)
     learned, placer = _load_learned(checkpoint)
     if name not in (None, learned):
         raise LoadError(f"{checkpoint} holds the placer {learned!r}, not {name!r}: leave --placer or --checkpoint out")

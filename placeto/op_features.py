@@ -18,7 +18,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from placeto.cost import PlacementProblem
+from placeto.cost import PlacementProblem, check_problem
 from placeto.graph import ComputationGraph
 from placeto.grouping import group_ops
 
@@ -69,6 +69,7 @@ class OneShotInput:
 @lru_cache(maxsize=1024)
 def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
     """Describe a problem for one-shot policies; cached."""
+    check_problem(problem)
     graph, cluster = problem.graph, problem.cluster
     unit = decision_units(problem, kind)
     count = int(unit.max()) + 1

@@ -28,11 +28,10 @@ from placeto.fields import (
     within,
     write_json,
 )
-from placeto.simulator import PlacementError, Schedule, simulate
+from placeto.simulator import PlacementError, simulate
 
 if TYPE_CHECKING:
     from placeto.cluster import Cluster
-    from placeto.cost import PlacementProblem
     from placeto.graph import ComputationGraph
     from placeto.placer import PlacementResult
 
@@ -41,9 +40,7 @@ __all__ = [
     "PlacementError",
     "PlacementFile",
     "load_placement",
-    "placement_by_name",
     "save_placement",
-    "save_result",
 ]
 
 FORMAT = "placeto.placement/1"
@@ -112,8 +109,9 @@ def load_placement(path: str | Path) -> PlacementFile:
     return PlacementFile(**{key: value for key, value in values.items() if key != "format"})
 
 
-def save_placement(file: PlacementFile, path: str | Path) -> None:
-    """Write a placement file; fields that are None are left out."""
+def save_placement(placement: PlacementFile | PlacementResult, path: str | Path) -> None:
+    """Write a placement file; of a placer's result with the memory that the simulator gives it. None is left out."""
+    file = placement if isinstance(placement, PlacementFile) else _described(placement)
     document: dict[str, Any] = {"format": FORMAT}
     values = {key: value for key, value in vars(file).items() if value is not None}
     order = ["graph_hash", "cluster", "makespan_us", "fits", "peak_memory", "placer", "simulations", "seconds"]
@@ -122,26 +120,17 @@ def save_placement(file: PlacementFile, path: str | Path) -> None:
     write_json(document, path)
 
 
-def placement_by_name(placement: np.ndarray, graph: ComputationGraph, cluster: Cluster) -> dict[str, str]:
-    """Turn an (N,) array of device indices into a mapping of op name to device name."""
-    devices = cluster.device_names
-    return {op: devices[d] for op, d in zip(graph.op_names, placement.tolist(), strict=True)}
-
-
-def save_result(problem: PlacementProblem, result: PlacementResult, placer: str, path: str | Path) -> Schedule:
-    """Write what a placer found, with the makespan and the memory that the simulator gives it; returns the schedule."""
-    graph, cluster = problem.graph, problem.cluster
-    schedule = simulate(problem, result.placement)
-    file = PlacementFile(
-        placement=placement_by_name(result.placement, graph, cluster),
+def _described(result: PlacementResult) -> PlacementFile:
+    graph, cluster = result.problem.graph, result.problem.cluster
+    schedule = simulate(result.problem, result.placement)
+    return PlacementFile(
+        placement=result.devices(),
         graph_hash=graph.hash,
         cluster=cluster.name,
         makespan_us=float(schedule.makespan_us),
         peak_memory=dict(zip(cluster.device_names, schedule.peak_memory.tolist(), strict=True)),
         fits=schedule.fits,
-        placer=placer,
+        placer=result.placer or None,
         simulations=int(result.simulations),
         seconds=float(result.seconds),
     )
-    save_placement(file, path)
-    return schedule

@@ -16,7 +16,8 @@ import numpy as np
 from placeto._memory import score
 from placeto.cost import PlacementProblem, ProblemBatch
 from placeto.grouping import Groups, group_ops
-from placeto.simulator import check_placement, simulate, simulate_batch
+from placeto.simulator import Schedule, check_placement, simulate, simulate_batch
+from placeto.units import format_us
 
 _CHUNK_SECONDS = 0.02  # between two looks at the clock
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
@@ -34,6 +35,19 @@ class PlacementResult:
     simulations: int
     seconds: float
     history: tuple[tuple[int, float, float], ...]  # (simulations, seconds, makespan_us) of each improvement
+    problem: PlacementProblem
+    placer: str = ""  # its name, where it has one
+
+    def __repr__(self) -> str:
+        used = f"{len(np.unique(self.placement))} of {self.problem.num_devices} devices"
+        spent = f"{self.simulations} simulations in {self.seconds:.2f} s{f' by {self.placer}' if self.placer else ''}"
+        fits = "fits" if self.fits else "doesn't fit"
+        return f"PlacementResult({self.problem.graph.name!r}, {format_us(self.makespan_us)}, {used}, {fits}, {spent})"
+
+    def devices(self) -> dict[str, str]:
+        """Name of each op -> name of its device."""
+        names, graph = self.problem.cluster.device_names, self.problem.graph
+        return {op: names[device] for op, device in zip(graph.op_names, self.placement.tolist(), strict=True)}
 
 
 class Evaluator:
@@ -139,6 +153,19 @@ class Evaluator:
         with self.limited(simulations, seconds):
             yield
 
+    @contextmanager
+    def anew(self) -> Iterator[None]:
+        """Within it the best placement is that of those scored within it, afterwards that of all."""
+        before, key, makespan, history = self._best, self._best_key, self._best_makespan, self._history
+        self._best, self._best_key, self._best_makespan, self._history = None, (True, math.inf), math.inf, []
+        try:
+            yield
+        finally:
+            if before is not None and key <= self._best_key:
+                self._best, self._best_key, self._best_makespan, self._history = before, key, makespan, history
+            elif before is not None:
+                self._history = [*history, self._history[-1]]
+
     @property
     def progress(self) -> float:
         """Fraction of the budget that is spent, in [0, 1]; 0 if there is none."""
@@ -182,6 +209,16 @@ class Evaluator:
                 per_group = placement[parts.first_op]
                 if np.array_equal(per_group[parts.group], placement):
                     self._best_groups, self._best_groups_score = per_group, us
+
+    @contextmanager
+    def split_into(self, parts: Groups) -> Iterator[None]:
+        """Within it the groups are these parts of them."""
+        before = self.groups, self._best_groups, self._best_groups_score
+        self.regroup(parts)
+        try:
+            yield
+        finally:
+            self.groups, self._best_groups, self._best_groups_score = before
 
     def score(self, group_placement: np.ndarray) -> float:
         """Penalised makespan of a placement (G,) of groups, in microseconds.
@@ -246,7 +283,9 @@ class Evaluator:
             placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
         else:
             placement, makespan, fits = self._best, self._best_makespan, not self._best_key[0]
-        return PlacementResult(placement, makespan, fits, self.simulations, self.seconds, tuple(self._history))
+        return PlacementResult(
+            placement, makespan, fits, self.simulations, self.seconds, tuple(self._history), self.problem
+        )
 
     def _score_rows(self, placements: np.ndarray) -> np.ndarray:
         scores, done = np.full(len(placements), math.inf), 0
@@ -312,6 +351,15 @@ class Chunks:
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:
     """What is smaller is better: whether memory is exceeded, then the penalised makespan."""
     return overflow > 0, makespan_us * (1.0 + MEMORY_PENALTY * overflow)
+
+
+def best_single(problem: PlacementProblem) -> Schedule | None:
+    """The fastest schedule on one device that has the memory; None if no device holds the whole graph."""
+    for device in np.argsort(busy_us(problem), kind="stable"):
+        schedule = simulate(problem, np.full(problem.num_ops, device))
+        if schedule.fits:
+            return schedule
+    return None
 
 
 def busy_us(problem: PlacementProblem) -> np.ndarray:

@@ -18,12 +18,19 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from placeto.files import atomic_write
+from placeto.placer import best_single
 
 if TYPE_CHECKING:
     from placeto.simulator import Schedule
 
-_MAX_COLORS = 19
-_LARGE = 0.4  # share of the time above which a label is split
+Color = tuple[float, float, float, float]
+_MAX_COLORS = 30
+_NOTABLE = 0.1  # share of the time above which a label is split, if colours are left
+_LARGE = 0.4  # share above which it is split all the same, and neighbours share a colour
+_ROW_INCHES = 0.6  # height of a device's row
+_MOST_INCHES = 12.0  # of all rows together
+_LEGEND_INCHES = 0.17  # height of a line of the legend
+_LETTER = 0.0085  # width of a letter, as a share of the time axis
 _OTHER = "other"
 _LINK_COLOR = "0.35"
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -34,32 +41,43 @@ class PlotError(ValueError):
 
 
 def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
-    """Gantt chart: a row per device with its ops, coloured by module, and a thin row below with what it sends."""
+    """Gantt chart: a row per device that is used, ops coloured by module, and a thin row below with what it sends."""
     graph, cluster = schedule.problem.graph, schedule.problem.cluster
-    num_devices = cluster.num_devices
+    used, row = np.unique(schedule.placement, return_inverse=True)
+    row_of = dict(zip(used.tolist(), range(len(used)), strict=True))
     labels = _color_labels(schedule)
     shown = list(dict.fromkeys(label for label in labels if label != _OTHER))
-    palette = colormaps["tab10" if len(shown) <= 10 else "tab20"]
+    palette = colormaps["tab10"].resampled(10) if len(shown) <= 10 else colormaps["turbo"].resampled(len(shown))
     colors = {label: palette(i) for i, label in enumerate(shown)} | {_OTHER: (0.75, 0.75, 0.75, 1.0)}
-    figure = Figure(figsize=(11, 1.3 + 0.6 * num_devices), layout="constrained")
+    height = min(_ROW_INCHES, _MOST_INCHES / len(used))
+    figure = Figure(figsize=(11, max(1.3 + height * len(used), _LEGEND_INCHES * len(shown))), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     unit, scale = ("ms", 1e3) if schedule.makespan_us >= 2e3 else ("µs", 1.0)
-    boxes = _boxes(schedule.start_us / scale, schedule.finish_us / scale, schedule.placement - 0.36, 0.5)
+    boxes = _boxes(schedule.start_us / scale, schedule.finish_us / scale, row - 0.36, 0.5)
     axes.add_collection(PolyCollection(list(boxes), facecolors=[colors[label] for label in labels], linewidths=0))
-    sends = _boxes(schedule.send_start_us / scale, schedule.send_finish_us / scale, schedule.send_src + 0.18, 0.16)
+    senders = np.array([row_of[device] for device in schedule.send_src.tolist()], float)
+    sends = _boxes(schedule.send_start_us / scale, schedule.send_finish_us / scale, senders + 0.18, 0.16)
     axes.add_collection(PolyCollection(list(sends), facecolors=_LINK_COLOR, linewidths=0))
     end = schedule.makespan_us / scale
-    busy = np.bincount(schedule.placement, schedule.finish_us - schedule.start_us, num_devices) / (end * scale or 1.0)
     axes.set_xlim(0.0, end * 1.002 or 1.0)
-    axes.set_ylim(num_devices - 0.5, -0.5)
-    axes.set_yticks(
-        range(num_devices), [f"{d.name}\n{100 * b:.0f} % busy" for d, b in zip(cluster.devices, busy, strict=True)]
-    )
-    axes.set_xlabel(f"time ({unit})")
-    relative = schedule.makespan_us / (schedule.problem.single_device_us or 1.0)
+    axes.set_ylim(len(used) - 0.5, -0.5)
+    spacious = height == _ROW_INCHES
+    if spacious:
+        for middle, line, text, color in _captions(schedule, row, labels, colors):
+            axes.text(middle / scale, line - 0.11, text, color=color, fontsize="xx-small", ha="center", va="center")
+    busy = 100.0 * schedule.busy_us[used] / (schedule.makespan_us or 1.0)
+    between = "\n" if spacious else ", "
+    names = [f"{cluster.device_names[d]}{between}{share:.0f} % busy" for d, share in zip(used, busy, strict=True)]
+    axes.set_yticks(range(len(used)), names, fontsize="medium" if spacious else "x-small")
+    idle = cluster.num_devices - len(used)
+    axes.set_xlabel(f"time ({unit})" + (f"; {idle} of {cluster.num_devices} devices are idle" if idle else ""))
+    single = best_single(schedule.problem)
+    of_one = "no single device holds the graph"
+    if single is not None:
+        of_one = f"{schedule.makespan_us / (single.makespan_us or 1.0):.3f} of one device"
     heading = title or f"{graph.name} on {cluster.name}"
-    axes.set_title(f"{heading}: {end:.4g} {unit}, {relative:.3f} of one device", loc="left", fontsize="medium")
+    axes.set_title(f"{heading}: {end:.4g} {unit}, {of_one}", loc="left", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)
     patches = [Patch(color=color, label=label) for label, color in colors.items() if label in set(labels)]
     patches.append(Patch(color=_LINK_COLOR, label="sends"))
@@ -187,25 +205,72 @@ def _boxes(start: np.ndarray, finish: np.ndarray, bottom: np.ndarray, height: fl
     return np.stack([xs, ys], axis=2)
 
 
-def _color_labels(schedule: Schedule) -> list[str]:
-    """Label of each op: the head of its module's path, or its type where there are no modules; rare ones are "other".
+def _captions(
+    schedule: Schedule, row: np.ndarray, labels: list[str], colors: Mapping[str, Color]
+) -> list[tuple[float, int, str, str]]:
+    """Middle in microseconds, row, text and colour of what stands in runs of ops of one label that are wide enough."""
+    start, finish, letter = schedule.start_us, schedule.finish_us, _LETTER * (schedule.makespan_us or 1.0)
+    runs: list[list[int]] = []
+    for op in np.lexsort((start, row)).tolist():
+        if start[op] == finish[op] or labels[op] == _OTHER:
+            continue
+        last = runs[-1][-1] if runs else op
+        apart = (row[op], labels[op]) != (row[last], labels[last]) or start[op] > finish[last] + letter
+        if apart or not runs:
+            runs.append([])
+        runs[-1].append(op)
+    captions = []
+    for run in runs:
+        label, begin, end = labels[run[0]], start[run[0]], finish[run[-1]]
+        tails = (label.split(".", cut)[-1] for cut in range(label.count(".") + 1))
+        text = next((tail for tail in tails if len(tail) * letter <= end - begin), None)
+        if text is not None:
+            red, green, blue, _ = colors[label]
+            ink = "k" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "w"
+            captions.append((0.5 * (begin + end), int(row[run[0]]), text, ink))
+    return captions
 
-    Heads that take most of the time are split into the modules inside them, as far as the palette allows.
+
+def _color_labels(schedule: Schedule) -> list[str]:
+    """Label of each op: the head of its module's path, or its type where there are no modules.
+
+    Heads that take much of the time are split into the modules inside them. Where there are more modules than
+    colours, neighbours share one; of types the rare ones are "other".
     """
     graph = schedule.problem.graph
     time = schedule.finish_us - schedule.start_us
     if not any(graph.modules):
         return _frequent(list(graph.op_types), time)
     paths = [module.split(".") for module in graph.modules]
-    labels = [path[0] or _OTHER for path in paths]
+    labels, deepest = [path[0] or _OTHER for path in paths], max(map(len, paths))
+    whole: set[str] = {_OTHER}  # was split, and is what is left, or would be into too many
     while True:
-        total = _total(labels, time)
-        largest = max(total, key=lambda label: total[label])
-        depth = 1 + len(largest.split("."))
-        split = [".".join(p[:depth]) if old == largest else old for p, old in zip(paths, labels, strict=True)]
-        if total[largest] < _LARGE * time.sum() or split == labels or len(set(split)) > _MAX_COLORS + 1:
-            return _frequent(labels, time)
-        labels = split
+        total = {label: us for label, us in _total(labels, time).items() if label not in whole}
+        largest = max(total, key=lambda label: total[label], default=_OTHER)
+        if total.get(largest, 0.0) <= _NOTABLE * time.sum():
+            return _neighbours(labels)
+        parts, depth = {largest}, len(largest.split("."))
+        while len(parts) == 1 and depth < deepest:
+            depth += 1
+            split = [".".join(p[:depth]) if old == largest else old for p, old in zip(paths, labels, strict=True)]
+            parts = {new for old, new in zip(labels, split, strict=True) if old == largest}
+        if len(parts) == 1:
+            whole.add(largest)
+            continue
+        if len(set(split)) <= _MAX_COLORS or total[largest] >= _LARGE * time.sum():
+            labels = split
+        whole.add(largest)
+
+
+def _neighbours(labels: list[str]) -> list[str]:
+    """The labels, or where there are too many, a common one for neighbours in the order of the ops."""
+    names = list(dict.fromkeys(label for label in labels if label != _OTHER))
+    if len(names) <= _MAX_COLORS:
+        return labels
+    shared = {_OTHER: _OTHER}
+    for part in np.array_split(np.array(names, object), _MAX_COLORS):
+        shared |= dict.fromkeys(part, f"{part[0]} - {part[-1].rpartition('.')[2]}" if len(part) > 1 else part[0])
+    return [shared[label] for label in labels]
 
 
 def _total(labels: list[str], time: np.ndarray) -> dict[str, float]:

@@ -11,6 +11,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from placeto.terminal import printable
+
 LINE_EVERY_S = 10.0
 
 
@@ -56,6 +58,7 @@ class ProgressBar:
 
     def update(self, completed: float, note: str = "") -> None:
         """Set how much of the total is done, and what the work says about itself."""
+        note = printable(note)
         self.completed, self.note = completed, note
         if self._bar is not None:
             self._bar.update(self._task, completed=completed, note=note)

@@ -21,7 +21,7 @@ import numpy as np
 from numba import njit, prange
 
 from placeto import _kernel, _memory
-from placeto.cost import FlatProblems, PlacementProblem, ProblemBatch
+from placeto.cost import FlatProblems, PlacementProblem, ProblemBatch, check_problem
 from placeto.fields import quote
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
@@ -53,6 +53,13 @@ class Schedule:
     def num_sends(self) -> int:
         """S, the number of transfers."""
         return len(self.send_tensor)
+
+    @cached_property
+    def busy_us(self) -> np.ndarray:
+        """(D,) float64, microseconds that each device computes or launches ops: their times and its overheads."""
+        time = self.finish_us - self.start_us
+        overhead = np.where(time > 0.0, self.problem.cluster.overhead_us[self.placement], 0.0)
+        return np.bincount(self.placement, time + overhead, self.problem.num_devices)
 
     @cached_property
     def slack_us(self) -> np.ndarray:
@@ -96,6 +103,7 @@ def check_placement(problem: PlacementProblem, placement: np.ndarray) -> np.ndar
     Raises:
         PlacementError: not one integer per op, or no device of the cluster; the message names the op.
     """
+    check_problem(problem)
     array = np.asarray(placement)
     if array.ndim != 1 or len(array) != problem.num_ops or not np.issubdtype(array.dtype, np.integer):
         raise PlacementError(

@@ -19,12 +19,12 @@ class Summary:
     """One placer over all graphs and seeds; means are over the rows, all ratios are of makespans."""
 
     placer: str
-    relative: float  # mean, to the best single device
+    relative: float  # mean, to the best single device; of graphs that one device holds, NaN if there is none such
     spread: float  # standard deviation over seeds of `relative`; 0 with one seed
     to_best: float  # mean, to the best makespan of any placer and seed on the same graph
     to_bound: float  # mean, to the lower bound
     wins: int  # graphs on which the placer's mean over seeds is the smallest; ties count for all
-    worst: float  # largest, to the best single device
+    worst: float  # largest, to the best single device, as `relative`
     fits: int  # rows whose placement fits into memory
     rows: int
     graphs: int
@@ -44,12 +44,13 @@ def summarize(rows: Sequence[Row]) -> list[Summary]:
 
 
 def markdown_table(summaries: Sequence[Summary]) -> str:
-    """The summaries as a markdown table, best mean first."""
+    """The summaries as a markdown table, best mean first; there is no ratio to a device that can't hold the graph."""
     cells = [list(COLUMNS)]
-    for s in sorted(summaries, key=lambda s: s.relative):
+    for s in sorted(summaries, key=lambda s: s.to_best if math.isnan(s.relative) else s.relative):
         spread = f" ± {s.spread:.3f}" if s.spread > 0 else ""
-        ratios = [f"{s.relative:.3f}{spread}", f"{s.to_best:.3f}", f"{s.to_bound:.3f}"]
-        counts = [f"{s.wins}/{s.graphs}", f"{s.worst:.3f}", f"{s.fits}/{s.rows}", f"{s.simulations:.0f}"]
+        held = ["-", "-"] if math.isnan(s.relative) else [f"{s.relative:.3f}{spread}", f"{s.worst:.3f}"]
+        ratios = [held[0], f"{s.to_best:.3f}", f"{s.to_bound:.3f}"]
+        counts = [f"{s.wins}/{s.graphs}", held[1], f"{s.fits}/{s.rows}", f"{s.simulations:.0f}"]
         cells.append([s.placer, *ratios, *counts, f"{s.seconds:.3f}"])
     widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
@@ -65,13 +66,14 @@ def mean_curves(
 ) -> dict[str, list[tuple[float, float]]]:
     """Mean over a placer's rows of the best relative makespan so far: points (simulations or seconds, makespan).
 
-    Rows need a "history". A curve begins where every row has a placement, ends where the longest row does, and has up
-    to `num_points` points, evenly spaced on a log scale; rows that end earlier stay at their last value.
+    Rows need a "history"; those of graphs that no single device holds are left out. A curve begins where every row has
+    a placement, ends where the longest row does, and has up to `num_points` points, evenly spaced on a log scale; rows
+    that end earlier stay at their last value.
     """
     column = {"simulations": 0, "seconds": 1}[against]
     curves: dict[str, list[tuple[float, float]]] = {}
     for placer in dict.fromkeys(row["placer"] for row in rows):
-        own = [row for row in rows if row["placer"] == placer and row["history"]]
+        own = [row for row in rows if row["placer"] == placer and row["history"] and held(row)]
         if not own:
             continue
         histories = [np.array(row["history"], float) for row in own]
@@ -86,6 +88,11 @@ def mean_curves(
             mean += np.array([ratio(us, one_device) for us in history[seen, 2].tolist()]) / len(own)
         curves[placer] = list(zip(grid.tolist(), mean.tolist(), strict=True))
     return curves
+
+
+def held(row: Row) -> bool:
+    """Whether some single device holds the row's graph, so that `relative` is a ratio; older rows don't say."""
+    return bool(row.get("single_fits", True))
 
 
 def ratio(makespan_us: float, other_us: float) -> float:
@@ -127,17 +134,17 @@ def _summarize(
     winners: set[tuple[str, str, str]],
 ) -> Summary:
     own = [row for row in rows if row["placer"] == placer]
-    relative = np.array([row["relative"] for row in own])
-    seeds = np.array([row["seed"] for row in own])
+    relative = np.array([row["relative"] for row in own if held(row)])
+    seeds = np.array([row["seed"] for row in own if held(row)])
     per_seed = [relative[seeds == seed].mean() for seed in np.unique(seeds)]
     return Summary(
         placer=placer,
-        relative=float(relative.mean()),
+        relative=float(relative.mean()) if len(relative) else math.nan,
         spread=float(np.std(per_seed, ddof=1)) if len(per_seed) > 1 else 0.0,
         to_best=float(np.mean([ratio(row["makespan_us"], best[row["graph"], row["cluster"]]) for row in own])),
         to_bound=float(np.mean([ratio(row["makespan_us"], row["lower_bound_us"]) for row in own])),
         wins=sum(winner[2] == placer for winner in winners),
-        worst=float(relative.max()),
+        worst=float(relative.max()) if len(relative) else math.nan,
         fits=sum(row["fits"] for row in own),
         rows=len(own),
         graphs=len({(row["graph"], row["cluster"]) for row in own}),

@@ -9,9 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
-import torch
 
 from placeto.checkpoint import (
     FILE_NAME,
@@ -36,7 +34,7 @@ from placeto.distributed import Ranks
 from placeto.files import locked
 from placeto.learners import LEARNERS
 from placeto.learners.base import Learner, TrainState, Validation
-from placeto.placement import save_result
+from placeto.placement import save_placement
 from placeto.placer import PlacementResult
 from placeto.plot import gantt_figure
 from placeto.policies import POLICIES
@@ -44,6 +42,7 @@ from placeto.policies.base import OneShotPolicy
 from placeto.rollout import DivergedError
 from placeto.signals import StopRequest
 from placeto.simulator import simulate
+from placeto.threads import set_threads
 
 __all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "fingerprint", "pretrained_config", "train"]
 
@@ -125,10 +124,7 @@ def _train(
     began = time.perf_counter()
     alone = validation is None
     validation = problems if validation is None else validation
-    cores = numba.get_num_threads()  # starts numba's threads, which sets the number that torch uses: torch's comes next
-    torch.set_num_threads(config.threads)
-    if ranks.size > 1:
-        numba.set_num_threads(min(config.threads, cores))
+    set_threads(config.threads, config.threads if ranks.size > 1 else None)
     saved = load_checkpoint(config.out) if resume else None
     learner: Learner = LEARNERS[POLICIES[config.placer].kind](
         config, problems, validation, lambda note: report(0.0, note), ranks
@@ -339,8 +335,9 @@ def _save_placements(config: AnyTrainConfig, state: TrainState, learner: Learner
         if np.isfinite(state.elite_score[index]):
             schedule = simulate(problem, learner.best_placement(state, index))
             span, fits = schedule.makespan_us, schedule.fits
-            result = PlacementResult(schedule.placement, span, fits, state.simulations, state.elapsed, ())
-            save_result(problem, result, config.placer, Path(config.out) / f"placement-{index}.json")
+            spent = state.simulations, state.elapsed
+            result = PlacementResult(schedule.placement, span, fits, *spent, (), problem, config.placer)
+            save_placement(result, Path(config.out) / f"placement-{index}.json")
 
 
 def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig, learner: Learner) -> None:

@@ -5,15 +5,14 @@ Tensors here are small, and two threads that wait for each other on a busy machi
 
 from pathlib import Path
 
-import numba
 import pytest
-import torch
+import torch  # noqa: F401 - imported, so that its threads are set here
 
 from placeto.graph import ComputationGraph, save_graph
+from placeto.threads import set_threads
 from tests.command_line import OPS
 
-numba.get_num_threads()  # starts numba's threads, which sets the number that torch uses
-torch.set_num_threads(1)
+set_threads(1)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def test_train_place_simulate_agree_exactly(tmp_path: Path, capsys: pytest.Captu
     assert "placer       placeto" in capsys.readouterr().out
     assert run("simulate", test, *on, "--placement", placement) == 0
     captured = capsys.readouterr()
-    assert f"makespan_us  {json.loads(placement.read_text())['makespan_us']!r}\n" in captured.out
+    assert f"({json.loads(placement.read_text())['makespan_us']:.3f} us)\n" in captured.out
     assert captured.err == ""
     assert "holds the placer 'placeto', not 'etf'" in fails(
         capsys, "place", test, *on, "--checkpoint", checkpoint, "--placer", "etf"

@@ -50,6 +50,20 @@ def test_rows_come_in_order_with_the_numbers_of_the_placement(
     assert all(row["fits"] and row["cluster"] == "2xv100" and row["simulations"] >= 1 for row in rows)
 
 
+def test_ratios_are_to_the_best_device_that_holds_the_graph(cluster: Cluster) -> None:
+    """The same devices with too little memory: there is none such, and the row says so."""
+    graphs = {"g": diamond("g", 100.0)}
+    sizes = ((10**9, 4), (4, 4))
+    made = []
+    for large, small in sizes:
+        first = replace(cluster.devices[0], memory=small)
+        second = replace(cluster.devices[1], memory=large, overhead_us=30.0)
+        made += evaluate(graphs, replace(cluster, devices=(first, second)), SPECS[:1], processes=1)
+    assert [row["single_fits"] for row in made] == [True, False]
+    assert made[0]["makespan_us"] == 5 * 100.0 + 4 * 30.0
+    assert made[0]["relative"] == 1.0
+
+
 def test_each_row_counts_the_grouping(
     graphs: dict[str, ComputationGraph], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +175,7 @@ def test_history_is_kept_on_demand(graphs: dict[str, ComputationGraph], cluster:
     [
         ("etf", PlacerSpec("etf", "etf", 100, 2.0)),
         ("etf@7", PlacerSpec("etf@7", "etf", 7, None)),
+        ("etf@2e3", PlacerSpec("etf@2e3", "etf", 2000, None)),
         ("mine=etf@pass", PlacerSpec("mine", "etf", None, None)),
         (" heft ", PlacerSpec("heft", "heft", 100, 2.0)),
     ],

@@ -7,7 +7,20 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {
-    0: ["files", "fields", "settings", "graph", "topology", "cluster", "progress", "signals", "distributed"],
+    0: [
+        "units",
+        "terminal",
+        "threads",
+        "files",
+        "fields",
+        "settings",
+        "graph",
+        "topology",
+        "cluster",
+        "progress",
+        "signals",
+        "distributed",
+    ],
     1: ["cost", "_kernel", "_memory", "simulator", "grouping", "placer", "placement"],
     2: [
         "_observe",
@@ -31,6 +44,7 @@ FLOORS = {
         "learning",
         "learners",
         "load",
+        "placing",
         "summary",
         "evaluate",
         "trainer",

@@ -1,10 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from placeto.cluster import load_cluster
+from placeto.cluster import Cluster, load_cluster
 from placeto.cost import PlacementProblem
 from placeto.graph import ComputationGraph
 from placeto.plot import PlotError, curve_figure, gantt_figure, panel_figure, save_figure
@@ -31,23 +32,55 @@ def test_a_box_for_each_op_and_send() -> None:
     assert np.allclose(boxes[:, 2], schedule.finish_us - schedule.start_us)
     assert np.array_equal(np.round(boxes[:, 1]), schedule.placement)
     assert len(sends.get_paths()) == schedule.num_sends == 2
-    assert axes.get_xlabel() == "time (µs)"
+    assert axes.get_xlabel() == "time (µs); 1 of 4 devices are idle"
     assert "chain on 4xv100" in axes.get_title(loc="left")
-    assert [tick.get_text().split("\n")[0] for tick in axes.get_yticklabels()] == [f"gpu:{i}" for i in range(4)]
+    assert [tick.get_text().split("\n")[0] for tick in axes.get_yticklabels()] == [f"gpu:{i}" for i in range(3)]
 
 
 def test_long_schedules_are_in_milliseconds() -> None:
     axes = gantt_figure(schedule_of(time_us=1e5), "a title").axes[0]
-    assert axes.get_xlabel() == "time (ms)"
+    assert axes.get_xlabel() == "time (ms); 1 of 4 devices are idle"
     assert axes.get_xlim()[1] == pytest.approx(300.6, rel=1e-2)
     assert axes.get_title(loc="left").startswith("a title: 300")
 
 
-@pytest.mark.parametrize(("modules", "labels"), [(3, 3), (19, 19), (30, 1), (0, 1)])
-def test_legend_names_the_modules_that_take_longest(modules: int, labels: int) -> None:
+@pytest.mark.parametrize(("modules", "labels"), [(3, 3), (30, 30), (31, 30), (0, 1)])
+def test_equal_blocks_are_told_apart(modules: int, labels: int) -> None:
+    """By colour and name; above thirty, neighbours share one."""
+    figure = gantt_figure(schedule_of(modules))
+    ops = figure.axes[0].collections[0]
+    assert len({tuple(color) for color in ops.get_facecolor()}) == labels
     legend = [text.get_text() for text in gantt_figure(schedule_of(modules)).legends[0].get_texts()]
     assert len(legend) == labels + 1
     assert legend[-1] == "sends"
+    assert legend[0] == {3: "net.layer0", 30: "net.layer0", 31: "net.layer0 - layer1", 0: "mm"}[modules]
+
+
+def test_wide_blocks_have_captions() -> None:
+    """A block's name stands in it as far as there is room; twenty are too narrow."""
+    texts = [[text.get_text() for text in gantt_figure(schedule_of(count)).axes[0].texts] for count in (4, 12, 20)]
+    assert texts == [
+        [f"net.layer{i}" for i in range(4)],
+        [f"layer{i}" for i in (0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11)],
+        [],
+    ]
+
+
+def test_only_devices_in_use_have_a_row() -> None:
+    """And all rows together have a limited height."""
+    problem = schedule_of(64).problem
+    device = problem.cluster.devices[0]
+    devices = tuple(replace(device, name=f"gpu:{i}") for i in range(64))
+    problem = PlacementProblem(problem.graph, Cluster("64", devices, np.ones((64, 64)), np.zeros((64, 64))))
+    few = gantt_figure(simulate(problem, np.arange(64) % 2 * 40))
+    assert [tick.get_text().split("\n")[0] for tick in few.axes[0].get_yticklabels()] == ["gpu:0", "gpu:40"]
+    assert few.axes[0].get_xlabel().endswith("; 62 of 64 devices are idle")
+    ops, sends = few.axes[0].collections
+    assert {round(path.get_extents().y0) for path in (*ops.get_paths(), *sends.get_paths())} == {0, 1}
+    every = gantt_figure(simulate(problem, np.arange(64)))
+    assert len(every.axes[0].get_yticklabels()) == 64
+    assert "idle" not in every.axes[0].get_xlabel()
+    assert every.get_size_inches()[1] < 14.0
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])

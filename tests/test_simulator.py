@@ -302,3 +302,10 @@ def test_bad_placements_are_refused_in_one_sentence() -> None:
         simulate_batch(batch, np.array([0]), np.array([[0, 0], [0, 0]]))
     with pytest.raises(PlacementError, match=r"must be 2 integers"):
         simulate_batch(batch, np.array([0]), np.array([[0]]))
+
+
+def test_launching_counts_as_busy() -> None:
+    """Ops of no time are not launched."""
+    ops = [{"name": name, "time_us": {"*": us}} for name, us in (("a", 30.0), ("b", 10.0), ("c", 0.0))]
+    problem = PlacementProblem(ComputationGraph.from_ops("three", ops), load_cluster("4xv100"))
+    assert simulate(problem, np.array([0, 0, 2])).busy_us.tolist() == [50.0, 0.0, 0.0, 0.0]

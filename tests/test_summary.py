@@ -24,6 +24,19 @@ def test_summary_by_hand() -> None:
     assert (q.worst, q.fits, q.rows, q.graphs, q.simulations, q.seconds) == (1.0, 4, 4, 2, 4.0, 0.5)
 
 
+def test_no_ratio_to_a_device_that_does_not_hold_the_graph() -> None:
+    far = {"single_fits": False, "history": [[1, 0.1, 90.0]]}
+    p, q = summarize([row("g", "p", 5.0), row("h", "p", 90.0) | far, row("h", "q", 80.0) | far])
+    assert (p.relative, p.worst, p.to_best) == (0.5, 0.5, pytest.approx((1 + 9 / 8) / 2))
+    assert math.isnan(q.relative)
+    lines = [line.split("|") for line in markdown_table([p, q]).split("\n")]
+    assert [[cell.strip() for cell in line[1:7]] for line in lines[2:]] == [
+        ["p", "0.500", "1.062", "23.750", "1/2", "0.500"],
+        ["q", "-", "1.000", "40.000", "1/1", "-"],
+    ]
+    assert mean_curves([row("h", "p", 90.0) | far], "simulations") == {}
+
+
 def test_what_does_not_fit_is_neither_best_nor_wins() -> None:
     fast, slow = summarize([row("g", "fast", 1.0, fits=False), row("g", "slow", 5.0)])
     assert (fast.wins, slow.wins, slow.to_best, fast.fits) == (0, 1, 1.0, 0)

@@ -131,7 +131,7 @@ def test_checkpoint_needs_no_graphs_package_and_runs_no_code(uninterrupted):
         import placeto
         from tests.toys import random_graph, toy_cluster
         problem = placeto.PlacementProblem(random_graph(99, 20), toy_cluster(2))
-        result = placeto.load_placer({str(uninterrupted)!r})(problem)
+        result = placeto.load_placer({str(uninterrupted)!r}).one_pass(problem)
         assert result.makespan_us == placeto.simulate(problem, result.placement).makespan_us
         """
     )
@@ -234,7 +234,7 @@ def test_the_papers_ablations_train(changes, tmp_path):
     assert any(name.startswith("fixed") for name in after) == (run.policy.head == "fixed")
     assert moved >= {name for name in after if name.endswith("weight") and ("aggregator" in name or "encoder" in name)}
     problem = problems(1, 30)["r30"]
-    result = load_placer(tmp_path)(problem)
+    result = load_placer(tmp_path).one_pass(problem)
     assert result.makespan_us <= problem.single_device_us
 
 

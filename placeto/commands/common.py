@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from tyro.conf import Positional, arg
+from tyro.constructors import PrimitiveConstructorSpec
 
+from placeto.placer import best_single
 from placeto.summary import ratio
+from placeto.terminal import printable
+from placeto.units import format_bytes, format_us
 
 if TYPE_CHECKING:
     from placeto.simulator import Schedule
@@ -20,13 +26,36 @@ GraphArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="GRAPH ...")
 GraphList = Annotated[tuple[str, ...], arg(metavar="GRAPH ...")]
 OptionalText = Annotated[str | None, arg(metavar="NAME")]
 OptionalPath = Annotated[Path | None, arg(metavar="PATH")]
-OptionalInt = Annotated[int | None, arg(metavar="INT")]
+OptionalInt = Annotated[
+    int | None,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole_number(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
 OptionalFloat = Annotated[float | None, arg(metavar="FLOAT")]
 OutputPath = Annotated[Path | None, arg(name="out", aliases=["-o"], metavar="PATH")]
 
 
 class UsageError(ValueError):
     """Arguments that don't make sense; the message says which and what would be valid."""
+
+
+def whole_number(text: str) -> int:
+    """A whole number, which may be written as 1e3 or 1_000.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        if re.fullmatch(r"[+-]?\d+(\.\d+)?e\+?\d{1,2}", text, re.IGNORECASE) and float(text).is_integer():
+            return int(float(text))
+        raise ValueError(f"{text!r} is no whole number") from None
 
 
 @dataclass(frozen=True)
@@ -85,32 +114,48 @@ def check_positive(option: str, value: float | None) -> None:
 
 
 def describe(schedule: Schedule) -> str:
-    """Makespan, and each device's load and memory, as a few lines of text."""
+    """Makespan, and each device's load and memory, as a few lines of text. Launching ops counts as busy."""
     problem, cluster = schedule.problem, schedule.problem.cluster
-    busy = np.bincount(schedule.placement, schedule.finish_us - schedule.start_us, cluster.num_devices)
-    share = busy / (schedule.makespan_us or 1.0)
+    share = schedule.busy_us / (schedule.makespan_us or 1.0)
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
-    relative = ratio(schedule.makespan_us, problem.single_device_us)
     bound = ratio(schedule.makespan_us, problem.lower_bound_us)
     width = max(len("device"), *map(len, cluster.device_names))
     lines = [
-        f"makespan_us  {float(schedule.makespan_us)!r}",
-        f"             {relative:.4f} of the best single device, {bound:.3f} times the lower bound",
-        f"transfers    {len(schedule.send_tensor)}",
-        f"fits         {'yes' if schedule.fits else f'no: {_overfull(schedule)}'}",
-        f"{'device':<{width}}  {'ops':>6}  {'busy':>6}  {'peak memory':>16}",
+        f"makespan     {format_us(schedule.makespan_us)} ({schedule.makespan_us:.3f} us)",
+        f"             {_of_one_device(schedule)}, {bound:.3f} times the lower bound",
+        f"transfers    {schedule.num_sends}",
+        f"fits         {'no' if missing_memory(schedule) else 'yes'}",
+        f"{'device':<{width}}  {'ops':>6}  {'busy':>6}  {'peak memory':>18}",
     ]
     for d, device in enumerate(cluster.devices):
-        memory = f"{schedule.peak_memory[d] / 1e9:.2f} of {device.memory / 1e9:.2f} GB"
-        lines.append(f"{device.name:<{width}}  {ops[d]:>6}  {share[d]:>6.1%}  {memory:>16}")
+        memory = f"{format_bytes(int(schedule.peak_memory[d]))} of {format_bytes(device.memory)}"
+        lines.append(f"{device.name:<{width}}  {ops[d]:>6}  {share[d]:>6.1%}  {memory:>18}")
     return "\n".join(lines)
 
 
-def _overfull(schedule: Schedule) -> str:
-    """Which devices would need more memory than they have, as a phrase."""
-    full = [
-        f"{device.name} needs {schedule.peak_memory[d] / 1e9:.2f} of {device.memory / 1e9:.2f} GB"
-        for d, device in enumerate(schedule.problem.cluster.devices)
-        if schedule.peak_memory[d] > device.memory
-    ]
-    return ", ".join(full)
+def _of_one_device(schedule: Schedule) -> str:
+    """The makespan's ratio to the fastest device that holds the whole graph, as a phrase; there may be none."""
+    problem, single = schedule.problem, best_single(schedule.problem)
+    if single is None:
+        return "no single device holds the graph"
+    relative = f"{ratio(schedule.makespan_us, single.makespan_us):.4f} of the best single device"
+    if single.makespan_us <= problem.single_device_us:
+        return relative
+    return f"{relative} that holds the graph ({problem.cluster.device_names[single.placement[0]]})"
+
+
+def missing_memory(schedule: Schedule) -> str:
+    """What is missing where, as a phrase; empty if the placement fits."""
+    over = schedule.peak_memory - schedule.problem.cluster.memory
+    devices = schedule.problem.cluster.devices
+    return ", ".join(f"{format_bytes(int(over[d]))} on {devices[d].name}" for d in np.flatnonzero(over > 0))
+
+
+def say(text: str) -> None:
+    """Text on stdout."""
+    print(printable(text))
+
+
+def note(sentence: str) -> None:
+    """One line on stderr."""
+    print(f"note: {printable(sentence)}", file=sys.stderr)

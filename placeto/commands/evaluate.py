@@ -21,6 +21,8 @@ from placeto.commands.common import (
     UsageError,
     check_output,
     check_positive,
+    note,
+    say,
 )
 from placeto.cost import PlacementProblem
 from placeto.files import locked, write_text
@@ -31,6 +33,7 @@ from placeto.progress import ProgressBar
 if TYPE_CHECKING:
     from placeto.cluster import Cluster
     from placeto.evaluate import PlacerSpec
+    from placeto.summary import Row
 
 
 _TITLE = 130  # characters of a line above the curves
@@ -71,7 +74,7 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Evaluate, print the tables, write what was asked for."""
     _check(arguments)
-    from placeto.evaluate import Row, evaluate, parse_spec
+    from placeto.evaluate import evaluate, parse_spec
     from placeto.summary import markdown_table, summarize
 
     clusters, budget = _clusters(arguments.cluster), arguments.budget
@@ -98,21 +101,38 @@ def run(arguments: Arguments) -> None:
     tables = [
         f"{_count(len(own), 'graph')} on {cluster.name}, {made}\n\n"
         f"{markdown_table(summarize([row for row in rows if row['cluster'] == cluster.name]))}\n"
+        f"{_without_ratio([row for row in rows if row['cluster'] == cluster.name])}"
         for own, cluster in zip(graphs, clusters, strict=True)
     ]
-    print("\n".join(tables))
+    say("\n".join(tables))
     if arguments.output is not None:
         markdown = arguments.output.with_name(arguments.output.name.removesuffix(".gz")).with_suffix(".md")
         write_text("\n".join(tables), markdown)
         print(f"wrote {arguments.output} and {markdown}", file=sys.stderr)
     if arguments.curve is not None:
         from placeto.plot import curve_figure, save_figure
-        from placeto.summary import mean_curves
+        from placeto.summary import held, mean_curves
+
+        if not any(map(held, rows)):
+            note(f"{arguments.curve} is not drawn: no single device holds a graph, and to that makespans are relative")
+            return
 
         on = ", ".join(cluster.name for cluster in clusters)
         title = f"{_count(max(map(len, graphs)), 'graph')} on {on}, {made}"
         curves = [mean_curves(rows, against) for against in ("simulations", "seconds")]
         save_figure(curve_figure(curves[0], curves[1], textwrap.fill(title, _TITLE)), arguments.curve)
+
+
+def _without_ratio(rows: Sequence[Row]) -> str:
+    """A line on the graphs of a table that no single device holds; empty if there is none."""
+    from placeto.summary import held
+
+    graphs = {row["graph"] for row in rows}
+    without = {row["graph"] for row in rows if not held(row)}
+    if not without:
+        return ""
+    count = f"{len(without)} of {_count(len(graphs), 'graph')}"
+    return f"\nNo single device holds {count}: '/ one device' and 'worst' are of the others.\n"
 
 
 def _check(arguments: Arguments) -> None:
@@ -144,7 +164,7 @@ def _timed(graphs: Mapping[str, ComputationGraph], clusters: Sequence[Cluster]) 
         if len(idle) == len(graphs):
             raise UsageError(f"nothing to evaluate: no op of {', '.join(idle)} takes any time on {cluster.name}")
         for name in idle:
-            print(f"note: {name} is left out, its ops take no time on {cluster.name}", file=sys.stderr)
+            note(f"{name} is left out, its ops take no time on {cluster.name}")
         timed.append({name: graph for name, graph in graphs.items() if name not in idle})
     return timed
 

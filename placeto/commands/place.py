@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 
 from placeto.commands.common import (
@@ -15,6 +14,9 @@ from placeto.commands.common import (
     UsageError,
     check_output,
     describe,
+    missing_memory,
+    note,
+    say,
 )
 from placeto.load import choose_placer, resolve_graph
 
@@ -53,7 +55,7 @@ def run(arguments: Arguments) -> None:
     from placeto.cluster import load_cluster
     from placeto.cost import PlacementProblem
     from placeto.evaluate import warm_up
-    from placeto.placement import save_result
+    from placeto.placement import save_placement
     from placeto.simulator import simulate
 
     budget = arguments.budget
@@ -62,26 +64,22 @@ def run(arguments: Arguments) -> None:
     problem = PlacementProblem(graph, load_cluster(arguments.cluster))
     if arguments.seed < 0:
         raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
-    simulations = budget.simulations
-    if simulations is None and budget.seconds is None:
-        simulations = getattr(placer, "default_simulations", None)
     if budget.seconds is not None:
-        warm_up(placer, problem.cluster, simulations, budget.seconds)
-    result = placer(problem, simulations=simulations, seconds=budget.seconds, seed=arguments.seed)
+        warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
+    result = placer(problem, simulations=budget.simulations, seconds=budget.seconds, seed=arguments.seed)
     schedule = simulate(problem, result.placement)
     if arguments.output is not None:
-        save_result(problem, result, placer_name, arguments.output)
+        save_placement(result, arguments.output)
     if arguments.plot is not None:
         from placeto.plot import gantt_figure, save_figure
 
         save_figure(gantt_figure(schedule, f"{name} on {problem.cluster.name}, {placer_name}"), arguments.plot)
     cluster = problem.cluster
-    print(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
-    print(f"cluster      {cluster.name}")
-    print(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
-    print(describe(schedule))
-    if not result.fits:
-        print(
-            f"note: {placer_name} found no placement of {name} that fits in the memory of {cluster.name}",
-            file=sys.stderr,
+    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
+    say(f"cluster      {cluster.name}")
+    say(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
+    say(describe(schedule))
+    if missing := missing_memory(schedule):
+        note(
+            f"{placer_name} found no placement of {name} that fits in the memory of {cluster.name}: {missing} too much"
         )

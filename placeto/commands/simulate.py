@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from placeto.commands.common import GraphArgument, OptionalPath, check_output, describe
+from placeto.commands.common import GraphArgument, OptionalPath, check_output, describe, missing_memory, note, say
 from placeto.load import resolve_graph
 
 
@@ -45,12 +44,14 @@ def run(arguments: Arguments) -> None:
     problem = PlacementProblem(graph, load_cluster(arguments.cluster))
     cluster = problem.cluster
     schedule = simulate(problem, file.devices(graph, cluster))
-    print(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
-    print(f"cluster      {cluster.name}")
-    print(describe(schedule))
+    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
+    say(f"cluster      {cluster.name}")
+    say(describe(schedule))
     if file.makespan_us is not None and file.makespan_us != schedule.makespan_us:
         made_for = f" on cluster {file.cluster}" if file.cluster else ""
-        print(f"note: {arguments.placement} says {file.makespan_us!r} us{made_for}", file=sys.stderr)
+        note(f"{arguments.placement} says {file.makespan_us!r} us{made_for}, not {float(schedule.makespan_us)!r} us")
+    if missing := missing_memory(schedule):
+        note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
     if arguments.trace is not None:
         save_chrome_trace(schedule, arguments.trace)
     if arguments.plot is not None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
 
+from placeto.cost import PlacementProblem
 from placeto.heuristics.baechi import m_etf, m_sct, m_topo
 from placeto.heuristics.exact import exact
 from placeto.heuristics.genetic import genetic
@@ -13,7 +17,7 @@ from placeto.heuristics.partition import expert, metis
 from placeto.heuristics.search import anneal, hillclimb, ils, multilevel
 from placeto.placer import PlacementResult
 
-HEURISTICS: dict[str, Callable[..., PlacementResult]] = {
+_PLACERS: dict[str, Callable[..., PlacementResult]] = {
     "single": single,
     "fastest": fastest,
     "random": random,
@@ -32,6 +36,19 @@ HEURISTICS: dict[str, Callable[..., PlacementResult]] = {
     "genetic": genetic,
     "exact": exact,
 }
+
+
+def _named(name: str, place: Callable[..., PlacementResult]) -> Callable[..., PlacementResult]:
+    """The placer, whose results say its name."""
+
+    @wraps(place)
+    def named(problem: PlacementProblem, **budget: Any) -> PlacementResult:
+        return replace(place(problem, **budget), placer=name)
+
+    return named
+
+
+HEURISTICS = {name: _named(name, place) for name, place in _PLACERS.items()}
 """Name -> placer; the first line of its docstring is what ``placeto list placers`` prints."""
 SEARCHES = ("hillclimb", "ils", "anneal", "multilevel", "genetic")
 """Those that search until a budget is spent."""

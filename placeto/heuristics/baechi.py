@@ -76,15 +76,15 @@ def try_m_etf(evaluator: Evaluator, seed: int) -> None:
         within_memory(evaluator, partial(place_by_start, evaluator.problem, follow, True))
 
 
-def try_m_sct(evaluator: Evaluator, seed: int) -> None:
-    """The rule behind `m_sct`."""
+def try_m_sct(evaluator: Evaluator, seed: int, most_ops: int = LP_OPS, share: float = 1.0) -> None:
+    """The rule behind `m_sct`; each linear program may have so many ops, and such a share of the time that is left."""
     problem = evaluator.problem
     for follow in _variants(evaluator):
         if evaluator.exhausted:
             return
         limit = evaluator.seconds_limit
-        left = None if limit is None else max(1e-3, limit - evaluator.seconds)  # 0 would be no limit
-        favourites = favourite_children(problem, follow, left)
+        left = None if limit is None else max(1e-3, share * (limit - evaluator.seconds))  # 0 would be no limit
+        favourites = favourite_children(problem, follow, left, most_ops)
         within_memory(evaluator, partial(place_by_start, problem, follow, True, favourites=favourites))
 
 
@@ -134,10 +134,12 @@ def _first_use(problem: PlacementProblem, follow: np.ndarray) -> np.ndarray:
     return first
 
 
-def favourite_children(problem: PlacementProblem, follow: np.ndarray, seconds: float | None = None) -> Favourites:
+def favourite_children(
+    problem: PlacementProblem, follow: np.ndarray, seconds: float | None = None, most_ops: int = LP_OPS
+) -> Favourites:
     """Favourite child of each op, and for how long its device waits: the transfer, over the mean link.
 
-    Graphs of more than `LP_OPS` ops, and those that `seconds` are too short for, do without the linear program: pairs
+    Graphs of more than `most_ops` ops, and those that `seconds` are too short for, do without the linear program: pairs
     become favourites by falling transfer + upward rank of the child, as long as neither is taken.
 
     Args:
@@ -145,12 +147,13 @@ def favourite_children(problem: PlacementProblem, follow: np.ndarray, seconds: f
         follow: (N,) group of each op; children of the same group are no favourites, since they follow anyway, nor
             are those of ops that float (see `floating_ops`), which have no device that could wait.
         seconds: time limit of the solver; None = no limit.
+        most_ops: of a graph for which the program is solved.
     """
     pairs, transfer = _pairs(problem)
     floats, follow = floating_ops(problem, follow)
     apart = np.flatnonzero((follow[pairs[0]] != follow[pairs[1]]) & ~floats[pairs[0]])  # (A,)
     chosen = None
-    if len(apart) > 0 and problem.num_ops <= LP_OPS:
+    if len(apart) > 0 and problem.num_ops <= most_ops:
         solution = _relaxation(problem.op_time.mean(axis=1), pairs, transfer, apart, seconds)
         chosen = None if solution is None else apart[solution < 0.5 - _EPSILON]
     if chosen is None:

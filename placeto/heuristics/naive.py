@@ -23,7 +23,7 @@ def fastest(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
     """Each group on the device that computes it fastest; equal devices share by load."""
-    return run(_try_fastest, problem, simulations, seconds, seed)
+    return run(try_fastest, problem, simulations, seconds, seed)
 
 
 def random(
@@ -37,7 +37,7 @@ def roundrobin(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
     """Groups in topological order, dealt out to the devices in turn."""
-    return run(_try_roundrobin, problem, simulations, seconds, seed)
+    return run(try_roundrobin, problem, simulations, seconds, seed)
 
 
 def try_single(evaluator: Evaluator, seed: int) -> None:
@@ -48,7 +48,8 @@ def try_single(evaluator: Evaluator, seed: int) -> None:
             break
 
 
-def _try_fastest(evaluator: Evaluator, seed: int) -> None:
+def try_fastest(evaluator: Evaluator, seed: int) -> None:
+    """The rule behind `fastest`."""
     problem, groups = evaluator.problem, evaluator.groups
     time = group_times(problem, groups)
     memory = group_sum(groups, problem.graph.param_bytes * float(problem.param_multiplier))
@@ -72,5 +73,6 @@ def _try_random(evaluator: Evaluator, seed: int) -> None:
             break
 
 
-def _try_roundrobin(evaluator: Evaluator, seed: int) -> None:
+def try_roundrobin(evaluator: Evaluator, seed: int) -> None:
+    """The rule behind `roundrobin`."""
     evaluator.score(np.arange(evaluator.groups.num_groups) % evaluator.problem.num_devices)

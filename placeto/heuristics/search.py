@@ -7,24 +7,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from placeto.cost import PlacementProblem
 from placeto.grouping import Groups, split_groups
 from placeto.heuristics._local import LocalSearch
-from placeto.heuristics.baechi import try_m_sct
+from placeto.heuristics.baechi import try_m_sct, try_m_topo
 from placeto.heuristics.common import Rule
 from placeto.heuristics.list_scheduling import try_etf, try_heft
-from placeto.heuristics.naive import try_single
+from placeto.heuristics.naive import try_fastest, try_roundrobin, try_single
 from placeto.heuristics.partition import try_expert, try_metis
 from placeto.heuristics.repair import repair
 from placeto.placer import Evaluator, PlacementResult
 
 CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
-"""What `best_cheap` tries, the one that is best most often first."""
+"""What training begins from, the one that is best most often first."""
+LP_OPS = 2000
+"""Ops of a graph for which m-SCT's linear programs count as cheap: .2 to .6 s."""
+_LP_SHARE = 0.05  # of the time that is left, at most, for each of these
+CONSTRUCTIVE: tuple[Rule, ...] = (
+    *CHEAP,
+    partial(try_m_sct, most_ops=LP_OPS, share=_LP_SHARE),
+    try_m_topo,
+    try_fastest,
+    try_roundrobin,
+)
+"""What `best_cheap` tries: all placers that build one placement. m-ETF's are among those of ETF."""
 DEFAULT_SIMULATIONS = 1000
-_MOST_OPS = 2000  # of a graph for which m-SCT counts as cheap: .2 s
 Method = Callable[[Evaluator, np.ndarray, np.random.Generator], None]
 """Spends what is left of a budget on a search from a placement (G,) of groups."""
 
@@ -157,22 +168,26 @@ def _kicked(device: np.ndarray, evaluator: Evaluator, rng: np.random.Generator) 
 
 
 def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
-    """Run the cheap heuristics within the budget: the best placement (G,) of groups, and its penalised makespan.
+    """Run the constructive placers within the budget: the best placement (G,) of groups, and its penalised makespan.
 
-    Where no modules say what belongs together, m-SCT is tried too, if its linear program is small. If none fits into
-    memory, the best one is repaired. If the best one places op by op, it is rounded to groups (each goes where most of
-    its work is) and counts too.
+    What doesn't fit into memory is repaired, as these placers do. m-SCT does without linear programs above `LP_OPS`
+    ops. If the best placement is one op by op, it is rounded to groups (each goes where most of its work is) and
+    counts too.
     """
-    graph = evaluator.problem.graph
-    flat = not any(graph.modules) and graph.num_ops <= _MOST_OPS
-    for rule in (*CHEAP, try_m_sct) if flat else CHEAP:
+    for rule in CONSTRUCTIVE:
         if not evaluator.exhausted:
-            rule(evaluator, seed)
-    if not evaluator.best_fits:
-        repair(evaluator)
+            with evaluator.anew():
+                rule(evaluator, seed)
+                if not evaluator.best_fits:
+                    repair(evaluator)
+    round_best(evaluator)
+    return evaluator.best_groups
+
+
+def round_best(evaluator: Evaluator) -> None:
+    """Where the best placement doesn't keep groups together, score what is next to it and does."""
     if evaluator.best is not None and evaluator.best_score < evaluator.best_groups[1]:
         evaluator.score(round_to_groups(evaluator.problem, evaluator.groups, evaluator.best))
-    return evaluator.best_groups
 
 
 def round_to_groups(problem: PlacementProblem, groups: Groups, placement: np.ndarray) -> np.ndarray:

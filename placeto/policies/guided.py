@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,14 +20,21 @@ from placeto.env import EnvConfig, EnvState, reset
 from placeto.features import Instance, InstanceBatch, make_instance
 from placeto.grouping import join_groups
 from placeto.heuristics.common import Rule
-from placeto.heuristics.list_scheduling import try_heft
-from placeto.heuristics.search import CHEAP, DEFAULT_SIMULATIONS, anneal_within, best_cheap, parts_of, round_to_groups
+from placeto.heuristics.search import (
+    CHEAP,
+    DEFAULT_SIMULATIONS,
+    anneal_within,
+    best_cheap,
+    parts_of,
+    round_best,
+    round_to_groups,
+)
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import PairDistribution
+from placeto.threads import one_torch_thread
 
-_LEVELS = (0.125, 0.25, 0.5, 1.0)  # shares of the groups to which they are joined for the sweeps, in turn
-_TIMED = _LEVELS[:-1]  # the same under a clock: a look of the policy takes as long as tens of annealing's simulations
-_PASS = (0.25, 1.0)  # the same where there is no budget: one pass
+_LEVELS = (0.25, 1.0)  # shares of the groups to which they are joined for the sweeps of a pass, and of those after it
+_TIMED = (0.125, 0.25, 0.5)  # under a clock: a look of the policy takes as long as tens of annealing's simulations
 _PASS_PARTS = 4  # into how many parts a group is split for the end of a pass, on the average
 _PASS_ON_PARTS = 0.4  # of a pass's simulations go to them
 _FEWEST = 4  # groups of a level
@@ -67,17 +73,17 @@ def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 
 
 
 class GuidedPlacer:
-    """A trained policy as a placer: best cheap heuristic, greedy sweeps of the policy, annealing.
+    """A trained policy as a placer: best constructive placement, greedy sweeps of the policy, annealing.
 
     Sweeps go from few joined groups to all, annealing follows; then the groups are split into parts, of which there is
-    another sweep, and which are annealed in turn. Never worse than the best cheap heuristic that the budget allows.
+    another sweep, and which are annealed in turn. Without a budget it takes `DEFAULT_SIMULATIONS`.
 
-    Without a budget it ends after one pass, which is the policy's zero-shot answer: a sweep over joined groups, one
-    over all and one over the parts of groups, together with a simulation a group. With a budget of 0 simulations that
-    answer begins from HEFT, and what the policy's own observations simulate is not counted.
+    It begins with the constructive placers (see `best_cheap`) and one pass, which is the policy's zero-shot answer: a
+    sweep over joined groups, one over all and one over the parts of groups, together with a simulation a group. So
+    it is never worse than the best of these placers, nor than its own pass, where there are simulations for them: some
+    25 and one a group. Less leaves the pass out, and so do limits in seconds. With a budget of 0 simulations the pass
+    is the answer, and what it simulates is not counted.
     """
-
-    default_simulations = DEFAULT_SIMULATIONS  # of `placeto place`
 
     def __init__(self, policy: nn.Module, env: EnvConfig) -> None:
         self.policy = policy.eval()
@@ -92,23 +98,40 @@ class GuidedPlacer:
         seed: int = 0,
     ) -> PlacementResult:
         """Place a graph within a budget of simulations or seconds; see the class."""
+        if simulations == 0:
+            result = self.one_pass(problem, seconds=seconds, seed=seed)
+            return replace(result, simulations=0, history=((0, result.seconds, result.makespan_us),))
+        if simulations is None and seconds is None:
+            simulations = DEFAULT_SIMULATIONS
         began = time.perf_counter()
-        instance = make_instance(problem)
-        with _one_thread():
-            if simulations == 0:
-                return self._answer(instance, seconds, seed, began)
+        with one_torch_thread():
+            instance = make_instance(problem)
             evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
-            _, score = best_cheap(evaluator, seed)
-            if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
-                if simulations is None and seconds is None:
+            if self._starts(evaluator, seed):
+                if seconds is None and evaluator.remaining >= instance.groups.num_groups:
                     self._pass(instance, evaluator)
-                else:
-                    self._search(instance, evaluator, np.random.default_rng(seed))
-            return evaluator.result()
+                self._search(instance, evaluator, np.random.default_rng(seed))
+            return replace(evaluator.result(), placer="placeto")
+
+    def one_pass(self, problem: PlacementProblem, *, seconds: float | None = None, seed: int = 0) -> PlacementResult:
+        """The policy's zero-shot answer, with what its simulations were counted as."""
+        began = time.perf_counter()
+        with one_torch_thread():
+            instance = make_instance(problem)
+            evaluator = Evaluator(problem, instance.groups, None, seconds, began)
+            if self._starts(evaluator, seed):
+                self._pass(instance, evaluator)
+            return replace(evaluator.result(), placer="placeto")
+
+    def _starts(self, evaluator: Evaluator, seed: int) -> bool:
+        """Try the constructive placers; whether anything is left to do."""
+        _, score = best_cheap(evaluator, seed)
+        return evaluator.problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted
 
     def _search(self, instance: Instance, evaluator: Evaluator, random: np.random.Generator) -> None:
         """Spend what is left of a budget: first on joined groups and groups, then on the parts of groups."""
         problem, timed = instance.problem, evaluator.seconds_limit is not None
+        round_best(evaluator)
         with evaluator.limited_to(_SECONDS if timed else _SHARE):
             for share in _TIMED if timed else _LEVELS:
                 self._sweep(instance, share, evaluator, evaluator.best_groups[0])
@@ -123,18 +146,6 @@ class GuidedPlacer:
                 self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], _TOGETHER)
         anneal_within(evaluator, random)
 
-    def _answer(self, instance: Instance, seconds: float | None, seed: int, began: float) -> PlacementResult:
-        """The pass from HEFT's placement, none of it counted."""
-        problem, groups = instance.problem, instance.groups
-        evaluator = Evaluator(problem, groups, None, seconds, began)
-        try_heft(evaluator, seed)
-        if evaluator.best is not None and problem.num_devices > 1 and evaluator.best_score > 0:
-            start = round_to_groups(problem, groups, evaluator.best)
-            evaluator.score(start)
-            self._pass(instance, evaluator)
-        result = evaluator.result()
-        return replace(result, simulations=0, history=((0, result.seconds, result.makespan_us),))
-
     def _pass(self, instance: Instance, evaluator: Evaluator) -> None:
         """Sweep with as many simulations as there are groups, from the best placement of groups met."""
         problem, groups = instance.problem, instance.groups
@@ -142,11 +153,11 @@ class GuidedPlacer:
         split = parts.num_groups > groups.num_groups
         with evaluator.limited(evaluator.simulations + groups.num_groups, None):
             with evaluator.limited_to(1.0 - _PASS_ON_PARTS if split else 1.0):
-                for share in _PASS if groups.num_groups > _FEWEST else (1.0,):
+                for share in _LEVELS if groups.num_groups > _FEWEST else (1.0,):
                     self._sweep(instance, share, evaluator, evaluator.best_groups[0])
             if split:
-                evaluator.regroup(parts)
-                self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], _TOGETHER)
+                with evaluator.split_into(parts):
+                    self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], _TOGETHER)
 
     def _sweep(
         self, instance: Instance, share: float, evaluator: Evaluator, start: np.ndarray, together: int = 1
@@ -198,17 +209,6 @@ class GuidedPlacer:
         device, most = odds.argmax(1), odds.max(1)
         order = np.argsort(-most, kind="stable")[: min(count, np.isfinite(most).sum())]
         return np.stack([order, device[order]], 1)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Within it torch computes with one thread: its tensors are small, and on a busy machine others are waited for."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def guided_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> GuidedPlacer:

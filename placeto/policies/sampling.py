@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ import torch
 
 from placeto.cost import PlacementProblem
 from placeto.heuristics.repair import repair
-from placeto.heuristics.search import annealing, best_cheap, round_to_groups
+from placeto.heuristics.search import annealing, best_cheap, round_best
 from placeto.op_features import OneShotInput, make_input
 from placeto.placer import Evaluator, PlacementResult
 from placeto.policies.base import OneShotPolicy
 from placeto.simulator import simulate
+from placeto.threads import one_torch_thread
 
 SAMPLES = 16  # drawn at once
 SHARE = 0.25  # of the budget spent on samples
@@ -34,8 +36,9 @@ class SamplingPlacer:
     the other learned placers, never worse than the best cheap one.
     """
 
-    def __init__(self, policy: OneShotPolicy) -> None:
+    def __init__(self, policy: OneShotPolicy, name: str = "") -> None:
         self.policy = policy.eval()
+        self.name = name
 
     def __call__(
         self,
@@ -51,6 +54,12 @@ class SamplingPlacer:
             PolicyError: the cluster has more devices than the policy knows.
         """
         began = time.perf_counter()
+        with one_torch_thread():
+            return replace(self._place(problem, simulations, seconds, seed, began), placer=self.name)
+
+    def _place(
+        self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
+    ) -> PlacementResult:
         device = next(self.policy.parameters()).device
         graph = make_input(problem, self.policy.units).to(device)
         unit = graph.unit.cpu().numpy()
@@ -58,7 +67,7 @@ class SamplingPlacer:
             schedule = simulate(problem, self._placements(graph, unit, 1, None)[0])
             took, span = time.perf_counter() - began, schedule.makespan_us
             if schedule.fits:
-                return PlacementResult(schedule.placement, span, True, 1, took, ((1, took, span),))
+                return PlacementResult(schedule.placement, span, True, 1, took, ((1, took, span),), problem)
             evaluator = Evaluator(problem, began=began)
             evaluator.absorb(schedule.placement, span, schedule.overflow, 1)
             repair(evaluator)
@@ -84,9 +93,7 @@ class SamplingPlacer:
 
     def _search(self, evaluator: Evaluator, seed: int) -> None:
         """Anneal from the best placement, brought to groups."""
-        assert evaluator.best is not None
-        if evaluator.best_score < evaluator.best_groups[1] and not evaluator.exhausted:
-            evaluator.score(round_to_groups(evaluator.problem, evaluator.groups, evaluator.best))
+        round_best(evaluator)
         if not evaluator.exhausted:
             annealing(evaluator, evaluator.best_groups[0], np.random.default_rng(seed))
 
@@ -94,4 +101,4 @@ class SamplingPlacer:
 def sampling_placer(checkpoint: Mapping[str, Any], policy: OneShotPolicy) -> SamplingPlacer:
     """A placer from a checkpoint and a policy of its config, with the parameters that validated best."""
     policy.load_state_dict(checkpoint["best_parameters"])
-    return SamplingPlacer(policy)
+    return SamplingPlacer(policy, checkpoint["placer"])

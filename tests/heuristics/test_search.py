@@ -252,3 +252,18 @@ def test_descents_end_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> No
         ends.append(evaluator.simulations)
     assert ends[0] < 3000
     assert ends[1] < 3000
+
+
+def test_starts_solve_small_linear_programs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than 2,000 ops these take seconds; m-SCT itself solves them up to 5,000."""
+    sizes: list[int] = []
+
+    def relaxation(time: np.ndarray, *arguments: object) -> None:
+        sizes.append(len(time))
+
+    monkeypatch.setattr("placeto.heuristics.baechi._relaxation", relaxation)
+    for size in (50, 2001):
+        best_cheap(Evaluator(PlacementProblem(random_graph(np.random.default_rng(3), size), load_cluster("4xv100"))))
+    assert sizes == [50, 50]
+    HEURISTICS["m-sct"](PlacementProblem(random_graph(np.random.default_rng(3), 2001), load_cluster("4xv100")))
+    assert sizes == [50, 50, 2001, 2001]

@@ -1,0 +1,57 @@
+"""Place a model in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from placeto.capture import capture_inference, capture_training
+from placeto.cluster import Cluster, load_cluster
+from placeto.cost import PlacementProblem
+from placeto.graph import ComputationGraph
+from placeto.load import DEFAULT_PLACER, load_placer
+from placeto.placer import PlacementResult
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def place(
+    model: nn.Module | ComputationGraph,
+    inputs: Sequence[Any] = (),
+    *,
+    cluster: Cluster | str | Path,
+    loss: Callable[..., Any] | None = None,
+    targets: Sequence[Any] = (),
+    placer: str | Path = DEFAULT_PLACER,
+    simulations: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+) -> PlacementResult:
+    """Place a module's training step, or its inference where no loss is given, or a graph.
+
+    Args:
+        model: a module, which is captured as `capture_training` and `capture_inference` do, or a graph.
+        inputs: positional arguments of the module.
+        cluster: or its name, or its file.
+        loss: ``loss(output, *targets)`` -> scalar.
+        targets: further arguments of the loss.
+        placer: its name, or a checkpoint.
+        simulations: budget of the placer; with neither this nor seconds the placer's own, 1,000 of the default one.
+        seconds: budget of the placer.
+        seed: of the placer's random choices.
+
+    Raises:
+        CaptureError: the module can't be traced.
+        LoadError, ClusterError: no such placer or cluster.
+        TypeError: no module and no graph.
+    """
+    if isinstance(model, ComputationGraph):
+        graph = model
+    elif loss is not None:
+        graph = capture_training(model, inputs, loss, targets=targets)
+    else:
+        graph = capture_inference(model, inputs)
+    problem = PlacementProblem(graph, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
+    return load_placer(placer)(problem, simulations=simulations, seconds=seconds, seed=seed)

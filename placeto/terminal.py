@@ -1,0 +1,12 @@
+"""Text that is safe to show."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    r"""The text with its control characters spelled out, line ends excepted: names in files may hold terminal escapes.
+
+    >>> print(printable("gpu:0 \x1b[31mred"))
+    gpu:0 \x1b[31mred
+    """
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,36 @@
+"""How many threads torch and numba compute with.
+
+Numba starts its threads with the first parallel kernel of a process and then sets torch's number, whatever that was:
+small tensors on several threads take ten times as long where other processes are busy. So numba's threads are started
+before torch's number is set, here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numba
+
+
+def set_threads(torch_threads: int, numba_threads: int | None = None) -> None:
+    """How many threads torch has from now on, if it is imported already, and numba: at most its cores, None = all."""
+    cores = numba.get_num_threads()  # starts them
+    if numba_threads is not None:
+        numba.set_num_threads(min(numba_threads, cores))
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(torch_threads)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Within it torch computes with one thread; what it had before comes back."""
+    import torch
+
+    before = torch.get_num_threads()
+    set_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
