@@ -1,0 +1,35 @@
+"""Sizes and times as people read them: three digits and a unit."""
+
+from __future__ import annotations
+
+_BYTES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+_TIMES = ("us", "ms", "s")
+
+
+def format_bytes(size: float) -> str:
+    """Bytes in decimal units (1 kB is 1000 B), whole below 1 kB, else with three significant digits.
+
+    >>> format_bytes(0), format_bytes(999), format_bytes(1536), format_bytes(999_999)
+    ('0 B', '999 B', '1.54 kB', '1.00 MB')
+    >>> format_bytes(16e9), format_bytes(-2_500_000)
+    ('16.0 GB', '-2.50 MB')
+    """
+    return f"{size:.0f} B" if abs(size) < 999.5 else _scaled(size, _BYTES)
+
+
+def format_us(time_us: float) -> str:
+    """Microseconds with three significant digits, from us to s.
+
+    >>> format_us(0), format_us(5.7), format_us(1234.5), format_us(999_999), format_us(9e7)
+    ('0 us', '5.70 us', '1.23 ms', '1.00 s', '90.0 s')
+    """
+    return "0 us" if time_us == 0 else _scaled(time_us, _TIMES)
+
+
+def _scaled(value: float, units: tuple[str, ...]) -> str:
+    """The value in the first unit in which it is below 1000, at least in the last."""
+    unit = 0
+    while unit < len(units) - 1 and abs(value) >= 999.5:
+        value, unit = value / 1000, unit + 1
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f} {units[unit]}"
