@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placeto import graph_memory
+from placeto.graph_order import topological_order
+
 if TYPE_CHECKING:
     import networkx as nx
 
@@ -34,6 +37,7 @@ _OP_FIELDS = {
     "colocation",
     "module",
     "time_us",
+    *graph_memory.FIELDS,
 }
 
 
@@ -71,9 +75,14 @@ class ComputationGraph:
     edge_dst: np.ndarray  # (E,) int64, non-decreasing
     edge_output: np.ndarray  # (E,) int64, which output of src
     time_us: Mapping[str, np.ndarray] = field(default_factory=dict)  # kind -> (N,), NaN = not given
+    # (N,) int64, the part of param_bytes with gradient and optimizer state; None = all in training
+    trained_bytes: np.ndarray = None  # type: ignore[assignment]
+    # (T,) bool, tensors that are resident memory, as a parameter itself; None = the outputs of parameters
+    resident_outputs: np.ndarray = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         _validate(self)
+        graph_memory.complete(self, GraphError)
         arrays = [v for v in vars(self).values() if isinstance(v, np.ndarray)]
         for array in [*arrays, *self.time_us.values()]:
             array.setflags(write=False)
@@ -96,7 +105,7 @@ class ComputationGraph:
     @cached_property
     def topological_order(self) -> np.ndarray:
         """(N,) int64, op indices, every producer before its consumers; ties by op order."""
-        order = _topological_order(self.num_ops, self.edge_src, self.edge_dst)
+        order = topological_order(self.num_ops, self.edge_src, self.edge_dst)
         order.setflags(write=False)
         return order
 
@@ -122,6 +131,8 @@ class ComputationGraph:
         arrays += [self.output_ptr, self.output_bytes, self.edge_src, self.edge_dst, self.edge_output]
         for array in arrays:
             digest.update(array.tobytes())
+        for key, array in graph_memory.unusual(self).items():
+            digest.update(key.encode() + array.tobytes())
         for kind in sorted(self.time_us):
             digest.update(kind.encode())
             digest.update(np.where(np.isnan(self.time_us[kind]), np.nan, self.time_us[kind]).tobytes())
@@ -268,23 +279,41 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
             if not np.isfinite(value):
                 raise GraphError(f"op {record['name']!r}: time_us[{kind!r}] must be finite, not {value}")
             times[kind][position] = value
+    op_types = tuple(str(record.get("type", "op")) for record in ops)
+    param_bytes = np.array([_number(r, "param_bytes", r["name"], integer=True) for r in ops], np.int64)
+    output_ptr = np.cumsum([0, *map(len, outputs)], dtype=np.int64)
+    trained = [_size(r["trained_bytes"], "trained_bytes", r["name"]) if "trained_bytes" in r else None for r in ops]
+    resident = [_outputs(r, len(sizes)) for r, sizes in zip(ops, outputs, strict=True)]
+    memory = graph_memory.defaults(mode, op_types, param_bytes, output_ptr)
     return ComputationGraph(
         name=name,
         mode=mode,
         op_names=tuple(index),
-        op_types=tuple(str(record.get("type", "op")) for record in ops),
+        op_types=op_types,
         flops=np.array([_number(record, "flops", record["name"]) for record in ops], np.float64),
         bytes_accessed=np.array([_number(record, "bytes_accessed", record["name"]) for record in ops], np.float64),
-        param_bytes=np.array([_number(r, "param_bytes", r["name"], integer=True) for r in ops], np.int64),
+        param_bytes=param_bytes,
         colocation=np.array(colocation, np.int64),
         modules=tuple(str(record.get("module", "")) for record in ops),
-        output_ptr=np.cumsum([0, *map(len, outputs)], dtype=np.int64),
+        output_ptr=output_ptr,
         output_bytes=np.array([value for sizes in outputs for value in sizes], np.int64),
         edge_src=np.array(src, np.int64),
         edge_dst=np.array(dst, np.int64),
         edge_output=np.array(out, np.int64),
         time_us=times,
+        **graph_memory.overwrite(memory, output_ptr, trained, resident),
     )
+
+
+def _outputs(record: Mapping[str, Any], count: int) -> list[int] | None:
+    """The indices of a record's resident outputs, if it says so."""
+    if "resident_outputs" not in record:
+        return None
+    for output in (outputs := _list(record, "resident_outputs")):
+        if isinstance(output, bool) or not isinstance(output, int) or not 0 <= output < count:
+            valid = f"an index from 0 to {count - 1}" if count else "left out, as the op has no outputs"
+            raise GraphError(f"op {record['name']!r}: resident_outputs must be {valid}, not {output!r}")
+    return outputs
 
 
 def _list(record: Mapping[str, Any], key: str) -> list[Any]:
@@ -296,7 +325,7 @@ def _list(record: Mapping[str, Any], key: str) -> list[Any]:
 
 def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
-    starts = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
+    starts, memory = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)), graph_memory.records(graph)
     for i, name in enumerate(graph.op_names):
         record: dict[str, Any] = {"name": name, "type": graph.op_types[i]}
         record["flops"] = float(graph.flops[i])
@@ -312,29 +341,9 @@ def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
         times = {kind: float(t[i]) for kind, t in graph.time_us.items() if not np.isnan(t[i])}
         if times:
             record["time_us"] = times
+        record |= memory[i]
         records.append(record)
     return records
-
-
-def _topological_order(num_ops: int, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-    """Kahn's algorithm with a heap, so that ties go by op order; shorter than N if there is a cycle."""
-    import heapq
-
-    children: list[list[int]] = [[] for _ in range(num_ops)]
-    missing = [0] * num_ops
-    for parent, child in zip(src.tolist(), dst.tolist(), strict=True):
-        children[parent].append(child)
-        missing[child] += 1
-    ready = [i for i in range(num_ops) if missing[i] == 0]
-    order = []
-    while ready:
-        op = heapq.heappop(ready)
-        order.append(op)
-        for child in children[op]:
-            missing[child] -= 1
-            if missing[child] == 0:
-                heapq.heappush(ready, child)
-    return np.array(order, np.int64)
 
 
 def _first_bad(names: Iterable[str], bad: np.ndarray) -> str | None:

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {
-    0: ["units", "graph", "topology", "cluster", "progress", "signals", "distributed"],
+    0: ["units", "graph_memory", "graph_order", "graph", "topology", "cluster", "progress", "signals", "distributed"],
     1: ["cost", "_kernel", "_memory", "simulator", "grouping", "placer", "placement"],
     2: [
         "_observe",
