@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from torch.fx import GraphModule, Interpreter, traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map
 
-from placeto.capture_ops import DECOMPOSITIONS, Label, computation_graph
+from placeto.capture_costs import DECOMPOSITIONS
+from placeto.capture_ops import Label, computation_graph
 from placeto.graph import ComputationGraph, GraphError
 
 LOSS_MODULE = "loss"  # module path of the ops of the loss function
@@ -27,6 +28,20 @@ LOSS_MODULE = "loss"  # module path of the ops of the loss function
 
 class CaptureError(ValueError):
     """A module that can't be traced, or inputs and a loss that don't go with it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """A graph with what was traced for it: what a placed graph needs to be run.
+
+    `traced` is functional. Its inputs are the leaves of (parameters, buffers, inputs, targets) in the module's order,
+    its outputs the loss and the gradients of the trainable parameters, None where there is none; of inference the
+    tensors that the module returns. Nodes behind no op are constants, show an input, or nobody needs them.
+    """
+
+    graph: ComputationGraph
+    traced: GraphModule
+    nodes: tuple[tuple[str, ...], ...]  # (N,) names of the traced nodes that each op stands for: its own, then views
 
 
 def capture_training(
@@ -47,7 +62,11 @@ def capture_training(
     PyTorch, are two here, as those of a matrix product are: the weight's holds up nobody who waits for the input's.
 
     A parameter is colocated with its first user, and with the op that makes its gradient (the last sum if it is one):
-    the optimizer, which isn't in the graph, needs the gradient where the weight is.
+    the optimizer, which isn't in the graph, needs the gradient where the weight is. Both are resident memory, charged
+    with the parameter, and no live tensors. Frozen parameters and buffers have no gradient and no optimizer state.
+
+    Activations that a checkpoint computes again, and whatever else in the backward pass could start early, wait for
+    the gradient that they serve: for an output of no bytes.
 
     Args:
         module: parameters on any device, "meta" included; it is left as it was.
@@ -64,6 +83,22 @@ def capture_training(
     >>> graph = capture_training(model, [x], lambda y: y.sum(), name="linear")
     >>> [op for op in graph.op_types if "mm" in op], float(graph.flops.sum())
     (['aten.addmm', 'aten.mm'], 256.0)
+    """
+    return trace_training(module, inputs, loss, targets=targets, name=name).graph
+
+
+def trace_training(
+    module: nn.Module,
+    inputs: Sequence[Any],
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    targets: Sequence[Any] = (),
+    name: str | None = None,
+) -> Capture:
+    """As `capture_training`, with the trace that the graph stands for.
+
+    Raises:
+        CaptureError: see `capture_training`.
     """
 
     def step(arguments: Any, extra: Any) -> list[Tensor | None]:
@@ -92,6 +127,15 @@ def capture_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | N
 
     Raises:
         CaptureError: the module can't be traced, or returns no tensor.
+    """
+    return trace_inference(module, inputs, name=name).graph
+
+
+def trace_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | None = None) -> Capture:
+    """As `capture_inference`, with the trace that the graph stands for.
+
+    Raises:
+        CaptureError: see `capture_inference`.
     """
 
     def forward(arguments: Any, extra: Any) -> list[Tensor | None]:
@@ -126,7 +170,7 @@ class _Step(nn.Module):
 
 def _capture(
     module: nn.Module, inputs: Any, targets: Any, function: Callable[..., list[Tensor | None]], name: str, mode: str
-) -> ComputationGraph:
+) -> Capture:
     if not isinstance(module, nn.Module):
         raise CaptureError(f"{name}: a torch.nn.Module can be captured, not {_describe(module)}")
     if isinstance(inputs, Tensor) or not isinstance(inputs, Sequence):
@@ -165,9 +209,10 @@ def _capture(
             raise CaptureError(f"{name}: tracing failed: {type(error).__name__}: {reason}") from error
     paths, trained = ([key.removeprefix("module.") for key in keys] for keys in (params, trained))
     try:
-        return computation_graph(traced, paths, trained, len(buffers), name, mode)
+        graph, nodes = computation_graph(traced, paths, trained, len(buffers), name, mode)
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
+    return Capture(graph, traced, nodes)
 
 
 def _describe(value: Any) -> str:
