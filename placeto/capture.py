@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map
 
 from placeto.capture_costs import DECOMPOSITIONS
+from placeto.capture_errors import call_loss, explain, without_logs
 from placeto.capture_ops import Label, computation_graph
 from placeto.graph import ComputationGraph, GraphError
 
@@ -107,9 +108,10 @@ def trace_training(
             value = output
         else:
             with traceback.annotate({"module": LOSS_MODULE, "call": 0}):
-                value = loss(output, *extra)
+                value = call_loss(loss, output, extra)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise CaptureError(f"{name}: the loss must be a scalar tensor, not {_describe(value)}")
+            advice = "; give a loss that makes it one" if loss is None else ""
+            raise CaptureError(f"{name}: the loss must be a scalar tensor, not {_describe(value)}{advice}")
         if not value.requires_grad:
             raise CaptureError(f"{name}: the loss doesn't depend on any trainable parameter")
         _tag_backward(value)
@@ -119,6 +121,7 @@ def trace_training(
         return [value, *gradients]
 
     name = name if name is not None else type(module).__name__
+    _check_loss(loss, name)
     return _capture(module, inputs, targets, step, name, "training")
 
 
@@ -171,13 +174,14 @@ class _Step(nn.Module):
 def _capture(
     module: nn.Module, inputs: Any, targets: Any, function: Callable[..., list[Tensor | None]], name: str, mode: str
 ) -> Capture:
-    if not isinstance(module, nn.Module):
-        raise CaptureError(f"{name}: a torch.nn.Module can be captured, not {_describe(module)}")
-    if isinstance(inputs, Tensor) or not isinstance(inputs, Sequence):
-        raise CaptureError(f"{name}: inputs must be a sequence of arguments, not {_describe(inputs)}")
+    _check_module(module, name)
+    for what, values in (("inputs", inputs), ("targets", targets)):
+        if isinstance(values, Tensor) or not isinstance(values, Sequence):
+            raise CaptureError(f"{name}: {what} must be a sequence of arguments, such as [x], not {_describe(values)}")
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         stack.enter_context(_without_onednn())
+        stack.enter_context(without_logs())
         stack.enter_context(fake_mode)
         whole = _Step(module, function)
         params = {key: _fake(p).requires_grad_(p.requires_grad) for key, p in whole.named_parameters()}
@@ -204,9 +208,11 @@ def _capture(
         except CaptureError:
             raise
         # whatever a user's module raises while it's traced, the reader wants to know that, and where
-        except Exception as error:
-            reason = next(iter(str(error).strip().splitlines()), "no message")
-            raise CaptureError(f"{name}: tracing failed: {type(error).__name__}: {reason}") from error
+        except (Exception, SystemExit) as error:
+            leaves = tree_flatten((list(inputs), list(targets)))[0]
+            shapes = " and ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
+            hint = f"the tensors given have shapes {shapes}" if shapes and not isinstance(error, SystemExit) else ""
+            raise CaptureError(f"{name}: {explain(error, module, hint)}") from error
     paths, trained = ([key.removeprefix("module.") for key in keys] for keys in (params, trained))
     try:
         graph, nodes = computation_graph(traced, paths, trained, len(buffers), name, mode)
@@ -215,7 +221,32 @@ def _capture(
     return Capture(graph, traced, nodes)
 
 
+def _check_module(module: object, name: str) -> None:
+    if not isinstance(module, nn.Module):
+        raise CaptureError(f"{name}: a torch.nn.Module can be captured, not {_describe(module)}")
+    for path, part in module.named_modules():
+        where = f"{name}: module {path!r} ({type(part).__name__})" if path else f"{name}: the module"
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CaptureError(f"{where} is scripted: give the module that went into torch.jit.script or trace")
+        if type(part).__name__ == "OptimizedModule":
+            raise CaptureError(f"{where} is compiled: give the module that went into torch.compile")
+        if any(nn.parameter.is_lazy(p) for p in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
+            raise CaptureError(
+                f"{where} has parameters of unknown shape: call the whole module once on its inputs before"
+            )
+
+
+def _check_loss(loss: object, name: str) -> None:
+    if isinstance(loss, type):
+        raise CaptureError(f"{name}: the loss is the class {loss.__name__}: give an instance, {loss.__name__}()")
+    if loss is not None and not callable(loss):
+        advice = "; targets go into targets=[...]" if isinstance(loss, Tensor) else ""
+        raise CaptureError(f"{name}: the loss must be a function of the module's output, not {_describe(loss)}{advice}")
+
+
 def _describe(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}: give an instance, {value.__name__}(...)"
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}"
@@ -265,6 +296,8 @@ def _module_labels(module: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+        while opened:  # modules that were left by other ways than an exception
+            opened.pop().__exit__(None, None, None)
 
 
 def _tag_backward(loss: Tensor) -> None:
