@@ -25,6 +25,8 @@ _ARRAYS = (
     "edge_src",
     "edge_dst",
     "edge_output",
+    "trained_bytes",
+    "resident_outputs",
 )
 _STRINGS = ("op_names", "op_types", "modules")
 _DATE = (1980, 1, 1, 0, 0, 0)  # a fixed one, so that equal graphs give equal files
@@ -87,7 +89,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _decode_graph(data: bytes, name: str) -> ComputationGraph:
     with np.load(BytesIO(data)) as stored:
-        content = {key: stored[key] for key in _ARRAYS}
+        content = {key: stored[key] for key in _ARRAYS if key in stored}  # older files lack the last two
         content |= {key: np.cumsum(content[key]) for key in ("output_ptr", "edge_src", "edge_dst")}
         names, types, modules = (_decode(stored[key]) for key in _STRINGS)
         mode = str(stored["mode"])

@@ -25,7 +25,7 @@ def memory_bound(
     for i in range(n):
         bound[placement[i]] += flat.resident[op0 + i]
     for tensor in range(flat.tensor_offset[p + 1] - tensor0):
-        bound[placement[flat.tensor_src[tensor0 + tensor]]] += flat.tensor_bytes[tensor0 + tensor]
+        bound[placement[flat.tensor_src[tensor0 + tensor]]] += flat.live_bytes[tensor0 + tensor]
     for send in range(num_sends):
         tensor, dst = record.send_tensor[send], record.send_dst[send]
         if dst >= 0:
@@ -44,7 +44,8 @@ def peak_memory(
 
     A tensor is on its producer's device from the producer's start to its last use there (end of the producer, of the
     last consumer on that device, of the last send), a received copy from its arrival to the end of the last
-    consumer there. At equal times frees come first; what lives for no time does not count.
+    consumer there. What is resident memory, such as a parameter, takes nothing more where it is made. At equal times
+    frees come first; what lives for no time does not count.
     """
     op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
     edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
@@ -52,6 +53,7 @@ def peak_memory(
     d = flat.device_offset[p + 1] - flat.device_offset[p]
     tensor_ptr, tensor_child = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1], flat.tensor_child[edge0:edge1]
     tensor_src, tensor_bytes = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
+    live_bytes = flat.live_bytes[tensor0:tensor1]
     start, finish, num_tensors = record.start, record.finish, tensor1 - tensor0
     most = num_tensors + edge1 - edge0
     begin, end = np.empty(most), np.empty(most)  # lives, first of tensors, then of copies
@@ -60,7 +62,7 @@ def peak_memory(
     for tensor in range(num_tensors):
         src = tensor_src[tensor]
         begin[tensor], end[tensor] = start[src], finish[src]
-        where[tensor], size[tensor] = placement[src], tensor_bytes[tensor]
+        where[tensor], size[tensor] = placement[src], live_bytes[tensor]
         for k in range(tensor_ptr[tensor], tensor_ptr[tensor + 1]):
             if placement[tensor_child[k]] == placement[src]:
                 end[tensor] = max(end[tensor], finish[tensor_child[k]])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from torch.fx import GraphModule, Interpreter, traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map
 
-from placeto.capture_ops import DECOMPOSITIONS, Label, computation_graph
+from placeto.capture_costs import DECOMPOSITIONS
+from placeto.capture_errors import call_loss, explain, without_logs
+from placeto.capture_ops import Label, computation_graph
 from placeto.graph import ComputationGraph, GraphError
 
 LOSS_MODULE = "loss"  # module path of the ops of the loss function
@@ -27,6 +29,20 @@ LOSS_MODULE = "loss"  # module path of the ops of the loss function
 
 class CaptureError(ValueError):
     """A module that can't be traced, or inputs and a loss that don't go with it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """A graph with what was traced for it: what a placed graph needs to be run.
+
+    `traced` is functional. Its inputs are the leaves of (parameters, buffers, inputs, targets) in the module's order,
+    its outputs the loss and the gradients of the trainable parameters, None where there is none; of inference the
+    tensors that the module returns. Nodes behind no op are constants, show an input, or nobody needs them.
+    """
+
+    graph: ComputationGraph
+    traced: GraphModule
+    nodes: tuple[tuple[str, ...], ...]  # (N,) names of the traced nodes that each op stands for: its own, then views
 
 
 def capture_training(
@@ -47,7 +63,11 @@ def capture_training(
     PyTorch, are two here, as those of a matrix product are: the weight's holds up nobody who waits for the input's.
 
     A parameter is colocated with its first user, and with the op that makes its gradient (the last sum if it is one):
-    the optimizer, which isn't in the graph, needs the gradient where the weight is.
+    the optimizer, which isn't in the graph, needs the gradient where the weight is. Both are resident memory, charged
+    with the parameter, and no live tensors. Frozen parameters and buffers have no gradient and no optimizer state.
+
+    Activations that a checkpoint computes again, and whatever else in the backward pass could start early, wait for
+    the gradient that they serve: for an output of no bytes.
 
     Args:
         module: parameters on any device, "meta" included; it is left as it was.
@@ -65,6 +85,22 @@ def capture_training(
     >>> [op for op in graph.op_types if "mm" in op], float(graph.flops.sum())
     (['aten.addmm', 'aten.mm'], 256.0)
     """
+    return trace_training(module, inputs, loss, targets=targets, name=name).graph
+
+
+def trace_training(
+    module: nn.Module,
+    inputs: Sequence[Any],
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    targets: Sequence[Any] = (),
+    name: str | None = None,
+) -> Capture:
+    """As `capture_training`, with the trace that the graph stands for.
+
+    Raises:
+        CaptureError: see `capture_training`.
+    """
 
     def step(arguments: Any, extra: Any) -> list[Tensor | None]:
         output = module(*arguments)
@@ -72,9 +108,10 @@ def capture_training(
             value = output
         else:
             with traceback.annotate({"module": LOSS_MODULE, "call": 0}):
-                value = loss(output, *extra)
+                value = call_loss(loss, output, extra)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise CaptureError(f"{name}: the loss must be a scalar tensor, not {_describe(value)}")
+            advice = "; give a loss that makes it one" if loss is None else ""
+            raise CaptureError(f"{name}: the loss must be a scalar tensor, not {_describe(value)}{advice}")
         if not value.requires_grad:
             raise CaptureError(f"{name}: the loss doesn't depend on any trainable parameter")
         _tag_backward(value)
@@ -84,6 +121,7 @@ def capture_training(
         return [value, *gradients]
 
     name = name if name is not None else type(module).__name__
+    _check_loss(loss, name)
     return _capture(module, inputs, targets, step, name, "training")
 
 
@@ -92,6 +130,15 @@ def capture_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | N
 
     Raises:
         CaptureError: the module can't be traced, or returns no tensor.
+    """
+    return trace_inference(module, inputs, name=name).graph
+
+
+def trace_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | None = None) -> Capture:
+    """As `capture_inference`, with the trace that the graph stands for.
+
+    Raises:
+        CaptureError: see `capture_inference`.
     """
 
     def forward(arguments: Any, extra: Any) -> list[Tensor | None]:
@@ -126,14 +173,15 @@ class _Step(nn.Module):
 
 def _capture(
     module: nn.Module, inputs: Any, targets: Any, function: Callable[..., list[Tensor | None]], name: str, mode: str
-) -> ComputationGraph:
-    if not isinstance(module, nn.Module):
-        raise CaptureError(f"{name}: a torch.nn.Module can be captured, not {_describe(module)}")
-    if isinstance(inputs, Tensor) or not isinstance(inputs, Sequence):
-        raise CaptureError(f"{name}: inputs must be a sequence of arguments, not {_describe(inputs)}")
+) -> Capture:
+    _check_module(module, name)
+    for what, values in (("inputs", inputs), ("targets", targets)):
+        if isinstance(values, Tensor) or not isinstance(values, Sequence):
+            raise CaptureError(f"{name}: {what} must be a sequence of arguments, such as [x], not {_describe(values)}")
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         stack.enter_context(_without_onednn())
+        stack.enter_context(without_logs())
         stack.enter_context(fake_mode)
         whole = _Step(module, function)
         params = {key: _fake(p).requires_grad_(p.requires_grad) for key, p in whole.named_parameters()}
@@ -160,17 +208,45 @@ def _capture(
         except CaptureError:
             raise
         # whatever a user's module raises while it's traced, the reader wants to know that, and where
-        except Exception as error:
-            reason = next(iter(str(error).strip().splitlines()), "no message")
-            raise CaptureError(f"{name}: tracing failed: {type(error).__name__}: {reason}") from error
+        except (Exception, SystemExit) as error:
+            leaves = tree_flatten((list(inputs), list(targets)))[0]
+            shapes = " and ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
+            hint = f"the tensors given have shapes {shapes}" if shapes and not isinstance(error, SystemExit) else ""
+            raise CaptureError(f"{name}: {explain(error, module, hint)}") from error
     paths, trained = ([key.removeprefix("module.") for key in keys] for keys in (params, trained))
     try:
-        return computation_graph(traced, paths, trained, len(buffers), name, mode)
+        graph, nodes = computation_graph(traced, paths, trained, len(buffers), name, mode)
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
+    return Capture(graph, traced, nodes)
+
+
+def _check_module(module: object, name: str) -> None:
+    if not isinstance(module, nn.Module):
+        raise CaptureError(f"{name}: a torch.nn.Module can be captured, not {_describe(module)}")
+    for path, part in module.named_modules():
+        where = f"{name}: module {path!r} ({type(part).__name__})" if path else f"{name}: the module"
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CaptureError(f"{where} is scripted: give the module that went into torch.jit.script or trace")
+        if type(part).__name__ == "OptimizedModule":
+            raise CaptureError(f"{where} is compiled: give the module that went into torch.compile")
+        if any(nn.parameter.is_lazy(p) for p in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
+            raise CaptureError(
+                f"{where} has parameters of unknown shape: call the whole module once on its inputs before"
+            )
+
+
+def _check_loss(loss: object, name: str) -> None:
+    if isinstance(loss, type):
+        raise CaptureError(f"{name}: the loss is the class {loss.__name__}: give an instance, {loss.__name__}()")
+    if loss is not None and not callable(loss):
+        advice = "; targets go into targets=[...]" if isinstance(loss, Tensor) else ""
+        raise CaptureError(f"{name}: the loss must be a function of the module's output, not {_describe(loss)}{advice}")
 
 
 def _describe(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}: give an instance, {value.__name__}(...)"
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"a {type(value).__name__}"
@@ -220,6 +296,8 @@ def _module_labels(module: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+        while opened:  # modules that were left by other ways than an exception
+            opened.pop().__exit__(None, None, None)
 
 
 def _tag_backward(loss: Tensor) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
 import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from placeto.capture_costs import bytes_accessed, flops, nodes_read, tensor_bytes
 from placeto.graph import ComputationGraph
 
 aten = torch.ops.aten
@@ -32,8 +32,6 @@ _CONSTANT_LIKE = {
     aten.new_empty,
     aten.new_empty_strided,
 }
-# read only as much of their first input as they write
-_GATHERS = {aten.embedding, aten.index_select, aten.gather, aten.index, aten.nll_loss_forward}
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,14 @@ class _Builder:
     values: dict[Node, Any] = field(default_factory=dict)  # _Tensor, tuple of it, _Buffer, _Parameter, or None
     homeless: set[int] = field(default_factory=set)  # parameters without a real user yet
     counted: set[Node] = field(default_factory=set)  # buffers that have found their first user
+    signals: dict[int, int] = field(default_factory=dict)  # op -> its output of no bytes, for what waits for it
     leader: list[int] = field(default_factory=list)  # union-find over ops: colocation
+    backward: list[bool] = field(default_factory=list)  # which ops are of the backward pass
+    nodes: list[list[str]] = field(default_factory=list)  # names of the traced nodes behind each op
 
-    def add(self, label: Label, kind: str, name: str, inputs: Sequence[_Tensor], outputs: Sequence[int]) -> int:
+    def add(
+        self, node: Node, label: Label, kind: str, name: str, inputs: Sequence[_Tensor], outputs: Sequence[int]
+    ) -> int:
         self.names[name] += 1
         unique = name if self.names[name] == 1 else f"{name}_{self.names[name] - 1}"
         pairs = dict.fromkeys((self.records[t.op]["name"], t.output) for t in inputs)
@@ -87,7 +90,14 @@ class _Builder:
             {"name": unique, "type": kind, "module": label.module, "inputs": list(pairs), "outputs": list(outputs)}
         )
         self.leader.append(len(self.leader))
+        self.backward.append(label.backward)
+        self.nodes.append([node.name])
         return len(self.records) - 1
+
+    def is_resident(self, tensor: _Tensor) -> bool:
+        """Whether a tensor is a parameter, or a part of one."""
+        record = self.records[tensor.op]
+        return record["type"] == "parameter" or tensor.output in record.get("resident_outputs", ())
 
     def find(self, op: int) -> int:
         while self.leader[op] != op:
@@ -101,8 +111,10 @@ class _Builder:
 
 def computation_graph(
     traced: GraphModule, parameters: Sequence[str], trained: Sequence[str], num_buffers: int, name: str, mode: str
-) -> ComputationGraph:
-    """The ops that the outputs of a traced graph depend on.
+) -> tuple[ComputationGraph, tuple[tuple[str, ...], ...]]:
+    """The ops that the outputs of a traced graph depend on, and the names of the traced nodes behind each of them.
+
+    A node stands behind one op at most: that of its own, or, if it moves no data, the one whose tensor it shows.
 
     Args:
         traced: functional; the first placeholders are the parameters, then the buffers; every node has
@@ -118,21 +130,23 @@ def computation_graph(
     builder = _Builder()
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
-        builder.values[node] = _Parameter(path, _bytes(node.meta["val"]))
+        builder.values[node] = _Parameter(path, tensor_bytes(node.meta["val"]))
     for node in placeholders[len(parameters) : len(parameters) + num_buffers]:
-        builder.values[node] = _Buffer(_bytes(node.meta["val"]))
+        builder.values[node] = _Buffer(tensor_bytes(node.meta["val"]))
     for node in traced.graph.nodes:
         if node.op == "call_function" and node in needed:
             builder.values[node] = _visit(builder, node)
-    if trained:
+    if mode == "training":
+        loss, *gradients = _outputs(traced)
         nodes = dict(zip(parameters, placeholders, strict=False))
-        _keep_gradients(builder, [nodes[path] for path in trained], _outputs(traced)[1:])
+        _keep_gradients(builder, [nodes[path] for path in trained], gradients)
+        _hold_back(builder, builder.values.get(loss))
     leaders = [builder.find(op) for op in range(len(builder.records))]
     sizes = Counter(leaders)
     for leader, record in zip(leaders, builder.records, strict=True):
         if sizes[leader] > 1:
             record["colocation"] = str(leader)
-    return ComputationGraph.from_ops(name, builder.records, mode)
+    return ComputationGraph.from_ops(name, builder.records, mode), tuple(map(tuple, builder.nodes))
 
 
 def _outputs(traced: GraphModule) -> Sequence[Any]:
@@ -146,25 +160,16 @@ def _needed(traced: GraphModule) -> set[Node]:
         node = stack.pop()
         if node not in needed:
             needed.add(node)
-            stack.extend(_sources(node))
+            stack.extend(nodes_read(node))
     return needed
-
-
-def _sources(node: Node) -> list[Node]:
-    """The nodes whose values a node reads: of an input whose gradient is asked for, a convolution reads the shape."""
-    if getattr(node.target, "overloadpacket", None) is not aten.convolution_backward:
-        return node.all_input_nodes
-    gradient, x, weight = cast(tuple[Node, Node, Node], node.args[:3])
-    of_input, of_weight, _ = cast(Sequence[bool], node.args[10])
-    return [gradient, *([x] if of_weight else []), *([weight] if of_input else [])]
 
 
 def _visit(builder: _Builder, node: Node) -> Any:
     """The value of a node: add the op that makes it, or pass an input through."""
-    sources = _sources(node)
+    sources = nodes_read(node)
     if node.target is operator.getitem:
         value, index = builder.values.get(sources[0]), node.args[1]
-        return value[index] if isinstance(value, tuple) and isinstance(index, int) else value
+        return _show(builder, node, value[index] if isinstance(value, tuple) and isinstance(index, int) else value)
     packet = getattr(node.target, "overloadpacket", node.target)
     outputs = tree_flatten(node.meta["val"])[0]
     if not sources or packet in _CONSTANT_LIKE or not any(isinstance(o, Tensor) for o in outputs):
@@ -175,19 +180,24 @@ def _visit(builder: _Builder, node: Node) -> Any:
     title = f"{prefix}/{kind.split('.')[-1]}".lstrip("/")
     if _is_view(node):
         base = builder.values.get(sources[0])
-        if not isinstance(base, _Tensor | _Parameter) or _bytes(outputs[0]) >= _bytes(sources[0].meta["val"]):
+        if not isinstance(base, _Tensor | _Parameter) or tensor_bytes(outputs[0]) >= tensor_bytes(
+            sources[0].meta["val"]
+        ):
+            _show(builder, node, base)
             return base if not isinstance(node.meta["val"], list | tuple) else (base,) * len(outputs)
         base = _tensor(builder, sources[0])
-        op = builder.add(label, kind, title, [base], [_bytes(o) for o in outputs])
+        op = builder.add(node, label, kind, title, [base], [tensor_bytes(o) for o in outputs])
+        if builder.is_resident(base):
+            builder.records[op]["resident_outputs"] = list(range(len(outputs)))
         builder.join(base.op, op)
         made = [_Tensor(op, i) for i in range(len(outputs))]
         return tuple(made) if isinstance(node.meta["val"], list | tuple) else made[0]
     inputs = [t for t in (_tensor(builder, source) for source in sources) if t is not None]
     used = [o if isinstance(o, Tensor) and o.numel() else None for o in outputs]
-    op = builder.add(label, kind, title, inputs, [_bytes(o) for o in used if o is not None])
+    op = builder.add(node, label, kind, title, inputs, [tensor_bytes(o) for o in used if o is not None])
     record = builder.records[op]
-    record["flops"] = float(_flops(node))
-    record["bytes_accessed"] = float(_bytes_accessed(node))
+    record["flops"] = float(flops(node))
+    record["bytes_accessed"] = float(bytes_accessed(node))
     _settle(builder, op, inputs, sources)
     numbers = iter(range(len(used)))
     made_or_none = [None if o is None else _Tensor(op, next(numbers)) for o in used]
@@ -199,14 +209,21 @@ def _tensor(builder: _Builder, node: Node) -> Any:
     value = builder.values.get(node)
     if not isinstance(value, _Parameter):
         return value if isinstance(value, _Tensor) else None
-    op = builder.add(Label(value.path.rpartition(".")[0]), "parameter", value.path, [], [value.bytes])
-    builder.records[op]["param_bytes"] = value.bytes
+    shown = [other for other, known in builder.values.items() if known is value]  # the parameter, then views of it
+    op = builder.add(shown[0], Label(value.path.rpartition(".")[0]), "parameter", value.path, [], [value.bytes])
+    builder.records[op] |= {"param_bytes": value.bytes, "trained_bytes": 0}
+    builder.nodes[op] = [other.name for other in shown]
     builder.homeless.add(op)
-    tensor = _Tensor(op, 0)
-    for other, known in list(builder.values.items()):
-        if known is value:
-            builder.values[other] = tensor
-    return tensor
+    builder.values |= dict.fromkeys(shown, _Tensor(op, 0))
+    return _Tensor(op, 0)
+
+
+def _show(builder: _Builder, node: Node, value: Any) -> Any:
+    """Put a node that only shows a tensor, or several, behind the op that makes it; returns the value."""
+    makers = {v.op for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, _Tensor)}
+    for op in makers:
+        builder.nodes[op].append(node.name)
+    return value
 
 
 def _settle(builder: _Builder, op: int, inputs: Sequence[_Tensor], sources: Sequence[Node]) -> None:
@@ -221,14 +238,73 @@ def _settle(builder: _Builder, op: int, inputs: Sequence[_Tensor], sources: Sequ
         if isinstance(value, _Buffer) and source not in builder.counted:
             builder.counted.add(source)
             builder.records[op]["param_bytes"] = builder.records[op].get("param_bytes", 0) + value.bytes
+            builder.records[op]["trained_bytes"] = 0
 
 
 def _keep_gradients(builder: _Builder, parameters: Sequence[Node], gradients: Sequence[Node | None]) -> None:
-    """Colocate each parameter with the op that makes its gradient: constant gradients have none."""
+    """Colocate each parameter with the op that makes its gradient, which is resident: constant gradients have none."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
         weight, made = builder.values[parameter], None if gradient is None else builder.values.get(gradient)
-        if isinstance(weight, _Tensor) and isinstance(made, _Tensor):
-            builder.join(weight.op, made.op)
+        if isinstance(weight, _Tensor) and gradient is not None:
+            record = builder.records[weight.op]
+            record["trained_bytes"] = record["param_bytes"]
+            if isinstance(made, _Tensor):
+                builder.join(weight.op, made.op)
+                if not builder.is_resident(made):
+                    builder.records[made.op].setdefault("resident_outputs", []).append(made.output)
+
+
+def _hold_back(builder: _Builder, loss: Any) -> None:
+    """Keep ops of the backward pass, activations that are computed again among them, from running before their time.
+
+    What depends on no earlier op of the backward pass could run in the forward pass. Such an op waits, for an output of
+    no bytes, for the gradient that it will be combined with; where that is constant, for the loss.
+    """
+    index = {record["name"]: op for op, record in enumerate(builder.records)}
+    producers = [{index[source] for source, _ in record["inputs"]} for record in builder.records]
+    consumers: list[list[int]] = [[] for _ in producers]
+    for op, sources in enumerate(producers):
+        for source in sources:
+            consumers[source].append(op)
+    for op, sources in enumerate(producers):
+        if not builder.backward[op] or any(builder.backward[source] for source in sources):
+            continue
+        awaited = _gradient_awaited(builder.backward, producers, consumers, op)
+        if awaited is None and isinstance(loss, _Tensor) and not _depends(producers, op, loss.op):
+            awaited = loss.op
+        if awaited is not None:
+            made_by = builder.records[awaited]
+            if awaited not in builder.signals:
+                builder.signals[awaited] = len(made_by["outputs"])
+                made_by["outputs"].append(0)
+            builder.records[op]["inputs"].append((made_by["name"], builder.signals[awaited]))
+
+
+def _gradient_awaited(
+    backward: Sequence[bool], producers: Sequence[set[int]], consumers: Sequence[list[int]], op: int
+) -> int | None:
+    """The last of the earlier ops of the backward pass that the first op combines with what comes of `op`."""
+    pending, seen = list(consumers[op]), {op}
+    heapq.heapify(pending)
+    while pending:
+        user = heapq.heappop(pending)
+        if user not in seen:
+            seen.add(user)
+            earlier = [source for source in producers[user] if backward[source] and source < op]
+            if earlier:
+                return max(earlier)
+            for other in consumers[user]:
+                heapq.heappush(pending, other)
+    return None
+
+
+def _depends(producers: Sequence[set[int]], op: int, on: int) -> bool:
+    stack, seen = [op], {op}
+    while stack and on not in seen:
+        new = producers[stack.pop()] - seen
+        seen |= new
+        stack.extend(new)
+    return on in seen
 
 
 def _is_view(node: Node) -> bool:
@@ -237,88 +313,3 @@ def _is_view(node: Node) -> bool:
     if packet in _ALIASES:
         return True
     return bool(schema and schema.returns and all(r.alias_info and not r.alias_info.is_write for r in schema.returns))
-
-
-def _bytes(value: Any) -> int:
-    """Bytes of a tensor's storage, or of the part of it that a view shows."""
-    return min(value.numel() * value.element_size(), value.untyped_storage().nbytes())
-
-
-def _bytes_accessed(node: Node) -> int:
-    read = [
-        sum(_bytes(v) for v in tree_flatten(source.meta["val"])[0] if isinstance(v, Tensor))
-        for source in _sources(node)
-    ]
-    written = sum(_bytes(v) for v in tree_flatten(node.meta["val"])[0] if isinstance(v, Tensor))
-    if getattr(node.target, "overloadpacket", None) in _GATHERS:
-        read[0] = min(read[0], written)
-    return sum(read) + written
-
-
-def _flops(node: Node) -> int:
-    packet = getattr(node.target, "overloadpacket", node.target)
-    formula = _FORMULAS.get(packet) or flop_registry.get(packet)
-    if formula is None:
-        return 0
-
-    def value(argument: Any) -> Any:
-        return argument.meta["val"] if isinstance(argument, Node) else argument
-
-    args = torch.fx.node.map_aggregate(node.args, value)
-    kwargs = torch.fx.node.map_aggregate(node.kwargs, value)
-    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
-
-
-def _convolution_backward(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-    output_mask: Sequence[bool],
-    out_val: Any,
-) -> int:
-    """As much as the forward pass for each of the two gradients; torch's own formula ignores groups."""
-    positions = prod((x if transposed else gradient).shape[2:])
-    return sum(output_mask[:2]) * 2 * x.shape[0] * positions * weight.numel()
-
-
-def _split_convolution_backward(*args: Any) -> Any:
-    """The gradient of the input by itself, then those of weight and bias."""
-    of_input, of_weight, of_bias = args[10]
-    if not (of_input and (of_weight or of_bias)):
-        return NotImplemented
-    backward = aten.convolution_backward.default
-    gradient = backward(*args[:10], [True, False, False])[0]
-    return gradient, *backward(*args[:10], [False, of_weight, of_bias])[1:]
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    return sdpa_flop(q.shape, k.shape, v.shape)
-
-
-def _attention_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, out_val: Any, **kw: Any) -> int:
-    return sdpa_backward_flop(gradient.shape, q.shape, k.shape, v.shape)
-
-
-def _dot(a: Tensor, b: Tensor, out_val: Any) -> int:
-    return 2 * a.numel()
-
-
-_FORMULAS: dict[Any, Callable[..., int]] = {
-    aten.convolution_backward: _convolution_backward,
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-    aten.mv: _dot,
-    aten.dot: _dot,
-}
-
-# for make_fx: ops that do what several kernels do
-DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
-    aten.convolution_backward.default: _split_convolution_backward
-}

@@ -20,6 +20,7 @@ from placeto.graph import ComputationGraph, GraphError
 
 # Resident bytes per parameter byte: parameter, gradient and two Adam moments; parameter alone.
 PARAM_MULTIPLIER = {"training": 4, "inference": 1}
+_TRAINED_EXTRA = PARAM_MULTIPLIER["training"] - 1  # what training adds to a parameter that is trained
 _SHORTEST_US, _LONGEST_US = 1e-12, 1e18
 """Of a time that is not 0, and of all together (30,000 years): beyond, sums and ratios lose their digits."""
 
@@ -57,6 +58,7 @@ class FlatProblems(NamedTuple):
     # per tensor
     tensor_src: np.ndarray  # (T,) int64, producer
     tensor_bytes: np.ndarray  # (T,) int64
+    live_bytes: np.ndarray  # (T,) int64, what a tensor adds on its producer's device: 0 if it is resident memory
     # per device
     overhead_us: np.ndarray  # (D,)
     memory: np.ndarray  # (D,) int64
@@ -79,7 +81,7 @@ class PlacementProblem:
 
     def __post_init__(self) -> None:
         _check_types(self.graph, self.cluster)
-        most = int(self.param_multiplier) * sum(self.graph.param_bytes.tolist())
+        most = sum(self.graph.param_bytes.tolist()) + _TRAINED_EXTRA * sum(self.graph.trained_bytes.tolist())
         most += sum(self.graph.output_bytes.tolist())
         if most > INT64_MAX:
             raise GraphError(f"graph {quote(self.graph.name)}: parameters and tensors together exceed int64 bytes")
@@ -111,10 +113,15 @@ class PlacementProblem:
         """D, the number of devices."""
         return self.cluster.num_devices
 
-    @property
-    def param_multiplier(self) -> int:
-        """Resident bytes per parameter byte: 4 in training with Adam, 1 in inference."""
-        return PARAM_MULTIPLIER[self.graph.mode]
+    @cached_property
+    def resident_bytes(self) -> np.ndarray:
+        """(N,) int64, bytes that each op needs for good: parameters, with gradient and two moments where trained."""
+        return _frozen(self.graph.param_bytes + _TRAINED_EXTRA * self.graph.trained_bytes)
+
+    @cached_property
+    def live_bytes(self) -> np.ndarray:
+        """(T,) int64, bytes that each tensor takes on its producer's device while it lives: none if it is resident."""
+        return _frozen(np.where(self.graph.resident_outputs, 0, self.graph.output_bytes))
 
     @cached_property
     def op_time(self) -> np.ndarray:
@@ -298,7 +305,7 @@ def _flatten(problem: PlacementProblem) -> FlatProblems:
         tail_us=np.maximum(tail, 0.0),
         op_rank=rank.astype(np.int64),
         num_inputs=np.bincount(dst, minlength=num_ops).astype(np.int64),
-        resident=graph.param_bytes * problem.param_multiplier,
+        resident=problem.resident_bytes,
         out_ptr=np.searchsorted(src[in_op_order], np.arange(num_ops + 1)).astype(np.int64),
         out_child=dst[in_op_order],
         out_tensor=tensor[in_op_order],
@@ -307,6 +314,7 @@ def _flatten(problem: PlacementProblem) -> FlatProblems:
         tensor_child=dst[by_tensor],
         tensor_src=np.repeat(np.arange(num_ops), np.diff(graph.output_ptr)).astype(np.int64),
         tensor_bytes=graph.output_bytes.astype(np.int64),
+        live_bytes=problem.live_bytes,
         overhead_us=cluster.overhead_us.copy(),
         memory=cluster.memory.copy(),
         device_rank=cluster.device_rank.copy(),

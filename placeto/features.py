@@ -96,7 +96,6 @@ def make_instance(problem: PlacementProblem, groups: Groups | None = None) -> In
     pairs, arc_pair = np.unique(np.stack([group[producer], arcs[1]]), axis=1, return_inverse=True)
 
     by_src = np.argsort(graph.edge_src, kind="stable")
-    params = np.bincount(group, weights=graph.param_bytes.astype(np.float64), minlength=num_groups)
     first = position[group_ops_sorted[group_ptr[:-1]]]
     traversal = np.empty(num_groups, np.int64)
     traversal[np.argsort(first, kind="stable")] = np.arange(num_groups)
@@ -119,7 +118,7 @@ def make_instance(problem: PlacementProblem, groups: Groups | None = None) -> In
         "in_bytes": tensor_bytes,
         "out_bytes": tensor_bytes[by_src],
         "arc_bytes": graph.output_bytes[arcs[0]].astype(np.float64),
-        "group_params": params * problem.param_multiplier,
+        "group_params": np.bincount(group, weights=problem.resident_bytes.astype(np.float64), minlength=num_groups),
         "overhead": np.asarray(cluster.overhead_us, np.float64),
         "latency": np.asarray(cluster.latency_us, np.float64).ravel(),
         "bandwidth": np.asarray(cluster.bandwidth, np.float64).ravel(),

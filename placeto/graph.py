@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placeto import graph_memory
 from placeto.fields import (
     Field,
     anything,
@@ -23,6 +24,7 @@ from placeto.fields import (
     items,
     mapping,
     number,
+    optional,
     quote,
     read_fields,
     read_json,
@@ -67,6 +69,8 @@ _OP = {
     "colocation": Field(_label, None),
     "module": Field(text, ""),
     "time_us": Field(mapping(number()), {}),
+    "trained_bytes": Field(optional(size), None),
+    "resident_outputs": Field(optional(items(_INDEX, "an index")), None),
 }
 _GRAPH = {
     "format": Field(text),
@@ -106,9 +110,14 @@ class ComputationGraph:
     edge_dst: np.ndarray  # (E,) int64, non-decreasing
     edge_output: np.ndarray  # (E,) int64, which output of src
     time_us: Mapping[str, np.ndarray] = field(default_factory=dict)  # kind -> (N,), NaN = not given
+    # (N,) int64, the part of param_bytes with gradient and optimizer state; None = all in training
+    trained_bytes: np.ndarray = None  # type: ignore[assignment]
+    # (T,) bool, tensors that are resident memory, as a parameter itself; None = the outputs of parameters
+    resident_outputs: np.ndarray = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         validate(self)
+        graph_memory.complete(self, GraphError)
         arrays = [v for v in vars(self).values() if isinstance(v, np.ndarray)]
         for array in [*arrays, *self.time_us.values()]:
             array.setflags(write=False)
@@ -162,6 +171,8 @@ class ComputationGraph:
         arrays += [self.output_ptr, self.output_bytes, self.edge_src, self.edge_dst, self.edge_output]
         for array in arrays:
             digest.update(array.tobytes())
+        for key, array in graph_memory.unusual(self).items():
+            digest.update(key.encode() + array.tobytes())
         for kind in sorted(self.time_us):
             digest.update(kind.encode())
             digest.update(np.where(np.isnan(self.time_us[kind]), np.nan, self.time_us[kind]).tobytes())
@@ -241,30 +252,40 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
             src.append(index[source])
             dst.append(position)
             out.append(output)
+        for output in record["resident_outputs"] or ():
+            if output >= (count := len(record["outputs"])):
+                valid = f"an index from 0 to {count - 1}" if count else "left out, as the op has no outputs"
+                raise GraphError(f"op {quote(record['name'])}: resident_outputs must be {valid}, not {output}")
     groups: dict[str | None, int] = {None: -1}
     kinds = sorted({kind for record in records for kind in record["time_us"]})
+    op_types = tuple(record["type"] for record in records)
+    param_bytes = np.array([record["param_bytes"] for record in records], np.int64)
+    output_ptr = np.cumsum([0, *(len(record["outputs"]) for record in records)], dtype=np.int64)
+    trained, resident = ([record[key] for record in records] for key in graph_memory.FIELDS)
+    memory = graph_memory.defaults(mode, op_types, param_bytes, output_ptr)
     return ComputationGraph(
         name=name,
         mode=mode,
         op_names=tuple(index),
-        op_types=tuple(record["type"] for record in records),
+        op_types=op_types,
         flops=np.array([record["flops"] for record in records], np.float64),
         bytes_accessed=np.array([record["bytes_accessed"] for record in records], np.float64),
-        param_bytes=np.array([record["param_bytes"] for record in records], np.int64),
+        param_bytes=param_bytes,
         colocation=np.array([groups.setdefault(r["colocation"], len(groups) - 1) for r in records], np.int64),
         modules=tuple(record["module"] for record in records),
-        output_ptr=np.cumsum([0, *(len(record["outputs"]) for record in records)], dtype=np.int64),
+        output_ptr=output_ptr,
         output_bytes=np.array([value for record in records for value in record["outputs"]], np.int64),
         edge_src=np.array(src, np.int64),
         edge_dst=np.array(dst, np.int64),
         edge_output=np.array(out, np.int64),
         time_us={k: np.array([record["time_us"].get(k, np.nan) for record in records]) for k in kinds},
+        **graph_memory.overwrite(memory, output_ptr, trained, resident),
     )
 
 
 def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
-    starts = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
+    starts, memory = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)), graph_memory.records(graph)
     for i, name in enumerate(graph.op_names):
         record: dict[str, Any] = {"name": name, "type": graph.op_types[i]}
         record["flops"] = float(graph.flops[i])
@@ -280,5 +301,6 @@ def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
         times = {kind: float(t[i]) for kind, t in graph.time_us.items() if not np.isnan(t[i])}
         if times:
             record["time_us"] = times
+        record |= memory[i]
         records.append(record)
     return records

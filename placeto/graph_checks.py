@@ -116,7 +116,11 @@ def _on_cycle(graph: ComputationGraph, op: int, done: set[int]) -> int:
 
 
 def topological_order(num_ops: int, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-    """Kahn's algorithm with a heap, so that ties go by op order; shorter than N if there is a cycle."""
+    """Kahn's algorithm with a heap, so that ties go by op order; shorter than N if there is a cycle.
+
+    >>> topological_order(3, np.array([2, 0]), np.array([0, 1])).tolist()
+    [2, 0, 1]
+    """
     children: list[list[int]] = [[] for _ in range(num_ops)]
     missing = [0] * num_ops
     for parent, child in zip(src.tolist(), dst.tolist(), strict=True):

@@ -148,6 +148,6 @@ def _coarsen_unconnected(units: Units, max_groups: int) -> None:
 
 
 def op_outputs(problem: PlacementProblem) -> np.ndarray:
-    """(N,) float64, bytes of each op's outputs."""
-    total = np.concatenate([[0], np.cumsum(problem.graph.output_bytes, dtype=np.float64)])
+    """(N,) float64, bytes of each op's outputs that aren't resident memory."""
+    total = np.concatenate([[0], np.cumsum(problem.live_bytes, dtype=np.float64)])
     return np.diff(total[problem.graph.output_ptr])

@@ -1,8 +1,9 @@
-"""Sizes and times as people read them: three digits and a unit."""
+"""Sizes, work and times as people read them: three digits and a unit."""
 
 from __future__ import annotations
 
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+_FLOP = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
 _TIMES = ("us", "ms", "s")
 
 
@@ -15,6 +16,15 @@ def format_bytes(size: float) -> str:
     ('16.0 GB', '-2.50 MB')
     """
     return f"{size:.0f} B" if abs(size) < 999.5 else _scaled(size, _BYTES)
+
+
+def format_flop(work: float) -> str:
+    """Work, as `format_bytes` does sizes.
+
+    >>> format_flop(256), format_flop(4.089e9)
+    ('256 FLOP', '4.09 GFLOP')
+    """
+    return f"{work:.0f} FLOP" if abs(work) < 999.5 else _scaled(work, _FLOP)
 
 
 def format_us(time_us: float) -> str:

@@ -162,6 +162,13 @@ def reference_memory(problem: PlacementProblem, placement: np.ndarray, result: R
     sends_of = defaultdict(list)
     for send in result.sends:
         sends_of[send.tensor].append(send)
+    records = {record["name"]: record for record in graph.to_ops()}
+    resident_outputs, resident = {}, {}
+    for name, record in records.items():
+        default = [0] if record["type"] == "parameter" and record["param_bytes"] else []
+        resident_outputs[name] = record.get("resident_outputs", default)
+        trained = record.get("trained_bytes", record["param_bytes"] if graph.mode == "training" else 0)
+        resident[name] = record["param_bytes"] + 3 * trained  # a gradient and two moments
     lives: list[tuple[str, float, float, int]] = []
     for (op, output), count in size.items():
         end = result.finish[op]
@@ -170,7 +177,8 @@ def reference_memory(problem: PlacementProblem, placement: np.ndarray, result: R
                 end = max(end, result.finish[child])
         for send in sends_of[op, output]:
             end = max(end, send.finish)
-        lives.append((device_of[op], result.start[op], end, count))
+        if output not in resident_outputs[op]:
+            lives.append((device_of[op], result.start[op], end, count))
     for send in result.sends:
         for device in {device_of[child] for child in send.consumers}:
             end = max(result.finish[child] for child in send.consumers if device_of[child] == device)
@@ -178,11 +186,10 @@ def reference_memory(problem: PlacementProblem, placement: np.ndarray, result: R
     peak = {}
     for device in problem.cluster.device_names:
         on_device = [name for name in problem.graph.op_names if device_of[name] == device]
-        resident = sum(int(problem.graph.param_bytes[problem.graph.index[name]]) for name in on_device)
         here = [(begin, end, count) for where, begin, end, count in lives if where == device]
         moments = {begin for begin, _, _ in here}
         live = [sum(count for begin, end, count in here if begin <= t < end) for t in moments]
-        peak[device] = resident * problem.param_multiplier + max(live, default=0)
+        peak[device] = sum(resident[name] for name in on_device) + max(live, default=0)
     return peak
 
 
@@ -218,6 +225,7 @@ def reference_slack(problem: PlacementProblem, placement: np.ndarray, result: Re
 def random_graph(rng: np.random.Generator, num_ops: int, mode: str = "training") -> ComputationGraph:
     """A graph with what breaks simulators: ties, free ops, empty tensors, several outputs, shuffled names."""
     random = Random(int(rng.integers(2**63)))  # many times faster than numpy, number by number
+    memory_fields = Random(num_ops)  # of its own, so that the graphs stay as they were
     numbers = random.sample(range(num_ops), num_ops)
     prefix = random.choice(["op", "op", "", "Z/"])
     names = [f"{prefix}{n}" if random.random() < 0.9 else f"a.{n}" for n in numbers]
@@ -236,8 +244,13 @@ def random_graph(rng: np.random.Generator, num_ops: int, mode: str = "training")
             inputs.append([names[j], random.randrange(len(ops[j]["outputs"]))])
             if random.random() < 0.2:  # another output of the same producer, or the same one twice
                 inputs.append([names[j], random.randrange(len(ops[j]["outputs"]))])
-        record = {"name": name, "outputs": sizes, "inputs": inputs, "param_bytes": random.randrange(10_000)}
+        params = random.randrange(10_000)
+        record: dict[str, Any] = {"name": name, "outputs": sizes, "inputs": inputs, "param_bytes": params}
         record["time_us"] = {"*": time} | ({"slow": time * 3.3} if random.random() < 0.2 else {})
+        if memory_fields.random() < 0.3:
+            record["resident_outputs"] = [o for o in range(len(sizes)) if memory_fields.random() < 0.5]
+        if mode == "training" and memory_fields.random() < 0.3:
+            record["trained_bytes"] = memory_fields.randrange(params + 1)
         ops.append(record)
     if random.random() < 0.3:  # producers may stand after their consumers in a file: op order is not always topological
         random.shuffle(ops)

@@ -1,12 +1,16 @@
 """Whole modules, op by op: training steps, inference, and what can't be captured."""
 
+import sys
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from placeto.capture import CaptureError, capture_inference, capture_training
+from placeto.capture import CaptureError, capture_inference, capture_training, trace_training
 from tests.captures import Shared, inputs_of, meta, mlp, record, training
 
 
@@ -185,19 +189,96 @@ class Branching(nn.Module):
 @pytest.mark.parametrize(
     ("module", "inputs", "loss", "message"),
     [
-        (mlp(), [meta(2, 7)], None, "tracing failed"),
+        (mlp(), [meta(2, 7)], None, r"module '0' \(Linear\): RuntimeError: .* \[2, 7\] .*; .* have shapes \(2, 7\)$"),
         (mlp(), [meta(2, 8)], None, "the loss must be a scalar tensor, not a tensor of shape \\(2, 4\\)"),
         (mlp(), [meta(2, 8)], lambda y: 3.0, "the loss must be a scalar tensor, not a float"),
         (mlp(), [meta(2, 8)], lambda y: y.detach().sum(), "doesn't depend on any trainable parameter"),
-        (mlp(), meta(2, 8), None, "inputs must be a sequence of arguments, not a tensor"),
+        (mlp(), meta(2, 8), None, "inputs must be a sequence of arguments, such as .*, not a tensor"),
         (nn.ReLU(), [meta(2, 8)], lambda y: y.sum(), "has no trainable parameter"),
-        (Branching(), [meta(2, 8)], lambda y: y.sum(), "tracing failed: DataDependentOutputException"),
+        (Branching(), [meta(2, 8)], lambda y: y.sum(), r"test_capture.py:\d+: DataDependentOutput.*; .* torch.where"),
+        (mlp(), [meta(2, 8)], torch.zeros(2), r"not a tensor of shape \(2,\); targets go into targets=\[...\]"),
+        (mlp(), [meta(2, 8)], nn.MSELoss, r"the loss is the class MSELoss: give an instance, MSELoss\(\)"),
+        (mlp(), [meta(2, 8)], nn.MSELoss(), "the loss: TypeError: .* missing 1 required .*'target'; .*shapes"),
+        (nn.Sequential(nn.LazyLinear(4)), [meta(2, 8)], None, r"module '0' \(LazyLinear\) has parameters of unknown"),
+        (mlp, [meta(2, 8)], None, "a torch.nn.Module can be captured, not a function"),
+        (nn.ReLU, [meta(2, 8)], None, "not the class ReLU: give an instance"),
         (torch.relu, [meta(2, 8)], None, "a torch.nn.Module can be captured, not a builtin"),
     ],
 )
 def test_user_errors(module: nn.Module, inputs: list, loss: object, message: str) -> None:
     with pytest.raises(CaptureError, match=f"^net: .*{message}"):
         capture_training(module, inputs, loss, name="net")  # type: ignore[arg-type]
+
+
+def test_targets_must_be_a_sequence() -> None:
+    with pytest.raises(CaptureError, match=r"^Sequential: targets must be a sequence of arguments, such as \[x\]"):
+        capture_training(mlp(), [meta(2, 8)], F.cross_entropy, targets=torch.zeros(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # scripting is
+def test_scripted_modules_are_refused() -> None:
+    with pytest.raises(CaptureError, match=r"module '0' \(\w+\) is scripted: give the module that went into"):
+        capture_inference(nn.Sequential(torch.jit.script(nn.ReLU())), [meta(2, 8)])
+
+
+class Awkward(nn.Module):
+    """A layer, and then something that can't be traced."""
+
+    def __init__(self, then: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.layer, self.then = nn.Linear(8, 8), then
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        self.then(y)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("then", "message"),
+    [
+        (lambda y: y.detach().sum().item(), "DataDependentOutputException: .*only shapes here"),
+        (lambda y: f"{y.detach().sum():.2f}", "TypeError: .*only shapes here"),
+        (lambda y: y.detach().numpy(), "RuntimeError: .*only shapes here"),
+        (lambda y: y[y > 0], "DynamicOutputShapeException: .*a mask as an index"),
+        (lambda y: y + torch.zeros(8, device="cuda"), "leave out .cuda"),
+        (lambda y: sys.exit(3), r"sys.exit\(3\) was called$"),
+        (lambda y: {}["x"], "KeyError: 'x'"),
+    ],
+)
+def test_what_fails_in_a_module_is_told_with_its_line(
+    then: Callable[[Tensor], object], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CaptureError, match=rf"^net: module '0' \(Awkward\), .*test_capture.py:\d+: .*{message}"):
+        training(nn.Sequential(Awkward(then)), meta(2, 8), name="net")
+    assert capfd.readouterr() == ("", ""), "the message is all"
+
+
+def test_every_node_that_computes_stands_behind_one_op() -> None:
+    """Also behind the ops of a trace: the parameters, and what only shows a tensor of an op."""
+    inner = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.norm, self.unused = inner, nn.LayerNorm(8), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a, b = self.norm(checkpoint(self.inner, x, use_reentrant=False)).chunk(2, dim=1)
+            return (a.t().contiguous() @ b).t()
+
+    capture = trace_training(Model().to("meta"), [meta(2, 8)], lambda y: y.square().sum())
+    by_name = {node.name: node for node in capture.traced.graph.nodes}
+    assert len(capture.nodes) == capture.graph.num_ops
+    reached = Counter(name for names in capture.nodes for name in names)
+    assert set(reached.values()) == {1}
+    for names, kind in zip(capture.nodes, capture.graph.op_types, strict=True):
+        target = by_name[names[0]].target
+        assert by_name[names[0]].op == "placeholder" if kind == "parameter" else kind == str(target.overloadpacket)
+    made = [node for node in capture.traced.graph.nodes if node.op == "call_function"]
+    left = {str(node.target).split(".")[1] for node in made if node.name not in reached}
+    assert left <= {"ones_like", "expand", "view", "detach"}, "constants, views of them, and what nobody needs"
+    capture.traced.graph.lint()
 
 
 def test_inference_errors() -> None:

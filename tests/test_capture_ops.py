@@ -28,8 +28,10 @@ def test_flops_of_convolutions(conv: nn.Module, forward: int) -> None:
     of_input, of_weight = record(graph, "1/grad/convolution_backward"), record(graph, "1/grad/convolution_backward_1")
     assert of_input["flops"] == of_weight["flops"] == forward
     assert (of_input["outputs"], of_weight["outputs"]) == ([4 * 2 * 8 * 10 * 10], [4 * conv.weight.numel()])
-    # beside the gradient of its output, here a constant; of the other input each needs the shape alone
-    assert (of_input["inputs"], of_weight["inputs"]) == ([["1.weight", 0]], [["0/convolution", 0]])
+    # beside the gradient of its output, here a constant that is there after the loss; of the other input each needs the
+    # shape alone
+    wait = [["loss/sum", 1]]
+    assert (of_input["inputs"], of_weight["inputs"]) == ([["1.weight", 0], *wait], [["0/convolution", 0], *wait])
     first = record(graph, "0/grad/convolution_backward")
     assert first["flops"] == record(graph, "0/convolution")["flops"]  # of the weight alone
     assert first["outputs"] == [4 * 8 * 8]

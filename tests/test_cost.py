@@ -111,7 +111,7 @@ def test_parameters_count_four_times_in_training_and_once_in_inference() -> None
     ops = [{"name": "a", "param_bytes": 100}]
     for mode, multiplier in (("training", 4), ("inference", 1)):
         problem = PlacementProblem(ComputationGraph.from_ops("g", ops, mode), MIXED)
-        assert problem.param_multiplier == multiplier
+        assert problem.resident_bytes.tolist() == [100 * multiplier]
         assert simulate(problem, np.array([1])).peak_memory.tolist() == [0, 100 * multiplier]
 
 

@@ -119,7 +119,7 @@ class ScheduleModel:
 
     def _keep_memory(self, groups: Groups) -> None:
         resident = np.zeros(groups.num_groups, np.int64)
-        np.add.at(resident, groups.group, self.problem.graph.param_bytes * self.problem.param_multiplier)
+        np.add.at(resident, groups.group, self.problem.resident_bytes)
         for d, memory in enumerate(self.problem.cluster.memory.tolist()):
             if resident.sum() > memory:
                 load = sum(int(size) * row[d] for size, row in zip(resident, self.on, strict=True) if size)

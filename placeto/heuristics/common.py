@@ -49,7 +49,7 @@ def demands(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
     Its parameters alone (tensors come and go); or its outputs too, or as large a share of them as the cluster has room
     for.
     """
-    resident = problem.graph.param_bytes * float(problem.param_multiplier)
+    resident = problem.resident_bytes.astype(np.float64)
     outputs = op_outputs(problem)
     room = 0.9 * float(problem.cluster.memory.sum()) - resident.sum()
     share = min(1.0, max(0.0, room / max(outputs.sum(), 1.0)))

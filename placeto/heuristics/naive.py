@@ -52,7 +52,7 @@ def try_fastest(evaluator: Evaluator, seed: int) -> None:
     """The rule behind `fastest`."""
     problem, groups = evaluator.problem, evaluator.groups
     time = group_times(problem, groups)
-    memory = group_sum(groups, problem.graph.param_bytes * float(problem.param_multiplier))
+    memory = group_sum(groups, problem.resident_bytes.astype(np.float64))
     load, used = np.zeros(problem.num_devices), np.zeros(problem.num_devices)
     placement = np.zeros(groups.num_groups, np.int64)
     for group in range(groups.num_groups):

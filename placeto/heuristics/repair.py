@@ -28,9 +28,9 @@ def repair(evaluator: Evaluator) -> None:
     problem, placement = evaluator.problem, evaluator.best
     if placement is None or problem.num_devices == 1:
         return
-    graph, memory = problem.graph, problem.cluster.memory.astype(np.float64)
+    memory = problem.cluster.memory.astype(np.float64)
     outputs = op_outputs(problem)
-    resident = graph.param_bytes * float(problem.param_multiplier)
+    resident = problem.resident_bytes.astype(np.float64)
     began_anew = False
     for attempt in range(2 * problem.num_devices + 8):
         if evaluator.exhausted:

@@ -92,7 +92,7 @@ def test_training_counts_all_memory_once(tmp_path: Path) -> None:
     assert graph.mode == "training"
     assert graph.op_types[0] == "op.backward"
     problem = PlacementProblem(graph, load_cluster("2xv100"))
-    assert (graph.param_bytes * problem.param_multiplier).tolist() == [52, 60, 0]
+    assert problem.resident_bytes.tolist() == [52, 60, 0]
 
 
 def test_sizes_from_costs(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""What a traced `torch.fx` node reads, writes and computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils._pytree import tree_flatten
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+aten = torch.ops.aten
+# read only as much of their first input as they write
+_GATHERS = {aten.embedding, aten.index_select, aten.gather, aten.index, aten.nll_loss_forward}
+
+
+def nodes_read(node: Node) -> list[Node]:
+    """The nodes whose values a node reads: of an input whose gradient is asked for, a convolution reads the shape."""
+    if getattr(node.target, "overloadpacket", None) is not aten.convolution_backward:
+        return node.all_input_nodes
+    gradient, x, weight = cast(tuple[Node, Node, Node], node.args[:3])
+    of_input, of_weight, _ = cast(Sequence[bool], node.args[10])
+    return [gradient, *([x] if of_weight else []), *([weight] if of_input else [])]
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of a tensor's storage, or of the part of it that a view shows."""
+    return min(value.numel() * value.element_size(), value.untyped_storage().nbytes())
+
+
+def bytes_accessed(node: Node) -> int:
+    """Bytes that a node reads and writes."""
+    read = [
+        sum(tensor_bytes(v) for v in tree_flatten(source.meta["val"])[0] if isinstance(v, Tensor))
+        for source in nodes_read(node)
+    ]
+    written = sum(tensor_bytes(v) for v in tree_flatten(node.meta["val"])[0] if isinstance(v, Tensor))
+    if getattr(node.target, "overloadpacket", None) in _GATHERS:
+        read[0] = min(read[0], written)
+    return sum(read) + written
+
+
+def flops(node: Node) -> int:
+    """FLOPs of matrix products and convolutions, 0 of all else."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    formula = _FORMULAS.get(packet) or flop_registry.get(packet)
+    if formula is None:
+        return 0
+
+    def value(argument: Any) -> Any:
+        return argument.meta["val"] if isinstance(argument, Node) else argument
+
+    args = torch.fx.node.map_aggregate(node.args, value)
+    kwargs = torch.fx.node.map_aggregate(node.kwargs, value)
+    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def _convolution_backward(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    output_mask: Sequence[bool],
+    out_val: Any,
+) -> int:
+    """As much as the forward pass for each of the two gradients; torch's own formula ignores groups."""
+    positions = prod((x if transposed else gradient).shape[2:])
+    return sum(output_mask[:2]) * 2 * x.shape[0] * positions * weight.numel()
+
+
+def _split_convolution_backward(*args: Any) -> Any:
+    """The gradient of the input by itself, then those of weight and bias."""
+    of_input, of_weight, of_bias = args[10]
+    if not (of_input and (of_weight or of_bias)):
+        return NotImplemented
+    backward = aten.convolution_backward.default
+    gradient = backward(*args[:10], [True, False, False])[0]
+    return gradient, *backward(*args[:10], [False, of_weight, of_bias])[1:]
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    return sdpa_flop(q.shape, k.shape, v.shape)
+
+
+def _attention_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, out_val: Any, **kw: Any) -> int:
+    return sdpa_backward_flop(gradient.shape, q.shape, k.shape, v.shape)
+
+
+def _dot(a: Tensor, b: Tensor, out_val: Any) -> int:
+    return 2 * a.numel()
+
+
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    aten.convolution_backward: _convolution_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten.mv: _dot,
+    aten.dot: _dot,
+}
+
+# for make_fx: ops that do what several kernels do
+DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.convolution_backward.default: _split_convolution_backward
+}

@@ -1,0 +1,112 @@
+"""What goes wrong in a user's code, in one sentence: where, what it raised, and what to do instead."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_LONGEST = 300  # characters of another program's message
+_NO_VALUES = (
+    "a tensor's value is asked for (.item(), float(), if, print with a format, .tolist(), .numpy()), but there are "
+    "only shapes here: leave it out, or use torch.where"
+)
+_NO_SHAPE = (
+    "the shape of a result depends on values (a mask as an index, nonzero, unique), but there are only shapes here: "
+    "use torch.where, or a fixed size"
+)
+_NO_DEVICE = "leave out .cuda(), .to(device) and device=: nothing is computed here, and devices are the cluster's"
+_ADVICE = {  # part of the exception's type and message -> advice
+    "DataDependentOutput": _NO_VALUES,
+    "cannot be called on meta tensors": _NO_VALUES,
+    "Tensor.__format__": _NO_VALUES,
+    "numpy() is not supported": _NO_VALUES,
+    "can't convert meta device": _NO_VALUES,
+    "DynamicOutputShape": _NO_SHAPE,
+    "copy out of meta tensor": _NO_DEVICE,
+    "cuda": _NO_DEVICE,
+    "CUDA": _NO_DEVICE,
+}
+_TORCH, _OWN = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+_STDLIB = sysconfig.get_path("stdlib")
+_LIBRARIES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+
+
+def call_loss(loss: Callable[..., Any], output: Any, targets: Sequence[Any]) -> Any:
+    """The loss; `explain` knows by this function that an error comes from there."""
+    return loss(output, *targets)
+
+
+def explain(error: BaseException, module: nn.Module | None = None, otherwise: str = "") -> str:
+    """Module, line of the user's code, type and message of an error, and advice: `otherwise` where there is none known.
+
+    Args:
+        error: what the user's code raised, `SystemExit` too.
+        module: whose submodules are told by their paths.
+        otherwise: a phrase.
+    """
+    places = [place for place in (_module(error, module), _line(error)) if place]
+    if isinstance(error, SystemExit):
+        what = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
+    else:
+        message = next(iter(str(error).strip().splitlines()), "no message")
+        what = f"{type(error).__name__}: {message[:_LONGEST].rstrip('.')}"
+    advice = next((advice for part, advice in _ADVICE.items() if part in what), otherwise)
+    return ": ".join([", ".join(places), what] if places else [what]) + (f"; {advice}" if advice else "")
+
+
+def _module(error: BaseException, module: nn.Module | None) -> str:
+    """The innermost module that was being called."""
+    paths = {} if module is None else {id(part): path for path, part in module.named_modules()}
+    found: nn.Module | None = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if code is call_loss.__code__:
+            return "the loss"
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(first, nn.Module) and id(first) in paths:
+            found = first
+    if found is None:
+        return ""
+    return f"module {paths[id(found)]!r} ({type(found).__name__})" if found is not module else ""
+
+
+def _line(error: BaseException) -> str:
+    """File and line of the user's code, where the error comes from it; else those of a library that isn't torch."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_relative(error.filename)}:{error.lineno}"
+    lines: dict[bool, str] = {}  # whether it is a library's -> the innermost
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        library = file.startswith(_LIBRARIES)
+        if not file.startswith(("<", _TORCH, _OWN)) and (library or not file.startswith(_STDLIB)):
+            lines[library] = f"{_relative(file)}:{number}"
+    return lines.get(False) or lines.get(True, "")
+
+
+def _relative(file: str) -> str:
+    short = os.path.relpath(file)
+    return file if short.startswith("..") else short
+
+
+@contextmanager
+def without_logs() -> Iterator[None]:
+    """While this is open, torch doesn't log the traceback of an error that it raises as well."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    logger.addFilter(drop)
+    try:
+        yield
+    finally:
+        logger.removeFilter(drop)
