@@ -78,6 +78,7 @@ class _Builder:
     signals: dict[int, int] = field(default_factory=dict)  # op -> its output of no bytes, for what waits for it
     leader: list[int] = field(default_factory=list)  # union-find over ops: colocation
     backward: list[bool] = field(default_factory=list)  # which ops are of the backward pass
+    random: set[int] = field(default_factory=set)  # ops that draw random numbers
     nodes: list[list[str]] = field(default_factory=list)  # names of the traced nodes behind each op
 
     def add(
@@ -195,6 +196,8 @@ def _visit(builder: _Builder, node: Node) -> Any:
     inputs = [t for t in (_tensor(builder, source) for source in sources) if t is not None]
     used = [o if isinstance(o, Tensor) and o.numel() else None for o in outputs]
     op = builder.add(node, label, kind, title, inputs, [tensor_bytes(o) for o in used if o is not None])
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        builder.random.add(op)
     record = builder.records[op]
     record["flops"] = float(flops(node))
     record["bytes_accessed"] = float(bytes_accessed(node))
@@ -255,22 +258,25 @@ def _keep_gradients(builder: _Builder, parameters: Sequence[Node], gradients: Se
 
 
 def _hold_back(builder: _Builder, loss: Any) -> None:
-    """Keep ops of the backward pass, activations that are computed again among them, from running before their time.
+    """Keep ops from running before their time, merely because they need nothing that takes long.
 
-    What depends on no earlier op of the backward pass could run in the forward pass. Such an op waits, for an output of
-    no bytes, for the gradient that it will be combined with; where that is constant, for the loss.
+    What depends on no earlier op of the backward pass, such as an activation that is computed again, could run in the
+    forward pass. It waits, for an output of no bytes, for the gradient that it will be combined with; where that is
+    constant, for the loss. Random numbers of the forward pass wait in the same way for the tensor they are meant for.
     """
     index = {record["name"]: op for op, record in enumerate(builder.records)}
     producers = [{index[source] for source, _ in record["inputs"]} for record in builder.records]
+    computed = [record["type"] != "parameter" for record in builder.records]
     consumers: list[list[int]] = [[] for _ in producers]
     for op, sources in enumerate(producers):
         for source in sources:
             consumers[source].append(op)
     for op, sources in enumerate(producers):
-        if not builder.backward[op] or any(builder.backward[source] for source in sources):
+        backward, early = builder.backward[op], op in builder.random and not sources
+        if not (backward or early) or any(builder.backward[source] for source in sources):
             continue
-        awaited = _gradient_awaited(builder.backward, producers, consumers, op)
-        if awaited is None and isinstance(loss, _Tensor) and not _depends(producers, op, loss.op):
+        awaited = _partner(builder.backward if backward else computed, producers, consumers, op)
+        if backward and awaited is None and isinstance(loss, _Tensor) and not _depends(producers, op, loss.op):
             awaited = loss.op
         if awaited is not None:
             made_by = builder.records[awaited]
@@ -280,17 +286,17 @@ def _hold_back(builder: _Builder, loss: Any) -> None:
             builder.records[op]["inputs"].append((made_by["name"], builder.signals[awaited]))
 
 
-def _gradient_awaited(
-    backward: Sequence[bool], producers: Sequence[set[int]], consumers: Sequence[list[int]], op: int
+def _partner(
+    eligible: Sequence[bool], producers: Sequence[set[int]], consumers: Sequence[list[int]], op: int
 ) -> int | None:
-    """The last of the earlier ops of the backward pass that the first op combines with what comes of `op`."""
+    """The last of the eligible ops before `op` among those with which what comes of it is first combined."""
     pending, seen = list(consumers[op]), {op}
     heapq.heapify(pending)
     while pending:
         user = heapq.heappop(pending)
         if user not in seen:
             seen.add(user)
-            earlier = [source for source in producers[user] if backward[source] and source < op]
+            earlier = [source for source in producers[user] if eligible[source] and source < op]
             if earlier:
                 return max(earlier)
             for other in consumers[user]:

@@ -52,12 +52,23 @@ class Units:
         return [op for op in range(len(self.leader)) if self.leader[op] == op]
 
 
+def carries(graph: ComputationGraph) -> np.ndarray:
+    """(E,) bool, edges that tie two ops together: not those of no bytes, which only say what waits for what.
+
+    Of an op that has nothing but empty outputs, all do.
+    """
+    producer = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))  # (T,)
+    total = np.bincount(producer, graph.output_bytes, graph.num_ops)
+    return (graph.output_bytes[graph.edge_tensor] > 0) | (total[graph.edge_src] == 0)
+
+
 def neighbours(graph: ComputationGraph) -> tuple[list[list[tuple[int, int]]], list[list[tuple[int, int]]]]:
-    """Producers and consumers of each op, each with the bytes of the tensor."""
+    """Producers and consumers of each op, each with the bytes of the tensor; along edges that carry something."""
     producers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
     consumers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
-    size = graph.output_bytes[graph.edge_tensor].tolist()
-    for src, dst, number in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), size, strict=True):
+    kept = carries(graph)
+    size = graph.output_bytes[graph.edge_tensor[kept]].tolist()
+    for src, dst, number in zip(graph.edge_src[kept].tolist(), graph.edge_dst[kept].tolist(), size, strict=True):
         producers[dst].append((src, number))
         consumers[src].append((dst, number))
     return producers, consumers
@@ -67,8 +78,9 @@ def unit_edges(problem: PlacementProblem, units: Units) -> dict[int, dict[int, f
     """Neighbours of each unit, with the time in microseconds that the largest tensor between the two travels."""
     graph = problem.graph
     edges: dict[int, dict[int, float]] = {root: {} for root in units.roots()}
-    cost = transfer_us(problem)[graph.edge_tensor]
-    for src, dst, time in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), cost.tolist(), strict=True):
+    kept = carries(graph)
+    cost = transfer_us(problem)[graph.edge_tensor[kept]]
+    for src, dst, time in zip(graph.edge_src[kept].tolist(), graph.edge_dst[kept].tolist(), cost.tolist(), strict=True):
         a, b = units.find(src), units.find(dst)
         if a != b:
             edges[a][b] = edges[b][a] = max(edges[a].get(b, 0.0), time)

@@ -126,6 +126,13 @@ def test_what_the_backward_pass_could_do_early_waits() -> None:
     assert "mean" in inputs_of(graph, first), "the first of all waits for the loss"
 
 
+def test_dropout_masks_are_drawn_when_they_are_needed() -> None:
+    module = nn.Sequential(*[m for _ in range(3) for m in (nn.Linear(4, 4), nn.Dropout())])
+    graph = capture_training(module.to("meta"), [meta(2, 4)], lambda y: y.sum())
+    masks = [name for name in graph.op_names if "bernoulli" in name]
+    assert [inputs_of(graph, name) for name in masks] == [["0/addmm"], ["2/addmm"], ["4/addmm"]]
+
+
 class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()

@@ -265,3 +265,21 @@ def test_parts_keep_colocated_ops_together() -> None:
     parts = split_groups(graph, group_ops(graph, 3), 100)
     assert together(parts, graph.graph, "op0", "op7", "op14", "op21", "op28")
     assert parts.num_groups == 26
+
+
+def test_edges_of_no_bytes_tie_nothing_together() -> None:
+    """What only says what waits for what leaves the groups as they are."""
+
+    def step(waits: bool) -> Groups:
+        ops = chain(80, outputs=[8, 0])
+        for i, op in enumerate(ops):
+            op["time_us"] = {"*": 1.0 + i % 4}
+            if waits and i >= 7:
+                op["inputs"] = [*op["inputs"], [f"op{i - 7}", 1]]
+        return group_ops(problem(ops, "4xv100"), max_groups=20)
+
+    with_waiting, without = step(waits=True), step(waits=False)
+    assert 1 < without.num_groups < 80
+    assert with_waiting.group.tolist() == without.group.tolist()
+    empty = group_ops(problem(chain(80, outputs=[0]), "4xv100"), max_groups=20)
+    assert together(empty, problem(chain(80, outputs=[0])).graph, "op0", "op1"), "where nothing else is, they tie"
