@@ -26,14 +26,14 @@ from experiments.command import command
 from experiments.recipes import Recipe
 from experiments.runs import Run, train_runs
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
-from placeto.checkpoint import load_checkpoint
-from placeto.cluster import load_cluster
-from placeto.config import PAPER_LEARNING, TrainConfig
-from placeto.env import EnvConfig
-from placeto.evaluate import PlacerSpec, Row, evaluate
-from placeto.load import load_split, split_size
+from placeto.environment.mdp import EnvConfig
+from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate
+from placeto.placers import load_split, split_size
 from placeto.policies.placeto import PlacetoConfig
+from placeto.problem.cluster import load_cluster
 from placeto.progress import ProgressBar
+from placeto.training.checkpoint import load_checkpoint
+from placeto.training.config import PAPER_LEARNING, TrainConfig
 
 DEFAULT = "default"
 SWEEP = 125  # moves of an episode in topological order: the groups of a typical cifar10 graph

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from experiments.command import command
 from graphs import SHIPPED
-from placeto.cluster import load_cluster
-from placeto.cost import PlacementProblem
-from placeto.load import load_placer, load_split
+from placeto.placers import load_placer, load_split
+from placeto.problem.cluster import load_cluster
+from placeto.problem.problem import PlacementProblem
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ import numba
 import numpy as np
 
 from experiments.command import command
-from placeto import _kernel, _memory
-from placeto.cluster import Cluster, load_cluster
-from placeto.cost import PlacementProblem, ProblemBatch
-from placeto.graph import ComputationGraph
-from placeto.simulator import simulate_batch
+from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.simulator import kernel, memory
+from placeto.simulator.schedule import simulate_batch
 from tests.reference import reference
 
 THREADS = numba.get_num_threads()
@@ -39,7 +39,7 @@ import time
 begin = time.perf_counter()
 import numpy as np
 from placeto import PlacementProblem, ComputationGraph, load_cluster, simulate
-from placeto.simulator import ProblemBatch, simulate_batch
+from placeto.simulator.schedule import ProblemBatch, simulate_batch
 problem = PlacementProblem(ComputationGraph.from_ops("one", [{"name": "a"}]), load_cluster("2xk80"))
 imported = time.perf_counter()
 simulate(problem, np.array([0]))
@@ -106,20 +106,20 @@ def bench(graph: ComputationGraph, num_devices: int, mode: str, seconds: float) 
     problem = PlacementProblem(graph, k80_cluster(num_devices, *MODES[mode]))
     count = min(64, max(4, 100_000 // graph.num_ops))
     placements = np.random.default_rng(1).integers(0, num_devices, (count, graph.num_ops))
-    flat, record = problem.arrays, _kernel.new_record(problem.arrays, 0)
+    flat, record = problem.arrays, kernel.new_record(problem.arrays, 0)
     op_slack, send_slack = np.empty(graph.num_ops), np.empty(graph.num_edges)
     peak = np.zeros(num_devices, np.int64)
 
     def schedule(row: np.ndarray) -> None:
-        _kernel.run(flat, 0, row, record, np.inf)
+        kernel.run(flat, 0, row, record, np.inf)
 
     def with_slack(row: np.ndarray) -> None:
-        makespan, num_sends = _kernel.run(flat, 0, row, record, np.inf)
-        _kernel.slack(flat, 0, row, record, num_sends, makespan, op_slack, send_slack)
+        makespan, num_sends = kernel.run(flat, 0, row, record, np.inf)
+        kernel.slack(flat, 0, row, record, num_sends, makespan, op_slack, send_slack)
 
     def with_memory(row: np.ndarray) -> None:
-        _, num_sends = _kernel.run(flat, 0, row, record, np.inf)
-        _memory.peak_memory(flat, 0, row, record, num_sends, peak)
+        _, num_sends = kernel.run(flat, 0, row, record, np.inf)
+        memory.peak_memory(flat, 0, row, record, num_sends, peak)
 
     batch, index = ProblemBatch.of([problem]), np.zeros(count, np.int64)
 

@@ -24,17 +24,17 @@ import tyro
 from experiments.command import command
 from experiments.tables import Table, markdown, rule
 from graphs import SHIPPED
-from placeto.cluster import Cluster, load_cluster
-from placeto.cost import PlacementProblem
-from placeto.evaluate import PlacerSpec, Row, evaluate
-from placeto.files import write_text
-from placeto.graph import ComputationGraph
-from placeto.grouping import group_ops
+from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate
+from placeto.evaluation.summary import Summary, ratio, summarize
+from placeto.formats.importers import find_importer
 from placeto.heuristics import HEURISTICS, SEARCHES
-from placeto.importers import find_importer
-from placeto.load import load_split, resolve_graph
+from placeto.placers import load_split, resolve_graph
+from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.files import write_text
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
-from placeto.summary import Summary, ratio, summarize
 
 LEFT_OUT = ("exact",)
 """Takes minutes on the smallest of these graphs, and refuses the others."""

@@ -21,7 +21,7 @@ from typing import Annotated, Any, TextIO, TypeVar
 import tyro
 
 from experiments.tables import machine
-from placeto.cli import user_errors
+from placeto.cli.command import user_errors
 
 Config = TypeVar("Config")
 RESULTS = Path(__file__).parent / "results"

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.command import command
-from placeto.cluster import load_cluster
-from placeto.cost import PlacementProblem
-from placeto.evaluate import Row, evaluate, parse_spec
-from placeto.files import write_text
-from placeto.load import load_placer, load_split, zero_shot
-from placeto.placement import save_placement
-from placeto.plot import gantt_figure, save_figure
+from placeto.evaluation.evaluate import Row, evaluate, parse_spec
+from placeto.evaluation.summary import markdown_table, summarize
+from placeto.formats.gantt import gantt_figure, save_figure
+from placeto.formats.placement import save_placement
+from placeto.placers import load_placer, load_split, zero_shot
+from placeto.problem.cluster import load_cluster
+from placeto.problem.files import write_text
+from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
-from placeto.simulator import simulate
-from placeto.summary import markdown_table, summarize
-from placeto.trainer import TrainConfig, train
+from placeto.simulator.schedule import simulate
+from placeto.training.trainer import TrainConfig, train
 
 CHEAP = ("single", "random", "metis", "expert", "heft", "etf")
 ZERO_SHOT = "placeto zero-shot"

@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 from experiments.command import command
 from experiments.runs import CHEAP, cheap_rows
 from experiments.tables import Table, cells, machine, markdown, publish, rule
-from placeto.cluster import load_cluster
-from placeto.evaluate import PlacerSpec, Row, evaluate, save_rows
-from placeto.load import load_placer, load_split
-from placeto.plot import panel_figure
+from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate, save_rows
+from placeto.formats.gantt import panel_figure
+from placeto.placers import load_placer, load_split
+from placeto.problem.cluster import load_cluster
 from placeto.progress import ProgressBar
 
 PASS = "one pass"

@@ -23,11 +23,11 @@ import tyro
 
 from experiments.command import command
 from graphs import FAMILIES, SHIPPED
-from placeto.cluster import load_cluster
-from placeto.cost import PlacementProblem
-from placeto.grouping import group_ops
 from placeto.heuristics import HEURISTICS
-from placeto.simulator import simulate
+from placeto.problem.cluster import load_cluster
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
 
 CHEAP = ("metis", "expert", "heft", "etf")
 

@@ -25,13 +25,13 @@ from experiments.command import command
 from experiments.runs import Run, kept_rows, problem_of, result_row, train_runs, training_row
 from experiments.sample_efficiency import SCRATCH, first_reach
 from experiments.tables import Table, cells, machine, markdown, publish, rule
-from placeto.checkpoint import checkpoint_path, load_checkpoint
-from placeto.config import TrainConfig
-from placeto.evaluate import Row, save_rows
-from placeto.load import load_placer
-from placeto.plot import panel_figure
-from placeto.summary import mean_curves
-from placeto.trainer import pretrained_config
+from placeto.evaluation.evaluate import Row, save_rows
+from placeto.evaluation.summary import mean_curves
+from placeto.formats.gantt import panel_figure
+from placeto.placers import load_placer
+from placeto.training.checkpoint import checkpoint_path, load_checkpoint
+from placeto.training.config import TrainConfig
+from placeto.training.trainer import pretrained_config
 
 PASS = "one pass of the checkpoint"
 TUNED, FRESH = "fine-tuned", "from scratch"

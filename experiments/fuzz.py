@@ -29,14 +29,14 @@ import numpy as np
 
 from experiments.command import command
 from experiments.tables import machine, markdown, publish, rule
-from placeto.cluster import Cluster, ClusterError, load_cluster, save_cluster
-from placeto.cost import PlacementProblem
-from placeto.evaluate import EvaluationError, Row, load_rows, save_rows
-from placeto.graph import ComputationGraph, GraphError, load_graph, save_graph
-from placeto.importers import ImporterError, msr, pipedream
-from placeto.placement import PlacementError, PlacementFile, load_placement, save_placement
-from placeto.simulator import simulate
-from placeto.summary import markdown_table, summarize
+from placeto.evaluation.evaluate import EvaluationError, Row, load_rows, save_rows
+from placeto.evaluation.summary import markdown_table, summarize
+from placeto.formats.importers import ImporterError, msr, pipedream
+from placeto.formats.placement import PlacementError, PlacementFile, load_placement, save_placement
+from placeto.problem.cluster import Cluster, ClusterError, load_cluster, save_cluster
+from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
 
 HOW = ("structure", "bytes")
 _LONGEST_MESSAGE = 500  # characters, without the path

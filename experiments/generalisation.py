@@ -22,12 +22,12 @@ from experiments.classical import external_graphs
 from experiments.command import command
 from experiments.runs import CHEAP, PRETRAINED, Run, cheap_rows, problem_of, train_runs
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
-from placeto.cluster import load_cluster
-from placeto.config import TrainConfig
-from placeto.evaluate import PlacerSpec, Row, evaluate, save_rows
-from placeto.graph import ComputationGraph
-from placeto.load import DEFAULT_PLACER, split_size
+from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate, save_rows
+from placeto.placers import DEFAULT_PLACER, split_size
+from placeto.problem.cluster import load_cluster
+from placeto.problem.graph import ComputationGraph
 from placeto.progress import ProgressBar
+from placeto.training.config import TrainConfig
 
 MIXED = "2xv100+2xp100"
 HEURISTICS = ("metis", "etf", "heft", "expert", "single")

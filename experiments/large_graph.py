@@ -32,19 +32,19 @@ import tyro
 from experiments.command import command
 from experiments.runs import Run, kept_rows, problem_of, result_row, train_runs
 from experiments.tables import Table, machine, markdown, publish, rule
-from placeto.checkpoint import checkpoint_path, load_checkpoint
-from placeto.cluster import load_cluster
-from placeto.config import OneShotTrainConfig, default_config
-from placeto.evaluate import Row, start_process, warm_up
-from placeto.load import Placer, load_placer, resolve_graph, zero_shot
-from placeto.op_features import UnitKind, make_input
-from placeto.placement import load_placement, save_placement
-from placeto.placer import PlacementResult
-from placeto.plot import gantt_figure
-from placeto.policies.gdp import GdpConfig, GdpPolicy
-from placeto.policies.sampling import SamplingPlacer
+from placeto.evaluation.evaluate import Row, start_process, warm_up
+from placeto.formats.gantt import gantt_figure
+from placeto.formats.placement import load_placement, save_placement
+from placeto.placers import Placer, load_placer, resolve_graph, zero_shot
+from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
+from placeto.policies.one_shot.inputs import UnitKind, make_input
+from placeto.policies.one_shot.sampling import SamplingPlacer
+from placeto.problem.cluster import load_cluster
 from placeto.progress import ProgressBar
-from placeto.simulator import simulate
+from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.schedule import simulate
+from placeto.training.checkpoint import checkpoint_path, load_checkpoint
+from placeto.training.config import OneShotTrainConfig, default_config
 
 GDP = "gdp"
 BEST_MET = "gdp, best met in training"

@@ -28,8 +28,8 @@ from experiments.recipes import CHECKPOINT, Recipe
 from experiments.recipes import main as follow
 from experiments.runs import CHEAP
 from experiments.tables import Table, machine, markdown, mean_and_spread, publish, rule
-from placeto.checkpoint import load_checkpoint
-from placeto.summary import Row
+from placeto.evaluation.summary import Row
+from placeto.training.checkpoint import load_checkpoint
 
 AGAINST = "multilevel"
 KINDS: dict[str, dict[str, object]] = {

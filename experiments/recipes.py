@@ -21,16 +21,16 @@ import numpy as np
 from experiments.command import command
 from experiments.runs import problem_of
 from experiments.tables import machine, markdown, rule
-from placeto.checkpoint import load_checkpoint, save_checkpoint
-from placeto.cluster import Cluster, Device
-from placeto.cluster_presets import A100, H100, P100, V100
-from placeto.config import LearningConfig, TrainConfig
-from placeto.cost import PlacementProblem
-from placeto.load import resolve_graph
+from placeto.placers import resolve_graph
 from placeto.policies.placeto import PlacetoConfig
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.presets import A100, H100, P100, V100
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.topology import Link, Topology
 from placeto.progress import ProgressBar
-from placeto.topology import Link, Topology
-from placeto.trainer import train
+from placeto.training.checkpoint import load_checkpoint, save_checkpoint
+from placeto.training.config import LearningConfig, TrainConfig
+from placeto.training.trainer import train
 
 KINDS = (P100, V100, A100, H100)
 BANDWIDTH = 3e9, 3e11  # bytes/s, drawn evenly in its logarithm: from slow Ethernet to NVSwitch

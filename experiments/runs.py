@@ -15,19 +15,19 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from placeto.checkpoint import FILE_NAME, checkpoint_path, load_checkpoint
-from placeto.cluster import load_cluster
-from placeto.config import AnyTrainConfig, LearningConfig, TrainConfig
-from placeto.cost import PlacementProblem
-from placeto.evaluate import Row, in_processes, load_rows, save_rows, start_process
-from placeto.graph import ComputationGraph
-from placeto.grouping import group_ops
-from placeto.heuristics.search import best_cheap
-from placeto.load import resolve_graph
-from placeto.placement import load_placement
-from placeto.placer import Evaluator, PlacementResult
+from placeto.evaluation.evaluate import Row, in_processes, load_rows, save_rows, start_process
+from placeto.formats.placement import load_placement
+from placeto.heuristics.local_search.search import best_cheap
+from placeto.placers import resolve_graph
+from placeto.problem.cluster import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
-from placeto.trainer import fingerprint, train
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.training.checkpoint import FILE_NAME, checkpoint_path, load_checkpoint
+from placeto.training.config import AnyTrainConfig, LearningConfig, TrainConfig
+from placeto.training.trainer import fingerprint, train
 
 CHEAP = "best cheap heuristic"
 PRETRAINED = "the package's checkpoint"

@@ -33,8 +33,19 @@ from experiments.runs import (
     training_row,
 )
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
-from placeto.checkpoint import load_checkpoint
-from placeto.config import (
+from placeto.environment.mdp import EnvConfig
+from placeto.evaluation.evaluate import Row, save_rows
+from placeto.evaluation.summary import mean_curves
+from placeto.formats.gantt import panel_figure
+from placeto.heuristics.local_search.search import annealing, climb
+from placeto.heuristics.naive import try_single
+from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
+from placeto.policies.placeto import PlacetoConfig
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator
+from placeto.training.checkpoint import load_checkpoint
+from placeto.training.config import (
     PAPER_LEARNING,
     PAPER_ONE_SHOT_LEARNING,
     AnyTrainConfig,
@@ -43,18 +54,7 @@ from placeto.config import (
     TrainConfig,
     default_config,
 )
-from placeto.cost import PlacementProblem
-from placeto.env import EnvConfig
-from placeto.evaluate import Row, save_rows
-from placeto.grouping import group_ops
-from placeto.heuristics.naive import try_single
-from placeto.heuristics.search import annealing, climb
-from placeto.placer import Evaluator
-from placeto.plot import panel_figure
-from placeto.policies.placeto import PlacetoConfig
-from placeto.policies.seq2seq import Seq2SeqConfig
-from placeto.summary import mean_curves
-from placeto.trainer import pretrained_config
+from placeto.training.trainer import pretrained_config
 
 SEARCHES = {"hillclimb": climb, "anneal": annealing}
 SCRATCH = LearningConfig(graphs=1, replicas=4, warmup_replicas=1, starts="single", warmup=0.15, labels=4)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from placeto.files import write_text
-from placeto.plot import save_figure
-from placeto.summary import Row
+from placeto.evaluation.summary import Row
+from placeto.formats.gantt import save_figure
+from placeto.problem.files import write_text
 
 Table = Sequence[Sequence[str]]
 

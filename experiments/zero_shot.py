@@ -35,15 +35,15 @@ from experiments.runs import (
 )
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from graphs import SHIPPED
-from placeto.checkpoint import load_checkpoint
-from placeto.cluster import load_cluster
-from placeto.config import default_config
-from placeto.evaluate import PlacerSpec, Row, evaluate, parse_spec, save_rows
-from placeto.load import DEFAULT_PLACER, load_placer, load_split, split_size, zero_shot
-from placeto.plot import panel_figure
+from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate, parse_spec, save_rows
+from placeto.evaluation.summary import summarize
+from placeto.formats.gantt import panel_figure
+from placeto.placers import DEFAULT_PLACER, load_placer, load_split, split_size, zero_shot
+from placeto.problem.cluster import load_cluster
 from placeto.progress import ProgressBar
-from placeto.summary import summarize
-from placeto.trainer import pretrained_config
+from placeto.training.checkpoint import load_checkpoint
+from placeto.training.config import default_config
+from placeto.training.trainer import pretrained_config
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The graph families of Placeto: training steps of PyTorch models, captured by `placeto.capture`.
+"""The graph families of Placeto: training steps of PyTorch models, captured by `placeto.capture.trace`.
 
 The graphs of `SHIPPED` come with the package; those of `MODELS` are captured when they are first asked for.
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from graphs import store
-from placeto.graph import ComputationGraph
+from placeto.problem.graph import ComputationGraph
 
 
 def directory() -> Path:

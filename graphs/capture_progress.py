@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from graphs.family import TrainingStep
-from placeto.graph import ComputationGraph
+from placeto.problem.graph import ComputationGraph
 from placeto.progress import ProgressBar
 
 PATIENCE_S = 3.0  # what is done sooner needs no bar

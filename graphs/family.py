@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from graphs import store
-from placeto.capture import capture_training
-from placeto.graph import ComputationGraph
+from placeto.capture.trace import capture_training
+from placeto.problem.graph import ComputationGraph
 
 SPLITS = MappingProxyType({"train": 32, "validation": 8, "test": 32})
 
@@ -28,7 +28,7 @@ class TrainingStep(NamedTuple):
     loss: Callable[..., Tensor]  # of the module's output and the targets
 
     def capture(self, name: str | None = None) -> ComputationGraph:
-        """Its graph; see `placeto.capture.capture_training`."""
+        """Its graph; see `placeto.capture.trace.capture_training`."""
         return capture_training(self.module, self.inputs, self.loss, targets=self.targets, name=name)
 
 

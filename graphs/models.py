@@ -14,7 +14,7 @@ import torch
 from graphs import cache
 from graphs.capture_progress import capture_with_progress
 from graphs.family import TrainingStep, graph_name
-from placeto.graph import ComputationGraph
+from placeto.problem.graph import ComputationGraph
 
 SIZES = MappingProxyType({"train": 12, "validation": 4, "test": 8})
 

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 import torch
 
 from graphs import SHIPPED, store
-from placeto.graph import ComputationGraph
+from placeto.problem.graph import ComputationGraph
 
 
 def _capture(job: tuple[str, str, int]) -> ComputationGraph:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from placeto.files import atomic_write
-from placeto.graph import ComputationGraph
+from placeto.problem.files import atomic_write
+from placeto.problem.graph import ComputationGraph
 
 DATA = Path(__file__).parent / "data"
 _ARRAYS = (

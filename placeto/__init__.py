@@ -17,39 +17,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from placeto.capture import capture_inference, capture_training
-    from placeto.cluster import Cluster, ClusterError, Device, load_cluster, save_cluster
-    from placeto.cost import PlacementProblem
-    from placeto.graph import ComputationGraph, GraphError, load_graph, save_graph
-    from placeto.load import Placer, load_placer
-    from placeto.placement import PlacementFile, load_placement, save_placement
-    from placeto.placer import PlacementResult
+    from placeto.capture.trace import capture_inference, capture_training
+    from placeto.formats.placement import PlacementFile, load_placement, save_placement
+    from placeto.placers import Placer, load_placer
     from placeto.placing import place
-    from placeto.simulator import PlacementError, Schedule, simulate
+    from placeto.problem.cluster import Cluster, ClusterError, Device, load_cluster, save_cluster
+    from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+    from placeto.problem.problem import PlacementProblem
+    from placeto.simulator.evaluator import PlacementResult
+    from placeto.simulator.schedule import PlacementError, Schedule, simulate
 
 _MODULES = {
-    "Cluster": "cluster",
-    "ClusterError": "cluster",
-    "ComputationGraph": "graph",
-    "Device": "cluster",
-    "GraphError": "graph",
-    "PlacementError": "simulator",
-    "PlacementFile": "placement",
-    "PlacementProblem": "cost",
-    "PlacementResult": "placer",
-    "Placer": "load",
-    "Schedule": "simulator",
-    "capture_inference": "capture",
-    "capture_training": "capture",
-    "load_cluster": "cluster",
-    "load_graph": "graph",
-    "load_placement": "placement",
-    "load_placer": "load",
+    "Cluster": "problem.cluster",
+    "ClusterError": "problem.cluster",
+    "ComputationGraph": "problem.graph",
+    "Device": "problem.cluster",
+    "GraphError": "problem.graph",
+    "PlacementError": "simulator.schedule",
+    "PlacementFile": "formats.placement",
+    "PlacementProblem": "problem.problem",
+    "PlacementResult": "simulator.evaluator",
+    "Placer": "placers",
+    "Schedule": "simulator.schedule",
+    "capture_inference": "capture.trace",
+    "capture_training": "capture.trace",
+    "load_cluster": "problem.cluster",
+    "load_graph": "problem.graph",
+    "load_placement": "formats.placement",
+    "load_placer": "placers",
     "place": "placing",
-    "save_cluster": "cluster",
-    "save_graph": "graph",
-    "save_placement": "placement",
-    "simulate": "simulator",
+    "save_cluster": "problem.cluster",
+    "save_graph": "problem.graph",
+    "save_placement": "formats.placement",
+    "simulate": "simulator.schedule",
 }
 
 __all__ = [  # noqa: RUF022 - in the order in which one meets them

@@ -1,6 +1,6 @@
 """``python -m placeto`` is the ``placeto`` command."""
 
-from placeto.cli import main
+from placeto.cli.command import main
 
 if __name__ == "__main__":
     main()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from placeto.capture import capture_inference, capture_training
-from placeto.cluster import Cluster, load_cluster
-from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph
-from placeto.load import DEFAULT_PLACER, load_placer
-from placeto.placer import PlacementResult
+from placeto.capture.trace import capture_inference, capture_training
+from placeto.placers import DEFAULT_PLACER, load_placer
+from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import PlacementResult
 
 if TYPE_CHECKING:
     from torch import nn

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from placeto.capture import capture_training
-from placeto.graph import ComputationGraph
+from placeto.capture.trace import capture_training
+from placeto.problem.graph import ComputationGraph
 
 
 def meta(*shape: int) -> Tensor:

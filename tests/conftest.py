@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401 - imported, so that its threads are set here
 
-from placeto.graph import ComputationGraph, save_graph
-from placeto.threads import set_threads
+from placeto.problem.graph import ComputationGraph, save_graph
+from placeto.simulator.threads import set_threads
 from tests.command_line import OPS
 
 set_threads(1)

@@ -1,4 +1,4 @@
-"""What `tests/test_distributed.py` runs in each of several processes: ``python -m tests.distributed_worker OUT``.
+"""What `tests/training/test_ranks.py` runs in each of several processes: ``python -m tests.distributed_worker OUT``.
 
 Writes to OUT/rank-R.pt what this rank ended with, by run.
 """
@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from placeto.config import AnyTrainConfig, LearningConfig, OneShotLearningConfig, TrainConfig, default_config
-from placeto.cost import PlacementProblem
-from placeto.distributed import Ranks, RanksError
-from placeto.learners.base import TrainState
-from placeto.learners.iterative import IterativeLearner
-from placeto.learners.one_shot import OneShotLearner
-from placeto.policies.grouper import GrouperConfig
+from placeto.policies.one_shot.grouper import GrouperConfig
 from placeto.policies.placeto import PlacetoConfig
-from placeto.trainer import train
+from placeto.problem.problem import PlacementProblem
+from placeto.training.config import AnyTrainConfig, LearningConfig, OneShotLearningConfig, TrainConfig, default_config
+from placeto.training.learners.base import TrainState
+from placeto.training.learners.iterative import IterativeLearner
+from placeto.training.learners.one_shot import OneShotLearner
+from placeto.training.ranks import Ranks, RanksError
+from placeto.training.trainer import train
 from tests.toys import random_graph, toy_cluster
 
 ITERATIONS = 4  # half of them supervised

@@ -20,7 +20,7 @@ import torch
 
 import placeto
 from graphs import FAMILIES
-from placeto.cli import main
+from placeto.cli.command import main
 from tests.toys import fork_of_chains
 
 RECORD = Path(__file__).parent / "data" / "frozen.json"

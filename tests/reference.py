@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from placeto.cluster import Cluster, Device
-from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
 
 DELIVERY, LINK, DEVICE = 0, 1, 2
 

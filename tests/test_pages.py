@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from placeto import PlacementProblem, load_cluster, load_graph, simulate
-from placeto.cluster import Cluster
-from placeto.evaluate import load_rows
-from placeto.graph import ComputationGraph
-from placeto.placement import PlacementFile, load_placement
+from placeto.evaluation.evaluate import load_rows
+from placeto.formats.placement import PlacementFile, load_placement
+from placeto.problem.cluster import Cluster
+from placeto.problem.graph import ComputationGraph
 
 ROOT = Path(__file__).parents[1]
 RESULTS = (ROOT / "experiments" / "RESULTS.md").read_text()

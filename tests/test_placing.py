@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import placeto
-from placeto.simulator import simulate
+from placeto.simulator.schedule import simulate
 from tests.captures import meta, mlp
 
 

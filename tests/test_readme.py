@@ -28,7 +28,7 @@ def test_there_are_commands() -> None:
 def test_commands_parse(command: str) -> None:
     command = re.sub(r"(train .*)--checkpoint \S+", r"\1", command)  # it is opened while parsing, for its settings
     name, *arguments = shlex.split(command)[1:]
-    cli.parse(import_module(f"placeto.commands.{name}"), arguments)
+    cli.parse(import_module(f"placeto.cli.{name}"), arguments)
 
 
 def test_files_exist() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from placeto.cluster import Cluster, Device
-from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
 
 
 def toy_cluster(devices: int = 2, speeds: tuple[float, ...] | None = None, memory: int = 10**12) -> Cluster:

@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from placeto.cost import PlacementProblem
 from placeto.heuristics.baechi import m_etf, m_sct, m_topo
-from placeto.heuristics.exact import exact
-from placeto.heuristics.genetic import genetic
+from placeto.heuristics.exact.placer import exact
 from placeto.heuristics.list_scheduling import etf, heft
+from placeto.heuristics.local_search.genetic import genetic
+from placeto.heuristics.local_search.search import anneal, hillclimb, ils, multilevel
 from placeto.heuristics.naive import fastest, random, roundrobin, single
 from placeto.heuristics.partition import expert, metis
-from placeto.heuristics.search import anneal, hillclimb, ils, multilevel
-from placeto.placer import PlacementResult
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import PlacementResult
 
 _PLACERS: dict[str, Callable[..., PlacementResult]] = {
     "single": single,

@@ -29,12 +29,12 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from placeto.cost import PlacementProblem
-from placeto.grouping_units import transfer_us
-from placeto.heuristics._list_kernels import Favourites
 from placeto.heuristics.common import demands, run, within_memory
+from placeto.heuristics.list_kernels import Favourites
 from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, upward_rank
-from placeto.placer import Evaluator, PlacementResult
+from placeto.problem.coarsening import transfer_us
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult
 
 LP_OPS = 5000
 """Graphs of more ops have their favourite children by priority, see `favourite_children`."""

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from placeto.cost import PlacementProblem
-from placeto.grouping import Groups
-from placeto.grouping_units import op_outputs
 from placeto.heuristics.repair import repair
-from placeto.placer import Evaluator, PlacementResult, busy_us
+from placeto.problem.coarsening import op_outputs
+from placeto.problem.grouping import Groups
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult, busy_us
 
 Rule = Callable[[Evaluator, int], None]
 """Scores one or a few placements of the evaluator's problem; the second argument is a seed."""

@@ -16,11 +16,11 @@ from functools import partial
 import numpy as np
 from numba import njit
 
-from placeto.cost import PlacementProblem
-from placeto.grouping_units import transfer_us
-from placeto.heuristics._list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
 from placeto.heuristics.common import run, within_memory
-from placeto.placer import Evaluator, PlacementResult
+from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
+from placeto.problem.coarsening import transfer_us
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult
 
 
 def heft(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from placeto.cost import PlacementProblem
 from placeto.heuristics.common import group_sum, group_times, run
-from placeto.placer import Evaluator, PlacementResult, busy_us
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult, busy_us
 
 
 def single(

@@ -15,11 +15,11 @@ from functools import partial
 import numpy as np
 import pymetis
 
-from placeto.cost import PlacementProblem
-from placeto.grouping import Groups
-from placeto.grouping_units import transfer_us
 from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, run, within_memory
-from placeto.placer import Evaluator, PlacementResult
+from placeto.problem.coarsening import transfer_us
+from placeto.problem.grouping import Groups
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult
 
 METIS_UFACTORS = (30, 200)  # imbalance of the parts allowed, in thousandths
 _RESOLUTION = 10_000  # weights become whole numbers up to about this

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.grouping_units import op_outputs, transfer_us
-from placeto.placer import Evaluator
-from placeto.simulator import simulate
+from placeto.problem.coarsening import op_outputs, transfer_us
+from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.schedule import simulate
 
 _CAUTION = 0.02  # share of the memory that is left free, more with each attempt after the second
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from placeto.policies.gdp import GdpConfig, GdpPolicy
-from placeto.policies.grouper import GrouperConfig, GrouperPolicy
+from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
+from placeto.policies.one_shot.grouper import GrouperConfig, GrouperPolicy
+from placeto.policies.one_shot.seq2seq import Seq2SeqConfig, Seq2SeqPolicy
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
-from placeto.policies.seq2seq import Seq2SeqConfig, Seq2SeqPolicy
 
 OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig
 
@@ -29,4 +29,4 @@ POLICIES = {
     "grouper": PolicyEntry("one-shot", GrouperConfig, GrouperPolicy),
     "gdp": PolicyEntry("one-shot", GdpConfig, GdpPolicy),
 }
-"""Name -> policy. Its sentence for `placeto list placers` stands in `placeto.load.LEARNED`."""
+"""Name -> policy. Its sentence for `placeto list placers` stands in `placeto.placers.LEARNED`."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from placeto.distributed import Randomness
-from placeto.nn_units import DeviceHead, gumbel_noise
-from placeto.op_features import OneShotInput, UnitKind
+from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
+from placeto.policies.one_shot.units import DeviceHead, gumbel_noise
+from placeto.training.ranks import Randomness
 
 Noise = tuple[Tensor, ...]
 """What is added to the logits of K placements, one tensor (K, ...) for each kind of decision."""

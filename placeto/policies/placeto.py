@@ -17,9 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from placeto.features import EDGE_FEATURES, FEATURE_SETS, NODE_INDEX, PAIR_INDEX, reach_matrix
-from placeto.nn import GraphPooling, NeighbourhoodPooling, PairMessagePassing, TwoWayMessagePassing, device_pool, mlp
+from placeto.environment.observation import EDGE_FEATURES, FEATURE_SETS, NODE_INDEX, PAIR_INDEX, reach_matrix
 from placeto.policies.base import PolicyError
+from placeto.policies.message_passing import (
+    GraphPooling,
+    NeighbourhoodPooling,
+    PairMessagePassing,
+    TwoWayMessagePassing,
+    device_pool,
+    mlp,
+)
 
 _FINE = 0.003  # below it the logarithmic scale is linear
 _FINE_RANGE = 5.0  # roughly what it maps 0.2 to, before it is divided by this

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.cluster import Cluster, Device
-from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph
-from placeto.grouping import group_ops
 from placeto.heuristics import HEURISTICS, baechi
 from placeto.heuristics.baechi import favourite_children
 from placeto.heuristics.list_scheduling import hard_groups
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem
 
 BAECHI = ("m-topo", "m-etf", "m-sct")
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.cluster import Cluster, load_cluster
-from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph
-from placeto.grouping import expand, group_ops
-from placeto.heuristics.exact import MAX_GROUPS, ExactError, exact, solve
+from placeto.heuristics.exact.placer import MAX_GROUPS, ExactError, exact, solve
 from placeto.heuristics.list_scheduling import etf, heft
+from placeto.heuristics.local_search.search import anneal, hillclimb
 from placeto.heuristics.naive import fastest, roundrobin, single
 from placeto.heuristics.partition import metis
-from placeto.heuristics.search import anneal, hillclimb
-from placeto.simulator import simulate
+from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.grouping import expand, group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 PLACERS = (single, fastest, roundrobin, metis, heft, etf, hillclimb, anneal)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from placeto.cluster import Cluster, Device
-from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph, GraphError
 from placeto.heuristics import HEURISTICS
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.problem import PlacementProblem
 
 SHORT, LONG = 1e-12, 1e16
 

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.cluster import Cluster, Device, load_cluster
-from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph
-from placeto.grouping import group_ops
 from placeto.heuristics import HEURISTICS
-from placeto.simulator import simulate
+from placeto.problem.cluster import Cluster, Device, load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
 
 MB, GB = 1_000_000, 1_000_000_000
 names = pytest.mark.parametrize("name", HEURISTICS)

@@ -3,9 +3,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from placeto.cluster import Cluster, Device, load_cluster
-from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.list_scheduling import (
     floating_ops,
@@ -14,7 +11,10 @@ from placeto.heuristics.list_scheduling import (
     place_by_start,
     upward_rank,
 )
-from placeto.simulator import simulate
+from placeto.problem.cluster import Cluster, Device, load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
 
 # The example of Topcuoglu et al. (2002), figure 2 and table 1: times on three processors, and what edges cost.
 TIMES = [

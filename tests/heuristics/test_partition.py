@@ -5,11 +5,11 @@ import sys
 import numpy as np
 import pytest
 
-from placeto.cluster import load_cluster
-from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph
 from placeto.heuristics import HEURISTICS
-from placeto.load import load_family
+from placeto.placers import load_family
+from placeto.problem.cluster import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
 
 
 def test_metis_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:

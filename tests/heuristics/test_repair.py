@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from placeto.cost import PlacementProblem
-from placeto.graph import ComputationGraph
-from placeto.grouping import group_ops
-from placeto.grouping_units import transfer_us
 from placeto.heuristics.repair import _Links, _relieve, _traffic, repair
-from placeto.placer import Evaluator
-from tests.test_memory_limits import chain, devices, hourglass
+from placeto.problem.coarsening import transfer_us
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator
+from tests.heuristics.test_memory_limits import chain, devices, hourglass
 from tests.toys import random_graph
 
 

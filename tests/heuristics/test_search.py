@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from placeto import _kernel, placer
-from placeto.cluster import load_cluster
-from placeto.cost import PlacementProblem
-from placeto.features import InstanceBatch, make_instance, score_moves
-from placeto.graph import ComputationGraph
-from placeto.grouping import group_ops
+from placeto.environment.observation import InstanceBatch, make_instance, score_moves
 from placeto.heuristics import HEURISTICS, SEARCHES
-from placeto.heuristics._guide import estimate, timelines
-from placeto.heuristics._local import LocalSearch
-from placeto.heuristics._neighbourhood import chains, neighbourhood
-from placeto.heuristics.search import ANNEAL, CLIMB, anneal, annealing_of_parts, best_cheap, hillclimb, ils
-from placeto.placer import Evaluator
-from placeto.simulator import simulate
+from placeto.heuristics.local_search.guide import estimate, timelines
+from placeto.heuristics.local_search.local_search import LocalSearch
+from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
+from placeto.heuristics.local_search.search import ANNEAL, CLIMB, anneal, annealing_of_parts, best_cheap, hillclimb, ils
+from placeto.problem.cluster import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator import evaluator, kernel
+from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.schedule import simulate
 from tests.heuristics.test_heuristics import forks, random_cluster, random_graph
-from tests.test_memory_limits import chain, devices
+from tests.heuristics.test_memory_limits import chain, devices
 
 
 def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
@@ -31,10 +31,10 @@ def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
     groups, flat = group_ops(problem), problem.arrays
     near = neighbourhood(problem, groups)
     placement = device[groups.group]
-    record = _kernel.new_record(flat, 0)
-    makespan, sends = _kernel.run(flat, 0, placement, record, np.inf)
+    record = kernel.new_record(flat, 0)
+    makespan, sends = kernel.run(flat, 0, placement, record, np.inf)
     slack, send_slack = np.empty(problem.num_ops), np.empty(problem.graph.num_edges)
-    _kernel.slack(flat, 0, placement, record, sends, makespan, slack, send_slack)
+    kernel.slack(flat, 0, placement, record, sends, makespan, slack, send_slack)
     ptr, line, scratch = np.empty(problem.num_devices + 1, np.int64), np.empty_like(placement), np.empty_like(slack)
     timelines(flat, placement, record, sends, ptr, line)
     table = np.zeros((groups.num_groups, problem.num_devices))
@@ -214,7 +214,7 @@ def test_time_that_is_up_between_two_looks_at_the_clock(name: str, monkeypatch: 
     """The clock goes on by one second at each look, so that some limit is reached at each of them."""
     problem = forks(2, 2, "2xv100")
     for seconds in range(1, 120):
-        monkeypatch.setattr(placer, "time", SimpleNamespace(perf_counter=partial(next, itertools.count())))
+        monkeypatch.setattr(evaluator, "time", SimpleNamespace(perf_counter=partial(next, itertools.count())))
         HEURISTICS[name](problem, seconds=float(seconds))
 
 
@@ -222,7 +222,7 @@ def test_time_that_is_up_between_two_looks_at_the_clock(name: str, monkeypatch: 
 def test_searches_end_late_by_a_simulation_at_most(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time goes on by 10 ms a simulation: 0.235 s are enough for 23 simulations and a 24th that ends late."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(placer, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(evaluator, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
     def slow_score(*arguments: object) -> tuple[float, float]:
         clock.now += 0.01
@@ -233,8 +233,8 @@ def test_searches_end_late_by_a_simulation_at_most(name: str, monkeypatch: pytes
         clock.now += 0.01 * simulations
         return simulations, 0
 
-    monkeypatch.setattr(placer, "score", slow_score)
-    monkeypatch.setattr("placeto.heuristics._local.search", slow_search)
+    monkeypatch.setattr(evaluator, "score", slow_score)
+    monkeypatch.setattr("placeto.heuristics.local_search.local_search.search", slow_search)
     result = HEURISTICS[name](forks(4, 6, "4xv100"), seconds=0.235)
     assert clock.now == pytest.approx(0.24)
     assert result.seconds == clock.now
@@ -245,7 +245,7 @@ def test_descents_end_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> No
     problem = forks(4, 6, "4xv100")
     ends = []
     for chunk in (1000, 16):
-        monkeypatch.setattr("placeto.heuristics._local._CHUNK", chunk)
+        monkeypatch.setattr("placeto.heuristics.local_search.local_search._CHUNK", chunk)
         evaluator = Evaluator(problem, group_ops(problem), simulations=3000)
         search = LocalSearch(evaluator, np.zeros(24, np.int64), {"random": 1.0}, np.random.default_rng(0))
         search.run(patience=72)

@@ -1,0 +1,62 @@
+"""``placeto capture``: turn a PyTorch model into a graph file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from torch import nn
+from tyro.conf import Positional, UseAppendAction, arg
+
+from placeto.capture.trace import capture_inference, capture_training
+from placeto.cli.common import UsageError, check_output
+from placeto.cli.factory import make
+from placeto.problem.graph import save_graph
+from placeto.problem.units import format_bytes, format_flop
+
+_RETURNS = "must return (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets)"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Capture a PyTorch model's training step, or its inference, as a graph file.
+
+    FACTORY is package.module:function, looked up in the current directory too, or file.py:function. Arguments stand
+    behind it, as in 'zoo.py:unet(depth=4)', or are given by --set. It returns
+    (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets): the module is called as
+    module(*inputs), the loss as loss(output, *targets); without one the module returns the loss. It is called
+    under torch.device("meta"), so that tensors made in it take no memory.
+    """
+
+    factory: Annotated[Positional[str], arg(metavar="FACTORY")]
+    """package.module:function or file.py:function"""
+    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    """the graph file to write, .json or .json.gz"""
+    inference: bool = False
+    """capture the forward pass only"""
+    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
+    """an argument of the factory, such as depth=4; may be given several times"""
+
+
+def run(arguments: Arguments) -> None:
+    """Capture and write."""
+    path = arguments.output
+    check_output("--out", path)
+    if not path.name.endswith((".json", ".json.gz")):
+        raise UsageError(f"--out {path}: must end in .json or .json.gz")
+    made = make(arguments.factory, arguments.settings)
+    if not isinstance(made, tuple) or not 2 <= len(made) <= 4 or not isinstance(made[0], nn.Module):
+        parts = f" of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else ""
+        raise UsageError(f"{arguments.factory} {_RETURNS}, not a {type(made).__name__}{parts}")
+    module, inputs, *rest = made
+    name = path.name.split(".")[0]
+    if arguments.inference:
+        graph = capture_inference(module, inputs, name=name)
+    else:
+        loss = rest[0] if rest else None
+        graph = capture_training(module, inputs, loss, targets=rest[1] if len(rest) > 1 else (), name=name)
+    save_graph(graph, path)
+    print(f"graph        {path}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
+    print(f"work         {format_flop(graph.flops.sum())}")
+    print(f"parameters   {format_bytes(graph.param_bytes.sum())}")

@@ -1,0 +1,128 @@
+"""The ``placeto`` command: finds the subcommand, parses its arguments, reports user errors in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any, NoReturn
+
+from placeto.cli.common import UsageError
+from placeto.terminal import printable
+
+COMMANDS = {
+    "train": "Train a policy on the graphs of a family, or on single graphs.",
+    "place": "Place one graph on a cluster.",
+    "evaluate": "Compare placers on many graphs at equal budgets.",
+    "simulate": "Simulate a placement and say what it costs.",
+    "capture": "Turn a PyTorch model into a graph file.",
+    "list": "List the graph families, clusters or placers.",
+}
+_EXAMPLE = """\
+  placeto train --family cifar10 --cluster 4xv100 --out runs/cifar10 --minutes 4
+  placeto place cifar10:test:3 --cluster 4xv100 --checkpoint runs/cifar10 -o placement.json
+  placeto simulate cifar10:test:3 --cluster 4xv100 --placement placement.json --trace trace.json"""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 done, 2 user error (one line on stderr), 130 interrupted."""
+    with user_errors():
+        _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    sys.exit(0)
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Within it a user's mistake exits with 2 and one line on stderr, an interruption with 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output, such as `head`, went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        _fail(f"{where}{error.strerror or error}")
+    except ValueError as error:
+        if not type(error).__module__.startswith(("placeto.", "graphs")):
+            raise  # a bug, not the user's doing
+        _fail(str(error))
+
+
+def _run(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return
+    name = arguments[0]
+    if name == "--version":
+        print(f"placeto {_version()}")
+        return
+    if name not in COMMANDS:
+        kind = "option" if name.startswith("-") else "command"
+        raise UsageError(f"unknown {kind} {name!r}; commands: {', '.join(COMMANDS)}")
+    module = import_module(f"placeto.cli.{name}")
+    run: Callable[[object], None] = module.run
+    run(parse(module, arguments[1:]))
+
+
+def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
+    """A command's `Arguments` from the command line, filled by tyro; ``--help`` prints and exits.
+
+    What isn't given is taken from the command's `defaults`, if it has such a function of the arguments.
+
+    Raises:
+        UsageError: the arguments don't fit, with tyro's own report put into one sentence.
+    """
+    import tyro
+
+    program = f"placeto {command.__name__.rpartition('.')[2]}"
+    known = {"default": command.defaults(arguments)} if hasattr(command, "defaults") else {}
+    report = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(report):
+            return tyro.cli(command.Arguments, prog=program, args=list(arguments), **known)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise UsageError(f"{_one_line(report.getvalue())} (see `{program} --help`)") from None
+
+
+def _one_line(report: str) -> str:
+    """The sentence inside tyro's framed report: the lines above its rule, without the frame."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮╰╯ ") for line in report.splitlines()]
+    body = [line for line in lines[1:] if line]
+    rules = [i for i, line in enumerate(body) if set(line) <= {"─"}]
+    sentence = " ".join(body[: rules[0]] if rules else body)
+    return sentence or "the arguments can't be read"
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:<{width}}  {sentence}" for name, sentence in COMMANDS.items())
+    usage = "usage: placeto COMMAND [OPTIONS]     (placeto COMMAND --help says more)"
+    return f"{usage}\n\nPlaces neural-network computation graphs on devices.\n\n{commands}\n\nexample:\n{_EXAMPLE}"
+
+
+def _version() -> str:
+    try:
+        return version("placeto")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

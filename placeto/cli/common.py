@@ -1,0 +1,161 @@
+"""What several commands say or check."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+from tyro.conf import Positional, arg
+from tyro.constructors import PrimitiveConstructorSpec
+
+from placeto.evaluation.summary import ratio
+from placeto.problem.units import format_bytes, format_us
+from placeto.simulator.evaluator import best_single
+from placeto.terminal import printable
+
+if TYPE_CHECKING:
+    from placeto.simulator.schedule import Schedule
+
+GraphArgument = Annotated[Positional[str], arg(metavar="GRAPH")]
+GraphArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="GRAPH ...")]
+GraphList = Annotated[tuple[str, ...], arg(metavar="GRAPH ...")]
+OptionalText = Annotated[str | None, arg(metavar="NAME")]
+OptionalPath = Annotated[Path | None, arg(metavar="PATH")]
+OptionalInt = Annotated[
+    int | None,
+    PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole_number(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+OptionalFloat = Annotated[float | None, arg(metavar="FLOAT")]
+OutputPath = Annotated[Path | None, arg(name="out", aliases=["-o"], metavar="PATH")]
+
+
+class UsageError(ValueError):
+    """Arguments that don't make sense; the message says which and what would be valid."""
+
+
+def whole_number(text: str) -> int:
+    """A whole number, which may be written as 1e3 or 1_000.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        if re.fullmatch(r"[+-]?\d+(\.\d+)?e\+?\d{1,2}", text, re.IGNORECASE) and float(text).is_integer():
+            return int(float(text))
+        raise ValueError(f"{text!r} is no whole number") from None
+
+
+@dataclass(frozen=True)
+class BudgetOptions:
+    """The learned placer and the budget, as several commands take them."""
+
+    checkpoint: OptionalPath = None
+    """the learned placer: a checkpoint or run directory of `placeto train`; pretrained is the one that comes along"""
+    simulations: OptionalInt = None
+    """budget of a placer: how many placements may be simulated; with 0 the policy placeto answers by itself"""
+    seconds: OptionalFloat = None
+    """budget of a placer: how long it may take, the grouping of ops included; a step that can't be stopped, such as
+    that or a simulation, is finished"""
+
+    def check(self) -> None:
+        """Refuse a negative number of simulations, and seconds that are no positive, finite number.
+
+        Raises:
+            UsageError: the budget is such.
+        """
+        if self.simulations is not None and self.simulations < 0:
+            raise UsageError(f"--simulations must be at least 0, not {self.simulations}")
+        check_positive("--seconds", self.seconds)
+
+    def __str__(self) -> str:
+        parts = [f"{self.simulations} simulations"] if self.simulations is not None else []
+        parts += [f"{self.seconds:g} seconds"] if self.seconds is not None else []
+        return " or ".join(parts) if parts else "no budget"
+
+
+Budget = Annotated[BudgetOptions, arg(name="")]
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Refuse an output whose folder is missing, before any work is done.
+
+    Raises:
+        UsageError: the folder doesn't exist, or the path is a folder.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a directory, give the name of a file in it")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{option} {path}: the directory {path.parent} doesn't exist")
+
+
+def check_positive(option: str, value: float | None) -> None:
+    """Refuse a budget that is no positive, finite number.
+
+    Raises:
+        UsageError: the value isn't above zero.
+    """
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(f"{option} must be above 0 and finite, not {value}")
+
+
+def describe(schedule: Schedule) -> str:
+    """Makespan, and each device's load and memory, as a few lines of text. Launching ops counts as busy."""
+    problem, cluster = schedule.problem, schedule.problem.cluster
+    share = schedule.busy_us / (schedule.makespan_us or 1.0)
+    ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
+    bound = ratio(schedule.makespan_us, problem.lower_bound_us)
+    width = max(len("device"), *map(len, cluster.device_names))
+    lines = [
+        f"makespan     {format_us(schedule.makespan_us)} ({schedule.makespan_us:.3f} us)",
+        f"             {_of_one_device(schedule)}, {bound:.3f} times the lower bound",
+        f"transfers    {schedule.num_sends}",
+        f"fits         {'no' if missing_memory(schedule) else 'yes'}",
+        f"{'device':<{width}}  {'ops':>6}  {'busy':>6}  {'peak memory':>18}",
+    ]
+    for d, device in enumerate(cluster.devices):
+        memory = f"{format_bytes(int(schedule.peak_memory[d]))} of {format_bytes(device.memory)}"
+        lines.append(f"{device.name:<{width}}  {ops[d]:>6}  {share[d]:>6.1%}  {memory:>18}")
+    return "\n".join(lines)
+
+
+def _of_one_device(schedule: Schedule) -> str:
+    """The makespan's ratio to the fastest device that holds the whole graph, as a phrase; there may be none."""
+    problem, single = schedule.problem, best_single(schedule.problem)
+    if single is None:
+        return "no single device holds the graph"
+    relative = f"{ratio(schedule.makespan_us, single.makespan_us):.4f} of the best single device"
+    if single.makespan_us <= problem.single_device_us:
+        return relative
+    return f"{relative} that holds the graph ({problem.cluster.device_names[single.placement[0]]})"
+
+
+def missing_memory(schedule: Schedule) -> str:
+    """What is missing where, as a phrase; empty if the placement fits."""
+    over = schedule.peak_memory - schedule.problem.cluster.memory
+    devices = schedule.problem.cluster.devices
+    return ", ".join(f"{format_bytes(int(over[d]))} on {devices[d].name}" for d in np.flatnonzero(over > 0))
+
+
+def say(text: str) -> None:
+    """Text on stdout."""
+    print(printable(text))
+
+
+def note(sentence: str) -> None:
+    """One line on stderr."""
+    print(f"note: {printable(sentence)}", file=sys.stderr)

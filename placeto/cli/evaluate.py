@@ -1,0 +1,195 @@
+"""``placeto evaluate``: compare placers on many graphs at equal budgets."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from placeto.cli.common import (
+    Budget,
+    BudgetOptions,
+    GraphArguments,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    OutputPath,
+    UsageError,
+    check_output,
+    check_positive,
+    note,
+    say,
+)
+from placeto.placers import load_split, resolve_graph
+from placeto.problem.files import locked, write_text
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from placeto.evaluation.evaluate import PlacerSpec
+    from placeto.evaluation.summary import Row
+    from placeto.problem.cluster import Cluster
+
+
+_TITLE = 130  # characters of a line above the curves
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Compare placers on many graphs: a table on stdout, the rows in a file.
+
+    A placer is NAME, NAME@SIMULATIONS (its own budget), NAME@pass (no budget: a learned placer's zero-shot pass)
+    or LABEL=CHECKPOINT. The name of a learned placer stands for the one in --checkpoint. Run again after an
+    interruption: rows that are in the file already are kept.
+    """
+
+    cluster: str
+    """a name from `placeto list clusters`, or a cluster file; or several, comma-separated: a table for each"""
+    placers: str
+    """comma-separated, e.g. placeto,etf,anneal"""
+    graphs: GraphArguments = ()
+    """files or family:split:index, in addition to those of --family"""
+    family: OptionalText = None
+    """graph family; its --split is evaluated"""
+    split: str = "test"
+    """train, validation or test"""
+    count: OptionalInt = None
+    """only the first so many graphs of the split"""
+    budget: Budget = field(default_factory=BudgetOptions)
+    seeds: int = 1
+    """how many seeds (0, 1, ...) each placer runs with"""
+    processes: OptionalInt = None
+    """how many work at once, one thread each, all cores if not given"""
+    output: OutputPath = None
+    """write rows to this .json file, and the table to the .md file beside it"""
+    curve: OptionalPath = None
+    """draw makespan against simulations and seconds to this .png, .svg or .pdf file"""
+
+
+def run(arguments: Arguments) -> None:
+    """Evaluate, print the tables, write what was asked for."""
+    _check(arguments)
+    from placeto.evaluation.evaluate import evaluate, parse_spec
+    from placeto.evaluation.summary import markdown_table, summarize
+
+    clusters, budget = _clusters(arguments.cluster), arguments.budget
+    graphs = _timed(_graphs(arguments), clusters)
+    names = [name for name in arguments.placers.split(",") if name.strip()]
+    specs = [parse_spec(n, budget.checkpoint, budget.simulations, budget.seconds) for n in names]
+    if not specs:
+        raise UsageError("--placers names no placer; see `placeto list placers`")
+    rows: list[Row] = []
+    own_file = locked(arguments.output) if arguments.output is not None else nullcontext()  # for all clusters together
+    with own_file, ProgressBar("evaluating", total=sum(map(len, graphs)) * len(specs) * arguments.seeds) as bar:
+        for own, cluster in zip(graphs, clusters, strict=True):
+            rows += evaluate(
+                own,
+                cluster,
+                specs,
+                range(arguments.seeds),
+                out=arguments.output,
+                processes=arguments.processes,
+                history=arguments.curve is not None,
+                report=bar.after(len(rows)),
+            )
+    made = f"{_budgets(specs)}, {_count(arguments.seeds, 'seed')}"
+    tables = [
+        f"{_count(len(own), 'graph')} on {cluster.name}, {made}\n\n"
+        f"{markdown_table(summarize([row for row in rows if row['cluster'] == cluster.name]))}\n"
+        f"{_without_ratio([row for row in rows if row['cluster'] == cluster.name])}"
+        for own, cluster in zip(graphs, clusters, strict=True)
+    ]
+    say("\n".join(tables))
+    if arguments.output is not None:
+        markdown = arguments.output.with_name(arguments.output.name.removesuffix(".gz")).with_suffix(".md")
+        write_text("\n".join(tables), markdown)
+        print(f"wrote {arguments.output} and {markdown}", file=sys.stderr)
+    if arguments.curve is not None:
+        from placeto.evaluation.summary import held, mean_curves
+        from placeto.formats.gantt import curve_figure, save_figure
+
+        if not any(map(held, rows)):
+            note(f"{arguments.curve} is not drawn: no single device holds a graph, and to that makespans are relative")
+            return
+
+        on = ", ".join(cluster.name for cluster in clusters)
+        title = f"{_count(max(map(len, graphs)), 'graph')} on {on}, {made}"
+        curves = [mean_curves(rows, against) for against in ("simulations", "seconds")]
+        save_figure(curve_figure(curves[0], curves[1], textwrap.fill(title, _TITLE)), arguments.curve)
+
+
+def _without_ratio(rows: Sequence[Row]) -> str:
+    """A line on the graphs of a table that no single device holds; empty if there is none."""
+    from placeto.evaluation.summary import held
+
+    graphs = {row["graph"] for row in rows}
+    without = {row["graph"] for row in rows if not held(row)}
+    if not without:
+        return ""
+    count = f"{len(without)} of {_count(len(graphs), 'graph')}"
+    return f"\nNo single device holds {count}: '/ one device' and 'worst' are of the others.\n"
+
+
+def _check(arguments: Arguments) -> None:
+    check_output("--out", arguments.output)
+    check_output("--curve", arguments.curve)
+    arguments.budget.check()
+    check_positive("--seeds", arguments.seeds)
+    check_positive("--processes", arguments.processes)
+    if arguments.family is None and not arguments.graphs:
+        raise UsageError("nothing to evaluate: give graphs (files or family:split:index) or --family NAME")
+    if arguments.curve is not None:
+        from placeto.formats.gantt import check_suffix
+
+        check_suffix(arguments.curve)
+    if arguments.output is not None and not arguments.output.name.endswith((".json", ".json.gz")):
+        raise UsageError(f"--out {arguments.output}: must end in .json or .json.gz")
+
+
+def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:
+    split = load_split(arguments.family, arguments.split, arguments.count) if arguments.family is not None else {}
+    return split | dict(map(resolve_graph, arguments.graphs))
+
+
+def _timed(graphs: Mapping[str, ComputationGraph], clusters: Sequence[Cluster]) -> list[dict[str, ComputationGraph]]:
+    """For each cluster the graphs with something to place; a line on stderr for each of the others."""
+    timed = []
+    for cluster in clusters:
+        idle = [name for name, graph in graphs.items() if not PlacementProblem(graph, cluster).op_time.any()]
+        if len(idle) == len(graphs):
+            raise UsageError(f"nothing to evaluate: no op of {', '.join(idle)} takes any time on {cluster.name}")
+        for name in idle:
+            note(f"{name} is left out, its ops take no time on {cluster.name}")
+        timed.append({name: graph for name, graph in graphs.items() if name not in idle})
+    return timed
+
+
+def _clusters(text: str) -> list[Cluster]:
+    from placeto.problem.cluster import load_cluster
+
+    clusters = [load_cluster(name.strip()) for name in text.split(",") if name.strip()]
+    if not clusters:
+        raise UsageError("--cluster names no cluster; see `placeto list clusters`")
+    name, count = Counter(cluster.name for cluster in clusters).most_common(1)[0]
+    if count > 1:
+        raise UsageError(f"--cluster {text}: {count} clusters are called {name!r}; their names must differ")
+    return clusters
+
+
+def _budgets(specs: Sequence[PlacerSpec]) -> str:
+    """The budget of all placers, or which of them have which."""
+    labels: dict[str, list[str]] = {}
+    for spec in specs:
+        labels.setdefault(str(BudgetOptions(None, spec.simulations, spec.seconds)), []).append(spec.label)
+    if len(labels) == 1:
+        return next(iter(labels))
+    return "; ".join(f"{budget} for {', '.join(names)}" for budget, names in labels.items())
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -1,0 +1,139 @@
+"""A function of the user's code, named on the command line: found, and called with arguments that are never evaluated.
+
+``package.module:function``, ``path/to/file.py:function``, either with arguments in Python's own notation behind it, as
+``zoo.py:unet(depth=4)``.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from placeto.capture.errors import explain
+from placeto.cli.common import UsageError
+
+_FORM = "must be package.module:function or file.py:function"
+_SHOWN = 8  # names of other functions in a message
+
+
+def make(factory: str, settings: Sequence[str]) -> Any:
+    """What the function that `factory` names returns, called under ``torch.device("meta")``.
+
+    Args:
+        factory: see above.
+        settings: further arguments, each as ``name=value``; what is no Python literal is text.
+
+    Raises:
+        UsageError: there is no such function, it doesn't take these arguments, or it raises.
+    """
+    where, _, call = factory.partition(":")
+    name, positional, named = _parse(call, factory)
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"--set {setting!r}: must be name=value")
+        if key in named:
+            raise UsageError(f"--set {setting!r}: {key} is given twice")
+        named[key] = _literal(value)
+    function = _find(where, name, factory)
+    try:
+        inspect.signature(function).bind(*positional, **named)
+    except TypeError as problem:
+        raise UsageError(f"{factory}: {problem}; it is {name}{inspect.signature(function)}") from None
+    except ValueError:  # a function that doesn't tell
+        pass
+    try:
+        with torch.device("meta"):
+            return function(*positional, **named)
+    except (Exception, SystemExit) as problem:
+        raise UsageError(f"{factory}: {explain(problem)}") from problem
+
+
+def _parse(call: str, factory: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Name and arguments of ``function`` or ``function(...)``."""
+    try:
+        node = ast.parse(call.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        node = None
+    if isinstance(node, ast.Name):
+        return node.id, [], {}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise UsageError(f"{factory!r}: {_FORM}, with arguments such as (depth=4) if need be")
+    try:
+        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
+        if len(named) < len(node.keywords):
+            raise ValueError("no ** there")
+        return node.func.id, [ast.literal_eval(argument) for argument in node.args], named
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        valid = "numbers, strings, lists and the like"
+        raise UsageError(
+            f"{factory!r}: its arguments must be Python literals ({valid}), they aren't evaluated"
+        ) from None
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return text
+
+
+def _find(where: str, name: str, factory: str) -> Callable[..., Any]:
+    module = _from_file(Path(where), factory) if where.endswith(".py") else _from_name(where, factory)
+    if not hasattr(module, name):
+        there = [key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_"]
+        shown = f"; there are {', '.join(sorted(there)[:_SHOWN])}" if there else ""
+        raise UsageError(f"{factory!r}: {where} has no function {name!r}{shown}")
+    found = getattr(module, name)
+    if not callable(found):
+        raise UsageError(f"{factory!r}: {name!r} is no function but a {type(found).__name__}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _from_name(where: str, factory: str) -> ModuleType:
+    if where.startswith("."):
+        raise UsageError(f"{factory!r}: a relative name; write the whole of it, package.module:function, or a file.py")
+    if not all(part.isidentifier() for part in where.split(".")):
+        raise UsageError(f"{factory!r}: {_FORM}")
+    _look_in(Path.cwd())
+    try:
+        return import_module(where)
+    except ModuleNotFoundError as problem:
+        if problem.name and (where == problem.name or where.startswith(f"{problem.name}.")):
+            beside = f"; {where}.py is a file: write {where}.py:..." if Path(f"{where}.py").is_file() else ""
+            looked = f"; looked in {Path.cwd()} and where Python's packages are"
+            raise UsageError(f"{factory!r}: there is no module {problem.name!r}{beside or looked}") from None
+        raise UsageError(f"{factory!r}: {explain(problem)}") from problem
+    except (Exception, SystemExit) as problem:
+        raise UsageError(f"{factory!r}: {explain(problem)}") from problem
+
+
+def _from_file(path: Path, factory: str) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"{factory!r}: there is no file {str(path)!r}")
+    _look_in(path.absolute().parent)  # its own imports
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as problem:
+        raise UsageError(f"{factory!r}: {explain(problem)}") from problem
+    return module
+
+
+def _look_in(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))

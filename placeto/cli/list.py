@@ -1,0 +1,55 @@
+"""``placeto list``: what there is, one a line, name first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from tyro.conf import Positional
+
+from placeto.placers import load_families, placer_names
+
+if TYPE_CHECKING:
+    from placeto.problem.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """List the graph families, clusters or placers, one a line."""
+
+    what: Positional[Literal["families", "clusters", "placers"]]
+    """what to list"""
+
+
+def run(arguments: Arguments) -> None:
+    """Print the list."""
+    table = {"families": _families, "clusters": _clusters, "placers": placer_names}[arguments.what]()
+    width = max(map(len, table), default=0)
+    for name, sentence in table.items():
+        print(f"{name:<{width}}  {sentence}")
+
+
+def _families() -> dict[str, str]:
+    return {name: family.description for name, family in load_families().items()}
+
+
+def _clusters() -> dict[str, str]:
+    from placeto.problem.presets import CLUSTERS
+
+    return {name: _describe(factory()) for name, factory in CLUSTERS.items()}
+
+
+def _describe(cluster: Cluster) -> str:
+    """Devices and links of a cluster in a sentence."""
+    counts = Counter(device.kind for device in cluster.devices)
+    kinds = {device.kind: device for device in cluster.devices}
+    parts = []
+    for kind, device in kinds.items():
+        size = f"{device.flops / 1e12:.3g} TFLOP/s, {device.memory / 1e9:.3g} GB"
+        parts.append(f"{counts[kind]} {kind.upper()} ({size}{' each' if counts[kind] > 1 else ''})")
+    rates = cluster.bandwidth[~np.eye(cluster.num_devices, dtype=bool)] / 1e3  # GB/s
+    speed = f"{rates.min():.3g}" if rates.min() == rates.max() else f"{rates.min():.3g} to {rates.max():.3g}"
+    link = "one per pair of devices" if cluster.link == "pair" else "one per sender"
+    return f"{' and '.join(parts)}; links of {speed} GB/s, {link}, {cluster.transfers}."

@@ -1,0 +1,85 @@
+"""``placeto place``: place one graph on a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from placeto.cli.common import (
+    Budget,
+    BudgetOptions,
+    GraphArgument,
+    OptionalPath,
+    OptionalText,
+    OutputPath,
+    UsageError,
+    check_output,
+    describe,
+    missing_memory,
+    note,
+    say,
+)
+from placeto.placers import choose_placer, resolve_graph
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Place one graph on a cluster: by search that a trained policy guides, or by any other placer.
+
+    Without a budget that search takes 1,000 simulations.
+    """
+
+    graph: GraphArgument
+    """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
+    cluster: str
+    """a name from `placeto list clusters`, or a cluster file"""
+    placer: OptionalText = None
+    """a name from `placeto list placers`; the checkpoint's if not given, or placeto, which comes trained"""
+    budget: Budget = field(default_factory=BudgetOptions)
+    seed: int = 0
+    """of the placer's random choices"""
+    output: OutputPath = None
+    """write the placement to this .json file"""
+    plot: OptionalPath = None
+    """draw the schedule to this .png, .svg or .pdf file"""
+
+
+def run(arguments: Arguments) -> None:
+    """Place, print a summary, write what was asked for."""
+    check_output("--out", arguments.output)
+    check_output("--plot", arguments.plot)
+    arguments.budget.check()
+    if arguments.plot is not None:
+        from placeto.formats.gantt import check_suffix
+
+        check_suffix(arguments.plot)
+    from placeto.evaluation.evaluate import warm_up
+    from placeto.formats.placement import save_placement
+    from placeto.problem.cluster import load_cluster
+    from placeto.problem.problem import PlacementProblem
+    from placeto.simulator.schedule import simulate
+
+    budget = arguments.budget
+    placer_name, placer = choose_placer(arguments.placer, budget.checkpoint)
+    name, graph = resolve_graph(arguments.graph)
+    problem = PlacementProblem(graph, load_cluster(arguments.cluster))
+    if arguments.seed < 0:
+        raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
+    if budget.seconds is not None:
+        warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
+    result = placer(problem, simulations=budget.simulations, seconds=budget.seconds, seed=arguments.seed)
+    schedule = simulate(problem, result.placement)
+    if arguments.output is not None:
+        save_placement(result, arguments.output)
+    if arguments.plot is not None:
+        from placeto.formats.gantt import gantt_figure, save_figure
+
+        save_figure(gantt_figure(schedule, f"{name} on {problem.cluster.name}, {placer_name}"), arguments.plot)
+    cluster = problem.cluster
+    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
+    say(f"cluster      {cluster.name}")
+    say(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
+    say(describe(schedule))
+    if missing := missing_memory(schedule):
+        note(
+            f"{placer_name} found no placement of {name} that fits in the memory of {cluster.name}: {missing} too much"
+        )

@@ -1,0 +1,383 @@
+"""Compare placers on many graphs at equal budgets, in several processes, with results that survive an interruption.
+
+A job is one (graph, placer, seed). Results go to a file of format "placeto.evaluation/1", a row per job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from placeto.evaluation.summary import ratio
+from placeto.placers import Placer, choose_placer, load_placer, pretrained_path, zero_shot
+from placeto.problem.fields import (
+    Field,
+    anything,
+    flag,
+    integer,
+    items,
+    number,
+    optional,
+    quote,
+    read_fields,
+    read_json,
+    text,
+    within,
+    write_json,
+)
+from placeto.problem.files import locked
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import best_single
+from placeto.simulator.threads import set_threads
+
+if TYPE_CHECKING:
+    from placeto.problem.cluster import Cluster
+
+FORMAT = "placeto.evaluation/1"
+SAVE_EVERY_S = 2.0
+_WARM_UP = 256  # simulations, of which some are in batches that are worth several threads
+Row = dict[str, Any]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_FILE = {"format": Field(text), "rows": Field(items(anything, "a row"))}
+
+
+class EvaluationError(ValueError):
+    """Placers that can't be compared as asked, or a file that holds no evaluation."""
+
+
+def _point(value: Any, key: str, error: type[ValueError]) -> None:
+    if not isinstance(value, list) or len(value) != 3:
+        raise error(f"{key} must be [simulations, seconds, makespan_us], not {quote(value)}")
+    for item in value:
+        number()(item, key, error)
+
+
+_ROW = {
+    "graph": Field(text),
+    "cluster": Field(text),
+    "placer": Field(text),
+    "seed": Field(integer()),
+    "makespan_us": Field(number()),
+    "relative": Field(number(infinite=True)),  # where one device takes no time
+    "lower_bound_us": Field(number()),
+    "fits": Field(flag),
+    "simulations": Field(number()),
+    "seconds": Field(number()),
+    "key": Field(optional(text), None),
+    "history": Field(items(_point, "a point of history"), ()),
+}
+"""What is read of a row; experiments keep more in it."""
+
+
+@dataclass(frozen=True)
+class PlacerSpec:
+    """A placer to compare, and its budget."""
+
+    label: str  # how the table calls it
+    placer: str  # a heuristic's name, or a checkpoint's path
+    simulations: int | None = None
+    seconds: float | None = None
+
+    def load(self) -> Placer:
+        """The placer's function."""
+        return load_placer(self.placer)
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides the placer's results: its name, or the content of its checkpoint, and its budget."""
+        from placeto.training.checkpoint import checkpoint_path
+
+        path = pretrained_path(self.placer) or checkpoint_path(self.placer)
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else self.placer
+        return f"{content} {self.simulations} {self.seconds}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One placement to make."""
+
+    graph: str
+    spec: PlacerSpec
+    seed: int
+    key: str  # of everything that decides the result
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Its place in the table of a cluster."""
+        return self.graph, self.spec.label, self.seed
+
+
+def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None, seconds: float | None) -> PlacerSpec:
+    """A placer as the command line gives it: ``[label=]name-or-checkpoint[@simulations]``; ``@pass`` means no budget.
+
+    The name of a learned placer stands for `checkpoint`.
+
+    >>> parse_spec("anneal@10000", None, 1000, None)
+    PlacerSpec(label='anneal@10000', placer='anneal', simulations=10000, seconds=None)
+
+    Raises:
+        LoadError: an unknown placer, or a learned one without a checkpoint.
+        EvaluationError: the text doesn't have this form.
+    """
+    form = re.fullmatch(r"(?:(?P<label>[^=]+)=)?(?P<placer>[^@=]+)(?:@(?P<budget>\d+(?:e\d)?|pass))?", text.strip())
+    if form is None:
+        raise EvaluationError(f"placer {text!r}: must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT")
+    placer, budget = form["placer"], form["budget"]
+    if budget is not None:
+        simulations, seconds = (None if budget == "pass" else int(float(budget))), None
+    if checkpoint is not None and choose_placer(None, checkpoint)[0] == placer:
+        placer = str(checkpoint)
+    load_placer(placer)
+    return PlacerSpec(form["label"] or text.strip(), placer, simulations, seconds)
+
+
+def evaluate(
+    graphs: Mapping[str, ComputationGraph],
+    cluster: Cluster,
+    specs: Sequence[PlacerSpec],
+    seeds: Sequence[int] = (0,),
+    *,
+    out: str | Path | None = None,
+    processes: int | None = None,
+    history: bool = False,
+    report: Callable[[int, int, str], None] | None = None,
+) -> list[Row]:
+    """Run every placer on every graph with every seed.
+
+    Args:
+        graphs: name -> graph.
+        cluster: to place on.
+        specs: the placers, with distinct labels.
+        seeds: of the placers' random choices.
+        out: file to keep the rows in; those that are there already, made by the same placer, graph, cluster and
+            budget, are not made again. It is written every few seconds, atomically.
+        processes: how many work at once, with one thread each; 1 works in this process; None = all cores.
+        history: keep how the makespan fell with simulations and seconds in each row.
+        report: called with (jobs done, jobs in all, what was done last).
+
+    Returns:
+        Rows in the order of graphs, placers, seeds. Rows of `out` for other clusters, or that are not asked for, stay
+        in the file and are not returned.
+
+    Raises:
+        EvaluationError: two placers with one label, or `out` exists and holds something else.
+        BusyError: another process evaluates into `out`.
+    """
+    labels = [spec.label for spec in specs]
+    if len(set(labels)) < len(labels):
+        raise EvaluationError(f"two placers share one label among {', '.join(labels)}; name them LABEL=PLACER")
+    jobs = [
+        Job(name, spec, seed, _key(name, graph, cluster, spec, seed))
+        for name, graph in graphs.items()
+        for spec in specs
+        for seed in seeds
+    ]
+    with locked(out) if out is not None else nullcontext():
+        return _evaluate(jobs, graphs, cluster, out, processes, history, report)
+
+
+def _evaluate(
+    jobs: Sequence[Job],
+    graphs: Mapping[str, ComputationGraph],
+    cluster: Cluster,
+    out: str | Path | None,
+    processes: int | None,
+    history: bool,
+    report: Callable[[int, int, str], None] | None,
+) -> list[Row]:
+    """The same for the jobs that this makes."""
+    wanted = {job.key: job for job in jobs}
+    old = load_rows(out) if out is not None and Path(out).exists() else []
+    done = {row["key"]: row for row in old if row.get("key") in wanted and (not history or "history" in row)}
+    places = {job.place for job in jobs}
+    others = [
+        row for row in old if row["cluster"] != cluster.name or (row["graph"], row["placer"], row["seed"]) not in places
+    ]
+    missing = [job for job in jobs if job.key not in done]
+
+    def save() -> None:
+        if out is not None:
+            save_rows([*others, *(done[job.key] for job in jobs if job.key in done)], out)
+
+    saved = time.monotonic()
+    try:
+        for job, row in _work(missing, graphs, cluster, processes, history):
+            done[job.key] = row
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                save()
+                saved = time.monotonic()
+            if report is not None:
+                report(len(done), len(jobs), f"{job.spec.label} on {job.graph}")
+    finally:
+        save()
+    return [done[job.key] for job in jobs]
+
+
+def load_rows(path: str | Path) -> list[Row]:
+    """Rows of an evaluation file.
+
+    Raises:
+        EvaluationError: the file holds no evaluation.
+        OSError: it can't be read.
+    """
+    document = read_json(path, EvaluationError)
+    with within(EvaluationError, path):
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise EvaluationError(f'not an evaluation file: "format" must be "{FORMAT}"')
+        rows = read_fields(document, _FILE, EvaluationError)["rows"]
+        for position, row in enumerate(rows):
+            with within(EvaluationError, f"row {position}"):
+                read_fields(row, _ROW, EvaluationError, others=True)
+    return rows
+
+
+def save_rows(rows: Sequence[Row], path: str | Path) -> None:
+    """Write an evaluation file: the old one stays until the new one is complete."""
+    write_json({"format": FORMAT, "rows": list(rows)}, path)
+
+
+def _key(name: str, graph: ComputationGraph, cluster: Cluster, spec: PlacerSpec, seed: int) -> str:
+    text = f"{name} {graph.hash} {cluster.hash} {spec.label} {spec.fingerprint} {seed}"
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _work(
+    jobs: Sequence[Job],
+    graphs: Mapping[str, ComputationGraph],
+    cluster: Cluster,
+    processes: int | None,
+    history: bool,
+) -> Iterator[tuple[Job, Row]]:
+    """Do the jobs, here or in other processes; yields each with its row as it ends."""
+    needed = {job.graph for job in jobs}
+    worker = _Worker({name: graph for name, graph in graphs.items() if name in needed}, cluster, history)
+    count = min(processes or len(os.sched_getaffinity(0)), len(jobs))
+    if count <= 1:
+        for job in jobs:
+            yield job, worker.run(job)
+        return
+    yield from in_processes(_run_in_worker, jobs, count, _start_worker, worker)
+
+
+def in_processes(
+    work: Callable[[Item], Result], items: Sequence[Item], count: int, start: Callable[..., None], *arguments: object
+) -> Iterator[tuple[Item, Result]]:
+    """Work on items in `count` processes, each begun with `start(*arguments)`; yields items with results as they end.
+
+    Raises:
+        EvaluationError: one of the processes was killed.
+    """
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), start, arguments)
+    pending = {pool.submit(work, item): item for item in items}
+    try:
+        while pending:
+            for future in wait(pending, return_when=FIRST_COMPLETED).done:
+                yield pending.pop(future), future.result()
+    except BrokenProcessPool:
+        time.sleep(1.0)  # if it was Ctrl-C that ended the workers, it is about to be raised here as well
+        raise EvaluationError("a worker process was killed; is there enough memory for --processes?") from None
+    finally:
+        with suppress(OSError):  # raised where workers die at this very moment
+            pool.shutdown(cancel_futures=True)
+
+
+class _Worker:
+    """Runs jobs in one process, and keeps what they share."""
+
+    def __init__(self, graphs: Mapping[str, ComputationGraph], cluster: Cluster, history: bool) -> None:
+        self.graphs, self.cluster, self.history = graphs, cluster, history
+        self.placers: dict[PlacerSpec, Placer] = {}
+
+    def run(self, job: Job) -> Row:
+        if job.spec not in self.placers:
+            self.placers[job.spec] = job.spec.load()
+            warm_up(self.placers[job.spec], self.cluster, job.spec.simulations, job.spec.seconds)
+        problem = PlacementProblem(self.graphs[job.graph], self.cluster)  # anew: grouping it is part of the seconds
+        budget: dict[str, Any] = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
+        placer = self.placers[job.spec]
+        limited = job.spec.simulations is not None or job.spec.seconds is not None
+        result = placer(problem, **budget, seed=job.seed) if limited else zero_shot(placer, problem, job.seed)
+        single = best_single(problem)
+        row: Row = {
+            "graph": job.graph,
+            "cluster": self.cluster.name,
+            "placer": job.spec.label,
+            "seed": job.seed,
+            "makespan_us": float(result.makespan_us),
+            "relative": ratio(float(result.makespan_us), single.makespan_us if single else problem.single_device_us),
+            "single_fits": single is not None,
+            "lower_bound_us": float(problem.lower_bound_us),
+            "fits": bool(result.fits),
+            "simulations": int(result.simulations),
+            "seconds": float(result.seconds),
+            "budget": budget,
+            "key": job.key,
+        }
+        if self.history:
+            points = [[int(n), float(s), float(us)] for n, s, us in result.history]
+            row["history"] = [point for point in points if math.isfinite(point[2])]
+        return row
+
+
+def warm_up(placer: Placer, cluster: Cluster, simulations: int | None, seconds: float | None) -> None:
+    """Compile a placer's kernels on a tiny graph, so that the seconds of the next graph count only work.
+
+    `simulations` and `seconds` are the placer's budget. Seconds don't limit the compiling: it would stop half-way.
+    """
+    if seconds is not None:
+        simulations = _WARM_UP if simulations is None else simulations
+    placer(_tiny(cluster), simulations=None if simulations is None else min(simulations, _WARM_UP), seed=0)
+
+
+def _tiny(cluster: Cluster) -> PlacementProblem:
+    head = {"name": "a", "flops": 1e6, "outputs": [4]}
+    tail = [{"name": name, "flops": 1e6, "outputs": [4], "inputs": [["a", 0]]} for name in "bcd"]
+    return PlacementProblem(ComputationGraph.from_ops("tiny", [head, *tail]), cluster)
+
+
+_worker: _Worker | None = None  # of this process, when it is one of the pool
+
+
+def start_process() -> None:
+    """What a process does first that works beside others on equal jobs: one thread, and an end with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the workers at once; the parent saves what is done
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = "1"  # read by torch when a learned placer imports it
+    set_threads(1, 1)  # the main module, which this process imports first, may have imported torch
+
+
+def _start_worker(worker: _Worker) -> None:
+    global _worker
+    start_process()
+    # Pickling made the arrays writable, which for numba is another type: kernels would be compiled once more.
+    graphs = {name: replace(graph) for name, graph in worker.graphs.items()}
+    _worker = _Worker(graphs, replace(worker.cluster), worker.history)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed can't end its workers, which would wait for jobs for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _run_in_worker(job: Job) -> Row:
+    assert _worker is not None
+    return _worker.run(job)

@@ -1,0 +1,186 @@
+"""Workloads of dnn-partitioning (Tarnawski et al., NeurIPS 2020), as JSON.
+
+    {"maxSizePerFPGA": bytes, "maxFPGAs": 6, "maxCPUs": 1,
+     "nodes": [{"id": 3, "name": "node3", "supportedOnFpga": 1, "cpuLatency": ms, "fpgaLatency": ms,
+                "isBackwardNode": 0, "colorClass": 3, "size": bytes}, ...],
+     "edges": [{"sourceId": 3, "destId": 5, "cost": ms, "size": bytes}, ...]}
+
+"Fpga" stands for any accelerator. The three ``max`` fields describe a machine and are not read: name a cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from placeto.formats.errors import ImporterError
+from placeto.problem.fields import (
+    Check,
+    Field,
+    anything,
+    integer,
+    items,
+    number,
+    optional,
+    quote,
+    read_bytes,
+    read_fields,
+    read_json,
+    size,
+    text,
+    within,
+)
+from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.problem import PARAM_MULTIPLIER
+
+CPU_KINDS = ("cpu", "cpu-core")
+"""Device kinds that take an op's CPU latency; all others take that of the accelerator."""
+
+_US_PER_MS = 1000.0
+_BYTES_PER_MS = 2 * 2**30 / 1000.0  # 2 GiB/s, upstream's link
+
+
+def _flag(value: Any, key: str, error: type[ValueError]) -> bool:
+    if value not in (0, 1):  # upstream writes both numbers and booleans
+        raise error(f"{key} must be true, false, 1 or 0, not {quote(value)}")
+    return bool(value)
+
+
+def _either(one: Check, other: Check) -> Check:
+    return lambda value, key, error: (one if isinstance(value, str) else other)(value, key, error)
+
+
+_ID = integer(-(2**63))
+_NODE = {
+    "id": Field(_ID),
+    "name": Field(optional(text), None),
+    "supportedOnFpga": Field(_flag, True),
+    "isBackwardNode": Field(_flag, False),
+    "cpuLatency": Field(number(), 0.0),
+    "fpgaLatency": Field(number(), 0.0),
+    "size": Field(number(), 0.0),
+    "colorClass": Field(optional(_either(text, _ID)), None),
+}
+_EDGE = {
+    "sourceId": Field(_ID),
+    "destId": Field(_ID),
+    "cost": Field(number(), 0.0),
+    "size": Field(number(), None),
+}
+_WORKLOAD = {"nodes": Field(items(anything, "a node")), "edges": Field(items(anything, "an edge"))}
+
+
+def recognises(path: Path) -> bool:
+    """Whether it is a JSON file that speaks of latencies on an "fpga"."""
+    if not path.name.endswith((".json", ".json.gz")):
+        return False
+    try:
+        return b'"fpgaLatency"' in read_bytes(path, ImporterError)
+    except ImporterError:
+        return False
+
+
+def load(path: str | Path) -> ComputationGraph:
+    """A graph from a workload file: one op per node, in the file's order; nodes of one colour class are colocated.
+
+    Times: the CPU latency for `CPU_KINDS`, the accelerator's for all other kinds of device. Where an accelerator does
+    not support a node, its time there is more than twice the CPU time of the whole graph: beside a CPU, no good
+    placement puts it there; without one, makespans mean little.
+
+    Tensors: edges that leave a node with one size carry one tensor. Transfers are by ``size``, not by ``cost``, which
+    is 1000 times too small in upstream's throughput-inputs/LayerGraphs. Where an edge has only a cost, its size is
+    worked out at the rate of the file's other edges, or at 2 GiB/s if there are none. Sizes are rounded up to whole
+    bytes (upstream writes 0.125 for a tensor of no importance).
+
+    Memory: a node's ``size`` is all that it takes. What it takes beyond its output tensors is resident; in training
+    that includes gradients, so it is divided by the multiplier that the cost model applies to parameters.
+
+    Names are those of the file, or ``node<id>``; a name that several nodes bear becomes ``<name>#<id>``. The graph is a
+    training step if any node is a backward one. Edges are taken as they are: in upstream's LayerGraphs of training
+    steps those between backward nodes run the wrong way, which a throughput does not depend on but a makespan does.
+
+    Raises:
+        ImporterError: not such a file; the message names the file and the node or edge.
+        OSError: the file can't be read.
+    """
+    document = read_json(path, ImporterError)
+    try:
+        return _graph(document, Path(path).name.split(".")[0])
+    except GraphError as problem:
+        raise ImporterError(f"{path}: {problem}") from None
+
+
+def _graph(document: Any, name: str) -> ComputationGraph:
+    values = read_fields(document, _WORKLOAD, GraphError, others=True)
+    nodes = [_record(node, "node", ("id",), _NODE) for node in values["nodes"]]
+    edges = [_record(edge, "edge", ("sourceId", "destId"), _EDGE) for edge in values["edges"]]
+    mode = "training" if any(node["isBackwardNode"] for node in nodes) else "inference"
+    return ComputationGraph.from_ops(name, _ops(nodes, edges, mode), mode)
+
+
+def _record(record: Any, what: str, label: tuple[str, ...], table: dict[str, Field]) -> dict[str, Any]:
+    try:
+        return read_fields(record, table, GraphError, others=True)
+    except GraphError as problem:
+        names = [quote(record[key]) for key in label if key in record] if isinstance(record, dict) else []
+        raise GraphError(f"{' '.join([what, ' -> '.join(names)]).strip()}: {problem}") from None
+
+
+def _ops(nodes: list[dict[str, Any]], edges: list[dict[str, Any]], mode: str) -> list[dict[str, Any]]:
+    names = _names(nodes)
+    everything_us = _US_PER_MS * sum(node["cpuLatency"] for node in nodes)
+    ops = {node["id"]: _op(node, names[node["id"]], everything_us) for node in nodes}
+    outputs: dict[int, dict[int, int]] = {node["id"]: {} for node in nodes}  # size -> which output
+    for edge, carried in zip(edges, _edge_bytes(edges), strict=True):
+        src, dst = edge["sourceId"], edge["destId"]
+        for end in (src, dst):
+            if end not in ops:
+                raise GraphError(f"edge {src} -> {dst}: {end} is the id of no node")
+        ops[dst]["inputs"].append([names[src], outputs[src].setdefault(carried, len(outputs[src]))])
+    for node in nodes:
+        op = ops[node["id"]]
+        op["outputs"] = list(outputs[node["id"]])
+        resident = max(0, math.ceil(node["size"]) - sum(op["outputs"]))
+        op["param_bytes"] = -(-resident // PARAM_MULTIPLIER[mode])
+    return list(ops.values())
+
+
+def _op(node: dict[str, Any], name: str, everything_us: float) -> dict[str, Any]:
+    cpu_us, accelerator_us = _US_PER_MS * node["cpuLatency"], _US_PER_MS * node["fpgaLatency"]
+    if not node["supportedOnFpga"]:
+        accelerator_us = 2 * everything_us + cpu_us + 1.0
+    times = {"*": accelerator_us, **dict.fromkeys(CPU_KINDS, cpu_us)}
+    record: dict[str, Any] = {"name": name, "type": "op", "inputs": [], "time_us": times}
+    if node["isBackwardNode"]:
+        record["type"] = "op.backward"
+    if node["colorClass"] is not None:
+        record["colocation"] = str(node["colorClass"])
+    return record
+
+
+def _names(nodes: list[dict[str, Any]]) -> dict[int, str]:
+    """Name of the op of each node id."""
+    names: dict[int, str] = {}
+    for node in nodes:
+        if node["id"] in names:
+            raise GraphError(f"node {node['id']}: id is there twice")
+        names[node["id"]] = node["name"] or f"node{node['id']}"
+    count = Counter(names.values())
+    return {i: name if count[name] == 1 else f"{name}#{i}" for i, name in names.items()}
+
+
+def _edge_bytes(edges: list[dict[str, Any]]) -> list[int]:
+    """Bytes that each edge carries."""
+    rates = [edge["size"] / edge["cost"] for edge in edges if edge["size"] and edge["cost"]]
+    rate = median(rates) if rates else _BYTES_PER_MS
+    carried = []
+    for edge in edges:
+        with within(GraphError, f"edge {edge['sourceId']} -> {edge['destId']}"):
+            exact = np.round(edge["cost"] * rate) if edge["size"] is None else np.ceil(edge["size"])
+            carried.append(size(float(exact), "size", GraphError))
+    return carried

@@ -1,0 +1,289 @@
+"""Pictures: a schedule as a Gantt chart by device, makespan against budget, and panels of step lines.
+
+Figures are made without pyplot, so they share no state and need no display.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from placeto.problem.files import atomic_write
+from placeto.simulator.evaluator import best_single
+
+if TYPE_CHECKING:
+    from placeto.simulator.schedule import Schedule
+
+Color = tuple[float, float, float, float]
+_MAX_COLORS = 30
+_NOTABLE = 0.1  # share of the time above which a label is split, if colours are left
+_LARGE = 0.4  # share above which it is split all the same, and neighbours share a colour
+_ROW_INCHES = 0.6  # height of a device's row
+_MOST_INCHES = 12.0  # of all rows together
+_LEGEND_INCHES = 0.17  # height of a line of the legend
+_LETTER = 0.0085  # width of a letter, as a share of the time axis
+_OTHER = "other"
+_LINK_COLOR = "0.35"
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+class PlotError(ValueError):
+    """A picture in a format that can't be written."""
+
+
+def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
+    """Gantt chart: a row per device that is used, ops coloured by module, and a thin row below with what it sends."""
+    graph, cluster = schedule.problem.graph, schedule.problem.cluster
+    used, row = np.unique(schedule.placement, return_inverse=True)
+    row_of = dict(zip(used.tolist(), range(len(used)), strict=True))
+    labels = _color_labels(schedule)
+    shown = list(dict.fromkeys(label for label in labels if label != _OTHER))
+    palette = colormaps["tab10"].resampled(10) if len(shown) <= 10 else colormaps["turbo"].resampled(len(shown))
+    colors = {label: palette(i) for i, label in enumerate(shown)} | {_OTHER: (0.75, 0.75, 0.75, 1.0)}
+    height = min(_ROW_INCHES, _MOST_INCHES / len(used))
+    figure = Figure(figsize=(11, max(1.3 + height * len(used), _LEGEND_INCHES * len(shown))), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    unit, scale = ("ms", 1e3) if schedule.makespan_us >= 2e3 else ("µs", 1.0)
+    boxes = _boxes(schedule.start_us / scale, schedule.finish_us / scale, row - 0.36, 0.5)
+    axes.add_collection(PolyCollection(list(boxes), facecolors=[colors[label] for label in labels], linewidths=0))
+    senders = np.array([row_of[device] for device in schedule.send_src.tolist()], float)
+    sends = _boxes(schedule.send_start_us / scale, schedule.send_finish_us / scale, senders + 0.18, 0.16)
+    axes.add_collection(PolyCollection(list(sends), facecolors=_LINK_COLOR, linewidths=0))
+    end = schedule.makespan_us / scale
+    axes.set_xlim(0.0, end * 1.002 or 1.0)
+    axes.set_ylim(len(used) - 0.5, -0.5)
+    spacious = height == _ROW_INCHES
+    if spacious:
+        for middle, line, text, color in _captions(schedule, row, labels, colors):
+            axes.text(middle / scale, line - 0.11, text, color=color, fontsize="xx-small", ha="center", va="center")
+    busy = 100.0 * schedule.busy_us[used] / (schedule.makespan_us or 1.0)
+    between = "\n" if spacious else ", "
+    names = [f"{cluster.device_names[d]}{between}{share:.0f} % busy" for d, share in zip(used, busy, strict=True)]
+    axes.set_yticks(range(len(used)), names, fontsize="medium" if spacious else "x-small")
+    idle = cluster.num_devices - len(used)
+    axes.set_xlabel(f"time ({unit})" + (f"; {idle} of {cluster.num_devices} devices are idle" if idle else ""))
+    single = best_single(schedule.problem)
+    of_one = "no single device holds the graph"
+    if single is not None:
+        of_one = f"{schedule.makespan_us / (single.makespan_us or 1.0):.3f} of one device"
+    heading = title or f"{graph.name} on {cluster.name}"
+    axes.set_title(f"{heading}: {end:.4g} {unit}, {of_one}", loc="left", fontsize="medium")
+    axes.spines[["top", "right"]].set_visible(False)
+    patches = [Patch(color=color, label=label) for label, color in colors.items() if label in set(labels)]
+    patches.append(Patch(color=_LINK_COLOR, label="sends"))
+    figure.legend(handles=patches, loc="outside right upper", fontsize="x-small", frameon=False)
+    return figure
+
+
+def curve_figure(
+    simulations: Mapping[str, Sequence[tuple[float, float]]],
+    seconds: Mapping[str, Sequence[tuple[float, float]]],
+    title: str,
+) -> Figure:
+    """Makespan relative to one device against simulations and against seconds, a line per placer.
+
+    A line ends in a dot where the placer was done, and goes on dotted, for comparison with those that took longer.
+
+    Args:
+        simulations: placer -> points (simulations, relative makespan), in order.
+        seconds: placer -> points (seconds, relative makespan), in order.
+        title: of the picture.
+    """
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left = figure.add_subplot(1, 2, 1)
+    right = figure.add_subplot(1, 2, 2, sharey=left)
+    names = sorted(simulations, key=lambda placer: simulations[placer][-1][1])
+    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
+    for axes, label, curves in ((left, "simulations", simulations), (right, "seconds", seconds)):
+        end = max(points[-1][0] for points in curves.values())
+        for number, placer in enumerate(names):
+            x, y = np.array(curves[placer]).T
+            color = palette(number % palette.N)
+            axes.plot(x, y, label=placer, color=color, drawstyle="steps-post", linewidth=1.6)
+            axes.plot(x[-1], y[-1], color=color, marker="o", markersize=4)
+            axes.plot([x[-1], end], [y[-1], y[-1]], color=color, linestyle=":", linewidth=1.0)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.set_ylabel("mean makespan / one device")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize="small", frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    return figure
+
+
+def panel_figure(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    x_label: str,
+    y_label: str,
+    title: str,
+    *,
+    log: bool = False,
+    steps: bool = True,
+    levels: Mapping[str, Mapping[str, float]] | None = None,
+) -> Figure:
+    """Lines in panels, up to three in a row: makespans against budgets, or cumulative distributions.
+
+    Args:
+        panels: title of a panel -> label -> points (x, y), in order; a label has one colour in all panels.
+        x_label: below each panel.
+        y_label: left of each panel.
+        title: of the picture.
+        log: whether x is on a log scale.
+        steps: whether y stays until the next point; else points are joined, and x has ticks at them.
+        levels: title of a panel -> label -> height of a dotted line across it.
+    """
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.4 * columns + 2.0, 2.9 * rows + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    names = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
+    color = {name: palette(number % palette.N) for number, name in enumerate(names)}
+    shown: dict[str, Line2D] = {}
+    for number, (heading, lines) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, columns, number)
+        for label, points in lines.items():
+            x, y = np.array(points).T
+            style, marker = ("steps-post", "") if steps else ("default", "o")
+            (shown[label],) = axes.plot(x, y, color=color[label], drawstyle=style, marker=marker, linewidth=1.5)
+        for place, (label, height) in enumerate((levels or {}).get(heading, {}).items()):
+            shown[label] = axes.axhline(height, color="0.3", linestyle=(":", "--", "-.")[place % 3], linewidth=1.0)
+        if log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter("")
+        if not steps:
+            axes.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
+        axes.set_title(heading, loc="left", fontsize="medium")
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(list(shown.values()), list(shown), loc="outside right upper", fontsize="small", frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure as PNG, SVG or PDF, by the ending of its name.
+
+    Raises:
+        PlotError: another ending.
+    """
+    check_suffix(path)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=150)
+
+
+def check_suffix(path: str | Path) -> None:
+    """Refuse a picture's name with an unknown ending, before any work is done.
+
+    Raises:
+        PlotError: the ending is not in `SUFFIXES`.
+    """
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise PlotError(f"{path}: a picture's name must end in {', '.join(SUFFIXES)}")
+
+
+def _boxes(start: np.ndarray, finish: np.ndarray, bottom: np.ndarray, height: float) -> np.ndarray:
+    """(M, 4, 2) corners of M rectangles."""
+    xs = np.stack([start, start, finish, finish], axis=1)
+    ys = np.stack([bottom, bottom + height, bottom + height, bottom], axis=1)
+    return np.stack([xs, ys], axis=2)
+
+
+def _captions(
+    schedule: Schedule, row: np.ndarray, labels: list[str], colors: Mapping[str, Color]
+) -> list[tuple[float, int, str, str]]:
+    """Middle in microseconds, row, text and colour of what stands in runs of ops of one label that are wide enough."""
+    start, finish, letter = schedule.start_us, schedule.finish_us, _LETTER * (schedule.makespan_us or 1.0)
+    runs: list[list[int]] = []
+    for op in np.lexsort((start, row)).tolist():
+        if start[op] == finish[op] or labels[op] == _OTHER:
+            continue
+        last = runs[-1][-1] if runs else op
+        apart = (row[op], labels[op]) != (row[last], labels[last]) or start[op] > finish[last] + letter
+        if apart or not runs:
+            runs.append([])
+        runs[-1].append(op)
+    captions = []
+    for run in runs:
+        label, begin, end = labels[run[0]], start[run[0]], finish[run[-1]]
+        tails = (label.split(".", cut)[-1] for cut in range(label.count(".") + 1))
+        text = next((tail for tail in tails if len(tail) * letter <= end - begin), None)
+        if text is not None:
+            red, green, blue, _ = colors[label]
+            ink = "k" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "w"
+            captions.append((0.5 * (begin + end), int(row[run[0]]), text, ink))
+    return captions
+
+
+def _color_labels(schedule: Schedule) -> list[str]:
+    """Label of each op: the head of its module's path, or its type where there are no modules.
+
+    Heads that take much of the time are split into the modules inside them. Where there are more modules than
+    colours, neighbours share one; of types the rare ones are "other".
+    """
+    graph = schedule.problem.graph
+    time = schedule.finish_us - schedule.start_us
+    if not any(graph.modules):
+        return _frequent(list(graph.op_types), time)
+    paths = [module.split(".") for module in graph.modules]
+    labels, deepest = [path[0] or _OTHER for path in paths], max(map(len, paths))
+    whole: set[str] = {_OTHER}  # was split, and is what is left, or would be into too many
+    while True:
+        total = {label: us for label, us in _total(labels, time).items() if label not in whole}
+        largest = max(total, key=lambda label: total[label], default=_OTHER)
+        if total.get(largest, 0.0) <= _NOTABLE * time.sum():
+            return _neighbours(labels)
+        parts, depth = {largest}, len(largest.split("."))
+        while len(parts) == 1 and depth < deepest:
+            depth += 1
+            split = [".".join(p[:depth]) if old == largest else old for p, old in zip(paths, labels, strict=True)]
+            parts = {new for old, new in zip(labels, split, strict=True) if old == largest}
+        if len(parts) == 1:
+            whole.add(largest)
+            continue
+        if len(set(split)) <= _MAX_COLORS or total[largest] >= _LARGE * time.sum():
+            labels = split
+        whole.add(largest)
+
+
+def _neighbours(labels: list[str]) -> list[str]:
+    """The labels, or where there are too many, a common one for neighbours in the order of the ops."""
+    names = list(dict.fromkeys(label for label in labels if label != _OTHER))
+    if len(names) <= _MAX_COLORS:
+        return labels
+    shared = {_OTHER: _OTHER}
+    for part in np.array_split(np.array(names, object), _MAX_COLORS):
+        shared |= dict.fromkeys(part, f"{part[0]} - {part[-1].rpartition('.')[2]}" if len(part) > 1 else part[0])
+    return [shared[label] for label in labels]
+
+
+def _total(labels: list[str], time: np.ndarray) -> dict[str, float]:
+    """Time that goes to each label."""
+    total: dict[str, float] = {}
+    for label, us in zip(labels, time.tolist(), strict=True):
+        total[label] = total.get(label, 0.0) + us
+    return total
+
+
+def _frequent(labels: list[str], time: np.ndarray) -> list[str]:
+    """Keep the labels that most time goes to, as many as there are colors."""
+    total = _total(labels, time)
+    total.pop(_OTHER, None)
+    kept = set(sorted(total, key=lambda label: -total[label])[:_MAX_COLORS])
+    return [label if label in kept else _OTHER for label in labels]

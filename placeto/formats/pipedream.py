@@ -1,0 +1,205 @@
+"""Profiles of PipeDream (Narayanan et al., SOSP 2019): layers with measured times, as ``.graph.txt``.
+
+A line is a layer, or, after a tab, an edge between two:
+
+    node4 -- Embedding(32320, 1024, padding_idx=0) -- forward_compute_time=0.073, backward_compute_time=6.949, activation_size=6291456.0, parameter_size=132382720.000
+        node1 -- node4
+
+Times are in milliseconds on one GPU, sizes in bytes; an activation size may be a list, ``[6291456.0; 131072.0]``.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from placeto.formats.errors import ImporterError
+from placeto.problem.fields import quote, read_bytes
+from placeto.problem.graph import ComputationGraph, GraphError
+
+_FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_US_PER_MS = 1000.0
+_MOST_TENSORS = 100  # of one activation; each consumer reads them all
+
+
+def recognises(path: Path) -> bool:
+    """Whether the name ends as PipeDream's profiles do."""
+    return path.name.endswith("graph.txt")
+
+
+def load(path: str | Path) -> ComputationGraph:
+    """One training step from a profile: a forward and a backward op per layer, colocated.
+
+    Layer ``node4`` becomes the op "node4", which holds the parameters, and "node4/grad", each with its measured time on
+    every kind of device (it is a GPU's, also where a cluster has CPUs). An edge carries the activation forward, and its
+    mirror a gradient of the same size back, one for each edge: "node5/grad" has an output for each of its layer's
+    inputs. "node4/grad" also reads node4's own activation, as the loss does at the end. Where an activation is a list
+    of tensors, ``__getitem__(i)`` reads the i-th and any other layer all. A layer that takes no time and has no
+    parameters (a view, an addition in place) stays with its first producer, or is free to go anywhere if that is an
+    input.
+
+    Inputs have no backward op, and no time: upstream measured the loading of data there. Ops are in the order of the
+    layers' numbers, backward ops in reverse after them.
+
+    Raises:
+        ImporterError: not such a profile; the message names the file and the line or layer.
+        OSError: the file can't be read.
+    """
+    layers, edges = _parse(path)
+    name = Path(path).name.removesuffix("graph.txt").rstrip(".") or "pipedream"
+    try:
+        return ComputationGraph.from_ops(name, _ops(layers, edges))
+    except GraphError as error:
+        raise ImporterError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    name: str
+    type: str  # description up to its arguments
+    arguments: str
+    forward_us: float
+    backward_us: float
+    activations: tuple[int, ...]  # bytes of each tensor
+    param_bytes: int
+
+    @property
+    def is_input(self) -> bool:
+        return re.fullmatch(r"Input\d*", self.type) is not None
+
+    @property
+    def is_free(self) -> bool:
+        return self.forward_us == self.backward_us == self.param_bytes == 0
+
+
+def _parse(path: str | Path) -> tuple[dict[str, _Layer], list[tuple[str, str]]]:
+    layers: dict[str, _Layer] = {}
+    edges: dict[tuple[str, str], int] = {}  # -> line
+    try:
+        lines = read_bytes(path, ImporterError).decode().splitlines()
+    except UnicodeDecodeError:
+        raise ImporterError(f"{path}: not a PipeDream profile: not a text file") from None
+    for number, line in enumerate(lines, start=1):
+        parts = line.strip().split(" -- ")
+        if not line.strip():
+            continue
+        try:
+            if len(parts) == 2:
+                edges.setdefault((parts[0], parts[1]), number)
+                continue
+            layer = _layer(line.strip())
+            if layer.name in layers:
+                raise ValueError(f"layer {quote(layer.name)} is there twice")
+        except ValueError as problem:
+            raise ImporterError(f"{path}: line {number}: {problem}") from None
+        layers[layer.name] = layer
+    for (src, dst), number in edges.items():
+        for name in (src, dst):
+            if name not in layers:
+                raise ImporterError(
+                    f"{path}: line {number}: edge to or from {quote(name)}, which is no layer of the file"
+                )
+    if not layers:
+        raise ImporterError(f"{path}: not a PipeDream profile: it has no layer")
+    return dict(sorted(layers.items(), key=lambda item: _natural(item[0]))), sorted(edges, key=lambda e: edges[e])
+
+
+def _layer(line: str) -> _Layer:
+    match = re.fullmatch(r"(\S+) -- (.*) -- (.*)", line)
+    if match is None:
+        raise ValueError('neither a layer ("name -- description -- times and sizes") nor an edge ("name -- name")')
+    name, description, numbers = match.groups()
+    fields = dict(item.split("=", 1) for item in numbers.split(", ") if "=" in item)
+    missing = [field for field in _FIELDS if field not in fields]
+    if missing:
+        raise ValueError(f"layer {quote(name)} has no {missing[0]}")
+    forward, backward = (_number(fields[field], field, name) * _US_PER_MS for field in _FIELDS[:2])
+    kind, _, arguments = description.partition("(")
+    sizes = fields["activation_size"].strip("[]").split(";")
+    if len(sizes) > _MOST_TENSORS:
+        raise ValueError(
+            f"layer {quote(name)}: activation_size must be at most {_MOST_TENSORS} sizes, not {len(sizes)}"
+        )
+    layer = _Layer(
+        name=name,
+        type=kind,
+        arguments=arguments.removesuffix(")"),
+        forward_us=forward,
+        backward_us=backward,
+        activations=tuple(math.ceil(_number(size, "activation_size", name)) for size in sizes),
+        param_bytes=math.ceil(_number(fields["parameter_size"], "parameter_size", name)),
+    )
+    return _Layer(**{**vars(layer), "forward_us": 0.0, "backward_us": 0.0}) if layer.is_input else layer
+
+
+def _number(text: str, field: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"layer {quote(name)}: {field} must be a finite number >= 0, not {quote(text.strip())}")
+    return value
+
+
+def _natural(name: str) -> tuple[str, bool, int, str]:
+    """Sort key by the number at the end: node2 before node10."""
+    stem = name.rstrip("0123456789")
+    digits = name[len(stem) :].lstrip("0")
+    return stem, stem != name, len(digits), digits
+
+
+def _ops(layers: dict[str, _Layer], edges: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    forward = {name: _record(layer, name, layer.forward_us, list(layer.activations)) for name, layer in layers.items()}
+    backward = {
+        name: _record(layer, f"{name}/grad", layer.backward_us, [])
+        for name, layer in reversed(layers.items())
+        if not layer.is_input
+    }
+    first: dict[str, str] = {}  # producer of each layer that has one
+    for src, dst in edges:
+        first.setdefault(dst, src)
+        for output in _reads(layers[src], layers[dst]):
+            forward[dst]["inputs"].append([src, output])
+            if src in backward and dst in backward:
+                gradients = backward[dst]["outputs"]
+                backward[src]["inputs"].append([f"{dst}/grad", len(gradients)])
+                gradients.append(layers[src].activations[output])
+    for name, record in backward.items():
+        record["inputs"] += [[name, output] for output in range(len(layers[name].activations))]
+        record["type"] += ".backward"
+    homes = _homes(layers, first)
+    for name, layer in layers.items():
+        forward[name]["param_bytes"] = layer.param_bytes
+        home = homes[name]
+        if not layers[home].is_free:
+            for direction in (forward, backward):
+                if name in direction:
+                    direction[name]["colocation"] = home
+    return [*forward.values(), *backward.values()]
+
+
+def _record(layer: _Layer, name: str, time_us: float, outputs: list[int]) -> dict[str, Any]:
+    return {"name": name, "type": layer.type, "outputs": outputs, "inputs": [], "time_us": {"*": time_us}}
+
+
+def _reads(producer: _Layer, consumer: _Layer) -> list[int]:
+    """Which of the producer's tensors the consumer reads."""
+    every = list(range(len(producer.activations)))
+    one = [output for output in every if consumer.type == "__getitem__" and consumer.arguments == str(output)]
+    return one or every
+
+
+def _homes(layers: dict[str, _Layer], first: dict[str, str]) -> dict[str, str]:
+    """The layer that each is colocated with: itself, or, if it is free, its first producer's home."""
+    homes: dict[str, str] = {}
+    for name in layers:
+        passed: dict[str, None] = {}
+        while name not in homes and layers[name].is_free and name in first and name not in passed:
+            passed[name] = None  # in a set again: a cycle, which is refused later
+            name = first[name]
+        homes |= dict.fromkeys([*passed, name], homes.get(name, name))
+    return homes

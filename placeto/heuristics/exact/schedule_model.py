@@ -1,0 +1,290 @@
+"""The constraint model behind `exact`: which device for each group, and when for each op and send.
+
+Times are whole ticks, rounded down, so that the model's makespan never exceeds the simulator's.
+
+Legend: N ops, T tensors, G groups, D devices, B placements of a batch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from placeto.problem.grouping import Groups
+from placeto.problem.problem import PlacementProblem
+
+_HORIZON_TICKS = 10**6  # more of them make propagation slow: bounds creep by single ticks
+ROUNDING = 1e-12  # share of a time that is allowed for the rounding of floating-point numbers
+
+
+class ExactError(ValueError):
+    """A graph too large to be solved exactly, or OR-tools is missing."""
+
+
+def ortools() -> Any:
+    """OR-tools' module ``cp_model``.
+
+    Raises:
+        ExactError: it is not installed.
+    """
+    try:
+        return importlib.import_module("ortools.sat.python.cp_model")
+    except ImportError:
+        raise ExactError('the placer exact needs OR-tools: pip install "placeto[exact]"') from None
+
+
+class ScheduleModel:
+    """A CP-SAT model of a problem; see `placeto.heuristics.exact.placer` for what it leaves out of the simulator.
+
+    Args:
+        problem: what to place.
+        groups: which ops stay together.
+        horizon_us: schedules that take longer are not looked for; None = no limit.
+    """
+
+    def __init__(self, problem: PlacementProblem, groups: Groups, horizon_us: float | None = None) -> None:
+        self.problem = problem
+        self.group: list[int] = groups.group.tolist()  # (N,)
+        if horizon_us is None:
+            horizon_us = _one_after_another_us(problem)
+        self.ticks_per_us = _round_down(_HORIZON_TICKS / max(horizon_us, 1e-6))
+        self._horizon = self._ticks(horizon_us)
+        self.model = ortools().CpModel()
+        devices, new_bool = range(problem.num_devices), self.model.new_bool_var
+        self.on = [[new_bool(f"group {g} on {d}") for d in devices] for g in range(groups.num_groups)]
+        for row in self.on:
+            self.model.add_exactly_one(row)
+        self._classes = _interchangeable(problem)
+        self._break_symmetry()
+        self._keep_memory(groups)
+        self.makespan = self._time("makespan")
+        self.model.minimize(self.makespan)
+        self.start = [self._time(f"start {name}") for name in problem.graph.op_names]
+        self.finish = self._add_ops()
+        self._add_tensors()
+
+    def placement(self, value: Callable[[Any], int]) -> np.ndarray:
+        """(G,) int64 from the values of a solution."""
+        return np.array([[value(var) for var in row] for row in self.on]).argmax(axis=1)
+
+    def orbit(self, placement: np.ndarray, most: int) -> np.ndarray:
+        """(B, G) all placements that differ from one (G,) by an exchange of interchangeable devices, or `most` + 1."""
+        found: dict[tuple[int, ...], None] = {}
+        for images in itertools.product(*(itertools.permutations(members) for members in self._classes)):
+            new = np.arange(self.problem.num_devices)
+            for members, image in zip(self._classes, images, strict=True):
+                new[list(members)] = image
+            found[tuple(new[placement].tolist())] = None
+            if len(found) > most:
+                break
+        return np.array(list(found))
+
+    def forbid(self, placement: np.ndarray, optimum: float) -> None:
+        """Rule out the optimum, a placement (G,), and with it those of its orbit: what is left is no better."""
+        self.model.add_bool_or([~row[device] for row, device in zip(self.on, placement.tolist(), strict=True)])
+        self.model.add(self.makespan >= round(optimum))
+
+    def at_most(self, makespan_us: float) -> None:
+        """Rule out schedules that take longer."""
+        self.model.add(self.makespan <= self._ticks(makespan_us))
+
+    def _ticks(self, time_us: Any) -> Any:
+        """Whole ticks, rounded down: an int, or an int64 array."""
+        exact = np.asarray(time_us) * self.ticks_per_us
+        ticks = np.floor(exact * (1 + ROUNDING)).astype(np.int64)  # 0.29 * 100 is a little below 29
+        return int(ticks) if ticks.ndim == 0 else ticks
+
+    def _time(self, name: str) -> Any:
+        return self.model.new_int_var(0, self._horizon, name)
+
+    def _by_device(self, group: int, ticks: np.ndarray) -> Any:
+        """The one of D numbers that belongs to a group's device."""
+        if (ticks == ticks[0]).all():
+            return int(ticks[0])
+        return sum(int(number) * var for number, var in zip(ticks, self.on[group], strict=True))
+
+    def _break_symmetry(self) -> None:
+        """Of devices that can be exchanged, one is only used by a group if the one before is used by an earlier."""
+        for members in self._classes:
+            for before, device in itertools.pairwise(members):
+                for g in range(len(self.on)):
+                    earlier = [self.on[h][before] for h in range(g)]
+                    self.model.add_bool_or([~self.on[g][device], *earlier])
+
+    def _keep_memory(self, groups: Groups) -> None:
+        resident = np.zeros(groups.num_groups, np.int64)
+        np.add.at(resident, groups.group, self.problem.resident_bytes)
+        for d, memory in enumerate(self.problem.cluster.memory.tolist()):
+            if resident.sum() > memory:
+                load = sum(int(size) * row[d] for size, row in zip(resident, self.on, strict=True) if size)
+                self.model.add(load <= memory)
+
+    def _add_ops(self) -> list[Any]:
+        """Ops on their devices, after their producers; their ends (N,)."""
+        problem, model = self.problem, self.model
+        time = self._ticks(problem.op_time)
+        busy = self._ticks(problem.op_time + np.where(problem.op_time > 0, problem.cluster.overhead_us, 0.0))
+        finish = []
+        for i, (g, start) in enumerate(zip(self.group, self.start, strict=True)):
+            finish.append(start + self._by_device(g, time[i]))
+            model.add(self.makespan >= start + self._by_device(g, busy[i]))
+        edges = zip(problem.graph.edge_src.tolist(), problem.graph.edge_dst.tolist(), strict=True)
+        for src, dst in dict.fromkeys(edges):
+            model.add(self.start[dst] >= finish[src])
+        for d in range(problem.num_devices):
+            self._one_at_a_time(
+                [
+                    (self.start[i], int(busy[i, d]), self.on[g][d], f"op {i} on {d}")
+                    for i, g in enumerate(self.group)
+                    if busy[i, d] > 0
+                ]
+            )
+        return finish
+
+    def _one_at_a_time(self, tasks: list[tuple[Any, int, Any, str]]) -> None:
+        """(start, ticks, whether it is there, name) on one device or link: no overlap, and the sum bounds the end."""
+        new = self.model.new_optional_fixed_size_interval_var
+        self.model.add_no_overlap([new(*task) for task in tasks])
+        load: dict[Any, int] = defaultdict(int)
+        for _, ticks, there, _ in tasks:
+            load[there] += ticks
+        self.model.add(self.makespan >= sum(ticks * there for there, ticks in load.items()))
+
+    def _add_tensors(self) -> None:
+        """Sends over links, and their deliveries before the consumers start."""
+        problem, cluster, flat = self.problem, self.problem.cluster, self.problem.arrays
+        links: dict[Any, list[tuple[Any, int, Any, str]]] = defaultdict(list)
+        for tensor, (src, size) in enumerate(zip(flat.tensor_src.tolist(), flat.tensor_bytes.tolist(), strict=True)):
+            home = self.group[src]
+            readers: dict[int, list[int]] = defaultdict(list)  # group -> ops
+            for op in flat.tensor_child[flat.tensor_ptr[tensor] : flat.tensor_ptr[tensor + 1]].tolist():
+                if self.group[op] != home:
+                    readers[self.group[op]].append(op)
+            if not readers:
+                continue
+            travel_us = cluster.latency_us + size / cluster.bandwidth  # (D, D)
+            travel, held = self._ticks(travel_us), self._ticks(travel_us + cluster.link_gap_us)
+            if flat.broadcast[0]:
+                begin = self._add_broadcast(tensor, src, home, readers, held, links)
+                begins = [begin] * problem.num_devices
+            else:
+                begins = [
+                    self._add_unicast(tensor, src, home, readers, held, links, dst)
+                    for dst in range(problem.num_devices)
+                ]
+            for dst, begin in enumerate(begins):
+                delivery = begin + self._by_device(home, _off_diagonal(travel[:, dst], dst))
+                for group, ops in readers.items():
+                    for op in dict.fromkeys(ops):
+                        arrives = self.model.add(self.start[op] >= delivery)
+                        arrives.only_enforce_if(self.on[group][dst], ~self.on[home][dst])
+        for tasks in links.values():
+            self._one_at_a_time(tasks)
+
+    def _add_unicast(
+        self,
+        tensor: int,
+        src: int,
+        home: int,
+        readers: dict[int, list[int]],
+        held: np.ndarray,
+        links: dict[Any, list[tuple[Any, int, Any, str]]],
+        dst: int,
+    ) -> Any:
+        """A tensor's send to one device; its start."""
+        begin = self._after(src, f"send {tensor} to {dst}")
+        wanted = [self.on[group][dst] for group in readers]
+        for device in range(self.problem.num_devices):
+            if device == dst:
+                continue
+            sent = self.model.new_bool_var(f"send {tensor} from {device} to {dst}")
+            self.model.add_implication(sent, self.on[home][device])
+            self.model.add_bool_or([~sent, *wanted])
+            for there in wanted:
+                self.model.add_bool_or([~self.on[home][device], ~there, sent])
+            link = (device, dst) if self.problem.cluster.link == "pair" else device
+            self._hold(links[link], begin, int(held[device, dst]), sent)
+        return begin
+
+    def _add_broadcast(
+        self,
+        tensor: int,
+        src: int,
+        home: int,
+        readers: dict[int, list[int]],
+        held: np.ndarray,
+        links: dict[Any, list[tuple[Any, int, Any, str]]],
+    ) -> Any:
+        """A tensor's one send to all; its start."""
+        begin = self._after(src, f"send {tensor}")
+        for device in range(self.problem.num_devices):
+            others = [self.on[group][device] for group in readers]
+            sent = self.model.new_bool_var(f"send {tensor} from {device}")
+            self.model.add_implication(sent, self.on[home][device])
+            self.model.add_bool_or([~sent, *(~here for here in others)])
+            for here in others:
+                self.model.add_bool_or([~self.on[home][device], here, sent])
+            if self.problem.num_devices > 1:
+                self._hold(links[device], begin, int(np.delete(held[device], device).min()), sent)
+        return begin
+
+    def _after(self, src: int, name: str) -> Any:
+        begin = self._time(name)
+        self.model.add(begin >= self.finish[src])
+        return begin
+
+    def _hold(self, link: list[tuple[Any, int, Any, str]], begin: Any, ticks: int, sent: Any) -> None:
+        """Keep a link busy, if the send takes place."""
+        if ticks > 0:
+            link.append((begin, ticks, sent, f"hold {sent}"))
+            self.model.add(self.makespan >= begin + ticks).only_enforce_if(sent)
+
+
+def _round_down(number: float) -> float:
+    """1, 2 or 5 times a power of ten: with such ticks, times given in decimals are whole."""
+    power = 10.0 ** math.floor(math.log10(number))
+    return next(digit * power for digit in (5, 2, 1) if digit * power <= number)
+
+
+def _off_diagonal(column: np.ndarray, index: int) -> np.ndarray:
+    """The column with a neutral number where the sender is the receiver: all equal stays all equal."""
+    column = column.copy()
+    column[index] = column[index - 1]
+    return column
+
+
+def _one_after_another_us(problem: PlacementProblem) -> float:
+    """Microseconds by which some schedule of the model has ended, for any placement."""
+    graph, cluster = problem.graph, problem.cluster
+    ops = float((problem.op_time + cluster.overhead_us).max(axis=1).sum())
+    largest = float(graph.output_bytes.max(initial=0))
+    send = float(cluster.latency_us.max()) + largest / float(cluster.bandwidth.min()) + cluster.link_gap_us
+    return ops + graph.num_edges * send
+
+
+def _interchangeable(problem: PlacementProblem) -> list[list[int]]:
+    """Classes of two or more devices that can be exchanged without changing op times, memory or links."""
+    cluster, number = problem.cluster, problem.num_devices
+    classes: list[list[int]] = []
+    for device in range(number):
+        for members in classes:
+            order = np.arange(number)
+            order[[members[0], device]] = device, members[0]
+            if (
+                np.array_equal(problem.op_time[:, order], problem.op_time)
+                and np.array_equal(cluster.overhead_us[order], cluster.overhead_us)
+                and np.array_equal(cluster.memory[order], cluster.memory)
+                and np.array_equal(cluster.bandwidth[np.ix_(order, order)], cluster.bandwidth)
+                and np.array_equal(cluster.latency_us[np.ix_(order, order)], cluster.latency_us)
+            ):
+                members.append(device)
+                break
+        else:
+            classes.append([device])
+    return [members for members in classes if len(members) > 1]

@@ -1,0 +1,351 @@
+"""The loops behind `placeto.heuristics.list_scheduling`, compiled.
+
+An op that *floats* takes no time and needs nothing but others that float, in its own group: parameters, inputs, views
+of them. It is on every device at time 0 until an op that needs it, or another op of its group, is placed: that binds
+the whole group to the device.
+
+Legend: N ops, E edges, T tensors, D devices, K groups.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from placeto.problem.problem import FlatProblems
+
+
+class Favourites(NamedTuple):
+    """For which child of its last op a device waits, and how long: see `placeto.heuristics.baechi`."""
+
+    child: np.ndarray  # (N,) int64, favourite child of each op, -1 = none
+    patience_us: np.ndarray  # (N,) float64, from the end of the op
+
+
+class Order(NamedTuple):
+    """What is to be placed."""
+
+    rank: np.ndarray  # (N,) us, upward rank
+    follow: np.ndarray  # (N,) int64, group of each op; a group goes where the first of its ops does
+    demand: np.ndarray  # (K,) bytes that each group needs for good
+    floats: np.ndarray  # (N,) bool
+    in_ptr: np.ndarray  # (N+1,) offsets of each op's edges in the next two arrays
+    edge_src: np.ndarray  # (E,) int64
+    edge_tensor: np.ndarray  # (E,) int64
+
+
+class Booked(NamedTuple):
+    """What is placed so far."""
+
+    finish: np.ndarray  # (N,) us
+    placed: np.ndarray  # (N,) bool
+    home: np.ndarray  # (K,) int64, device of each group, -1 = not bound
+    used: np.ndarray  # (D,) bytes
+    delivered: np.ndarray  # (T, D) us, arrival of each tensor, -1 = not sent
+    link_free: np.ndarray  # (D*D,) us; empty where tensors don't wait for their link
+
+
+@njit(cache=True)
+def _nothing(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
+    n, d = flat.op_offset[1], flat.device_offset[1]
+    return Booked(
+        finish=np.zeros(n),
+        placed=order.floats.copy(),
+        home=np.full(len(order.demand), -1),
+        used=np.zeros(d),
+        delivered=np.full((flat.tensor_offset[1], d), -1.0),
+        link_free=np.zeros(d * d if queueing else 0),
+    )
+
+
+@njit(cache=True)
+def floating(
+    follow: np.ndarray, free: np.ndarray, order: np.ndarray, in_ptr: np.ndarray, edge_src: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which ops (N,) float, and the groups (N,) once those alone in theirs have joined what they are views of.
+
+    `free` (N,): ops without time on any device; `order` (N,): topological.
+    """
+    floats, joined = np.zeros(len(order), np.bool_), follow.copy()
+    size = np.bincount(follow)
+    for op in order:
+        if not free[op]:
+            continue
+        group, same = -1, True
+        for edge in range(in_ptr[op], in_ptr[op + 1]):
+            parent = edge_src[edge]
+            same = same and floats[parent] and (group < 0 or joined[parent] == group)
+            group = joined[parent]
+        if same and (group < 0 or group == joined[op]):
+            floats[op] = True
+        elif same and size[joined[op]] == 1:
+            floats[op], joined[op] = True, group
+    return floats, joined
+
+
+@njit(cache=True)
+def _need(order: Order, home: np.ndarray, op: int, found: np.ndarray) -> float:
+    """Bytes of the groups that placing an op would bind; the groups that its inputs float in are put in `found`."""
+    group = order.follow[op]
+    need = order.demand[group] if home[group] < 0 else 0.0
+    count = 0
+    for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
+        parent = order.edge_src[edge]
+        other = order.follow[parent]
+        if order.floats[parent] and home[other] < 0 and other != group:
+            known = False
+            for k in range(count):
+                known = known or found[k] == other
+            if not known:
+                found[count] = other
+                need += order.demand[other]
+                count += 1
+    found[count] = -1
+    return need
+
+
+@njit(cache=True)
+def _bind(order: Order, booked: Booked, op: int, device: int, found: np.ndarray) -> int:
+    """Bind an op's group and those that its inputs float in to a device, unless they are; returns how many were not."""
+    booked.used[device] += _need(order, booked.home, op, found)
+    bound = 0
+    if booked.home[order.follow[op]] < 0:
+        booked.home[order.follow[op]] = device
+        bound += 1
+    k = 0
+    while found[k] >= 0:
+        booked.home[found[k]] = device
+        bound += 1
+        k += 1
+    return bound
+
+
+@njit(cache=True)
+def _settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
+    """(N,) device of each op; groups that nothing has bound go where there is most room."""
+    home, used = booked.home, booked.used
+    for group in range(len(home)):
+        if home[group] < 0:
+            home[group] = (flat.memory - used).argmax()
+            used[home[group]] += order.demand[group]
+    return home[order.follow]
+
+
+@njit(cache=True)
+def _arrival(flat: FlatProblems, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
+    """When all inputs of an op are on a device; `commit` books the links."""
+    num_devices = flat.device_offset[1]
+    pair = flat.pair_links[0] == 1
+    finish, delivered, link_free = booked.finish, booked.delivered, booked.link_free
+    ready = 0.0
+    for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
+        parent, tensor = order.edge_src[edge], order.edge_tensor[edge]
+        source = booked.home[order.follow[parent]]
+        if source == device or source < 0:  # it floats: the op will bind it
+            ready = max(ready, finish[parent])
+            continue
+        arrival = delivered[tensor, device]
+        if arrival < 0.0:
+            link = source * num_devices + device
+            queue = link if pair else source * num_devices + source
+            begin = finish[parent]
+            if len(link_free) > 0:
+                begin = max(begin, link_free[queue])
+            arrival = begin + flat.latency_us[link] + flat.tensor_bytes[tensor] / flat.bandwidth[link]
+            if commit:
+                if len(link_free) > 0:
+                    link_free[queue] = arrival + flat.link_gap_us[0]
+                if flat.broadcast[0] == 1:
+                    for other in range(num_devices):
+                        if delivered[tensor, other] < 0.0:
+                            delivered[tensor, other] = arrival
+                else:
+                    delivered[tensor, device] = arrival
+        ready = max(ready, arrival)
+    return ready
+
+
+@njit(cache=True)
+def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> np.ndarray:
+    """HEFT with insertion into idle gaps."""
+    n, d = flat.op_offset[1], flat.device_offset[1]
+    booked = _nothing(flat, order, queueing)
+    home, used = booked.home, booked.used
+    found = np.empty(len(order.demand) + 1, np.int64)
+    # busy times of each device, sorted by start; `length` of them
+    begin, end = np.empty((d, n)), np.empty((d, n))
+    length = np.zeros(d, np.int64)
+    for op in _ranked(flat, order.rank, flat.num_inputs.copy()):
+        if order.floats[op]:
+            continue
+        group = order.follow[op]
+        need = _need(order, home, op, found)
+        best, best_start, best_finish = -1, 0.0, np.inf
+        for full in range(2):
+            for device in range(d):
+                if home[group] >= 0 and device != home[group]:
+                    continue
+                if home[group] < 0 and full == 0 and used[device] + need > flat.memory[device]:
+                    continue
+                ready = _arrival(flat, order, booked, op, device, False)
+                busy = flat.op_time[op * d + device]
+                if busy > 0.0:
+                    busy += flat.overhead_us[device]
+                start = _first_gap(begin[device], end[device], length[device], ready, busy)
+                if start + busy < best_finish:
+                    best, best_start, best_finish = device, start, start + busy
+            if best >= 0:
+                break
+        _bind(order, booked, op, best, found)
+        _arrival(flat, order, booked, op, best, True)
+        busy = flat.op_time[op * d + best]
+        booked.finish[op] = best_start + busy
+        if busy > 0.0:
+            busy += flat.overhead_us[best]
+            _book(begin[best], end[best], length[best], best_start, best_start + busy)
+            length[best] += 1
+    return _settled(flat, order, booked)
+
+
+@njit(cache=True)
+def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    """(N,) ops by falling rank, producers first also where ranks tie."""
+    n = len(rank)
+    queue = np.empty(n, np.int64)
+    head, tail = 0, 0
+    for op in range(n):
+        if missing[op] == 0:
+            queue[tail] = op
+            tail += 1
+    while head < tail:
+        op = queue[head]
+        head += 1
+        for edge in range(flat.out_ptr[op], flat.out_ptr[op + 1]):
+            child = flat.out_child[edge]
+            missing[child] -= 1
+            if missing[child] == 0:
+                queue[tail] = child
+                tail += 1
+    ranks = rank[queue]
+    return queue[np.argsort(-ranks, kind="mergesort")]
+
+
+@njit(cache=True)
+def _first_gap(begin: np.ndarray, end: np.ndarray, length: int, ready: float, busy: float) -> float:
+    """Earliest start at or after `ready` of a gap that is long enough."""
+    low, high = 0, length  # first booking that ends after `ready`
+    while low < high:
+        middle = (low + high) // 2
+        if end[middle] <= ready:
+            low = middle + 1
+        else:
+            high = middle
+    start = ready
+    for k in range(low, length):
+        if start + busy <= begin[k]:
+            return start
+        start = max(start, end[k])
+    return start
+
+
+@njit(cache=True)
+def _book(begin: np.ndarray, end: np.ndarray, length: int, start: float, stop: float) -> None:
+    k = length
+    while k > 0 and begin[k - 1] > start:
+        begin[k], end[k] = begin[k - 1], end[k - 1]
+        k -= 1
+    begin[k], end[k] = start, stop
+
+
+@njit(cache=True)
+def earliest_start(flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites) -> np.ndarray:
+    """ETF, ties by upward rank. When an op becomes ready, its arrival on each device is estimated, and again when a
+    group is bound while one of its inputs floats.
+
+    A device that waits for a favourite child starts nothing else in that time, but what all devices have the inputs of.
+    """
+    n, d = flat.op_offset[1], flat.device_offset[1]
+    booked = _nothing(flat, order, queueing)
+    placed, home, used, rank, follow = booked.placed, booked.home, booked.used, order.rank, order.follow
+    found = np.empty(len(order.demand) + 1, np.int64)
+    device_free = np.zeros(d)
+    guest, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for
+    missing = flat.num_inputs.copy()
+    ready, need, awaited = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
+    arrival = np.zeros((n, d))
+    count = 0
+    for op in range(n):
+        for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
+            if order.floats[order.edge_src[edge]]:
+                missing[op] -= 1
+    for op in range(n):
+        if missing[op] == 0 and not order.floats[op]:
+            ready[count] = op
+            count += 1
+            need[op] = _need(order, home, op, found)
+            awaited[op] = found[0] >= 0
+    for _ in range(n - order.floats.sum()):
+        chosen, best, best_start = -1, -1, np.inf
+        for full in range(2):
+            for k in range(count):
+                op = ready[k]
+                group = follow[op]
+                for device in range(d):
+                    if home[group] >= 0 and device != home[group]:
+                        continue
+                    if home[group] < 0 and full == 0 and used[device] + need[op] > flat.memory[device]:
+                        continue
+                    start = max(arrival[op, device], device_free[device])
+                    child = guest[device]
+                    if child >= 0 and child != op and start < min(waits_until[device], arrival[op].max()):
+                        group_home = home[follow[child]]
+                        room = used[device] + order.demand[follow[child]] <= flat.memory[device]
+                        if not placed[child] and (group_home == device or (group_home < 0 and room)):
+                            start = min(waits_until[device], arrival[op].max())
+                    better = start < best_start
+                    if start == best_start:
+                        other = ready[chosen]
+                        if (op == child) != (other == guest[best]):
+                            better = op == child
+                        elif rank[op] != rank[other]:
+                            better = rank[op] > rank[other]
+                        elif op == other:
+                            better = flat.op_time[op * d + device] < flat.op_time[op * d + best]
+                        else:
+                            better = op < other
+                    if better:
+                        chosen, best, best_start = k, device, start
+            if chosen >= 0:
+                break
+        op = ready[chosen]
+        count -= 1
+        ready[chosen] = ready[count]
+        if _bind(order, booked, op, best, found) > 0:
+            for k in range(count):
+                other = ready[k]
+                if awaited[other]:
+                    need[other] = _need(order, home, other, found)
+                    awaited[other] = found[0] >= 0
+                    for device in range(d):
+                        arrival[other, device] = _arrival(flat, order, booked, other, device, False)
+        _arrival(flat, order, booked, op, best, True)
+        busy = flat.op_time[op * d + best]
+        placed[op] = True
+        booked.finish[op] = best_start + busy
+        device_free[best] = best_start + busy
+        if busy > 0.0:
+            device_free[best] += flat.overhead_us[best]
+        guest[best], waits_until[best] = favourites.child[op], booked.finish[op] + favourites.patience_us[op]
+        for edge in range(flat.out_ptr[op], flat.out_ptr[op + 1]):
+            child = flat.out_child[edge]
+            missing[child] -= 1
+            if missing[child] == 0:
+                ready[count] = child
+                count += 1
+                need[child] = _need(order, home, child, found)
+                awaited[child] = found[0] >= 0
+                for device in range(d):
+                    arrival[child, device] = _arrival(flat, order, booked, child, device, False)
+    return _settled(flat, order, booked)

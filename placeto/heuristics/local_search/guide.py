@@ -1,0 +1,103 @@
+"""The analytic guide: what moving a group would do to the schedule, estimated without simulating.
+
+For each op of the group: when its inputs would be on the new device, when that device would have a gap for it, how
+late this makes it, the op whose place it takes, and its children in other groups, each against its slack.
+
+Legend: N ops, G groups, D devices, E edges.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from placeto.heuristics.local_search.neighbourhood import Neighbourhood
+from placeto.problem.problem import FlatProblems
+from placeto.simulator.kernel import Record
+
+
+@njit(cache=True, nogil=True)
+def timelines(
+    flat: FlatProblems, placement: np.ndarray, record: Record, num_sends: int, ptr: np.ndarray, line: np.ndarray
+) -> None:
+    """Fill `line` (N,) with the ops that take time by device and start, device d from ``ptr[d]`` to ``ptr[d + 1]``."""
+    num_ops, num_devices = len(placement), flat.device_offset[1]
+    ptr[:] = 0
+    for op in range(num_ops):
+        if flat.op_time[op * num_devices + placement[op]] > 0.0:
+            ptr[placement[op] + 1] += 1
+    for device in range(num_devices):
+        ptr[device + 1] += ptr[device]
+    fill = ptr[:-1].copy()
+    for position in range(num_ops + num_sends):
+        op = record.order[position]
+        if op < num_ops and flat.op_time[op * num_devices + placement[op]] > 0.0:
+            line[fill[placement[op]]] = op
+            fill[placement[op]] += 1
+
+
+@njit(cache=True, nogil=True)
+def estimate(
+    flat: FlatProblems,
+    near: Neighbourhood,
+    placement: np.ndarray,
+    record: Record,
+    slack: np.ndarray,
+    ptr: np.ndarray,
+    line: np.ndarray,
+    guess: np.ndarray,
+    group: int,
+    device: int,
+) -> float:
+    """Estimated change of the makespan, in microseconds, by moving a group; `guess` (N,) is scratch space."""
+    num_devices = flat.device_offset[1]
+    displaced, child_late, mean, total, gain, free = 0.0, 0.0, 0.0, 1e-9, 0.0, 0.0
+    first, stop = ptr[device], ptr[device + 1]
+    cursor = first
+    for k in range(near.op_ptr[group], near.op_ptr[group + 1]):
+        op = near.ops[k]
+        ready = free
+        for edge in range(near.in_ptr[op], near.in_ptr[op + 1]):
+            parent, tensor = near.in_src[edge], near.in_tensor[edge]
+            if near.group[parent] == group:
+                arrival = guess[parent]
+            else:
+                arrival, source = record.finish[parent], placement[parent]
+                if source != device:
+                    link = source * num_devices + device
+                    arrival += flat.latency_us[link] + flat.tensor_bytes[tensor] / flat.bandwidth[link]
+            ready = max(ready, arrival)
+        time = flat.op_time[op * num_devices + device]
+        end = ready
+        if time > 0.0:
+            low, high = cursor, stop
+            if low > first and record.start[line[low - 1]] > ready:
+                low = first
+            while low < high:
+                middle = (low + high) // 2
+                if record.start[line[middle]] <= ready:
+                    low = middle + 1
+                else:
+                    high = middle
+            cursor = low
+            if low > first:
+                end = max(end, record.finish[line[low - 1]] + flat.overhead_us[device])
+            end += time
+            free = end + flat.overhead_us[device]
+            if low < stop:
+                after = line[low]
+                displaced = max(displaced, free - record.start[after] - slack[after])
+        guess[op] = end
+        mean += time * max(0.0, end - record.finish[op] - slack[op])
+        total += time
+        if slack[op] <= 0.001 * end:
+            gain = max(gain, record.finish[op] - end)
+        for edge in range(flat.out_ptr[op], flat.out_ptr[op + 1]):
+            child = flat.out_child[edge]
+            if near.group[child] != group:
+                arrival, target = end, placement[child]
+                if target != device:
+                    link = device * num_devices + target
+                    arrival += flat.latency_us[link] + flat.tensor_bytes[flat.out_tensor[edge]] / flat.bandwidth[link]
+                child_late = max(child_late, arrival - record.start[child] - slack[child])
+    return child_late + mean / total + 0.3 * (displaced - gain)

@@ -1,0 +1,87 @@
+"""What the local searches may move together: groups, sets of groups, neighbours.
+
+Legend: N ops, G groups, S sets, A pairs of neighbouring groups (both ways), E edges.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from placeto.heuristics.partition import group_transfers
+from placeto.problem.grouping import Groups
+from placeto.problem.problem import PlacementProblem
+
+
+class Neighbourhood(NamedTuple):
+    """Which ops and groups may be moved together, as flat arrays of int64."""
+
+    group: np.ndarray  # (N,)
+    op_ptr: np.ndarray  # (G+1,) offsets of each group's ops
+    ops: np.ndarray  # (N,) by group, in topological order within it
+    set_ptr: np.ndarray  # (S+1,)
+    sets: np.ndarray  # members of each set
+    home_ptr: np.ndarray  # (G+1,)
+    home: np.ndarray  # sets of each group
+    home_place: np.ndarray  # where in `sets` the group stands
+    near_ptr: np.ndarray  # (G+1,)
+    near: np.ndarray  # (A,) neighbours of each group
+    in_ptr: np.ndarray  # (N+1,) offsets of each op's inputs
+    in_src: np.ndarray  # (E,)
+    in_tensor: np.ndarray  # (E,)
+
+
+@lru_cache(maxsize=64)
+def neighbourhood(problem: PlacementProblem, groups: Groups) -> Neighbourhood:
+    """The groups of a problem, their sets and their neighbours; cached.
+
+    Sets are those of `groups`, chains of groups, and all groups in topological order, of which the searches move
+    windows.
+    """
+    graph = problem.graph
+    position = np.empty(graph.num_ops, np.int64)
+    position[graph.topological_order] = np.arange(graph.num_ops)
+    ops = np.lexsort((position, groups.group))
+    pairs, _ = group_transfers(problem, groups)
+    both = np.concatenate([pairs, pairs[:, ::-1]])
+    both = both[np.lexsort((both[:, 1], both[:, 0]))]
+    ids = np.arange(groups.num_groups + 1)
+    every = [*groups.sets, *chains(problem, groups), ids[:-1]]
+    sets = np.concatenate(every)
+    set_ptr = np.cumsum([0, *map(len, every)])
+    home_place = np.argsort(sets, kind="stable")
+    return Neighbourhood(
+        group=groups.group,
+        op_ptr=np.searchsorted(groups.group[ops], ids),
+        ops=ops,
+        set_ptr=set_ptr,
+        sets=sets,
+        home_ptr=np.searchsorted(sets[home_place], ids),
+        home=np.searchsorted(set_ptr, home_place, side="right") - 1,
+        home_place=home_place,
+        near_ptr=np.searchsorted(both[:, 0], ids),
+        near=np.ascontiguousarray(both[:, 1]),
+        in_ptr=np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)),
+        in_src=graph.edge_src.astype(np.int64),
+        in_tensor=graph.edge_tensor.astype(np.int64),
+    )
+
+
+def chains(problem: PlacementProblem, groups: Groups) -> list[np.ndarray]:
+    """Longest chains of two or more groups, each the only successor of the one before and that its only predecessor."""
+    graph = problem.graph
+    ends = np.stack([groups.group[graph.edge_src], groups.group[graph.edge_dst]])
+    arcs = np.unique(ends[:, ends[0] != ends[1]], axis=1)
+    successors = np.bincount(arcs[0], minlength=groups.num_groups)
+    predecessors = np.bincount(arcs[1], minlength=groups.num_groups)
+    only = (successors[arcs[0]] == 1) & (predecessors[arcs[1]] == 1)
+    following = dict(zip(arcs[0, only].tolist(), arcs[1, only].tolist(), strict=True))
+    found = []
+    for first in sorted(set(following) - set(following.values())):
+        chain = [first]
+        while chain[-1] in following:
+            chain.append(following[chain[-1]])
+        found.append(np.array(chain, np.int64))
+    return found

@@ -1,0 +1,214 @@
+"""Find things by name: placers, graph families, and graphs as the command line names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from placeto.formats.importers import find_importer
+from placeto.problem.graph import ComputationGraph, GraphError, load_graph
+
+if TYPE_CHECKING:
+    from placeto.problem.problem import PlacementProblem
+    from placeto.simulator.evaluator import PlacementResult
+
+GRAPH_HELP = "a file (.json, .json.gz, PipeDream .graph.txt) or family:split:index, e.g. cifar10:test:3"
+DEFAULT_PLACER = "placeto"
+LEARNED = {
+    "placeto": "A graph neural network picks the next node and its device, and guides a search; comes trained.",
+    "seq2seq": "An LSTM with attention reads all groups, then names a device for each in turn; needs a checkpoint.",
+    "grouper": "One network groups the ops, a sequence-to-sequence network places the groups; needs a checkpoint.",
+    "gdp": "GraphSAGE and a Transformer-XL over segments place all ops at once; needs a checkpoint.",
+}
+
+
+class LoadError(ValueError):
+    """A name that stands for nothing known; the message lists what would be valid."""
+
+
+class Placer(Protocol):
+    """What every placer looks like, learned or not."""
+
+    def __call__(
+        self,
+        problem: PlacementProblem,
+        *,
+        simulations: int | None = None,
+        seconds: float | None = None,
+        seed: int = 0,
+    ) -> PlacementResult:
+        """Place a graph within a budget of simulations or seconds (None = the placer's own measure)."""
+
+
+def placer_names() -> dict[str, str]:
+    """Every placer's name with a sentence about it."""
+    from placeto.heuristics import HEURISTICS
+
+    sentences = {name: first_line(heuristic) for name, heuristic in HEURISTICS.items()}
+    return sentences | LEARNED
+
+
+def pretrained_path(name: str) -> Path | None:
+    """The checkpoint of a learned placer that comes with the package; None if none does."""
+    path = Path(__file__).parent / "pretrained" / f"{name}.pt"
+    return path if name in LEARNED and path.is_file() else None
+
+
+def load_placer(name_or_checkpoint: str | Path) -> Placer:
+    """A placer by its name, or a learned one from a checkpoint or a run directory.
+
+    The name of a learned placer stands for the checkpoint that comes with the package, where one does.
+
+    Raises:
+        LoadError: neither a known placer nor an existing file.
+        CheckpointError: the file is no checkpoint.
+    """
+    from placeto.heuristics import HEURISTICS
+
+    name = str(name_or_checkpoint)
+    if not name.strip():
+        raise LoadError(f"the name of a placer is empty; placers: {', '.join([*HEURISTICS, *LEARNED])}")
+    if name in HEURISTICS:
+        return HEURISTICS[name]
+    if (pretrained := pretrained_path(name)) is not None:
+        return _load_learned(pretrained)[1]
+    if name in LEARNED:
+        raise LoadError(f"placer {name!r} is learned: give a checkpoint made by `placeto train` (--checkpoint PATH)")
+    if Path(name).exists():
+        return _load_learned(name)[1]
+    known = ", ".join([*HEURISTICS, *LEARNED])
+    raise LoadError(f"no placer and no checkpoint is called {name!r}; placers: {known}")
+
+
+def zero_shot(placer: Placer, problem: PlacementProblem, seed: int = 0) -> PlacementResult:
+    """What a placer answers without any budget: the one pass of a policy that would go on to search."""
+    return getattr(placer, "one_pass", placer)(problem, seed=seed)
+
+
+def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str, Placer]:
+    """Name and function of the placer that the command line asks for; `DEFAULT_PLACER` if it asks for none.
+
+    Raises:
+        LoadError: no such placer, or one that isn't the checkpoint's.
+        CheckpointError: the file is no checkpoint.
+    """
+    if checkpoint is None:
+        name = DEFAULT_PLACER if name is None else name
+        return name, load_placer(name)
+    learned, placer = _load_learned(checkpoint)
+    if name not in (None, learned):
+        raise LoadError(f"{checkpoint} holds the placer {learned!r}, not {name!r}: leave --placer or --checkpoint out")
+    return learned, placer
+
+
+def _load_learned(path: str | Path) -> tuple[str, Placer]:
+    from placeto.environment.mdp import EnvConfig
+    from placeto.policies import POLICIES
+    from placeto.policies.guided_search import guided_placer
+    from placeto.policies.one_shot.sampling import sampling_placer
+    from placeto.training.checkpoint import CheckpointError, load_checkpoint, matching
+    from placeto.training.config import check_loaded
+
+    placers: dict[str, Any] = {"iterative": guided_placer, "one-shot": sampling_placer}
+    checkpoint = load_checkpoint(path)
+    name = checkpoint.get("placer")
+    if name not in POLICIES:
+        raise CheckpointError(f"{path}: holds a placer {name!r:.60}, but only {', '.join(POLICIES)} are known")
+    with matching(path):
+        entry, config = POLICIES[name], checkpoint["config"]
+        settings = entry.config(**config["policy"])
+        check_loaded(settings, EnvConfig(**config["env"]) if entry.kind == "iterative" else None)
+        return name, placers[entry.kind](checkpoint, entry.policy(settings))
+
+
+@cache
+def load_families() -> dict[str, Any]:
+    """Graph families by name, from every installed package with an entry point in ``placeto.families``.
+
+    Raises:
+        LoadError: an entry point can't be imported.
+    """
+    families: dict[str, Any] = {}
+    for point in entry_points(group="placeto.families"):
+        try:
+            families.update(point.load())
+        except (ImportError, AttributeError) as problem:
+            raise LoadError(f"the graph families of entry point {point.value!r} can't be loaded: {problem}") from None
+    return families
+
+
+def load_family(name: str) -> Any:
+    """One graph family.
+
+    Raises:
+        LoadError: no such family is installed.
+    """
+    families = load_families()
+    if name not in families:
+        known = ", ".join(families) or "none is installed (pip install -e . in the source tree)"
+        raise LoadError(f"unknown graph family {name!r}; known: {known}")
+    return families[name]
+
+
+def load_split(family: str, split: str, count: int | None = None) -> dict[str, ComputationGraph]:
+    """The graphs of a split, or the first `count` of them, by their full name ``family:split:index``.
+
+    Raises:
+        LoadError: no such family or split, or `count` is not a number of graphs it has.
+    """
+    size = split_size(family, split)
+    if count is not None and not 1 <= count <= size:
+        raise LoadError(f"{family}:{split} has {size} graphs: 1 to {size} can be taken, not {count}")
+    found = load_family(family)
+    return {f"{family}:{split}:{i}": found.load(split, i) for i in range(size if count is None else count)}
+
+
+def split_size(family: str, split: str) -> int:
+    """How many graphs a split has.
+
+    Raises:
+        LoadError: no such family or split.
+    """
+    splits: Mapping[str, int] = load_family(family).splits
+    if split not in splits:
+        raise LoadError(f"family {family!r} has no split {split!r}; its splits: {', '.join(splits)}")
+    return splits[split]
+
+
+def resolve_graph(argument: str) -> tuple[str, ComputationGraph]:
+    """A graph given as a file or as ``family:split:index``, with the name to show for it.
+
+    Raises:
+        LoadError: it is neither.
+        GraphError: the file is no graph.
+    """
+    parts = argument.split(":")
+    if Path(argument).is_file() or len(parts) != 3:
+        return argument, _load_file(argument)
+    family, split, index = parts
+    size = split_size(family, split)
+    if not (index.isascii() and index.isdigit() and int(index) < size):
+        raise LoadError(f"graph {argument!r}: index must be 0 to {size - 1}, not {index!r}")
+    return argument, load_family(family).load(split, int(index))
+
+
+def _load_file(argument: str) -> ComputationGraph:
+    path = Path(argument)
+    if not path.exists():
+        raise LoadError(f"graph {argument!r}: no such file; a graph is {GRAPH_HELP}")
+    if path.is_dir():
+        raise LoadError(f"graph {argument!r}: is a directory; a graph is {GRAPH_HELP}")
+    importer = find_importer(path)
+    if importer is not None:
+        return importer.load(path)
+    if not path.name.endswith((".json", ".json.gz")):
+        raise GraphError(f"{path}: unknown kind of graph file; a graph is {GRAPH_HELP}")
+    return load_graph(path)
+
+
+def first_line(described: Any) -> str:
+    """First line of a docstring."""
+    return (described.__doc__ or "").strip().split("\n")[0]

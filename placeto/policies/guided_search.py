@@ -1,0 +1,217 @@
+"""Placing one graph with a trained iterative policy: cheap heuristics, greedy sweeps, multilevel annealing.
+
+Legend: G groups, D devices, S starts, C instances.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from placeto.environment.mdp import EnvConfig, EnvState, reset
+from placeto.environment.observation import Instance, InstanceBatch, make_instance
+from placeto.heuristics.common import Rule
+from placeto.heuristics.local_search.search import (
+    CHEAP,
+    DEFAULT_SIMULATIONS,
+    anneal_within,
+    best_cheap,
+    parts_of,
+    round_best,
+    round_to_groups,
+)
+from placeto.policies.base import PairDistribution
+from placeto.problem.grouping import join_groups
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.threads import one_torch_thread
+
+_LEVELS = (0.25, 1.0)  # shares of the groups to which they are joined for the sweeps of a pass, and of those after it
+_TIMED = (0.125, 0.25, 0.5)  # under a clock: a look of the policy takes as long as tens of annealing's simulations
+_PASS_PARTS = 4  # into how many parts a group is split for the end of a pass, on the average
+_PASS_ON_PARTS = 0.4  # of a pass's simulations go to them
+_FEWEST = 4  # groups of a level
+_TRIES = 8  # placements tried between two looks of the policy, at most
+_KEPT = 2  # of them are kept, at most
+_TOGETHER = 4  # moves of parts that are tried together, at first: twice as many after these are kept, half if not
+_MOST_TOGETHER = 32  # and never more
+_SHARE = 0.7  # of the simulations go to these sweeps, at most
+_SECONDS = 0.25  # of the time goes to them, at most
+_WORTH_PARTS = 6.0  # under a clock, simulations for each move of a group from which on splitting groups is worth while
+_ON_GROUPS = 0.3  # of what is then left goes to annealing of groups
+_ON_PARTS = 0.3  # of what is then left goes to a sweep over the parts of groups
+
+
+@dataclass(frozen=True, eq=False)
+class Starts:
+    """Placements of an instance by cheap heuristics, ops in groups, best first."""
+
+    placement: np.ndarray  # (S, G) int64
+    score: np.ndarray  # (S,) penalised makespan relative to the best single device
+
+
+def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 0) -> Starts:
+    """Place by each cheap heuristic; ops of a group follow the device that has most of the group's work."""
+    problem, groups = instance.problem, instance.groups
+    rows = []
+    for rule in rules:
+        evaluator = Evaluator(problem, groups)
+        rule(evaluator, seed)
+        if evaluator.best is not None:
+            rows.append(round_to_groups(problem, groups, evaluator.best))
+    placement = np.unique(np.array(rows, np.int64), axis=0)
+    score = Evaluator(problem, groups).score_batch(placement) / problem.single_device_us
+    order = np.argsort(score, kind="stable")
+    return Starts(placement[order], score[order])
+
+
+class GuidedPlacer:
+    """A trained policy as a placer: best constructive placement, greedy sweeps of the policy, annealing.
+
+    Sweeps go from few joined groups to all, annealing follows; then the groups are split into parts, of which there is
+    another sweep, and which are annealed in turn. Without a budget it takes `DEFAULT_SIMULATIONS`.
+
+    It begins with the constructive placers (see `best_cheap`) and one pass, which is the policy's zero-shot answer: a
+    sweep over joined groups, one over all and one over the parts of groups, together with a simulation a group. So
+    it is never worse than the best of these placers, nor than its own pass, where there are simulations for them: some
+    25 and one a group. Less leaves the pass out, and so do limits in seconds. With a budget of 0 simulations the pass
+    is the answer, and what it simulates is not counted.
+    """
+
+    def __init__(self, policy: nn.Module, env: EnvConfig) -> None:
+        self.policy = policy.eval()
+        self.env = env
+
+    def __call__(
+        self,
+        problem: PlacementProblem,
+        *,
+        simulations: int | None = None,
+        seconds: float | None = None,
+        seed: int = 0,
+    ) -> PlacementResult:
+        """Place a graph within a budget of simulations or seconds; see the class."""
+        if simulations == 0:
+            result = self.one_pass(problem, seconds=seconds, seed=seed)
+            return replace(result, simulations=0, history=((0, result.seconds, result.makespan_us),))
+        if simulations is None and seconds is None:
+            simulations = DEFAULT_SIMULATIONS
+        began = time.perf_counter()
+        with one_torch_thread():
+            instance = make_instance(problem)
+            evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
+            if self._starts(evaluator, seed):
+                if seconds is None and evaluator.remaining >= instance.groups.num_groups:
+                    self._pass(instance, evaluator)
+                self._search(instance, evaluator, np.random.default_rng(seed))
+            return replace(evaluator.result(), placer="placeto")
+
+    def one_pass(self, problem: PlacementProblem, *, seconds: float | None = None, seed: int = 0) -> PlacementResult:
+        """The policy's zero-shot answer, with what its simulations were counted as."""
+        began = time.perf_counter()
+        with one_torch_thread():
+            instance = make_instance(problem)
+            evaluator = Evaluator(problem, instance.groups, None, seconds, began)
+            if self._starts(evaluator, seed):
+                self._pass(instance, evaluator)
+            return replace(evaluator.result(), placer="placeto")
+
+    def _starts(self, evaluator: Evaluator, seed: int) -> bool:
+        """Try the constructive placers; whether anything is left to do."""
+        _, score = best_cheap(evaluator, seed)
+        return evaluator.problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted
+
+    def _search(self, instance: Instance, evaluator: Evaluator, random: np.random.Generator) -> None:
+        """Spend what is left of a budget: first on joined groups and groups, then on the parts of groups."""
+        problem, timed = instance.problem, evaluator.seconds_limit is not None
+        round_best(evaluator)
+        with evaluator.limited_to(_SECONDS if timed else _SHARE):
+            for share in _TIMED if timed else _LEVELS:
+                self._sweep(instance, share, evaluator, evaluator.best_groups[0])
+        moves = instance.groups.num_groups * (problem.num_devices - 1)
+        short = evaluator.exhausted or (timed and evaluator.expected < _WORTH_PARTS * moves)
+        parts = instance.groups if short else parts_of(problem, instance.groups)
+        if parts.num_groups > instance.groups.num_groups:
+            with evaluator.limited_to(_ON_GROUPS):
+                anneal_within(evaluator, random)
+            evaluator.regroup(parts)
+            with evaluator.limited_to(_ON_PARTS):
+                self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], _TOGETHER)
+        anneal_within(evaluator, random)
+
+    def _pass(self, instance: Instance, evaluator: Evaluator) -> None:
+        """Sweep with as many simulations as there are groups, from the best placement of groups met."""
+        problem, groups = instance.problem, instance.groups
+        parts = parts_of(problem, groups, _PASS_PARTS)
+        split = parts.num_groups > groups.num_groups
+        with evaluator.limited(evaluator.simulations + groups.num_groups, None):
+            with evaluator.limited_to(1.0 - _PASS_ON_PARTS if split else 1.0):
+                for share in _LEVELS if groups.num_groups > _FEWEST else (1.0,):
+                    self._sweep(instance, share, evaluator, evaluator.best_groups[0])
+            if split:
+                with evaluator.split_into(parts):
+                    self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], _TOGETHER)
+
+    def _sweep(
+        self, instance: Instance, share: float, evaluator: Evaluator, start: np.ndarray, together: int = 1
+    ) -> None:
+        """Offer the evaluator what the policy's most likely moves from `start` lead to, each group moved once.
+
+        `start` is the best placement of groups that the evaluator has met. Below a `share` of 1 groups are joined, as
+        long as there are more than this share of them. Between two looks of the policy its most likely moves are
+        tried in turn until two are kept, so many `together`: more after some were kept, fewer after they weren't.
+        What it observes was simulated before and counts once.
+        """
+        problem, zero = instance.problem, np.zeros(1, np.int64)
+        of = np.arange(len(start))  # (G,) in which joined group each group is
+        if share < 1.0:
+            joined = join_groups(problem, instance.groups, max(_FEWEST, round(share * len(start))))
+            start = round_to_groups(problem, joined, start[instance.groups.group])
+            of = joined.group[instance.groups.first_op]
+            instance = make_instance(problem, joined)
+        batch = InstanceBatch.of([instance])
+        here, visited = start, np.zeros((1, len(start)), bool)
+        best = evaluator.score(here[of]) if share < 1.0 else evaluator.best_groups[1]
+        most = _MOST_TOGETHER if together > 1 else 1
+        while not visited.all() and not evaluator.exhausted:
+            state = reset(batch, self.env, zero, here[None], visited)
+            moves = self._likeliest(state, max(_TRIES, together))
+            if not len(moves):  # the policy's numbers overflow: it has no opinion, and won't get one
+                break
+            kept = tries = 0
+            while len(moves) and kept < _KEPT and tries < _TRIES and not evaluator.exhausted:
+                chosen, device = moves[:together].T
+                moved = here.copy()
+                moved[chosen] = device
+                if not np.array_equal(moved, here):
+                    score, tries = evaluator.score(moved[of]), tries + 1
+                    best = min(best, score)
+                    if self.env.tolerance is None or score <= best * (1.0 + self.env.tolerance):
+                        here, kept, together = moved, kept + 1, min(2 * together, most)
+                    elif len(chosen) > 1:
+                        together = len(chosen) // 2
+                        continue
+                visited[0, chosen] = True
+                moves = moves[len(chosen) :]
+
+    def _likeliest(self, state: EnvState, count: int) -> np.ndarray:
+        """(M, 2) groups and devices: the moves that the policy would make next, one a group, the likeliest first."""
+        with torch.no_grad():
+            logits, _ = self.policy(state.data)
+        odds = PairDistribution.from_logits(logits, state.data).log_probs.numpy().reshape(-1, logits.shape[1])
+        device, most = odds.argmax(1), odds.max(1)
+        order = np.argsort(-most, kind="stable")[: min(count, np.isfinite(most).sum())]
+        return np.stack([order, device[order]], 1)
+
+
+def guided_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> GuidedPlacer:
+    """A placer from a checkpoint and a policy of its config, with the parameters that validated best."""
+    policy.load_state_dict(checkpoint["best_parameters"])
+    return GuidedPlacer(policy, EnvConfig(**checkpoint["config"]["env"]))

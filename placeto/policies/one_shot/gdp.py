@@ -1,0 +1,118 @@
+"""GDP: GraphSAGE embeds all ops, a Transformer-XL without positions places all of them at once.
+
+Zhou et al., "GDP: Generalized Device Placement for Dataflow Graphs", 2019, arXiv 1910.01578. Units are read in
+topological order, in segments; superposition lets one set of parameters serve many graphs. Beyond the paper: messages
+go along and against the arcs with weights of their own, and devices have features, so that up to `max_devices` of any
+mix are served.
+
+Legend: U units, K samples, D devices, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+from torch_geometric.nn import SAGEConv
+
+from placeto.policies.base import Noise, OneShotPolicy, Sample
+from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
+from placeto.policies.one_shot.segments import SegmentLayer
+from placeto.policies.one_shot.units import DeviceHead, UnitEncoder, log_prob_and_entropy
+
+
+@dataclass(frozen=True)
+class GdpConfig:
+    """What the GDP policy is made of."""
+
+    units: UnitKind = "groups"
+    """What gets a device: groups of `placeto.problem.grouping`, co-located ops ("paper"), or ops alone, as in the paper."""
+    hidden: int = 64
+    """Width of the embeddings."""
+    rounds: int = 3
+    """Layers of GraphSAGE; 0 = none."""
+    layers: int = 2
+    """Layers of the Transformer-XL; 0 = none."""
+    heads: int = 4
+    """Attention heads."""
+    segment: int = 128
+    """Units of a segment: attention's memory grows with it."""
+    superposition: bool = True
+    """Whether dense layers are gated by the graph's embedding."""
+    max_devices: int = 8
+    """Clusters of up to so many devices can be placed on."""
+
+
+class GdpPolicy(OneShotPolicy):
+    """Embeds and places all units in one forward pass; decisions are independent given the embeddings."""
+
+    def __init__(self, config: GdpConfig) -> None:
+        super().__init__(config.units, config.max_devices)
+        hidden = config.hidden
+        self.encoder = UnitEncoder(hidden)
+        self.along = _sage(config, "source_to_target")
+        self.against = _sage(config, "target_to_source")
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(config.rounds))
+        condition = hidden if config.superposition else 0
+        self.segments = nn.ModuleList(
+            SegmentLayer(hidden, config.heads, config.segment, condition) for _ in range(config.layers)
+        )
+        self.norm = nn.LayerNorm(hidden)
+        self.head = DeviceHead(hidden, config.max_devices)
+
+    def forward(self, graph: OneShotInput) -> Tensor:
+        """(U, D) logits."""
+        x = self.encoder(graph)
+        for along, against, norm in zip(self.along, self.against, self.norms, strict=True):
+            y = norm(x)
+            x = x + torch.relu(along(y, graph.edges) + against(y, graph.edges))
+        condition = x.mean(0)
+        for layer in self.segments:
+            x = layer(x, condition)
+        return self.head(self.norm(x), self.head.embeddings(graph), graph.pair[..., None])
+
+    @torch.no_grad()
+    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+        """Placements from one forward pass a graph."""
+        samples = []
+        for graph, (each,) in zip(graphs, noise, strict=True):
+            logits = self(graph)
+            action = (logits + each).argmax(-1)
+            samples.append(Sample(action, log_prob_and_entropy(logits, action)[0], action))
+        return samples
+
+    def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
+        """A number for each unit and device."""
+        return ((graph.num_units, graph.num_devices),)
+
+    def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (K, U) and mean entropies (K,), from one forward pass."""
+        log_prob, entropy = log_prob_and_entropy(self(graph), action)
+        return log_prob, entropy.mean(-1)
+
+    def imitation(self, graph: OneShotInput, placement: Tensor) -> Tensor:
+        """Loss of given placements (K, U), each with equal devices renamed as the policy likes it best.
+
+        Decisions are independent: no rule of naming, such as by first use, can be kept.
+        """
+        log_probs = torch.log_softmax(self(graph), -1)
+        named = torch.stack([best_names(graph, log_probs.detach(), row)[row] for row in placement])
+        return -log_probs.expand(len(placement), -1, -1).gather(-1, named[..., None]).mean()
+
+
+def best_names(graph: OneShotInput, log_probs: Tensor, placement: Tensor) -> Tensor:
+    """(D,) new names of devices, equal ones exchanged, that make a placement (U,) most likely under (U, D)."""
+    alike = (graph.pair[:, :, None] == graph.pair[:, None]).all(0)
+    alike &= (graph.device[:, None] == graph.device).all(-1)
+    votes = torch.nn.functional.one_hot(placement, graph.num_devices).to(log_probs.dtype).T @ log_probs  # (D, D)
+    worst = float(votes.abs().sum()) + 1.0
+    return placement.new_tensor(linear_sum_assignment((-votes).masked_fill(~alike, worst).cpu().numpy())[1])
+
+
+def _sage(config: GdpConfig, flow: str) -> nn.ModuleList:
+    """GraphSAGE with max-pooling (Hamilton et al. 2017, arXiv 1706.02216), one way along the arcs."""
+    width = config.hidden
+    return nn.ModuleList(SAGEConv(width, width, aggr="max", project=True, flow=flow) for _ in range(config.rounds))

@@ -1,0 +1,149 @@
+"""Grouper and placer: a feed-forward network puts each op into a group, a sequence-to-sequence network places groups.
+
+Mirhoseini et al., "A Hierarchical Model for Device Placement" (HDP), ICLR 2018; Liu et al. 2019, doi
+10.1145/3318265.3318270. One reward trains both. Beyond the papers: groups begin as stretches of the topological order
+(`prior`, a learned weight), since groups drawn at random cost so much traffic that there is little to learn from; and
+devices have features, so that up to `max_devices` of any mix are served.
+
+Legend: U units, K samples, G groups, M arcs between units, D devices, H hidden, F features of a unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from placeto.policies.base import Noise, OneShotPolicy, Sample
+from placeto.policies.message_passing import mlp
+from placeto.policies.one_shot.inputs import NEIGHBOURS, UNIT_FEATURES, OneShotInput, UnitKind
+from placeto.policies.one_shot.sequence import Elements, SequencePlacer
+from placeto.policies.one_shot.units import TYPE_WIDTH, UnitEncoder, log_prob_and_entropy, type_mixture
+
+
+@dataclass(frozen=True)
+class GrouperConfig:
+    """What the grouper + placer policy is made of."""
+
+    units: UnitKind = "ops"
+    """What the grouper assigns: ops, the paper's co-located ops, or groups of `placeto.problem.grouping`."""
+    groups: int = 32
+    """Number of groups; the paper has 256."""
+    prior: float = 8.0
+    """How strongly groups begin as stretches of the topological order; 0 = not at all, as in the paper. With a small
+    one each sample scatters neighbours, and the policy learns that one device for all is best."""
+    hidden: int = 64
+    """Width of embeddings and of the LSTMs."""
+    feedback: bool = True
+    """Whether the decoder sees where a group's inputs come from, and each device's work so far; the papers' sees the
+    device of the last group alone."""
+    max_devices: int = 8
+    """Clusters of up to so many devices can be placed on."""
+
+
+class GrouperPolicy(OneShotPolicy):
+    """Decides a group for every unit, then a device for every group: A = U + G decisions a sample.
+
+    The device of a group without units matters to nothing: its log-probability and entropy count as 0.
+    """
+
+    def __init__(self, config: GrouperConfig) -> None:
+        super().__init__(config.units, config.max_devices)
+        groups, hidden = config.groups, config.hidden
+        self.groups = groups
+        self.encoder = UnitEncoder(hidden)
+        self.grouper = nn.Linear(hidden, groups)
+        nn.init.normal_(self.grouper.weight, std=0.1 * hidden**-0.5)
+        nn.init.zeros_(self.grouper.bias)
+        self.prior = nn.Parameter(torch.tensor(float(config.prior)))
+        self.types = nn.Embedding(self.encoder.types.num_embeddings, TYPE_WIDTH)
+        self.embed = mlp([TYPE_WIDTH + len(UNIT_FEATURES) + 1 + 2 * groups, hidden, hidden])
+        self.placer = SequencePlacer(hidden, config.max_devices, config.feedback)
+
+    @torch.no_grad()
+    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+        """Groups of all units at once, then devices group by group, for all samples of all graphs at once."""
+        logits = [self._group_logits(graph) for graph in graphs]
+        groups = [(row + draw).argmax(-1) for row, (draw, _) in zip(logits, noise, strict=True)]  # (K, U) each
+        described = [self._describe(graph, group) for graph, group in zip(graphs, groups, strict=True)]
+        placed = self.placer.sample([elements for elements, _ in described], [draw for _, draw in noise])
+        samples = []
+        for row, group, (_, empty), (device, log_prob) in zip(logits, groups, described, placed, strict=True):
+            group_log_prob, _ = log_prob_and_entropy(row, group)
+            both = torch.cat([group_log_prob, log_prob.masked_fill(empty, 0.0)], 1)
+            samples.append(Sample(torch.cat([group, device], 1), both, device.gather(1, group)))
+        return samples
+
+    def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
+        """A number for each unit and group, then for each group and device."""
+        return (graph.num_units, self.groups), (self.groups, graph.num_devices)
+
+    def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (K, U + G) of groups and devices, and the devices' entropies (K,) over the decisions.
+
+        Grouping has no entropy bonus: units grouped at random cost so much traffic that one device for all is best.
+        """
+        group, device = action[:, : graph.num_units], action[:, graph.num_units :]
+        group_log_prob, _ = log_prob_and_entropy(self._group_logits(graph), group)
+        elements, empty = self._describe(graph, group)
+        log_prob, entropy = self.placer.score(elements, device)
+        log_prob, entropy = log_prob.masked_fill(empty, 0.0), entropy.masked_fill(empty, 0.0)
+        return torch.cat([group_log_prob, log_prob], 1), entropy.sum(1) / action.shape[1]
+
+    def imitation(self, graph: OneShotInput, placement: Tensor) -> Tensor:
+        """Loss of given placements (K, U), of the placer alone.
+
+        A group of the most likely grouping should go where most of its units' work is, an empty one to the first
+        device: what is fed back to the decoder must look as it does when sampling.
+        """
+        count, number = len(placement), graph.num_devices
+        group = self._group_logits(graph).detach().argmax(-1).expand(count, -1)
+        slot = (torch.arange(count, device=group.device)[:, None] * self.groups + group).flatten()
+        votes = graph.work.new_zeros(count * self.groups, number)
+        votes.index_put_((slot, placement.flatten()), graph.work.repeat(count) + 1e-9, accumulate=True)
+        device = votes.argmax(-1).view(count, -1)
+        log_prob, _ = self.placer.score(self._describe(graph, group)[0], device)
+        return -log_prob.mean()
+
+    def _group_logits(self, graph: OneShotInput) -> Tensor:
+        """(U, G) logits of the grouper."""
+        place = torch.arange(graph.num_units, device=graph.features.device) / graph.num_units * self.groups
+        centre = torch.arange(self.groups, device=place.device) + 0.5
+        near = -((place[:, None] - centre) ** 2)
+        return self.grouper(self.encoder(graph)) + self.prior * near
+
+    def _describe(self, graph: OneShotInput, group: Tensor) -> tuple[Elements, Tensor]:
+        """Groups (K, U) as sequences for the placer, and which of them (K, G) are empty.
+
+        A group is described by its mix of op types, the mean features of its units, their number, and how many arcs
+        go to and come from each other group.
+        """
+        count, groups = len(group), self.groups
+        units = torch.cat([type_mixture(self.types, graph), graph.features], -1)
+        slot = group + groups * torch.arange(count, device=group.device)[:, None]  # (K, U) into K * G
+        members = torch.bincount(slot.flatten(), minlength=count * groups).to(units.dtype)
+
+        def total(values: Tensor) -> Tensor:
+            """(K * G, ...) sums over the units of each group, of values (U, ...)."""
+            sums = values.new_zeros(count * groups, *values.shape[1:])
+            return sums.index_add(0, slot.flatten(), values.repeat(count, *(1,) * (values.dim() - 1)))
+
+        arc = slot[:, graph.edges[0]] * groups + group[:, graph.edges[1]]  # (K, M) into K * G * G
+        arcs = torch.bincount(arc.flatten(), minlength=count * groups * groups).to(units.dtype)
+        arcs = arcs.view(count, groups, groups)
+        adjacency = torch.log1p(arcs)
+        share = members.clamp(min=1)[:, None]
+        described = torch.cat([total(units) / share, torch.log1p(members)[:, None]], -1).view(count, groups, -1)
+        earlier = arcs.triu(1).transpose(1, 2)  # (K, G, G), arcs from each group before this one
+        shares, producers = earlier.topk(min(NEIGHBOURS, groups), -1)
+        elements = Elements(
+            x=self.embed(torch.cat([described, adjacency, adjacency.transpose(1, 2)], -1)),
+            devices=self.placer.head.embeddings(graph),
+            time=(total(graph.pair) / share).view(count, groups, -1),
+            work=total(graph.work).view(count, groups) * graph.num_devices,
+            producers=producers,
+            shares=shares / shares.sum(-1, keepdim=True).clamp(min=1),
+        )
+        return elements, members.view(count, groups) == 0

@@ -1,0 +1,237 @@
+"""What one-shot policies see of a problem: tensors made once, independent of any placement.
+
+A *unit* is what gets one decision: an op, a co-located set of ops, or a group of `placeto.problem.grouping`.
+
+Legend: N ops, U units, M arcs between units, D devices, T buckets of op types.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem, check_problem
+
+UnitKind = Literal["groups", "few", "paper", "ops"]
+FEW_GROUPS = 100  # so many are few
+STRETCHES = 32  # of a graph that has more
+TYPE_BUCKETS = 128
+NEIGHBOURS = 6  # producers, and as many consumers, of the adjacency features
+UNIT_FEATURES = (
+    "time", "share", "flops", "outputs", "parameters", "transfer", "ops", "producers", "consumers", "position", "tail",
+    "cos2", "cos4", "sin4", "cos8", "sin8",
+)  # fmt: skip
+"""Sizes, degrees and times; place in the order, time that must follow; the unit's number modulo 2, 4 and 8 as an angle,
+by which a policy tells apart units that are alike, and can take turns between devices."""
+DEVICE_FEATURES = ("speed", "memory", "bandwidth")
+
+
+@dataclass(frozen=True, eq=False)
+class OneShotInput:
+    """A problem as static tensors. Units are numbered by their first op in topological order."""
+
+    unit: Tensor  # (N,) int64, unit of each op
+    op_type: Tensor  # (N,) int64 in 0..T-1, a hash of the op's type
+    features: Tensor  # (U, len(UNIT_FEATURES)) float32: logarithms of sizes and degrees, shares of time
+    neighbours: Tensor  # (U, 2 * NEIGHBOURS) float32, place of producers and consumers in 0..1, -1 = none
+    edges: Tensor  # (2, M) int64, who feeds whom
+    producers: Tensor  # (U, NEIGHBOURS) int64, the producers with the largest tensors, 0 where there is none
+    shares: Tensor  # (U, NEIGHBOURS) float32, share of their bytes; 0 where there is none, or it is a later unit
+    work: Tensor  # (U,) float32, share of the graph's mean time
+    pair: Tensor  # (U, D) float32, logarithm of the time on each device, less that of the mean
+    device: Tensor  # (D, len(DEVICE_FEATURES)) float32
+
+    @property
+    def num_units(self) -> int:
+        """U, the number of units."""
+        return len(self.features)
+
+    @property
+    def num_devices(self) -> int:
+        """D, the number of devices."""
+        return len(self.device)
+
+    def to(self, device: str | torch.device) -> OneShotInput:
+        """The same on another torch device."""
+        return OneShotInput(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+@lru_cache(maxsize=1024)
+def make_input(problem: PlacementProblem, kind: UnitKind) -> OneShotInput:
+    """Describe a problem for one-shot policies; cached."""
+    check_problem(problem)
+    graph, cluster = problem.graph, problem.cluster
+    unit = decision_units(problem, kind)
+    count = int(unit.max()) + 1
+
+    def total(per_op: np.ndarray) -> np.ndarray:
+        return np.bincount(unit, per_op, count)
+
+    src, dst, size = _arcs(graph, unit)
+    apart = ~np.eye(cluster.num_devices, dtype=bool)
+    bandwidth = np.where(apart, cluster.bandwidth, np.nan)
+    mean_rate = float(np.nanmean(bandwidth)) if apart.any() else 1.0  # bytes/us
+    output_bytes = np.diff(np.concatenate([[0.0], np.cumsum(graph.output_bytes, dtype=np.float64)])[graph.output_ptr])
+    time = np.stack([total(problem.op_time[:, d]) for d in range(problem.num_devices)], 1)  # (U, D)
+    mean_time = time.mean(1)
+    tail = np.zeros(count)
+    np.maximum.at(tail, unit, problem.arrays.tail_us)
+    leaving = np.bincount(src, size, count)
+    producers, shares = _producers(src, dst, size, count)
+    columns = {
+        "time": np.log1p(mean_time) / 10,
+        "share": np.log1p(mean_time / max(mean_time.mean(), 1e-12)),
+        "flops": np.log1p(total(graph.flops)) / 20,
+        "outputs": np.log1p(total(output_bytes)) / 20,
+        "parameters": np.log1p(total(graph.param_bytes)) / 20,
+        "transfer": np.log1p(leaving / mean_rate) / 10,
+        "ops": np.log1p(total(np.ones(graph.num_ops))) / 5,
+        "producers": np.log1p(np.bincount(dst, minlength=count)) / 3,
+        "consumers": np.log1p(np.bincount(src, minlength=count)) / 3,
+        "position": np.arange(count) / max(count - 1, 1),
+        "tail": tail / max(tail.max(), 1e-12),
+    }
+    for name, turn in (("cos2", 2), ("cos4", 4), ("cos8", 8)):
+        columns[name] = np.cos(2 * np.pi * np.arange(count) / turn)
+    for name, turn in (("sin4", 4), ("sin8", 8)):
+        columns[name] = np.sin(2 * np.pi * np.arange(count) / turn)
+    relative = np.log(np.maximum(time, 1e-9) / np.maximum(mean_time, 1e-9)[:, None]).clip(-5, 5)
+    work = np.maximum(problem.op_time.sum(0), 1e-12)
+    devices = {
+        "speed": work.min() / work,
+        "memory": np.log(cluster.memory / max(output_bytes.sum() + graph.param_bytes.sum(), 1.0)).clip(-5, 5) / 5,
+        "bandwidth": np.nanmean(bandwidth, 1) / np.nanmax(bandwidth) if apart.any() else np.ones(1),
+    }
+    return OneShotInput(
+        unit=torch.from_numpy(unit.copy()),
+        op_type=torch.tensor([type_bucket(name) for name in graph.op_types]),
+        features=_table(columns, UNIT_FEATURES),
+        neighbours=torch.from_numpy(_neighbours(src, dst, size, count)),
+        edges=torch.from_numpy(np.stack([src, dst])),
+        producers=torch.from_numpy(producers),
+        shares=torch.from_numpy(shares),
+        work=torch.from_numpy((mean_time / max(mean_time.sum(), 1e-12)).astype(np.float32)),
+        pair=torch.from_numpy(relative.astype(np.float32)),
+        device=_table(devices, DEVICE_FEATURES),
+    )
+
+
+@lru_cache(maxsize=4096)
+def type_bucket(op_type: str) -> int:
+    """Number of an op type in 0..T-1, the same in every process; types never seen in training share buckets too."""
+    return zlib.crc32(op_type.encode()) % TYPE_BUCKETS
+
+
+def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
+    """(N,) int64, which ops are decided together.
+
+    "groups": those of `placeto.problem.grouping`. "ops": each op alone, but for what the graph says must stay together and for
+    ops of no cost, which join a producer or their first consumer. "paper": the rule of Mirhoseini et al. 2017 (arXiv
+    1706.04972, section 3.3) on top of that: what is used by one unit only joins that unit, until nothing changes.
+    "few": groups if there are at most 100, as of recurrent networks, whose calls are joined; else the units of "ops" in
+    topological order, cut into 32 stretches of as many each.
+    """
+    graph = problem.graph
+    if kind in ("groups", "few"):
+        groups = group_ops(problem)
+        if kind == "groups" or groups.num_groups <= FEW_GROUPS:
+            return groups.group
+    unit = _merge(np.arange(graph.num_ops), *_held_together(problem))
+    while kind == "paper":
+        src, dst, _ = _arcs(graph, unit)
+        only = np.bincount(src)[src] == 1
+        if not only.any():
+            break
+        unit = _merge(unit, src[only], dst[only])
+    first = np.full(unit.max() + 1, graph.num_ops)
+    position = np.empty(graph.num_ops, np.int64)
+    position[graph.topological_order] = np.arange(graph.num_ops)
+    np.minimum.at(first, unit, position)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    if kind == "few" and len(rank) > STRETCHES:
+        rank = rank * STRETCHES // len(rank)
+    return rank[unit]
+
+
+def _held_together(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of ops that stay together whatever the kind of unit."""
+    graph = problem.graph
+    one: list[int] = []
+    other: list[int] = []
+    first: dict[int, int] = {}
+    for op in np.flatnonzero(graph.colocation >= 0).tolist():
+        one.append(op)
+        other.append(first.setdefault(int(graph.colocation[op]), op))
+    size = graph.output_bytes[graph.edge_tensor]
+    producer = dict.fromkeys(range(graph.num_ops), -1)
+    for edge in np.argsort(size, kind="stable").tolist():  # the largest tensor's comes last, and stays
+        producer[int(graph.edge_dst[edge])] = int(graph.edge_src[edge])
+    consumer = dict(zip(graph.edge_src[::-1].tolist(), graph.edge_dst[::-1].tolist(), strict=True))
+    free = (problem.op_time.max(1) == 0) & (graph.colocation < 0)
+    for op in np.flatnonzero(free).tolist():
+        friend = producer[op] if producer[op] >= 0 else consumer.get(op, op)
+        one.append(op)
+        other.append(friend)
+    return np.array(one, np.int64), np.array(other, np.int64)
+
+
+def _merge(unit: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Units after joining pairs of them."""
+    count = int(unit.max()) + 1
+    links = coo_matrix((np.ones(len(one)), (one, other)), (count, count))
+    return connected_components(links, directed=False)[1].astype(np.int64)[unit]
+
+
+def _arcs(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Arcs between different units, each once: sources, destinations, and bytes (a tensor counts once an arc)."""
+    src, dst = unit[graph.edge_src], unit[graph.edge_dst]
+    crossing = src != dst
+    tensors = np.unique(np.stack([src[crossing], dst[crossing], graph.edge_tensor[crossing]]), axis=1)
+    if not tensors.shape[1]:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+    new = np.concatenate([[True], (np.diff(tensors[:2], axis=1) != 0).any(0)])
+    size = np.bincount(np.cumsum(new) - 1, graph.output_bytes[tensors[2]])
+    return tensors[0, new], tensors[1, new], size
+
+
+def _neighbours(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) -> np.ndarray:
+    """(U, 2 * NEIGHBOURS) places of the producers and consumers with the largest tensors; -1 where there is none.
+
+    The adjacency features of the grouper of Mirhoseini et al. 2018 ("A Hierarchical Model for Device Placement").
+    """
+    table = np.full((count, 2 * NEIGHBOURS), -1.0, np.float32)
+    for offset, (mine, theirs) in ((0, (dst, src)), (NEIGHBOURS, (src, dst))):
+        order = np.lexsort((-size, mine))
+        mine, theirs = mine[order], theirs[order]
+        rank = np.arange(len(mine)) - np.searchsorted(mine, mine)
+        kept = rank < NEIGHBOURS
+        table[mine[kept], offset + rank[kept]] = theirs[kept] / max(count - 1, 1)
+    return table
+
+
+def _producers(src: np.ndarray, dst: np.ndarray, size: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """(U, NEIGHBOURS) earlier units that send most to each, and the shares (U, NEIGHBOURS) of their bytes."""
+    table, shares = np.zeros((count, NEIGHBOURS), np.int64), np.zeros((count, NEIGHBOURS), np.float32)
+    earlier = src < dst
+    src, dst, size = src[earlier], dst[earlier], size[earlier] + 1.0
+    order = np.lexsort((-size, dst))
+    src, dst, size = src[order], dst[order], size[order]
+    rank = np.arange(len(dst)) - np.searchsorted(dst, dst)
+    kept = rank < NEIGHBOURS
+    table[dst[kept], rank[kept]], shares[dst[kept], rank[kept]] = src[kept], size[kept]
+    return table, shares / np.maximum(shares.sum(1, keepdims=True), 1e-12)
+
+
+def _table(columns: dict[str, np.ndarray], names: tuple[str, ...]) -> Tensor:
+    return torch.from_numpy(np.stack([columns[name] for name in names], 1).astype(np.float32))

@@ -1,0 +1,74 @@
+"""The sequence-to-sequence placer: ops co-located first, then one device after another by an LSTM with attention.
+
+Mirhoseini et al., "Device Placement Optimization with Reinforcement Learning" (ColocRL), ICML 2017, arXiv 1706.04972.
+Units are embedded from op types, sizes and neighbours and read in topological order. Beyond the paper: devices have
+features, so that up to `max_devices` of any mix are served; the decoder reads the encoder's output of the unit that it
+places; groups of `placeto.problem.grouping`, or stretches of the topological order, are the default in place of the paper's
+rule of co-location.
+
+Legend: U units, K samples, D devices, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from placeto.policies.base import Noise, OneShotPolicy, Sample
+from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
+from placeto.policies.one_shot.sequence import Elements, SequencePlacer
+from placeto.policies.one_shot.units import UnitEncoder
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig:
+    """What the sequence-to-sequence policy is made of."""
+
+    units: UnitKind = "few"
+    """What is co-located: groups of `placeto.problem.grouping`, or stretches of the topological order where there are many
+    ("few"), always groups, by the paper's rule, or no more than must be ("ops"). Few units are decoded fast."""
+    hidden: int = 64
+    """Width of embeddings and of the LSTMs."""
+    feedback: bool = True
+    """Whether the decoder sees where a unit's inputs come from, and each device's work so far; the paper's sees the
+    device of the last unit alone."""
+    max_devices: int = 8
+    """Clusters of up to so many devices can be placed on."""
+
+
+class Seq2SeqPolicy(OneShotPolicy):
+    """Encoder and decoder over all units of a graph."""
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__(config.units, config.max_devices)
+        self.encoder = UnitEncoder(config.hidden)
+        self.placer = SequencePlacer(config.hidden, config.max_devices, config.feedback)
+
+    @torch.no_grad()
+    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+        """Placements unit by unit, all samples of all graphs at once."""
+        drawn = self.placer.sample([self._elements(graph) for graph in graphs], [each for (each,) in noise])
+        return [Sample(action, log_prob, action) for action, log_prob in drawn]
+
+    def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
+        """A number for each unit and device."""
+        return ((graph.num_units, graph.num_devices),)
+
+    def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (K, U) and mean entropies (K,), without a loop over units."""
+        log_prob, entropy = self.placer.score(self._elements(graph), action)
+        return log_prob, entropy.mean(-1)
+
+    def _elements(self, graph: OneShotInput) -> Elements:
+        """The units as one sequence."""
+        return Elements(
+            x=self.encoder(graph)[None],
+            devices=self.placer.head.embeddings(graph),
+            time=graph.pair[None],
+            work=graph.work[None] * graph.num_devices,
+            producers=graph.producers[None],
+            shares=graph.shares[None],
+        )

@@ -1,0 +1,167 @@
+"""A sequence-to-sequence network that chooses a device for each element of a sequence.
+
+Legend: B sequences, K samples (C of each sequence), U elements, S of them, P producers, D devices, H hidden,
+A attention width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot, pad
+from torch.utils.checkpoint import checkpoint
+
+from placeto.policies.one_shot.units import DeviceHead, log_prob_and_entropy
+
+ATTENTION_WIDTH = 32
+PAIR_FEATURES = 3  # time, share of the inputs made there, load
+_MOST = 2**25  # numbers in the attention's largest tensor
+
+
+@dataclass(frozen=True)
+class Elements:
+    """B sequences of U elements each, to be placed on the same D devices."""
+
+    x: Tensor  # (B, U, H) embeddings
+    devices: Tensor  # (D, H) embeddings of the devices, from the head
+    time: Tensor  # (B, U, D), logarithm of the time on each device, less that of the mean
+    work: Tensor  # (B, U), share of the sequence's work, times D
+    producers: Tensor  # (B, U, P) int64, earlier elements
+    shares: Tensor  # (B, U, P), share of each in what the element reads; 0 = no producer
+
+
+class SequencePlacer(nn.Module):
+    """LSTM encoder, LSTM decoder with content attention, embeddings of chosen devices fed back.
+
+    At step i the decoder reads the device of element i - 1 and the encoder's output for element i. Attention is
+    multiplicative (Luong et al. 2015, arXiv 1508.04025), since additive attention takes ten times as long. Its query
+    is the decoder's output, so that the log-probabilities of a given sequence need no loop. The encoder reads the
+    sequence both ways. With `feedback` the decoder also sees which devices the element's inputs come from, and how
+    much work each device has so far.
+    """
+
+    def __init__(self, hidden: int, max_devices: int, feedback: bool) -> None:
+        super().__init__()
+        self.feedback = feedback
+        self.encoder = nn.LSTM(hidden, hidden // 2, bidirectional=True, batch_first=True)
+        self.decoder = nn.LSTM(2 * hidden, hidden, batch_first=True)
+        self.start = nn.Parameter(torch.zeros(hidden))
+        self.key = nn.Linear(hidden, ATTENTION_WIDTH, bias=False)
+        self.query = nn.Linear(hidden, ATTENTION_WIDTH)
+        self.out = nn.Linear(2 * hidden, hidden)
+        self.head = DeviceHead(hidden, max_devices, PAIR_FEATURES if feedback else 1)
+
+    def sample(self, parts: Sequence[Elements], noise: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """For each of some graphs K sequences of devices, element by element, and log-probabilities: (K, U) each.
+
+        Graphs with as many samples and devices as one another are worked on side by side.
+
+        Args:
+            parts: B sequences of each graph.
+            noise: (K, U, D) of each graph, K a multiple of its B, added to the logits before the largest is chosen.
+        """
+        alike: dict[tuple[int, int], list[int]] = {}
+        for i, (part, each) in enumerate(zip(parts, noise, strict=True)):
+            alike.setdefault((len(each) // len(part.x), len(part.devices)), []).append(i)
+        answers: dict[int, tuple[Tensor, Tensor]] = {}
+        for which in alike.values():
+            answers |= zip(which, self._side_by_side([parts[i] for i in which], [noise[i] for i in which]), strict=True)
+        return [answers[i] for i in range(len(parts))]
+
+    def _side_by_side(self, parts: Sequence[Elements], noise: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        counts, lengths = [len(part.x) for part in parts], [part.x.shape[1] for part in parts]
+        length, count, copies = max(lengths), sum(counts), len(noise[0]) // counts[0]
+
+        def together(tensors: Sequence[Tensor]) -> Tensor:
+            """(B, U, ...) of all graphs, with zeros at the end of the shorter ones."""
+            return torch.cat([pad(x, (0, 0) * (x.dim() - 2) + (0, length - x.shape[1])) for x in tensors])
+
+        memory = together([self.encoder(part.x)[0] for part in parts])
+        time, work = together([part.time for part in parts]), together([part.work[..., None] for part in parts])
+        producers, shares = together([p.producers for p in parts]), together([p.shares for p in parts])
+        devices = torch.cat([part.devices.expand(len(part.x), -1, -1) for part in parts])  # (B, D, H)
+        beyond = torch.arange(length, device=time.device) >= torch.tensor(lengths, device=time.device)[:, None]
+        absent = beyond.repeat_interleave(torch.tensor(counts, device=time.device), 0)
+        absent = torch.zeros_like(time[..., 0]).masked_fill(absent, -torch.inf)
+        draw = together([each.view(len(part.x), copies, *each.shape[1:]).transpose(1, 2)
+                         for part, each in zip(parts, noise, strict=True)])  # (B, U, C, D)  # fmt: skip
+        keys, row = self.key(memory), torch.arange(count, device=time.device)[:, None]
+        state = 2 * (memory.new_zeros(count * copies, self.decoder.hidden_size),)
+        before = self.start.expand(count * copies, -1)
+        chosen = memory.new_zeros(count, length, copies, devices.shape[1])  # 1 at the device of each element
+        load = memory.new_zeros(count, copies, devices.shape[1])
+        all_logits, actions = [], []
+        for i in range(length):
+            read = memory[:, i, None].expand(-1, copies, -1).flatten(0, 1)
+            state = torch.lstm_cell(torch.cat([before, read], -1), state, *self.decoder.all_weights[0])
+            pair = time[:, i, None, :, None].expand(-1, copies, -1, -1)
+            if self.feedback:
+                near = (shares[:, i, :, None, None] * chosen[row, producers[:, i]]).sum(1)  # (B, C, D)
+                pair = torch.cat([pair, near[..., None], load[..., None]], -1)
+            output = state[0].view(count, copies, 1, -1)
+            logits = self._logits(output, keys, memory, absent, devices, pair[:, :, None])[:, :, 0]
+            action = (logits + draw[:, i]).argmax(-1)  # (B, C)
+            before = devices[row, action].flatten(0, 1)
+            if self.feedback:
+                chosen[:, i] = one_hot(action, devices.shape[1]).to(chosen.dtype)
+                load = load + work[:, i, None] * (chosen[:, i] - 1.0 / devices.shape[1])
+            all_logits.append(logits)
+            actions.append(action)
+        action = torch.stack(actions, -1).flatten(0, 1)
+        log_prob, _ = log_prob_and_entropy(torch.stack(all_logits, 2).flatten(0, 1), action)
+        sizes = [copies * each for each in counts]
+        pieces = zip(action.split(sizes), log_prob.split(sizes), lengths, strict=True)
+        return [(a[:, :size], p[:, :size]) for a, p, size in pieces]
+
+    def score(self, part: Elements, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (K, U) of given sequences (K, U), and entropies (K, U)."""
+        memory = self.encoder(part.x)[0]
+        keys = self.key(memory)
+        (count, length), blocks = action.shape, len(part.x)
+        start = self.start.expand(count, 1, -1)
+        before = torch.cat([start, part.devices[action[:, :-1]]], 1)
+        read = memory.repeat_interleave(count // blocks, 0)
+        output = self.decoder(torch.cat([before, read], -1))[0].unflatten(0, (blocks, -1))  # (B, C, U, H)
+        pair = self._pairs(part, action.unflatten(0, (blocks, -1)))
+        devices, absent = part.devices.expand(blocks, -1, -1), torch.zeros_like(part.work)
+        steps = max(1, _MOST // (count * length))
+        parts = []
+        for i in range(0, length, steps):
+            given = output[:, :, i : i + steps], keys, memory, absent, devices, pair[:, :, i : i + steps]
+            if steps < length:  # one part's attention in memory at a time, in the backward pass too
+                parts.append(checkpoint(self._logits, *given, use_reentrant=False))
+            else:
+                parts.append(self._logits(*given))
+        return log_prob_and_entropy(torch.cat(parts, 2).flatten(0, 1), action)
+
+    def _pairs(self, part: Elements, action: Tensor) -> Tensor:
+        """(B, C, U, D, P) features of pairs, for given sequences (B, C, U)."""
+        copies = action.shape[1]
+        number = len(part.devices)
+        time = part.time[:, None, :, :, None].expand(-1, copies, -1, -1, -1)
+        if not self.feedback:
+            return time
+        chosen = one_hot(action, number).to(part.time.dtype)  # (B, C, U, D)
+        sources = part.producers.flatten(1)[:, None, :, None].expand(-1, copies, -1, number)
+        read = chosen.gather(2, sources).unflatten(2, part.producers.shape[1:])  # (B, C, U, P, D)
+        near = (part.shares[:, None, ..., None] * read).sum(3)
+        added = part.work[:, None, :, None] * (chosen - 1.0 / number)
+        load = added.cumsum(2) - added
+        return torch.cat([time, near[..., None], load[..., None]], -1)
+
+    def _logits(
+        self, output: Tensor, keys: Tensor, memory: Tensor, absent: Tensor, devices: Tensor, pair: Tensor
+    ) -> Tensor:
+        """Logits (B, C, S, D) for outputs (B, C, S, H) of the decoder.
+
+        keys (B, U, A), memory (B, U, H), absent (B, U) with -inf for no element, devices (B, D, H),
+        pair (B, C, S, D, P).
+        """
+        shape, output, pair = output.shape[:3], output.flatten(1, 2), pair.flatten(1, 2)  # batched products copy less
+        match = self.query(output) @ keys.transpose(-1, -2) + absent[:, None]  # (B, C * S, U)
+        context = match.softmax(-1) @ memory
+        hidden = torch.tanh(self.out(torch.cat([output, context], -1)))
+        return self.head(hidden, devices, pair).view(*shape, -1)

@@ -1,0 +1,87 @@
+"""Layers of the one-shot policies: embeddings of units, logits over devices.
+
+Legend: N ops, U units, D devices, H hidden, T buckets of op types, K samples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from placeto.policies.message_passing import mlp
+from placeto.policies.one_shot.inputs import DEVICE_FEATURES, NEIGHBOURS, TYPE_BUCKETS, UNIT_FEATURES, OneShotInput
+from placeto.training.ranks import Randomness, uniform
+
+TYPE_WIDTH = 16
+
+
+class UnitEncoder(nn.Module):
+    """Embeds units from the types of their ops, their sizes and their neighbours: (U, H)."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.types = nn.Embedding(TYPE_BUCKETS, TYPE_WIDTH)
+        self.mlp = mlp([TYPE_WIDTH + len(UNIT_FEATURES) + 2 * NEIGHBOURS, hidden, hidden])
+        self.norm = nn.LayerNorm(hidden)
+
+    def forward(self, graph: OneShotInput) -> Tensor:
+        """(U, H) embeddings."""
+        kinds = type_mixture(self.types, graph)
+        return self.norm(self.mlp(torch.cat([kinds, graph.features, graph.neighbours], -1)))
+
+
+def type_mixture(types: nn.Embedding, graph: OneShotInput) -> Tensor:
+    """(U, W) mean embedding of the types of each unit's ops: their histogram times the embedding table."""
+    count = torch.bincount(graph.unit, minlength=graph.num_units).to(types.weight.dtype)
+    total = types.weight.new_zeros(graph.num_units, types.embedding_dim)
+    return total.index_add(0, graph.unit, types(graph.op_type)) / count[:, None]
+
+
+class DeviceHead(nn.Module):
+    """Logits over devices: the query times each device's embedding, plus weights of what is known of each pair.
+
+    A device's embedding is made of its number, which tells equal devices apart, and its features. The last layer
+    begins small, so that an untrained policy is close to uniform.
+    """
+
+    def __init__(self, hidden: int, max_devices: int, pair_features: int = 1) -> None:
+        super().__init__()
+        self.number = nn.Embedding(max_devices, hidden)
+        self.features = nn.Linear(len(DEVICE_FEATURES), hidden, bias=False)
+        self.query = nn.Linear(hidden, hidden)
+        self.pair = nn.Linear(hidden, pair_features)
+        for layer in (self.query, self.pair):
+            nn.init.normal_(layer.weight, std=0.1 * hidden**-0.5)
+            nn.init.zeros_(layer.bias)
+
+    def embeddings(self, graph: OneShotInput) -> Tensor:
+        """(D, H) embeddings of the cluster's devices."""
+        return self.number.weight[: graph.num_devices] + self.features(graph.device)
+
+    @torch.no_grad()
+    def soften(self, temperature: float) -> None:
+        """Divide all logits by a temperature, for good."""
+        for parameter in (*self.query.parameters(), *self.pair.parameters()):
+            parameter.div_(temperature)
+
+    def forward(self, x: Tensor, devices: Tensor, pair: Tensor) -> Tensor:
+        """Logits (..., D) of queries (..., H); `devices` (..., D, H) embeddings, `pair` (..., D, P) features."""
+        return self.query(x) @ devices.transpose(-1, -2) + (pair @ self.pair(x)[..., None])[..., 0]
+
+
+def gumbel_noise(shape: tuple[int, ...], generator: Randomness | None, like: Tensor) -> Tensor:
+    """What makes `argmax(logits + noise)` a draw from the softmax of the logits; zeros without a generator."""
+    if generator is None:
+        return like.new_zeros(shape)
+    return -torch.log(-torch.log(uniform(shape, generator, like).clamp(1e-9, 1 - 1e-7)))
+
+
+def log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (K, A) of actions (K, A) under logits (K, A, D), and their entropies (K, A), in nats.
+
+    Logits (A, D) are the same for all K.
+    """
+    log_probs = torch.log_softmax(logits, -1)
+    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    shape = (*action.shape, logits.shape[-1])
+    return log_probs.expand(shape).gather(-1, action[..., None])[..., 0], entropy.expand(action.shape)

@@ -1,0 +1,165 @@
+"""The machinery behind `placeto.problem.grouping`: units of ops in the making, and joining them along edges.
+
+Legend: N ops, T tensors, E edges, D devices, U units.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+
+
+class Units:
+    """Union-find over ops, with the work and heaviest op of each unit."""
+
+    def __init__(self, problem: PlacementProblem) -> None:
+        time = problem.op_time.mean(axis=1)
+        self.work = time.tolist()  # of the unit, at its root
+        self.leader = list(range(len(self.work)))
+        self.heaviest = list(range(len(self.work)))  # at the root: the op with most time, later ops losing ties
+        self.time = time.tolist()
+        self.total = float(time.sum())
+        self.count = len(self.work)
+
+    def find(self, op: int) -> int:
+        """The unit of an op: its smallest op."""
+        leader = self.leader
+        while leader[op] != op:
+            leader[op] = leader[leader[op]]
+            op = leader[op]
+        return op
+
+    def join(self, one: int, other: int) -> int:
+        """Make the units of two ops one; returns it."""
+        one, other = self.find(one), self.find(other)
+        if one == other:
+            return one
+        if other < one:
+            one, other = other, one
+        self.leader[other] = one
+        self.work[one] += self.work[other]
+        a, b = self.heaviest[one], self.heaviest[other]
+        self.heaviest[one] = min((a, b), key=lambda op: (-self.time[op], op))
+        self.count -= 1
+        return one
+
+    def roots(self) -> list[int]:
+        """All units, in order."""
+        return [op for op in range(len(self.leader)) if self.leader[op] == op]
+
+
+def carries(graph: ComputationGraph) -> np.ndarray:
+    """(E,) bool, edges that tie two ops together: not those of no bytes, which only say what waits for what.
+
+    Of an op that has nothing but empty outputs, all do.
+    """
+    producer = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))  # (T,)
+    total = np.bincount(producer, graph.output_bytes, graph.num_ops)
+    return (graph.output_bytes[graph.edge_tensor] > 0) | (total[graph.edge_src] == 0)
+
+
+def neighbours(graph: ComputationGraph) -> tuple[list[list[tuple[int, int]]], list[list[tuple[int, int]]]]:
+    """Producers and consumers of each op, each with the bytes of the tensor; along edges that carry something."""
+    producers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
+    consumers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
+    kept = carries(graph)
+    size = graph.output_bytes[graph.edge_tensor[kept]].tolist()
+    for src, dst, number in zip(graph.edge_src[kept].tolist(), graph.edge_dst[kept].tolist(), size, strict=True):
+        producers[dst].append((src, number))
+        consumers[src].append((dst, number))
+    return producers, consumers
+
+
+def unit_edges(problem: PlacementProblem, units: Units) -> dict[int, dict[int, float]]:
+    """Neighbours of each unit, with the time in microseconds that the largest tensor between the two travels."""
+    graph = problem.graph
+    edges: dict[int, dict[int, float]] = {root: {} for root in units.roots()}
+    kept = carries(graph)
+    cost = transfer_us(problem)[graph.edge_tensor[kept]]
+    for src, dst, time in zip(graph.edge_src[kept].tolist(), graph.edge_dst[kept].tolist(), cost.tolist(), strict=True):
+        a, b = units.find(src), units.find(dst)
+        if a != b:
+            edges[a][b] = edges[b][a] = max(edges[a].get(b, 0.0), time)
+    return edges
+
+
+def merge(units: Units, edges: dict[int, dict[int, float]], one: int, other: int) -> int:
+    """Join two units and their edges; returns the unit."""
+    kept = units.join(one, other)
+    gone = other if kept == one else one
+    for neighbour, time in edges.pop(gone).items():
+        edges[neighbour].pop(gone, None)
+        if neighbour != kept:
+            edges[kept][neighbour] = edges[neighbour][kept] = max(edges[kept].get(neighbour, 0.0), time)
+    return kept
+
+
+def transfer_us(problem: PlacementProblem) -> np.ndarray:
+    """(T,) microseconds that each tensor takes over the mean link of the cluster; 0 with one device."""
+    cluster, bytes_ = problem.cluster, problem.graph.output_bytes
+    off = ~np.eye(cluster.num_devices, dtype=bool)
+    if not off.any():
+        return np.zeros(len(bytes_))
+    return cluster.latency_us[off].mean() + bytes_ * (1.0 / cluster.bandwidth[off]).mean()
+
+
+_STALE = 1.05  # a pair that is so much dearer than it was is put back; at 1 a weight that all ops read takes O(N^2)
+
+
+def coarsen(problem: PlacementProblem, units: Units, max_groups: int) -> None:
+    """Join pairs with the most transfer for the work joined, until there are few enough groups."""
+    if units.count <= max_groups:
+        return
+    edges = unit_edges(problem, units)
+    limit = max(2.0 * units.total / max_groups, 1e-9)
+    heap: list[tuple[float, int, int]] = []
+    newest: dict[tuple[int, int], float] = {}  # cost of each pair's valid entry in the heap
+
+    def push(one: int, other: int) -> None:
+        pair = (one, other) if one < other else (other, one)
+        newest[pair] = _cost(units, *pair, edges[one][other])
+        heapq.heappush(heap, (newest[pair], *pair))
+
+    for _ in range(3):  # the cap grows where it leaves too many groups
+        for one in edges:
+            for other in edges[one]:
+                if one < other:
+                    push(one, other)
+        while heap and units.count > max_groups:
+            cost_then, a, b = heapq.heappop(heap)
+            if newest[a, b] != cost_then or a not in edges or b not in edges[a]:
+                continue
+            if units.work[a] + units.work[b] > limit:
+                continue
+            if _cost(units, a, b, edges[a][b]) > _STALE * cost_then:
+                push(a, b)
+                continue
+            gained = [other for other in edges[b] if other != a]
+            kept = merge(units, edges, a, b)
+            for other in gained:  # pairs of `a` have only become dearer
+                push(kept, other)
+        limit *= 4.0
+    _coarsen_unconnected(units, max_groups)
+
+
+def _cost(units: Units, a: int, b: int, transfer: float) -> float:
+    return (units.work[a] + units.work[b] + 1e-9) / (transfer + 1e-9)
+
+
+def _coarsen_unconnected(units: Units, max_groups: int) -> None:
+    """Join the lightest two until there are few enough: what is left has no edges, or is very uneven."""
+    heap = [(units.work[root], root) for root in units.roots()]
+    heapq.heapify(heap)
+    while units.count > max_groups:
+        kept = units.join(heapq.heappop(heap)[1], heapq.heappop(heap)[1])
+        heapq.heappush(heap, (units.work[kept], kept))
+
+
+def op_outputs(problem: PlacementProblem) -> np.ndarray:
+    """(N,) float64, bytes of each op's outputs that aren't resident memory."""
+    total = np.concatenate([[0], np.cumsum(problem.live_bytes, dtype=np.float64)])
+    return np.diff(total[problem.graph.output_ptr])

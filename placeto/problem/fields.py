@@ -1,0 +1,296 @@
+"""Files of JSON, and checks of the fields that stand in them: what every reader of a file is made of.
+
+A reader names the fields of a record in a table and gets their values, checked; all else ends in the error of its own
+format, in one sentence that says what is wrong, and what would be right:
+
+    _LINK = {"bandwidth": Field(number(above=0.0)), "latency_us": Field(number(), 0.0)}
+    with within(ClusterError, path), within(ClusterError, "link", name):
+        values = read_fields(record, _LINK, ClusterError)
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import reprlib
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from placeto.problem.files import atomic_write
+
+INT64_MAX = 2**63 - 1
+MOST_BYTES = 128 * 2**20
+"""Of a file, unpacked. A graph of 100,000 ops takes 20 to 30 MB; parsed, the worst content takes 25 times its size."""
+MOST_NESTED = 32
+"""Lists and objects in one another; no format has more than six."""
+_LONGEST_INTEGER = 40  # digits; longer ones become floats, which may be infinite: no field takes them
+_LONGEST_QUOTE = 60
+_MOST_CHOICES = 24
+
+# A string, also one that never ends, so that no part of it is looked at twice.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_REQUIRED = object()
+
+Check = Callable[[Any, str, type[ValueError]], Any]
+"""Returns a value, or raises the error with a message that begins with the field's name."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """How a field is checked, and what it is where it is left out; without a `default` it may not be."""
+
+    check: Check
+    default: Any = _REQUIRED
+
+
+def read_fields(
+    record: Any, table: Mapping[str, Field], error: type[ValueError], *, others: bool = False
+) -> dict[str, Any]:
+    """The values of all fields of a table. `others` may stand in the record too, if so said; they are not read.
+
+    Raises:
+        error: no object, an unknown or a missing field, or one that its check refuses.
+    """
+    if not isinstance(record, Mapping):
+        raise error(f"must be an object with {', '.join(table)}, not {quote(record)}")
+    if not others:
+        refuse_unknown(record, table, error)
+    values = {}
+    for key, field in table.items():
+        if key in record:
+            values[key] = field.check(record[key], key, error)
+        elif field.default is _REQUIRED:
+            raise error(f"{key} is missing")
+        else:
+            values[key] = field.default
+    return values
+
+
+def refuse_unknown(record: Mapping[Any, Any], known: Collection[str], error: type[ValueError]) -> None:
+    """Raise the error if a field of the record is not known."""
+    for key in record:
+        if key not in known:
+            raise error(f"unknown field {quote(key)}; known: {', '.join(sorted(known))}")
+
+
+@contextmanager
+def within(error: type[ValueError], what: object, name: Any = None) -> Iterator[None]:
+    """Put `what`, and a quoted name if there is one, before the message of an error that is raised inside."""
+    try:
+        yield
+    except error as problem:
+        where = what if name is None else f"{what} {quote(name)}"
+        raise error(f"{where}: {problem}") from None
+
+
+def anything(value: Any, key: str, error: type[ValueError]) -> Any:
+    """Check nothing: the reader looks at it by itself."""
+    return value
+
+
+def number(*, above: float | None = None, infinite: bool = False) -> Check:
+    """A check of a number >= 0, or > `above`; finite, unless told otherwise. Gives a float."""
+    rule = f"a {'' if infinite else 'finite '}number {'>= 0' if above is None else f'> {above:g}'}"
+
+    def check(value: Any, key: str, error: type[ValueError]) -> float:
+        found = _float(value)
+        good = found >= 0 if above is None else found > above
+        if not good or (found == math.inf and not infinite):
+            raise error(f"{key} must be {rule}, not {quote(value)}")
+        return found
+
+    return check
+
+
+def integer(least: int = 0, most: int = INT64_MAX) -> Check:
+    """A check of an integer within bounds."""
+    rule = f"an integer from {least} to {'2^63 - 1' if most == INT64_MAX else most}"
+
+    def check(value: Any, key: str, error: type[ValueError]) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
+            raise error(f"{key} must be {rule}, not {quote(value)}")
+        return int(value)
+
+    return check
+
+
+def size(value: Any, key: str, error: type[ValueError]) -> int:
+    """Check whole bytes, which may be written as a float such as 16e9."""
+    found = _float(value)
+    if not (0 <= found < 2.0**63 and found == math.floor(found)):
+        raise error(f"{key} must be a whole number of bytes from 0 to 2^63 - 1, not {quote(value)}")
+    return int(value)
+
+
+def flag(value: Any, key: str, error: type[ValueError]) -> bool:
+    """Check true or false."""
+    if not isinstance(value, bool):
+        raise error(f"{key} must be true or false, not {quote(value)}")
+    return value
+
+
+def text(value: Any, key: str, error: type[ValueError]) -> str:
+    """Check a string, of characters that can be written."""
+    if not isinstance(value, str):
+        raise error(f"{key} must be a string, not {quote(value)}")
+    if not value.isascii() and re.search("[\ud800-\udfff]", value):
+        raise error(f"{key} must be a string of whole characters, not {quote(value)}")
+    return value
+
+
+def optional(check: Check) -> Check:
+    """A check of what may also be null."""
+    return lambda value, key, error: None if value is None else check(value, key, error)
+
+
+def items(check: Check, each: str) -> Check:
+    """A check of a list; `each` is what a message calls one of it."""
+
+    def check_all(value: Any, key: str, error: type[ValueError]) -> list[Any]:
+        if not isinstance(value, list | tuple):
+            raise error(f"{key} must be a list, not {quote(value)}")
+        return [check(item, each, error) for item in value]
+
+    return check_all
+
+
+def mapping(check: Check) -> Check:
+    """A check of an object with any keys whose values are alike."""
+
+    def check_all(value: Any, key: str, error: type[ValueError]) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise error(f"{key} must be an object, not {quote(value)}")
+        for name in value:
+            text(name, f"a key of {key}", error)
+        return {name: check(item, f"{key}[{name[:_LONGEST_QUOTE]!r}]", error) for name, item in value.items()}
+
+    return check_all
+
+
+def choice(*known: str) -> Check:
+    """A check of a string that is one of a few."""
+
+    def check(value: Any, key: str, error: type[ValueError]) -> str:
+        if not isinstance(value, str) or value not in known:
+            raise error(f"{key} must be one of {', '.join(known)}, not {quote(value)}")
+        return value
+
+    return check
+
+
+def check_array(value: Any, key: str, kind: type[np.generic], length: int, error: type[ValueError]) -> None:
+    """Refuse what is no array of one dimension, of a length and a dtype."""
+    if not isinstance(value, np.ndarray) or value.dtype != kind or value.shape != (length,):
+        found = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else quote(value)
+        raise error(f"{key} must be an array of {length} {kind.__name__}, not {found}")
+
+
+def quote(value: Any) -> str:
+    """A value as a message shows it: in one short line, with all that a terminal would obey made visible.
+
+    >>> print(quote("\\x1b[31m"), quote(10**5000))
+    '\\x1b[31m' an integer of 16610 bits
+    """
+    if isinstance(value, int) and value.bit_length() > 4 * _LONGEST_INTEGER:
+        return f"an integer of {value.bit_length()} bits"
+    shown = _REPR.repr(value).replace("\n", " ")
+    return shown if len(shown) <= _LONGEST_QUOTE else f"{shown[: _LONGEST_QUOTE - 3]}..."
+
+
+def listed(names: Collection[str]) -> str:
+    """Names that would be valid, the first of them where they are many."""
+    first = [text for text, _ in zip(names, range(_MOST_CHOICES), strict=False)]
+    more = f" and {len(names) - len(first)} more" if len(names) > len(first) else ""
+    return ", ".join(quote(name)[1:-1] for name in first) + more
+
+
+def read_json(path: str | Path, error: type[ValueError]) -> Any:
+    """Parse a JSON file, gzip-compressed where the name ends in ``.gz``.
+
+    NaN and infinities are read as Python does; integers of more than 40 digits become floats.
+
+    Raises:
+        error: the content is no JSON, or beyond `MOST_BYTES` or `MOST_NESTED`; the message names the file.
+        OSError: the file can't be read.
+    """
+    data = read_bytes(path, error)
+    if _nesting(data) > MOST_NESTED:
+        raise error(f"{path}: lists and objects are nested more than {MOST_NESTED} deep")
+    try:
+        return json.loads(data.decode(json.detect_encoding(data)), parse_int=_integer)
+    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        raise error(f"{path}: not valid JSON: {problem}") from None
+
+
+def read_bytes(path: str | Path, error: type[ValueError]) -> bytes:
+    """The content of a file, unpacked as it streams where the name ends in ``.gz``.
+
+    Raises:
+        error: more than `MOST_BYTES`, or damaged; the message names the file.
+        OSError: the file can't be read.
+    """
+    packed = Path(path).suffix == ".gz"
+    try:
+        with gzip.open(path) if packed else open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
+        raise error(f"{path}: not a whole gzip file: {problem}") from None
+    if len(data) > MOST_BYTES:
+        raise error(f"{path}: more than {MOST_BYTES} bytes{' unpacked' if packed else ''}, the most that is read")
+    return data
+
+
+def write_json(document: Any, path: str | Path) -> None:
+    """Write a JSON file, gzip-compressed (reproducibly) where the name ends in ``.gz``.
+
+    Raises:
+        OSError: it can't be written; a file that was there before is untouched.
+    """
+    packed = Path(path).suffix == ".gz"
+    data = json.dumps(document, indent=None if packed else 1).encode()
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(gzip.compress(data, mtime=0) if packed else data)
+
+
+def _nesting(data: bytes) -> int:
+    """How deep lists and objects are in one another."""
+    bare = np.frombuffer(_STRING.sub(b"", data), np.uint8)
+    brackets = bare[np.isin(bare, np.frombuffer(b"[{]}", np.uint8))]
+    steps = np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1)
+    return int(np.cumsum(steps).max(initial=0))
+
+
+def _integer(digits: str) -> float:
+    return int(digits) if len(digits) <= _LONGEST_INTEGER else float(digits)
+
+
+def _float(value: Any) -> float:
+    """The value as a float, infinite beyond all floats; NaN if it is no number."""
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # an int
+        return math.inf if value > 0 else -math.inf
+
+
+class _Repr(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, _LONGEST_QUOTE, _LONGEST_QUOTE
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= 4 * _LONGEST_INTEGER else "..."
+
+
+_REPR = _Repr()

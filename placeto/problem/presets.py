@@ -1,0 +1,130 @@
+"""The clusters that have a name, with the sources of their numbers.
+
+Peaks, memory bandwidths and memories are the vendors' datasheet values; kernel launches cost about 5 us each.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.topology import Link, Topology
+
+# One GK210 die of a Tesla K80: half of the board's 8.2 TFLOP/s fp32 (boost), 480 GB/s and 24 GB. The overhead, like
+# the link constants in `_k80`, is the published Placeto simulator's for an AWS p2.8xlarge.
+K80 = Device("k80", "k80", flops=4.1e12, memory_bandwidth=240e9, memory=12 * 10**9, overhead_us=5.7)
+P100 = Device("p100", "p100", flops=9.3e12, memory_bandwidth=732e9, memory=16 * 10**9, overhead_us=5.0)  # PCIe, fp32
+V100 = Device("v100", "v100", flops=15.7e12, memory_bandwidth=900e9, memory=16 * 10**9, overhead_us=5.0)  # SXM2, fp32
+A100 = Device("a100", "a100", flops=312e12, memory_bandwidth=2039e9, memory=80 * 10**9, overhead_us=4.0)  # SXM, bf16
+H100 = Device("h100", "h100", flops=989e12, memory_bandwidth=3350e9, memory=80 * 10**9, overhead_us=4.0)  # SXM, bf16
+# A 56-core Sapphire Rapids socket: 64 fp32 FLOPs a cycle and core at 2 GHz, eight channels of DDR5-4800.
+CPU = Device("cpu", "cpu", flops=7.2e12, memory_bandwidth=307e9, memory=512 * 10**9, overhead_us=2.0)
+# One core of the 2-core Xeon virtual machine that Placeto is developed on, measured with torch 2.13 on one thread:
+# 160 GFLOP/s (fp32 matmul, n = 256 and 1024), 14 GB/s (read + write of 64 MB), 2.2 us for an add of 4 numbers.
+CPU_CORE = Device("cpu-core", "cpu-core", flops=160e9, memory_bandwidth=14e9, memory=10 * 10**9, overhead_us=2.0)
+
+PCIE3 = 12e9  # bytes/s that a PCIe 3.0 x16 slot moves in practice (15.75e9 on paper)
+PCIE5 = 50e9  # 63e9 on paper
+SOCKETS = 9e9  # PCIe 3.0 between two sockets, through their QPI link and host memory
+NVLINK2 = 24e9  # one NVLink 2.0 link, one direction (25e9 on paper)
+LATENCY_US, PCIE_LATENCY_US, SOCKETS_LATENCY_US = 10.0, 15.0, 20.0
+
+# NVLink 2.0 links between the GPUs of a DGX-1 with V100 (hybrid cube mesh: six links a GPU, two quads).
+_DGX1_LINKS = np.array(
+    [
+        [0, 1, 1, 2, 2, 0, 0, 0],
+        [1, 0, 2, 1, 0, 2, 0, 0],
+        [1, 2, 0, 2, 0, 0, 1, 0],
+        [2, 1, 2, 0, 0, 0, 0, 1],
+        [2, 0, 0, 0, 0, 1, 1, 2],
+        [0, 2, 0, 0, 1, 0, 2, 1],
+        [0, 0, 1, 0, 1, 2, 0, 2],
+        [0, 0, 0, 1, 2, 1, 2, 0],
+    ]
+)
+
+
+def _cluster(
+    name: str,
+    devices: Sequence[Device],
+    bandwidth: float | np.ndarray,
+    latency_us: float | np.ndarray,
+    transfers: str = "unicast",
+    link: str = "egress",
+    link_gap_us: float = 0.0,
+) -> Cluster:
+    """A preset: devices named "gpu:0"... (or "cpu:0"...) in order; bandwidth in bytes/s, one number or (D, D)."""
+    named = _named(devices)
+    size = (len(named), len(named))
+    matrix = np.broadcast_to(bandwidth, size) / 1e6  # bytes/us
+    return Cluster(name, named, matrix, np.broadcast_to(latency_us, size), transfers, link, link_gap_us)
+
+
+def _named(devices: Sequence[Device]) -> tuple[Device, ...]:
+    named: list[Device] = []
+    for device in devices:
+        prefix = "cpu" if device.kind.startswith("cpu") else "gpu"
+        count = sum(other.name.startswith(prefix) for other in named)
+        named.append(replace(device, name=f"{prefix}:{count}"))
+    return tuple(named)
+
+
+def _k80(name: str, count: int) -> Cluster:
+    """The published Placeto simulator: 7600 bytes/us, and 25 us of link time after each delivery."""
+    return _cluster(name, [K80] * count, 7.6e9, 0.0, "broadcast", "egress", 25.0)
+
+
+def _dgx1(name: str, count: int) -> Cluster:
+    """The first GPUs of a DGX-1: NVLink where there is one, PCIe and the sockets' link elsewhere."""
+    links = _DGX1_LINKS[:count, :count]
+    bandwidth = np.where(links > 0, links * NVLINK2, SOCKETS)
+    latency_us = np.where(links > 0, LATENCY_US, SOCKETS_LATENCY_US)
+    return _cluster(name, [V100] * count, bandwidth, latency_us, link="pair")
+
+
+def _mixed(name: str) -> Cluster:
+    """Two V100 joined by a double NVLink, and two P100, all on one PCIe 3.0 host."""
+    bandwidth, latency_us = np.full((4, 4), PCIE3), np.full((4, 4), PCIE_LATENCY_US)
+    bandwidth[:2, :2], latency_us[:2, :2] = 2 * NVLINK2, LATENCY_US
+    return _cluster(name, [V100] * 2 + [P100] * 2, bandwidth, latency_us)
+
+
+def _hosts(name: str, device: Device, topology: Topology) -> Cluster:
+    """Alike devices on several hosts. One link per sender: each GPU of a host sends to the network by itself."""
+    return Cluster.from_topology(name, _named([device] * topology.num_devices), topology)
+
+
+# Two hosts, each with four V100 like a quad of the DGX-1: 8 NVLinks among 6 pairs, here spread evenly. 25 Gb/s Ethernet
+# is 3.125e9 bytes/s, of which TCP leaves 1448 in each 1538 of a full frame (IEEE 802.3). Latency through both hosts'
+# memory: an estimate.
+_2X4XV100 = Topology(((4,), (4,)), island=Link(8 / 6 * NVLINK2, LATENCY_US), network=Link(2.9e9, 50.0))
+# Two DGX H100: NVSwitch within (as in 8xh100), and a ConnectX-7 with 400 Gb/s of InfiniBand for each GPU (NVIDIA, DGX
+# H100 datasheet): 50e9 bytes/s on paper. The share of it that transfers get, and the latency, are estimates.
+_2X8XH100 = Topology(((8,), (8,)), island=Link(380e9, 8.0), network=Link(45e9, 15.0))
+
+CLUSTERS: dict[str, Callable[[], Cluster]] = {
+    "2xk80": partial(_k80, "2xk80", 2),
+    "4xk80": partial(_k80, "4xk80", 4),
+    "8xk80": partial(_k80, "8xk80", 8),
+    "2xp100": partial(_cluster, "2xp100", [P100] * 2, PCIE3, PCIE_LATENCY_US),
+    "4xp100": partial(_cluster, "4xp100", [P100] * 4, PCIE3, PCIE_LATENCY_US),
+    "2xv100": partial(_dgx1, "2xv100", 2),
+    "4xv100": partial(_dgx1, "4xv100", 4),
+    "8xv100": partial(_dgx1, "8xv100", 8),
+    # HGX A100, 4 GPUs: four NVLink 3.0 links between each two, 100e9 bytes/s one way on paper.
+    "4xa100": partial(_cluster, "4xa100", [A100] * 4, 92e9, 8.0, link="pair"),
+    # HGX H100, 8 GPUs: all of a GPU's 450e9 bytes/s (one way, on paper) through the NVSwitch to any other.
+    "8xh100": partial(_cluster, "8xh100", [H100] * 8, 380e9, 8.0),
+    "2x4xv100": partial(_hosts, "2x4xv100", V100, _2X4XV100),
+    "2x8xh100": partial(_hosts, "2x8xh100", H100, _2X8XH100),
+    "cpu+1xh100": partial(_cluster, "cpu+1xh100", [CPU, H100], PCIE5, LATENCY_US),
+    "2xv100+2xp100": partial(_mixed, "2xv100+2xp100"),
+    # A copy through shared memory: 7.5e9 bytes/s measured; a hand-over between two threads costs about 10 us.
+    "2xcpu-core": partial(_cluster, "2xcpu-core", [CPU_CORE] * 2, 7.5e9, 10.0),
+}

@@ -1,0 +1,136 @@
+"""Topologies: hosts with islands of devices, in place of a bandwidth and a latency for every pair.
+
+In a cluster file ("placeto.cluster/1") a ``topology`` stands in place of ``bandwidth`` and ``latency_us``. Two hosts of
+four GPUs, all four of a host joined by NVLink, with 25 Gb/s between the hosts:
+
+    "topology": {"hosts": [[4], [4]],
+                 "island": {"bandwidth": 32e9, "latency_us": 10},
+                 "network": {"bandwidth": 2.9e9, "latency_us": 50}}
+
+`hosts` has one list per host: the sizes of its islands, filled with the devices in their order. ``[[2, 2]]`` is one
+host with two pairs, ``[[1, 1, 1, 1]]`` one with four devices on PCIe alone. `island`, `host` and `network` are the
+links within an island, between islands of one host, and between hosts; those that join no two may be left out.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from placeto.problem.fields import Field, anything, number, quote, read_fields, within
+
+LEVELS = {"island": "two devices share an island", "host": "a host has two islands", "network": "there are two hosts"}
+MOST_DEVICES = 4096
+"""Of a cluster; its matrices have the square of it."""
+_LINK = {"bandwidth": Field(number(above=0.0)), "latency_us": Field(number(), 0.0)}
+
+
+class ClusterError(ValueError):
+    """A cluster, a topology, or a cluster file, that breaks a rule of the format."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a transfer over one level of the topology takes: ``latency_us + bytes / bandwidth``.
+
+    Raises:
+        ClusterError: a number is not finite, bandwidth is not positive, or latency is negative.
+    """
+
+    bandwidth: float  # bytes/s, one direction
+    latency_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        read_fields(vars(self), _LINK, ClusterError)
+
+
+def _link(value: Any, key: str, error: type[ValueError]) -> Link:
+    with within(error, key):
+        return Link(**read_fields(value, _LINK, error))
+
+
+_TOPOLOGY = {"hosts": Field(anything), **dict.fromkeys(LEVELS, Field(_link, None))}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Hosts, each with islands of devices, and the links of the three levels.
+
+    Each pair of devices gets the link of the closest level that joins it, as if it had it for itself: that the GPUs of
+    a host share one network card is not modelled; give `network` the bandwidth that is left for one of them where all
+    send at once.
+
+    Raises:
+        ClusterError: no host, a host without islands, a size that is not a positive integer, or a missing link.
+    """
+
+    hosts: tuple[tuple[int, ...], ...]  # per host, the sizes of its islands, in the order of the devices
+    island: Link | None = None  # within an island, e.g. NVLink
+    host: Link | None = None  # between islands of one host, e.g. PCIe
+    network: Link | None = None  # between hosts
+
+    def __post_init__(self) -> None:
+        if not _is_list(self.hosts) or not self.hosts:
+            raise ClusterError(f"topology: hosts must be a list with the islands of each host, not {quote(self.hosts)}")
+        for position, host in enumerate(self.hosts):
+            sizes = _is_list(host) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in host)
+            if not sizes or not host:
+                rule = "a list of the sizes of its islands, integers > 0 as in [2, 2]"
+                raise ClusterError(f"topology: hosts[{position}] must be {rule}, not {quote(host)}")
+        object.__setattr__(self, "hosts", tuple(map(tuple, self.hosts)))
+        if self.num_devices > MOST_DEVICES:
+            raise ClusterError(f"topology: hosts must have room for at most {MOST_DEVICES} devices")
+        needed = (
+            any(max(host) > 1 for host in self.hosts),
+            any(len(host) > 1 for host in self.hosts),
+            len(self.hosts) > 1,
+        )
+        for (level, why), joins in zip(LEVELS.items(), needed, strict=True):
+            if joins and getattr(self, level) is None:
+                raise ClusterError(f"topology: {level} is missing, the link where {why}")
+
+    @property
+    def num_devices(self) -> int:
+        """D, the number of devices that the topology places."""
+        return sum(map(sum, self.hosts))
+
+    def matrices(self, num_devices: int) -> tuple[np.ndarray, np.ndarray]:
+        """Bandwidth in bytes/s and latency in microseconds between D devices, each (D, D) float64.
+
+        >>> Topology(((2,), (1,)), island=Link(48e9, 10.0), network=Link(3e9, 30.0)).matrices(3)[1].tolist()
+        [[0.0, 10.0, 30.0], [10.0, 0.0, 30.0], [30.0, 30.0, 0.0]]
+
+        Raises:
+            ClusterError: the islands hold more or fewer devices.
+        """
+        if self.num_devices != num_devices:
+            raise ClusterError(f"topology: hosts has room for {self.num_devices} devices, but there are {num_devices}")
+        host = np.repeat(np.arange(len(self.hosts)), [sum(sizes) for sizes in self.hosts])
+        islands = [size for sizes in self.hosts for size in sizes]
+        island = np.repeat(np.arange(len(islands)), islands)
+        level = np.where(host[:, None] != host, 2, np.where(island[:, None] != island, 1, 0))
+        links = [self.island, self.host, self.network]  # None joins no two devices: see __post_init__
+        bandwidth = np.array([link.bandwidth if link else 0.0 for link in links], np.float64)[level]
+        latency_us = np.array([link.latency_us if link else 0.0 for link in links], np.float64)[level]
+        np.fill_diagonal(bandwidth, 0.0)
+        np.fill_diagonal(latency_us, 0.0)
+        return bandwidth, latency_us
+
+
+def topology_from_document(value: Any) -> Topology:
+    """The topology of a cluster file.
+
+    Raises:
+        ClusterError: it breaks a rule of the format; the message names the field.
+    """
+    with within(ClusterError, "topology"):
+        values = read_fields(value, _TOPOLOGY, ClusterError)
+    return Topology(**values)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)

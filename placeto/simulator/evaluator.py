@@ -1,0 +1,367 @@
+"""What every placer shares: the result, and the budget of simulations or seconds it must keep.
+
+Legend: N ops, G groups, D devices, B placements of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from placeto.problem.grouping import Groups, group_ops
+from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.units import format_us
+from placeto.simulator.memory import score
+from placeto.simulator.schedule import Schedule, check_placement, simulate, simulate_batch
+
+_CHUNK_SECONDS = 0.02  # between two looks at the clock
+_PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
+MEMORY_PENALTY = 10.0
+"""Makespans are multiplied by 1 + this x the sum over devices of max(0, peak - memory) / memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementResult:
+    """The best placement that a placer found, and what finding it took."""
+
+    placement: np.ndarray  # (N,) int64, device of each op
+    makespan_us: float  # what `simulate` gives for it
+    fits: bool  # no device exceeds its memory
+    simulations: int
+    seconds: float
+    history: tuple[tuple[int, float, float], ...]  # (simulations, seconds, makespan_us) of each improvement
+    problem: PlacementProblem
+    placer: str = ""  # its name, where it has one
+
+    def __repr__(self) -> str:
+        used = f"{len(np.unique(self.placement))} of {self.problem.num_devices} devices"
+        spent = f"{self.simulations} simulations in {self.seconds:.2f} s{f' by {self.placer}' if self.placer else ''}"
+        fits = "fits" if self.fits else "doesn't fit"
+        return f"PlacementResult({self.problem.graph.name!r}, {format_us(self.makespan_us)}, {used}, {fits}, {spent})"
+
+    def devices(self) -> dict[str, str]:
+        """Name of each op -> name of its device."""
+        names, graph = self.problem.cluster.device_names, self.problem.graph
+        return {op: names[device] for op, device in zip(graph.op_names, self.placement.tolist(), strict=True)}
+
+
+class Evaluator:
+    """Scores placements within a budget and keeps the best: one that fits rather than not, then the least makespan.
+
+    Once the budget is spent, scores are `math.inf` and nothing is simulated. With neither limit it never is.
+    Scores are penalised makespans in microseconds: makespan x (1 + `MEMORY_PENALTY` x memory overflow).
+
+    Seconds count from `began` and include the grouping of the ops. A step that has begun is not stopped: grouping or
+    splitting groups, the placing by a rule, a simulation. So a placer ends late by what is left of one such step.
+
+    Args:
+        problem: whose placements are scored.
+        groups: of its ops; None = those of `group_ops`.
+        simulations: at most so many.
+        seconds: at most so many.
+        began: what `time.perf_counter` said when the placer began; None = now.
+
+    >>> from placeto import ComputationGraph, load_cluster
+    >>> graph = ComputationGraph.from_ops("two", [{"name": n, "time_us": {"*": 5.0}} for n in "ab"])
+    >>> problem = PlacementProblem(graph, load_cluster("2xp100"))
+    >>> evaluator = Evaluator(problem, simulations=1)
+    >>> evaluator.score(np.array([0, 1])), evaluator.score(np.array([0, 0])), evaluator.exhausted
+    (10.0, inf, True)
+
+    Raises:
+        ValueError: a negative or non-finite budget.
+    """
+
+    def __init__(
+        self,
+        problem: PlacementProblem,
+        groups: Groups | None = None,
+        simulations: int | None = None,
+        seconds: float | None = None,
+        began: float | None = None,
+    ) -> None:
+        self._begin = time.perf_counter() if began is None else began
+        if simulations is not None and simulations < 0:
+            raise ValueError(f"simulations must be >= 0, not {simulations}")
+        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"seconds must be finite and >= 0, not {seconds}")
+        self.problem = problem
+        self.groups = groups = group_ops(problem) if groups is None else groups
+        self.limit = simulations
+        self.seconds_limit = seconds
+        self.simulations = 0
+        self.last_fits = False  # whether the last placement that was scored is within memory
+        self._absorbed = 0.0  # seconds at the end of the last `absorb`
+        self._batch = ProblemBatch((problem,), problem.arrays)
+        self._chunks = Chunks(self)
+        self._best: np.ndarray | None = None  # (N,)
+        self._best_key = (True, math.inf)  # (exceeds memory, penalised makespan)
+        self._best_makespan = math.inf
+        self._best_groups: np.ndarray | None = None  # (G,)
+        self._best_groups_score = math.inf
+        self._history: list[tuple[int, float, float]] = []
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the placer began."""
+        return time.perf_counter() - self._begin
+
+    @property
+    def remaining(self) -> float:
+        """Simulations left; inf if they are not limited, 0 if the time is up."""
+        if self.seconds_limit is not None and self.seconds >= self.seconds_limit:
+            return 0
+        return math.inf if self.limit is None else self.limit - self.simulations
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the budget is spent."""
+        return self.remaining <= 0
+
+    @property
+    def expected(self) -> float:
+        """Simulations that are left at the pace of those that were scored so far; inf if there is no limit."""
+        if self.seconds_limit is None or self._chunks.pace == 0.0:
+            return self.remaining
+        return min(self.remaining, max(0.0, self.seconds_limit - self.seconds) / self._chunks.pace)
+
+    @contextmanager
+    def limited(self, simulations: int, seconds: float | None) -> Iterator[None]:
+        """Within it no more than so many simulations and seconds in all, nor than the budget."""
+        limits = self.limit, self.seconds_limit
+        self.limit = simulations if self.limit is None else min(simulations, self.limit)
+        if seconds is not None:
+            self.seconds_limit = seconds if self.seconds_limit is None else min(seconds, self.seconds_limit)
+        try:
+            yield
+        finally:
+            self.limit, self.seconds_limit = limits
+
+    @contextmanager
+    def limited_to(self, share: float) -> Iterator[None]:
+        """Within it no more than a share of the simulations and of the time that are left."""
+        simulations, seconds = 1 << 60, None
+        if self.limit is not None:
+            simulations = self.simulations + math.ceil(share * (self.limit - self.simulations))
+        if self.seconds_limit is not None:
+            seconds = self.seconds + share * max(0.0, self.seconds_limit - self.seconds)
+        with self.limited(simulations, seconds):
+            yield
+
+    @contextmanager
+    def anew(self) -> Iterator[None]:
+        """Within it the best placement is that of those scored within it, afterwards that of all."""
+        before, key, makespan, history = self._best, self._best_key, self._best_makespan, self._history
+        self._best, self._best_key, self._best_makespan, self._history = None, (True, math.inf), math.inf, []
+        try:
+            yield
+        finally:
+            if before is not None and key <= self._best_key:
+                self._best, self._best_key, self._best_makespan, self._history = before, key, makespan, history
+            elif before is not None:
+                self._history = [*history, self._history[-1]]
+
+    @property
+    def progress(self) -> float:
+        """Fraction of the budget that is spent, in [0, 1]; 0 if there is none."""
+        parts = [0.0]
+        if self.limit is not None:
+            parts.append(self.simulations / self.limit if self.limit else 1.0)
+        if self.seconds_limit is not None:
+            parts.append(self.seconds / self.seconds_limit if self.seconds_limit else 1.0)
+        return min(1.0, max(parts))
+
+    @property
+    def best_fits(self) -> bool:
+        """Whether the best placement so far is within memory; False if there is none."""
+        return self._best is not None and not self._best_key[0]
+
+    @property
+    def best(self) -> np.ndarray | None:
+        """(N,) best placement so far."""
+        return self._best
+
+    @property
+    def best_score(self) -> float:
+        """Penalised makespan of the best placement so far, in microseconds; inf if there is none."""
+        return self._best_key[1]
+
+    @property
+    def best_groups(self) -> tuple[np.ndarray, float]:
+        """(G,) best placement so far that keeps groups together, and its penalised makespan; else all 0, and inf."""
+        if self._best_groups is None:
+            return np.zeros(self.groups.num_groups, np.int64), math.inf
+        return self._best_groups, self._best_groups_score
+
+    def regroup(self, parts: Groups) -> None:
+        """Go on with parts of the groups; `best_groups` becomes the best placement so far that keeps these together."""
+        met = [(self._best, self._best_key[1])]
+        if self._best_groups is not None:
+            met.append((self._best_groups[self.groups.group], self._best_groups_score))
+        self.groups, self._best_groups, self._best_groups_score = parts, None, math.inf
+        for placement, us in met:
+            if placement is not None and self._best_groups is None:
+                per_group = placement[parts.first_op]
+                if np.array_equal(per_group[parts.group], placement):
+                    self._best_groups, self._best_groups_score = per_group, us
+
+    @contextmanager
+    def split_into(self, parts: Groups) -> Iterator[None]:
+        """Within it the groups are these parts of them."""
+        before = self.groups, self._best_groups, self._best_groups_score
+        self.regroup(parts)
+        try:
+            yield
+        finally:
+            self.groups, self._best_groups, self._best_groups_score = before
+
+    def score(self, group_placement: np.ndarray) -> float:
+        """Penalised makespan of a placement (G,) of groups, in microseconds.
+
+        Raises:
+            PlacementError: not one device of the cluster per group.
+        """
+        return self.score_ops(np.asarray(group_placement)[self.groups.group])
+
+    def score_ops(self, placement: np.ndarray) -> float:
+        """Penalised makespan of a placement (N,) of ops, in microseconds.
+
+        Raises:
+            PlacementError: not one device of the cluster per op.
+        """
+        return float(self._score_rows(np.asarray(placement)[None])[0])
+
+    def score_batch(self, group_placements: np.ndarray) -> np.ndarray:
+        """Penalised makespans (B,) of placements (B, G) of groups; inf for those beyond the budget.
+
+        Raises:
+            PlacementError: not one device of the cluster per group.
+        """
+        return self._score_rows(np.asarray(group_placements)[:, self.groups.group])
+
+    def absorb(
+        self,
+        placement: np.ndarray,
+        makespan_us: float,
+        overflow: float,
+        simulations: int,
+        improvements: Sequence[tuple[int, float, float]] = (),
+    ) -> None:
+        """Take over what a compiled search found in `simulations` more: its best placement (N,).
+
+        `improvements` are (simulation of these, makespan_us, overflow); their seconds are interpolated. Those that are
+        no better than what was found before are left out: the search may have begun from something worse.
+        """
+        better, key = [], self._best_key
+        for count, us, over in improvements:
+            if _key(us, over) < key:
+                better.append((count, us))
+                key = _key(us, over)
+        begin = max(self._absorbed, self._history[-1][1] if self._history else 0.0)
+        self._absorbed = now = self.seconds
+        before = len(self._history)
+        start = self.simulations
+        self.simulations += simulations
+        self._offer(placement, makespan_us, overflow)
+        if better and len(self._history) > before:
+            self._history[before:] = [
+                (start + count, begin + (now - begin) * count / simulations, makespan) for count, makespan in better
+            ]
+
+    def result(self) -> PlacementResult:
+        """The best placement scored; where nothing was, the best single device.
+
+        The fallback's schedule is worked out only to describe it, and is not counted.
+        """
+        if self._best is None:
+            schedule = simulate(self.problem, np.full(self.problem.num_ops, busy_us(self.problem).argmin()))
+            placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
+        else:
+            placement, makespan, fits = self._best, self._best_makespan, not self._best_key[0]
+        return PlacementResult(
+            placement, makespan, fits, self.simulations, self.seconds, tuple(self._history), self.problem
+        )
+
+    def _score_rows(self, placements: np.ndarray) -> np.ndarray:
+        scores, done = np.full(len(placements), math.inf), 0
+        while done < len(placements) and (count := self._chunks.next(len(placements) - done)) > 0:
+            before, rows = self.seconds, placements[done : done + count]
+            if count < _PARALLEL:
+                arrays, checked = self.problem.arrays, [check_placement(self.problem, row) for row in rows]
+                makespans, overflows = np.array([score(arrays, 0, row, math.inf) for row in checked]).T
+            else:
+                makespans, overflows = simulate_batch(self._batch, np.zeros(count, np.int64), rows)
+            scores[done : done + count] = makespans * (1.0 + MEMORY_PENALTY * overflows)
+            for row, makespan, overflow in zip(rows, makespans, overflows, strict=True):
+                self.simulations += 1
+                self._offer(row, float(makespan), float(overflow))
+            self._chunks.took(count, self.seconds - before)
+            done += count
+        if done == 0:
+            for row in placements[:1]:
+                check_placement(self.problem, row)
+        return scores
+
+    def _offer(self, placement: np.ndarray, makespan_us: float, overflow: float) -> None:
+        self.last_fits = overflow == 0
+        key = _key(makespan_us, overflow)
+        if self._best is None or key < self._best_key:
+            self._best = np.array(placement, np.int64)
+            self._best_key, self._best_makespan = key, makespan_us
+            self._history.append((self.simulations, self.seconds, makespan_us))
+        if key[1] < self._best_groups_score:
+            per_group = np.asarray(placement)[self.groups.first_op]
+            if np.array_equal(per_group[self.groups.group], placement):
+                self._best_groups, self._best_groups_score = per_group, key[1]
+
+
+class Chunks:
+    """How many simulations to make between two looks at the clock, for work that can't look at it in between.
+
+    With a limit in seconds the first chunk is one simulation, none is more than twice the largest before it, and none
+    is expected to take longer than is left.
+    """
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.pace = 0.0  # seconds a simulation of the last chunk, 0 before there is one
+        self._evaluator = evaluator
+        self._largest = 0
+
+    def next(self, most: int) -> int:
+        """Size of the next chunk, at most `most`; 0 if the budget is spent."""
+        evaluator = self._evaluator
+        count = int(min(most, max(0, evaluator.remaining)))
+        if evaluator.seconds_limit is None or count <= 1:
+            return count
+        left = min(_CHUNK_SECONDS, evaluator.seconds_limit - evaluator.seconds)
+        affordable = left / self.pace if self.pace > 0.0 else 1.0
+        return max(1, int(min(count, affordable, 2 * self._largest)))
+
+    def took(self, count: int, seconds: float) -> None:
+        """Note how long a chunk took."""
+        self.pace = seconds / count
+        self._largest = max(self._largest, count)
+
+
+def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:
+    """What is smaller is better: whether memory is exceeded, then the penalised makespan."""
+    return overflow > 0, makespan_us * (1.0 + MEMORY_PENALTY * overflow)
+
+
+def best_single(problem: PlacementProblem) -> Schedule | None:
+    """The fastest schedule on one device that has the memory; None if no device holds the whole graph."""
+    for device in np.argsort(busy_us(problem), kind="stable"):
+        schedule = simulate(problem, np.full(problem.num_ops, device))
+        if schedule.fits:
+            return schedule
+    return None
+
+
+def busy_us(problem: PlacementProblem) -> np.ndarray:
+    """(D,) microseconds that each device would be busy with the whole graph, overheads included."""
+    return (problem.op_time + np.where(problem.op_time > 0, problem.cluster.overhead_us, 0.0)).sum(axis=0)

@@ -1,0 +1,302 @@
+"""The simulator's numba kernels: one schedule and its slack; `placeto.simulator.memory` has its memory.
+
+They read a `FlatProblems` and the index of one problem in it, write into arrays the caller owns, and may be called
+from any other numba function, inside prange too (one `Record` per thread or iteration):
+
+    record = new_record(flat, p)
+    makespan, num_sends = run(flat, p, placement, record, np.inf)
+    slack(flat, p, placement, record, num_sends, makespan, op_slack, send_slack)
+
+Events happen at slots: one per device, one per link. A slot has at most one pending event, so the next event is the
+least (time, key) over the slots; no heap is needed. Its key orders equal times: deliveries by their producer's rank,
+then links, then devices, each by rank. A slot's delivery (of an op's output to consumers on the same device, or of a
+send to its receivers) always comes before that slot's next start, so the two share the slot. A slot with an empty
+queue has no event (time inf); `free` says from when on it may start again.
+
+Legend: N ops, S sends, E edges, T tensors, D devices.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from placeto.problem.problem import FlatProblems
+
+_LINK = 1 << 40  # keys: deliveries from 0, links from _LINK, devices from 2 * _LINK
+_DEVICE = 2 << 40
+BROADCAST = -1
+
+
+def _drop_stale_caches() -> None:
+    """Forget compiled callers older than a kernel file: numba's cache does not see changes in imported files."""
+    folder = Path(__file__).parent
+    sources = [*folder.glob("**/_[a-z]*.py"), folder / "placer.py"]  # the latter for its constant
+    changed = max(path.stat().st_mtime for path in sources)
+    for index in folder.glob("**/*.nbi"):
+        with suppress(OSError):
+            if index.stat().st_mtime < changed:
+                index.unlink()
+
+
+_drop_stale_caches()
+
+
+class Record(NamedTuple):
+    """What happened in one simulation; arrays may be longer than needed."""
+
+    start: np.ndarray  # (N,) float64, us
+    finish: np.ndarray  # (N,) float64, us
+    send_tensor: np.ndarray  # (E,) int64; sends are numbered in the order in which they join their link's queue
+    send_dst: np.ndarray  # (E,) int64, device, or BROADCAST
+    send_start: np.ndarray  # (E,) float64, us
+    send_finish: np.ndarray  # (E,) float64, us, delivery
+    order: np.ndarray  # (N+E,) int64: the starts in the order in which they happened, op i as i, send s as N + s
+
+
+@njit(cache=True, nogil=True)
+def new_record(flat: FlatProblems, p: int) -> Record:
+    """An empty record, large enough for problem `p`."""
+    n = flat.op_offset[p + 1] - flat.op_offset[p]
+    e = flat.edge_offset[p + 1] - flat.edge_offset[p]
+    return Record(
+        np.empty(n, np.float64),
+        np.empty(n, np.float64),
+        np.empty(e, np.int64),
+        np.empty(e, np.int64),
+        np.empty(e, np.float64),
+        np.empty(e, np.float64),
+        np.empty(n + e, np.int64),
+    )
+
+
+@njit(cache=True, nogil=True)
+def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float) -> tuple[float, int]:
+    """Simulate problem `p` under `placement` (N or more entries, each in 0..D-1, not checked); fills `record`.
+
+    Returns the makespan in microseconds and the number of sends. Where the makespan exceeds `cutoff` it returns inf,
+    as early as a bound shows it, and `record` is incomplete.
+    """
+    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
+    edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
+    tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
+    device0, device1 = flat.device_offset[p], flat.device_offset[p + 1]
+    n, d = op1 - op0, device1 - device0
+    broadcast, pair = flat.broadcast[p] == 1, flat.pair_links[p] == 1
+    gap = flat.link_gap_us[p]
+    op_time = flat.op_time[flat.time_offset[p] : flat.time_offset[p + 1]]
+    tail, rank = flat.tail_us[op0:op1], flat.op_rank[op0:op1]
+    out_ptr = flat.out_ptr[op0 + p : op1 + p + 1]
+    out_child, out_tensor = flat.out_child[edge0:edge1], flat.out_tensor[edge0:edge1]
+    named_child, tensor_child = flat.named_child[edge0:edge1], flat.tensor_child[edge0:edge1]
+    tensor_ptr = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1]
+    tensor_src, tensor_bytes = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
+    overhead, device_rank = flat.overhead_us[device0:device1], flat.device_rank[device0:device1]
+    bandwidth = flat.bandwidth[flat.pair_offset[p] : flat.pair_offset[p + 1]]
+    latency = flat.latency_us[flat.pair_offset[p] : flat.pair_offset[p + 1]]
+    start, finish, order = record.start, record.finish, record.order
+    send_tensor, send_dst = record.send_tensor, record.send_dst
+    send_start, send_finish = record.send_start, record.send_finish
+
+    num_slots = d + (d * d if pair else d)
+    slot_time, slot_key = np.full(num_slots, np.inf), np.zeros(num_slots, np.int64)
+    base_key = np.empty(num_slots, np.int64)  # the key of the slot's next start
+    free = np.zeros(num_slots)
+    head, last = np.full(num_slots, -1), np.full(num_slots, -1)  # queues of ops, resp. sends, as linked lists
+    running = np.zeros(num_slots, np.int64)  # op or send that the slot's pending delivery is of
+    next_op, next_send = np.empty(n, np.int64), np.empty(edge1 - edge0, np.int64)
+    send_cost = np.empty(edge1 - edge0)
+    copies = 1 if broadcast else d
+    send_of = np.full((tensor1 - tensor0) * copies, -1)  # send of a tensor (to a device)
+    missing = flat.num_inputs[op0:op1].copy()
+    for s in range(d):
+        base_key[s] = _DEVICE + device_rank[s]
+    for s in range(d, num_slots):
+        link = s - d
+        link_rank = device_rank[link // d] * d + device_rank[link % d] if pair else device_rank[link]
+        base_key[s] = _LINK + link_rank
+
+    for i in range(n):
+        if missing[i] == 0:
+            s = placement[i]
+            if head[s] < 0:
+                head[s] = i
+                slot_time[s], slot_key[s] = 0.0, base_key[s]
+            else:
+                next_op[last[s]] = i
+            last[s] = i
+            next_op[i] = -1
+
+    num_sends, num_starts, makespan = 0, 0, 0.0
+    while True:
+        slot, now, key = -1, np.inf, 0
+        for s in range(num_slots):
+            t = slot_time[s]
+            if t < now or (t == now and slot >= 0 and slot_key[s] < key):
+                slot, now, key = s, t, slot_key[s]
+        if slot < 0:
+            break
+
+        if key >= _DEVICE:  # the device starts the head of its queue
+            i = head[slot]
+            head[slot] = next_op[i]
+            duration = op_time[i * d + slot]
+            end = now + duration
+            start[i], finish[i] = now, end
+            if end + tail[i] > cutoff:
+                return np.inf, num_sends
+            free[slot] = end + overhead[slot] if duration != 0.0 else end
+            makespan = max(makespan, free[slot])
+            order[num_starts] = i
+            num_starts += 1
+            has_local = False
+            for k in range(out_ptr[i], out_ptr[i + 1]):
+                dst = placement[out_child[k]]
+                if dst == slot:
+                    has_local = True
+                    continue
+                tensor = out_tensor[k]
+                link = slot * d + dst
+                cost = latency[link] + tensor_bytes[tensor] / bandwidth[link]
+                which = tensor if broadcast else tensor * d + dst
+                send = send_of[which]
+                if send >= 0:
+                    send_cost[send] = max(send_cost[send], cost)
+                    continue
+                send = num_sends
+                num_sends += 1
+                send_of[which] = send
+                send_cost[send] = cost
+                send_tensor[send], send_dst[send] = tensor, BROADCAST if broadcast else dst
+                next_send[send] = -1
+                s = d + link if pair else d + slot
+                if head[s] < 0:
+                    head[s] = send
+                    if slot_time[s] == np.inf:
+                        slot_time[s], slot_key[s] = max(free[s], end), base_key[s]
+                else:
+                    next_send[last[s]] = send
+                last[s] = send
+            if has_local:
+                running[slot] = i
+                slot_time[slot], slot_key[slot] = end, rank[i]
+            else:
+                slot_time[slot] = free[slot] if head[slot] >= 0 else np.inf
+
+        elif key >= _LINK:  # the link starts the head of its queue
+            send = head[slot]
+            head[slot] = next_send[send]
+            end = now + send_cost[send]
+            send_start[send], send_finish[send] = now, end
+            free[slot] = end + gap
+            makespan = max(makespan, free[slot])
+            order[num_starts] = n + send
+            num_starts += 1
+            running[slot] = send
+            slot_time[slot], slot_key[slot] = end, rank[tensor_src[send_tensor[send]]]
+
+        else:  # a delivery: consumers lose a dependency, in order of name
+            local = slot < d
+            if local:
+                i = running[slot]
+                first, stop = out_ptr[i], out_ptr[i + 1]
+                src, dst = slot, slot
+            else:
+                send = running[slot]
+                tensor = send_tensor[send]
+                first, stop = tensor_ptr[tensor], tensor_ptr[tensor + 1]
+                src, dst = placement[tensor_src[tensor]], send_dst[send]
+            if head[slot] < 0:
+                slot_time[slot] = np.inf
+            elif local:
+                slot_time[slot], slot_key[slot] = free[slot], base_key[slot]
+            else:
+                ready = finish[tensor_src[send_tensor[head[slot]]]]
+                slot_time[slot], slot_key[slot] = max(free[slot], ready), base_key[slot]
+            for k in range(first, stop):
+                child = named_child[k] if local else tensor_child[k]
+                s = placement[child]
+                if s != dst and (dst >= 0 or s == src):
+                    continue
+                missing[child] -= 1
+                if missing[child] == 0:
+                    if head[s] < 0:
+                        head[s] = child
+                        if slot_time[s] == np.inf:
+                            slot_time[s], slot_key[s] = max(free[s], now), base_key[s]
+                    else:
+                        next_op[last[s]] = child
+                    last[s] = child
+                    next_op[child] = -1
+
+    return (makespan if makespan <= cutoff else np.inf), num_sends
+
+
+@njit(cache=True, nogil=True)
+def slack(
+    flat: FlatProblems,
+    p: int,
+    placement: np.ndarray,
+    record: Record,
+    num_sends: int,
+    makespan: float,
+    op_slack: np.ndarray,
+    send_slack: np.ndarray,
+) -> None:
+    """Fill `op_slack` (N,) and `send_slack` (S,): how late each may end, in us, without growing the makespan.
+
+    One pass backward over the recorded starts, along the arcs from op to consumer on its device, op to send, send to
+    consumer, op to the device's next op (after the overhead) and send to the link's next send (after the gap).
+    """
+    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
+    edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
+    tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
+    device0 = flat.device_offset[p]
+    n, d = op1 - op0, flat.device_offset[p + 1] - device0
+    pair, gap = flat.pair_links[p] == 1, flat.link_gap_us[p]
+    op_time = flat.op_time[flat.time_offset[p] : flat.time_offset[p + 1]]
+    out_ptr, out_child = flat.out_ptr[op0 + p : op1 + p + 1], flat.out_child[edge0:edge1]
+    tensor_ptr = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1]
+    tensor_child, tensor_src = flat.tensor_child[edge0:edge1], flat.tensor_src[tensor0:tensor1]
+    start, finish, order = record.start, record.finish, record.order
+    send_tensor, send_dst = record.send_tensor, record.send_dst
+    send_start, send_finish = record.send_start, record.send_finish
+
+    # Latest start of what follows on the device or link, at first its idle time: as (start, slack of it).
+    next_start = np.full(d + d * d, makespan)
+    next_slack = np.zeros(d + d * d)
+    op_slack[:n] = np.inf
+    for position in range(n + num_sends - 1, -1, -1):
+        i = order[position]
+        if i < n:
+            src = placement[i]
+            free = finish[i]
+            if op_time[i * d + src] != 0.0:
+                free += flat.overhead_us[device0 + src]
+            least = min(op_slack[i], next_start[src] - free + next_slack[src])
+            for k in range(out_ptr[i], out_ptr[i + 1]):
+                child = out_child[k]
+                if placement[child] == src:
+                    least = min(least, start[child] - finish[i] + op_slack[child])
+            op_slack[i] = least
+            next_start[src], next_slack[src] = start[i], least
+        else:
+            send = i - n
+            tensor, dst = send_tensor[send], send_dst[send]
+            producer = tensor_src[tensor]
+            src = placement[producer]
+            link = d + (src * d + dst if pair else src)
+            least = next_start[link] - (send_finish[send] + gap) + next_slack[link]
+            for k in range(tensor_ptr[tensor], tensor_ptr[tensor + 1]):
+                child = tensor_child[k]
+                s = placement[child]
+                if s == dst or (dst < 0 and s != src):
+                    least = min(least, start[child] - send_finish[send] + op_slack[child])
+            send_slack[send] = least
+            next_start[link], next_slack[link] = send_start[send], least
+            # The producer starts before its sends do, so it is still to come.
+            op_slack[producer] = min(op_slack[producer], send_start[send] - finish[producer] + least)

@@ -1,0 +1,245 @@
+"""Discrete-event simulation of a placed graph.
+
+Each device runs one op at a time, first ready first served; after an op of non-zero cost it stays busy for its
+overhead. A tensor used on another device is sent when its producer ends, through a first-in-first-out link. Times
+tie-break by kind (deliveries, links, devices) and then by name, so a schedule never depends on memory layout. With the
+"k80" presets this is the simulator of Addanki et al., "Placeto", NeurIPS 2019.
+
+`simulate` runs one placement, `simulate_batch` many at once; `placeto.simulator.kernel` documents how to call the kernels
+from other numba code on the flat arrays of a `ProblemBatch`.
+
+Legend: N ops, S sends, D devices, P problems, B placements of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numba import njit, prange
+
+from placeto.problem.fields import quote
+from placeto.problem.problem import FlatProblems, PlacementProblem, ProblemBatch, check_problem
+from placeto.simulator import kernel, memory
+
+__all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
+
+SERIAL_BELOW = 3  # rows of a batch: waking a second thread takes longer than so few do, most of all on a busy machine
+
+
+class PlacementError(ValueError):
+    """A placement that doesn't fit its problem."""
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What runs where and when. Sends are numbered in the order in which they join their link's queue."""
+
+    problem: PlacementProblem
+    placement: np.ndarray  # (N,) int64, device of each op
+    makespan_us: float  # time at which every device and link is idle again
+    start_us: np.ndarray  # (N,) float64
+    finish_us: np.ndarray  # (N,) float64, without the device's overhead
+    send_tensor: np.ndarray  # (S,) int64, tensor index
+    send_src: np.ndarray  # (S,) int64, device
+    send_dst: np.ndarray  # (S,) int64, device, or -1 = broadcast
+    send_start_us: np.ndarray  # (S,) float64
+    send_finish_us: np.ndarray  # (S,) float64, delivery, without the link's gap
+    order: np.ndarray  # (N+S,) int64, the starts in the order in which they happened: op i as i, send s as N + s
+
+    @property
+    def num_sends(self) -> int:
+        """S, the number of transfers."""
+        return len(self.send_tensor)
+
+    @cached_property
+    def busy_us(self) -> np.ndarray:
+        """(D,) float64, microseconds that each device computes or launches ops: their times and its overheads."""
+        time = self.finish_us - self.start_us
+        overhead = np.where(time > 0.0, self.problem.cluster.overhead_us[self.placement], 0.0)
+        return np.bincount(self.placement, time + overhead, self.problem.num_devices)
+
+    @cached_property
+    def slack_us(self) -> np.ndarray:
+        """(N,) float64, how much later each op may end without growing the makespan; see `slack`."""
+        return slack(self.problem, self)
+
+    @cached_property
+    def peak_memory(self) -> np.ndarray:
+        """(D,) int64, most bytes on each device at any time: parameters (times the multiplier) and live tensors."""
+        peak = np.zeros(self.problem.num_devices, np.int64)
+        memory.peak_memory(self.problem.arrays, 0, self.placement, self._record, self.num_sends, peak)
+        return peak
+
+    @cached_property
+    def fits(self) -> bool:
+        """Whether no device exceeds its memory."""
+        return bool((self.peak_memory <= self.problem.cluster.memory).all())
+
+    @cached_property
+    def overflow(self) -> float:
+        """Sum over devices of max(0, peak - memory) / memory."""
+        memory = self.problem.cluster.memory
+        return float((np.maximum(0, self.peak_memory - memory) / memory).sum())
+
+    @property
+    def _record(self) -> kernel.Record:
+        return kernel.Record(
+            self.start_us,
+            self.finish_us,
+            self.send_tensor,
+            self.send_dst,
+            self.send_start_us,
+            self.send_finish_us,
+            self.order,
+        )
+
+
+def check_placement(problem: PlacementProblem, placement: np.ndarray) -> np.ndarray:
+    """The placement as a contiguous (N,) int64 array.
+
+    Raises:
+        PlacementError: not one integer per op, or no device of the cluster; the message names the op.
+    """
+    check_problem(problem)
+    array = np.asarray(placement)
+    if array.ndim != 1 or len(array) != problem.num_ops or not np.issubdtype(array.dtype, np.integer):
+        raise PlacementError(
+            f"a placement of {quote(problem.graph.name)} must be {problem.num_ops} integers, one device per op, "
+            f"not {array.dtype} of shape {array.shape}"
+        )
+    array = np.ascontiguousarray(array, np.int64)
+    if array.min() < 0 or array.max() >= problem.num_devices:
+        op = int(np.flatnonzero((array < 0) | (array >= problem.num_devices))[0])
+        raise PlacementError(
+            f"op {quote(problem.graph.op_names[op])}: there is no device {array[op]}, "
+            f"{quote(problem.cluster.name)} has 0..{problem.num_devices - 1}"
+        )
+    return array
+
+
+def simulate(problem: PlacementProblem, placement: np.ndarray, cutoff: float = math.inf) -> Schedule:
+    """Run one placement (N,) of integers in 0..D-1.
+
+    With a `cutoff` in microseconds, a makespan above it comes back as inf, earlier than it would otherwise; such a
+    schedule has no sends, and its times mean nothing.
+
+    >>> from placeto.problem.cluster import load_cluster
+    >>> from placeto.problem.graph import ComputationGraph
+    >>> a = {"name": "a", "outputs": [76000], "time_us": {"*": 100.0}}
+    >>> b = {"name": "b", "inputs": [["a", 0]], "time_us": {"*": 50.0}}
+    >>> problem = PlacementProblem(ComputationGraph.from_ops("chain", [a, b]), load_cluster("2xk80"))
+    >>> simulate(problem, np.array([0, 1])).start_us.tolist()  # b waits 76000 / 7600 us for its input
+    [0.0, 110.0]
+
+    Raises:
+        PlacementError: not one device of the cluster per op; the message names the op and the valid devices.
+    """
+    array = check_placement(problem, placement)
+    if array is placement:
+        array = array.copy()
+    flat = problem.arrays
+    record = kernel.new_record(flat, 0)
+    makespan, num_sends = kernel.run(flat, 0, array, record, float(cutoff))
+    if makespan == math.inf:
+        num_sends = 0
+    send_tensor = record.send_tensor[:num_sends]
+    return Schedule(
+        problem=problem,
+        placement=array,
+        makespan_us=makespan,
+        start_us=record.start,
+        finish_us=record.finish,
+        send_tensor=send_tensor,
+        send_src=array[flat.tensor_src[send_tensor]],
+        send_dst=record.send_dst[:num_sends],
+        send_start_us=record.send_start[:num_sends],
+        send_finish_us=record.send_finish[:num_sends],
+        order=record.order[: len(array) + num_sends],
+    )
+
+
+def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
+    """(N,) float64, microseconds by which each op's end may slip without growing the makespan, all orders kept.
+
+    It may slip until it pushes, through consumers, sends, the next op of its device or the next send of its link,
+    the end of the schedule. Never negative; 0 along the critical path.
+    """
+    op_slack, send_slack = np.empty(problem.num_ops), np.empty(schedule.num_sends)
+    kernel.slack(
+        problem.arrays,
+        0,
+        schedule.placement,
+        schedule._record,
+        schedule.num_sends,
+        schedule.makespan_us,
+        op_slack,
+        send_slack,
+    )
+    return op_slack
+
+
+def simulate_batch(
+    batch: ProblemBatch, index: np.ndarray, placements: np.ndarray, cutoff: float = math.inf
+) -> tuple[np.ndarray, np.ndarray]:
+    """Run B placements, all but a few of them in parallel: row b of `placements` on problem ``index[b]``.
+
+    `placements` is (B, W) int64 with W >= N of each problem; what stands beyond N is ignored. Returns the makespans
+    (B,) float64 in microseconds and the memory overflows (B,) float64, the sum over devices of
+    max(0, peak - memory) / memory. Above `cutoff` both are inf. The result does not depend on the number of threads.
+
+    Raises:
+        PlacementError: shapes that don't match, or a device that the cluster has not.
+    """
+    index, placements = np.asarray(index), np.asarray(placements)
+    if placements.ndim != 2 or index.shape != placements.shape[:1] or not np.issubdtype(placements.dtype, np.integer):
+        raise PlacementError(
+            f"index (B,) and integer placements (B, W) must match, not {index.shape} and "
+            f"{placements.dtype} of shape {placements.shape}"
+        )
+    # Writable too, as read-only arrays are another type to numba.
+    index, placements = (np.require(array, np.int64, ["C", "W"]) for array in (index, placements))
+    row = _first_invalid(batch.arrays, index, placements)
+    if row >= 0:
+        if not 0 <= index[row] < len(batch.problems):
+            raise PlacementError(f"row {row}: there is no problem {index[row]} in a batch of {len(batch.problems)}")
+        problem = batch.problems[index[row]]
+        check_placement(problem, placements[row, : problem.num_ops])
+    makespans, overflows = np.empty(len(index)), np.empty(len(index))
+    run = _run_parallel if len(index) >= SERIAL_BELOW else _run_serial
+    run(batch.arrays, index, placements, float(cutoff), makespans, overflows)
+    return makespans, overflows
+
+
+@njit(cache=True)
+def _first_invalid(flat: FlatProblems, index: np.ndarray, placements: np.ndarray) -> int:
+    """First row that is no placement of its problem, or -1."""
+    for b in range(len(index)):
+        p = index[b]
+        if p < 0 or p >= len(flat.broadcast):
+            return b
+        n, d = flat.op_offset[p + 1] - flat.op_offset[p], flat.device_offset[p + 1] - flat.device_offset[p]
+        if n > placements.shape[1]:
+            return b
+        for i in range(n):
+            if placements[b, i] < 0 or placements[b, i] >= d:
+                return b
+    return -1
+
+
+def _run_batch(
+    flat: FlatProblems,
+    index: np.ndarray,
+    placements: np.ndarray,
+    cutoff: float,
+    makespans: np.ndarray,
+    overflows: np.ndarray,
+) -> None:
+    for b in prange(len(index)):
+        makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], cutoff)
+
+
+_run_parallel = njit(cache=True, parallel=True)(_run_batch)
+_run_serial = njit(cache=True)(_run_batch)

@@ -1,0 +1,188 @@
+"""Checkpoints: one plain dict in one file, written atomically, loaded without running code from it."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from placeto.problem.files import atomic_write
+
+FORMAT = "placeto.checkpoint/1"
+FILE_NAME = "checkpoint.pt"
+_WEIGHTS = "parameters", "best_parameters", "average", "optimizer"  # finite, all of them
+_DEPTH = 16  # of values inside one another
+_VALUES = 500_000  # in all; what stands at several places counts at each
+
+
+class CheckpointError(ValueError):
+    """A file that is no checkpoint, or one that doesn't match what it is used for."""
+
+
+def checkpoint_path(path: str | Path) -> Path:
+    """Path of the checkpoint file; a directory is taken as a run, which holds ``checkpoint.pt``.
+
+    "pretrained" is the one that comes with the package, unless there is such a file or directory.
+    """
+    path = Path(path)
+    if str(path) == "pretrained" and not path.exists():
+        return Path(__file__).parent / "pretrained" / "placeto.pt"
+    return path / FILE_NAME if path.is_dir() else path
+
+
+def save_checkpoint(state: Mapping[str, Any], path: str | Path) -> None:
+    """Write a dict of plain values and tensors, so that a crash leaves either the old file or the new one.
+
+    "format" is added to it. Plain values are dicts, lists, strings, numbers, booleans and None.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    path = checkpoint_path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = BytesIO()  # torch would bury an error of the file's under its own
+    torch.save({"format": FORMAT, **state}, buffer)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """Path of an existing checkpoint file, given it or a run directory.
+
+    Raises:
+        CheckpointError: there is no such file.
+    """
+    path = checkpoint_path(path)
+    if not path.is_file():
+        where = f"run directory {path.parent} has no {FILE_NAME}" if path.name == FILE_NAME else f"{path}: no such file"
+        raise CheckpointError(f"{where}; give a checkpoint, or the --out directory of `placeto train`")
+    return path
+
+
+def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
+    """Read a checkpoint file, or the one of a run directory.
+
+    Raises:
+        CheckpointError: there is no such file, it is no checkpoint, it is damaged, or its weights aren't finite.
+        OSError: it can't be read.
+    """
+    path = find_checkpoint(path)
+    data = BytesIO(path.read_bytes())
+    try:
+        with zipfile.ZipFile(data) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > len(data.getbuffer()):
+                raise zipfile.BadZipFile("parts overlap or are compressed")
+            damaged = archive.testzip()  # the file has a checksum of each part, which torch doesn't look at
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"damaged: the checksum of {damaged} is another")
+        data.seek(0)
+        state = torch.load(data, map_location=device, weights_only=True)
+    except Exception as problem:  # the content decides which one it is
+        reason = " ".join(str(problem).split())[:120] or type(problem).__name__
+        raise CheckpointError(f"{path}: not a checkpoint ({reason})") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f'{path}: not a checkpoint: "format" must be "{FORMAT}"')
+    _check(state, path)
+    return state
+
+
+def _check(state: Mapping[str, Any], path: Path) -> None:
+    """Refuse values that can't be walked through, and weights that aren't finite."""
+    kinds = {"placer": str, "config": dict} | dict.fromkeys(_WEIGHTS, dict)
+    for key, kind in kinds.items():
+        if key in state and not isinstance(state[key], kind):
+            raise CheckpointError(f"{path}: not a checkpoint: {key!r} is no {kind.__name__}")
+    pending, seen = [(key, value, 1) for key, value in state.items()], 0
+    while pending:
+        key, value, depth = pending.pop()
+        finite = True
+        if isinstance(value, dict | list | tuple):
+            seen += len(value)
+            if depth > _DEPTH or seen > _VALUES:
+                raise CheckpointError(f"{path}: not a checkpoint: {key!r} holds too many values, or too deep ones")
+            inner = value.values() if isinstance(value, dict) else value
+            pending += [(key, item, depth + 1) for item in inner]
+        elif isinstance(value, torch.Tensor):
+            dense = value.layout == torch.strided and not value.is_quantized
+            if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+                raise CheckpointError(f"{path}: not a checkpoint: {key!r} holds a tensor of an unknown kind")
+            finite = key not in _WEIGHTS or bool(value.isfinite().all())
+        elif isinstance(value, float):
+            finite = key not in _WEIGHTS or math.isfinite(value)
+        if not finite:
+            raise CheckpointError(f"{path}: {key!r} holds a NaN or an infinite number: the training went wrong")
+
+
+@contextmanager
+def matching(path: str | Path) -> Iterator[None]:
+    """Within it what a checkpoint lacks, or has another kind of, ends in one sentence.
+
+    Raises:
+        CheckpointError: that sentence, with the path.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError, OverflowError) as problem:
+        reason = " ".join(str(problem).split())[:120]
+        reason = f"it has no {reason}" if isinstance(problem, KeyError) else reason
+        raise CheckpointError(f"{path}: doesn't match this version of Placeto ({reason}); train again") from None
+
+
+def capture_random(generators: Sequence[np.random.Generator | torch.Generator] = ()) -> dict[str, Any]:
+    """State of torch's global generator and of the given ones, as plain values for a checkpoint."""
+    return {"torch": torch.get_rng_state(), "generators": [_capture(generator) for generator in generators]}
+
+
+def restore_random(state: Mapping[str, Any], generators: Sequence[np.random.Generator | torch.Generator] = ()) -> None:
+    """Put back what `capture_random` took; the generators come in the same order.
+
+    Raises:
+        CheckpointError: the checkpoint holds another number or kind of generators.
+    """
+    saved = state["generators"]
+    if len(saved) != len(generators):
+        raise CheckpointError(f"the checkpoint holds {len(saved)} random generators, not {len(generators)}")
+    torch.set_rng_state(state["torch"])
+    for generator, value in zip(generators, saved, strict=True):
+        if isinstance(generator, torch.Generator) != isinstance(value, torch.Tensor):
+            raise CheckpointError("the checkpoint holds random generators of another kind")
+        if isinstance(generator, torch.Generator):
+            generator.set_state(value)
+        else:
+            generator.bit_generator.state = _from_plain(value)
+
+
+def _capture(generator: np.random.Generator | torch.Generator) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return _to_plain(generator.bit_generator.state)
+
+
+def _to_plain(value: Any) -> Any:
+    """Numpy's generator state with 128-bit integers as strings, which survive ``weights_only``."""
+    if isinstance(value, Mapping):
+        return {key: _to_plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"array": value.tolist(), "dtype": str(value.dtype)}
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return {"integer": str(int(value))}
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    if set(value) == {"integer"}:
+        return int(value["integer"])
+    if set(value) == {"array", "dtype"}:
+        return np.array(value["array"], value["dtype"])
+    return {key: _from_plain(item) for key, item in value.items()}

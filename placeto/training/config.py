@@ -1,0 +1,329 @@
+"""What defines a training run: the same dataclasses are the config of the API, the CLI and the checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from placeto.environment.mdp import EnvConfig
+from placeto.policies import POLICIES, OneShotConfig
+from placeto.policies.one_shot.gdp import GdpConfig
+from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
+from placeto.policies.placeto import PlacetoConfig
+from placeto.training.settings import ConfigError, check_settings
+
+
+@dataclass(frozen=True)
+class LearningConfig:
+    """How a policy learns."""
+
+    warmup: float = 0.6
+    """Share of the training spent on the supervised stage, which fits the exact effect of single moves."""
+    labels: int = 24
+    """Moves of each visited state simulated for the supervised stage."""
+    warmup_lr: float = 2e-3
+    """Learning rate of the supervised stage."""
+    warmup_replicas: int = 2
+    """Episodes of each graph of an iteration of the supervised stage, from different starts; many small steps fit
+    better than few large ones."""
+    warmup_moves: int | None = None
+    """Moves of an episode of the supervised stage; None = as many as in reinforcement."""
+    replay: int = 0
+    """Labelled states that are remembered in the supervised stage; each of its gradient steps then fits as many of
+    them as there are episodes, drawn at random. 0 = an iteration's own, one move of all episodes after the other."""
+    fits: int = 1
+    """Times that each state is fitted, on average, where states are remembered."""
+    annealed: float = 0.0
+    """Share of the supervised stage's iterations whose episodes begin where annealing has been, somewhere within a
+    sweep: the states in which guided search asks the policy."""
+    lr: float = 3e-4
+    """Learning rate of the reinforcement stage, falling to zero."""
+    graphs: int = 4
+    """Graphs of an iteration."""
+    starts: Literal["heuristics", "single"] = "heuristics"
+    """Where episodes begin: placements of the cheap heuristics, or all on one device, to learn from scratch."""
+    parts: float = 0.0
+    """Share of the training problems whose groups are split into parts, as guided search splits them."""
+    replicas: int = 8
+    """Episodes of each graph of an iteration of reinforcement, from one start; their mean return is the reward
+    baseline."""
+    moves: int = 40
+    """Moves of an episode in training."""
+    temperature: float = 0.3
+    """Temperature at which episodes are sampled while training; the paper's is 1."""
+    algorithm: Literal["ppo", "reinforce"] = "ppo"
+    """Proximal policy optimisation, or the paper's REINFORCE."""
+    baseline: Literal["replicas", "steps"] = "replicas"
+    """Reward baseline: mean over replicas, or the paper's mean at each step over earlier rounds of the graph."""
+    baseline_rounds: int = 10
+    """Rounds that the "steps" baseline looks back."""
+    reward: Literal["best-so-far", "improvement"] = "best-so-far"
+    """Drop of the best makespan met, or the paper's drop of the current one."""
+    intermediate_rewards: bool = True
+    """Whether rewards are paid at every move, or all at the end."""
+    discount: float = 0.98
+    """Discount of rewards, per move."""
+    clip: float = 0.2
+    """Clipping range of PPO's ratio."""
+    epochs: int = 2
+    """Passes of PPO over an iteration's moves."""
+    minibatch: int = 8
+    """Moves of all episodes that go into one gradient step of PPO."""
+    entropy: float = 1e-3
+    """Weight of the entropy bonus."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    average: float = 0.8
+    """How much of itself the moving average of the parameters keeps in an iteration; the average is what validation
+    judges and a placer uses. 0 = the parameters as they are."""
+
+
+PAPER_LEARNING = LearningConfig(
+    warmup=0.0,
+    temperature=1.0,
+    algorithm="reinforce",
+    baseline="steps",
+    reward="improvement",
+    discount=1.0,
+    epochs=1,
+    lr=1e-3,
+)
+"""The recipe of the Placeto paper: REINFORCE, improvement reward, reward baseline by step.
+
+Use it with the paper's features, pooling and order, and `tolerance=None`.
+"""
+
+
+@dataclass(frozen=True)
+class OneShotLearningConfig:
+    """How a policy learns that places whole graphs at once."""
+
+    algorithm: Literal["ppo", "reinforce"] = "ppo"
+    """Proximal policy optimisation, or REINFORCE, as in the first papers."""
+    warmup: float = 0.5
+    """Share of the training spent on imitating a good placement of each training graph; 0 = as in the papers."""
+    teacher: int = 300
+    """Simulations of annealing behind each imitated placement; they count."""
+    warmup_lr: float = 2e-3
+    """Learning rate of the imitation."""
+    lr: float = 1e-3
+    """Learning rate of the reinforcement stage, falling to zero."""
+    graphs: int = 4
+    """Graphs of an iteration."""
+    samples: int = 16
+    """Placements of each graph of an iteration."""
+    reward: Literal["sqrt", "log", "linear"] = "sqrt"
+    """Minus the square root of the relative makespan, minus its logarithm, or minus itself."""
+    baseline: Literal["moving", "samples", "quantile"] = "samples"
+    """Reward baseline: moving average over earlier rounds of the graph, mean over the samples of this one, or their
+    upper quantile, below which samples teach nothing."""
+    quantile: float = 0.75
+    """Which quantile: 0.75 learns from the best quarter."""
+    decay: float = 0.8
+    """How much of the moving average stays, per round of the graph."""
+    normalise: bool = True
+    """Whether advantages are divided by their standard deviation."""
+    clip: float = 0.2
+    """Clipping range of PPO's ratio."""
+    epochs: int = 2
+    """Passes of PPO over an iteration's placements."""
+    minibatch: int = 2
+    """Graphs that go into one gradient step of PPO."""
+    entropy: float = 0.02
+    """Weight of the entropy bonus, falling to zero."""
+    imitate_best: float = 0.0
+    """Weight of imitating the best placement of each graph that was met while training; 0 = as in the papers."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    average: float = 0.0
+    """How much of itself the moving average of the parameters keeps in an iteration; 0 = the parameters as they are."""
+    soften: float = 1.0
+    """Temperature by which the logits of a checkpoint to begin with are divided: a trained policy is too sure of its
+    choices to try others."""
+
+
+PAPER_ONE_SHOT_LEARNING = OneShotLearningConfig(
+    algorithm="reinforce", warmup=0.0, baseline="moving", reward="sqrt", normalise=False, entropy=0.0
+)
+"""The recipe of Mirhoseini et al. 2017: REINFORCE, square root of the run time, moving average as reward baseline."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every training run has, whatever its policy; the config travels inside the checkpoint."""
+
+    out: str
+    """Directory of the run: checkpoint and tensorboard curves."""
+    minutes: float | None = None
+    """Stop after so many minutes."""
+    iterations: int | None = None
+    """Stop after so many iterations."""
+    simulations: int | None = None
+    """Stop after the iteration in which so many placements have been simulated; without any limit, 10 minutes."""
+    seed: int = 0
+    """Seed of all randomness."""
+    placer: str = "placeto"
+    """Which learned placer."""
+    threads: int = 1
+    """CPU threads of the network, whose tensors are small, and of a rank's simulations where there are several ranks;
+    a single process simulates on all cores. Sums may depend on it."""
+    device: str = "cpu"
+    """Where the network computes: cpu, or cuda, of which each rank takes one GPU."""
+    validate_every: int = 10
+    """Iterations between validations; the best one's parameters are what the placer uses."""
+    save_every: int = 5
+    """Iterations between checkpoints."""
+
+
+@dataclass(frozen=True)
+class TrainConfig(RunConfig):
+    """Everything that defines the training of an iterative policy."""
+
+    policy: PlacetoConfig = field(default_factory=PlacetoConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    learning: LearningConfig = field(default_factory=LearningConfig)
+
+
+@dataclass(frozen=True)
+class OneShotTrainConfig(RunConfig):
+    """Everything that defines the training of a one-shot policy."""
+
+    placer: str = "seq2seq"
+    """Which learned placer."""
+    policy: OneShotConfig = field(default_factory=Seq2SeqConfig)
+    learning: OneShotLearningConfig = field(default_factory=OneShotLearningConfig)
+
+
+AnyTrainConfig = TrainConfig | OneShotTrainConfig
+
+
+ONE_SHOT_LEARNING = {
+    # units are few, and so are the groups that the grouper begins with: they are placed without an example
+    "seq2seq": OneShotLearningConfig(warmup=0.0, samples=32),
+    "grouper": OneShotLearningConfig(warmup=0.0),
+    # it imitates the graphs of the training well, but unseen ones then come out worse; samples take hardly any time
+    "gdp": OneShotLearningConfig(warmup=0.0, samples=64, entropy=0.05),
+}
+"""Recipes of one-shot placers that learn in a way of their own."""
+FINE_TUNING: dict[str, dict[str, Any]] = {"gdp": {"samples": 16, "epochs": 4, "lr": 5e-4, "soften": 3.0}}
+"""What differs from a one-shot placer's recipe where training begins with a checkpoint, and placements count."""
+
+
+_COUNT = (1, 1e9)
+_SHARE = (0.0, 1.0)
+_RANGES: dict[str, tuple[float, float]] = {
+    "minutes": (0.0, 1e9),
+    "iterations": (0, 1e18),
+    "simulations": (0, 1e18),
+    "seed": (0, 2**63 - 1),
+    "threads": (1, 1024),
+    "learning.temperature": (1e-6, 1e6),
+    "learning.soften": (1e-3, 1e3),
+    "learning.clip": (0.0, 1e3),
+    "learning.entropy": (0.0, 1e3),
+    "learning.imitate_best": (0.0, 1e3),
+    "learning.max_grad_norm": (0.0, 1e6),
+    "learning.quantile": (0.0, 0.999),
+    "learning.decay": (0.0, 0.999),
+    "learning.replay": (0, 1e9),
+    "policy.hidden": (1, 65_536),
+    "policy.rounds": (0, 1000),
+    "policy.layers": (1, 1000),
+    "policy.groups": (1, 65_536),
+    "policy.max_devices": (1, 65_536),
+    "policy.fixed_devices": (1, 65_536),
+    "policy.change_weight": (0.0, 1e6),
+    "policy.prior": (0.0, 1e6),
+    "env.tolerance": (0.0, 1e6),
+    **{f"learning.{name}": _SHARE for name in ("warmup", "parts", "annealed", "average")},
+    **{f"learning.{name}": _SHARE for name in ("lr", "warmup_lr", "discount")},
+    **{f"learning.{name}": _COUNT for name in ("graphs", "epochs", "minibatch", "labels", "fits", "moves")},
+    **{f"learning.{name}": _COUNT for name in ("warmup_moves", "warmup_replicas", "replicas", "baseline_rounds")},
+    **{f"learning.{name}": _COUNT for name in ("samples", "teacher")},
+    **dict.fromkeys(("validate_every", "save_every", "policy.heads", "policy.segment"), _COUNT),
+}
+"""Smallest and largest value of settings."""
+
+
+def default_config(placer: str, out: str) -> AnyTrainConfig:
+    """The settings that a learned placer is trained with unless others are given.
+
+    Raises:
+        ConfigError: the learned placer is unknown.
+    """
+    _check_placer(placer)
+    policy = POLICIES[placer].config()
+    if isinstance(policy, PlacetoConfig):
+        return TrainConfig(out, placer=placer, policy=policy)
+    learning = ONE_SHOT_LEARNING.get(placer, OneShotLearningConfig())
+    return OneShotTrainConfig(out, placer=placer, policy=policy, learning=learning)
+
+
+def check_config(config: AnyTrainConfig) -> None:
+    """Refuse settings that can't work.
+
+    Raises:
+        ConfigError: one is out of its range, or the learned placer is unknown.
+    """
+    check_settings(config, _RANGES)
+    _check_placer(config.placer)
+    expected = POLICIES[config.placer].config
+    if not isinstance(config.policy, expected):
+        raise ConfigError(f"placer {config.placer!r} needs a {expected.__name__} as policy, not {config.policy!r}")
+    if not config.out.strip():
+        raise ConfigError("out is empty: give the directory of the run")
+    _check_device(config.device)
+    if isinstance(config, OneShotTrainConfig):
+        _check_one_shot(config)
+    else:
+        _check_iterative(config)
+
+
+def check_loaded(policy: Any, env: Any = None) -> None:
+    """Refuse settings of a checkpoint that can't work.
+
+    Raises:
+        ConfigError: one is out of its range.
+    """
+    check_settings(policy, _RANGES, "policy.")
+    if env is not None:
+        check_settings(env, _RANGES, "env.")
+
+
+def _check_iterative(config: TrainConfig) -> None:
+    learning, policy = config.learning, config.policy
+    if learning.baseline == "replicas" and learning.replicas < 2:
+        raise ConfigError(f"learning.replicas must be at least 2 here, not {learning.replicas}")
+    if policy.messages == "pairs" and (policy.head != "pair" or policy.pooling != "none"):
+        raise ConfigError('policy.messages "pairs" needs policy.head "pair" and policy.pooling "none"')
+    episodes = learning.graphs * learning.warmup_replicas
+    if learning.replay and learning.replay < episodes:
+        raise ConfigError(f"learning.replay must be 0 or at least the {episodes} episodes of an iteration, "
+                          f"not {learning.replay}")  # fmt: skip
+
+
+def _check_one_shot(config: OneShotTrainConfig) -> None:
+    learning, policy = config.learning, config.policy
+    if learning.baseline != "moving" and learning.samples < 2:
+        raise ConfigError(f"learning.samples must be at least 2 here, not {learning.samples}")
+    if learning.warmup and config.simulations is not None and config.iterations is None:
+        raise ConfigError("learning.warmup simulates nothing while it imitates: limit iterations, or set it to 0")
+    if policy.hidden % 2:
+        raise ConfigError(f"policy.hidden must be even, not {policy.hidden}")
+    if isinstance(policy, GdpConfig) and policy.hidden % policy.heads:
+        raise ConfigError(f"policy.hidden must be a multiple of policy.heads {policy.heads}, not {policy.hidden}")
+
+
+def _check_device(device: str) -> None:
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise ConfigError(f"device must be cpu or cuda, not {device!r}")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {device}: torch finds {torch.cuda.device_count()} GPUs here; cpu is always there")
+
+
+def _check_placer(placer: str) -> None:
+    if placer not in POLICIES:
+        raise ConfigError(f"placer {placer!r} can't be trained; learned placers: {', '.join(POLICIES)}")

@@ -1,0 +1,289 @@
+"""Learning of an iterative policy: episodes of moves from cheap and from good placements.
+
+A supervised stage fits the exact effect of single moves, then PPO or REINFORCE improves whole episodes.
+
+Legend: C training instances, K replicas, B episodes of an iteration, T moves, G groups, S starts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from placeto.environment.mdp import EnvConfig, reset
+from placeto.environment.observation import Instance, InstanceBatch, make_instance
+from placeto.heuristics.local_search.search import anneal_within, parts_of
+from placeto.heuristics.naive import try_single
+from placeto.policies import POLICIES
+from placeto.policies.guided_search import Starts, cheap_starts
+from placeto.problem.grouping import expand, group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator
+from placeto.training.config import LearningConfig, TrainConfig
+from placeto.training.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.learners.replay import Replay, labelled_states
+from placeto.training.ranks import ALONE, Ranks, concatenate
+from placeto.training.rollout import Labels, Rollout, Stopwatch, greedy_pass, rollout
+from placeto.training.updates import advantages, policy_update, supervised_update
+
+_ANNEALED = 8  # placements of each problem that annealing has met
+_SIMULATIONS = 20, 60, 150, 500  # after which it met them
+_AS_WELL = 0.5  # share of those of parts of groups for which these were annealed, too
+_KICKED, _KICK = 0.3, 0.05  # share of the episodes that begin with some groups moved at random, and share of these
+_VISITED = 0.8  # share of the groups that are marked as visited, at most
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Prepared problems: flat arrays and where episodes start."""
+
+    batch: InstanceBatch
+    starts: tuple[Starts, ...]  # (C,), best first
+    heuristic: np.ndarray  # (C,) float64, relative makespan of the best cheap heuristic
+    annealed: tuple[np.ndarray, ...]  # (C,) of (A, G) int64, placements that annealing has met; A may be 0
+
+    @classmethod
+    def of(
+        cls, problems: Mapping[str, PlacementProblem], learning: LearningConfig, report: Callable[[str], None]
+    ) -> Family:
+        """Group the ops of each problem and place it by the cheap heuristics, and by annealing if that is asked for.
+
+        The problems whose groups are split into parts are spread evenly.
+        """
+        count = itertools.count()
+
+        def one(problem: PlacementProblem) -> tuple[Instance, Starts, float, np.ndarray]:
+            number = next(count)
+            split = int((number + 1) * learning.parts) > int(number * learning.parts)
+            instance = make_instance(problem, parts_of(problem, group_ops(problem)) if split else None)
+            starts = cheap = cheap_starts(instance)
+            if learning.starts == "single":
+                starts = cheap_starts(instance, (try_single,))
+            if learning.annealed:
+                return instance, starts, cheap.score[0], annealed_placements(instance, _ANNEALED, number)
+            return instance, starts, cheap.score[0], np.zeros((0, instance.groups.num_groups), np.int64)
+
+        instances, starts, heuristic, searched = zip(*prepare(problems, one, report), strict=True)
+        return cls(InstanceBatch.of(instances), starts, np.array(heuristic), searched)
+
+    @property
+    def best_starts(self) -> np.ndarray:
+        """(C, G) int64, each instance's best start."""
+        placement = np.zeros((len(self.starts), self.batch.max_groups), np.int64)
+        for row, starts in zip(placement, self.starts, strict=True):
+            row[: starts.placement.shape[1]] = starts.placement[0]
+        return placement
+
+
+class IterativeLearner:
+    """Trains a policy that moves one node at a time; see `placeto.training.learners.base.Learner`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        problems: Mapping[str, PlacementProblem],
+        validation: Mapping[str, PlacementProblem],
+        report: Callable[[str], None],
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.config, self.ranks = config, ranks
+        self.problems, self.validation = problems, validation
+        self.family = Family.of(problems, config.learning, report)
+        self.held_out = Family.of(validation, replace(config.learning, parts=0.0, annealed=0.0), report)
+
+    def initial_state(self) -> TrainState:
+        """A fresh policy; the best placements met are the best starts."""
+        config, learning = self.config, self.config.learning
+        torch.manual_seed(config.seed)
+        policy = POLICIES[config.placer].policy(config.policy).to(config.device)
+        return TrainState(
+            policy=policy,
+            optimizer=torch.optim.Adam(policy.parameters(), lr=learning.lr),
+            torch_random=torch.Generator().manual_seed(config.seed),
+            random=np.random.default_rng(config.seed),
+            elite=self.family.best_starts,
+            elite_score=np.array([starts.score[0] for starts in self.family.starts]),
+            replay=Replay(learning.replay, self.family.batch.max_groups, learning.labels) if learning.replay else None,
+        )
+
+    def iterate(self, state: TrainState, done: float) -> dict[str, float]:
+        """One iteration: roll out this rank's episodes, loss, step. Returns the numbers to log."""
+        config, family, learning, ranks = self.config, self.family, self.config.learning, self.ranks
+        began, watch = time.perf_counter(), Stopwatch()
+        warming_up = done < learning.warmup
+        replicas = learning.warmup_replicas if warming_up else learning.replicas
+        if warming_up and learning.annealed and state.random.random() < learning.annealed:
+            index, placement, visited = self._choose_annealed(state, replicas)
+        else:
+            index, placement = self._choose_starts(state, replicas, same=not warming_up)
+            visited = np.zeros(placement.shape, bool)
+        watch.lap(None)
+        env = replace(config.env, tolerance=None) if warming_up else config.env  # labels of more different placements
+        mine = ranks.share(len(index))
+        begin = reset(family.batch, env, index[mine], placement[mine], visited[mine])
+        watch.lap("simulation")
+        labels = learning.labels if warming_up else 0
+        episodes = rollout(
+            state.policy,
+            family.batch,
+            env,
+            begin,
+            (learning.warmup_moves or learning.moves) if warming_up else learning.moves,
+            state.torch_random,
+            temperature=learning.temperature,
+            labels=labels,
+            watch=watch,
+            ranks=ranks,
+            everyone=index,
+        )
+        makespan = _merge(state, episodes, ranks)
+        watch.lap(None)
+        moves = len(episodes.data)
+        lr = set_learning_rate(state.optimizer, learning, done)
+        if warming_up:
+            states = self._fitted_states(state, episodes, env, watch)
+            numbers = supervised_update(state.policy, state.optimizer, states, learning, ranks)
+        else:
+            state.replay = None  # it is of the supervised stage
+            returns, advantage = advantages(makespan, learning, index, state.history)
+            epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
+            orders = [state.random.permutation(moves) for _ in range(epochs)]
+            numbers = policy_update(state.policy, state.optimizer, episodes, advantage, learning, orders, ranks)
+            numbers["train/return"] = float(returns[0].mean())
+        watch.lap("network")
+        best = makespan.min(0).values.numpy()
+        return numbers | {
+            "makespan/train": float(best.mean()),
+            "makespan/train_to_heuristic": float((best / family.heuristic[index]).mean()),
+            "train/learning_rate": lr,
+            **seconds(watch, began),
+        }
+
+    def _fitted_states(
+        self, state: TrainState, episodes: Rollout, env: EnvConfig, watch: Stopwatch
+    ) -> Iterator[tuple[Data, Labels]]:
+        """The labelled states of each gradient step: an iteration's own, or drawn from those that are remembered."""
+        learning, ranks, random, replay = self.config.learning, self.ranks, state.random, state.replay
+        moves = len(episodes.data)
+        if replay is None:
+            for t in random.permutation(moves):
+                yield episodes.data[t], episodes.labels[t]
+            return
+        own = labelled_states(episodes, self.family.batch.max_groups, learning.labels)
+        of_ranks = ranks.gather(own)
+        met = {name: np.concatenate([states[name] for states in of_ranks], 1) for name in own}
+        replay.add(met)
+        count: int = met["index"].shape[1]
+        for _ in range(moves * learning.fits):
+            watch.lap("network")
+            rows = random.choice(len(replay), count, replace=False)
+            rows = rows[ranks.share(len(rows))]
+            data = reset(self.family.batch, env, *replay.placed(rows)).data
+            watch.lap("simulation")
+            yield data, replay.labels(rows, data.first)
+
+    def validate(self, state: TrainState) -> Validation:
+        """A greedy pass over the validation problems from the best start."""
+        held_out = self.held_out
+        index = np.arange(len(held_out.starts))
+        end = greedy_pass(state.policy, held_out.batch, self.config.env, index, held_out.best_starts)
+        groups = held_out.batch.instances[0].groups
+        ops = expand(groups, end.best_placement[0, : groups.num_groups])
+        return Validation(end.best, end.best / held_out.heuristic, ops)
+
+    def best_placement(self, state: TrainState, index: int) -> np.ndarray:
+        """(N,) best placement of a training problem's ops met so far."""
+        groups = self.family.batch.instances[index].groups
+        return expand(groups, state.elite[index, : groups.num_groups])
+
+    def _choose_starts(self, state: TrainState, replicas: int, same: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Graphs of an iteration and where their episodes start: instance (B,) and placements (B, G).
+
+        Half of the starts are the best cheap heuristic's (or one device), the rest other heuristics' and the best met
+        so far, both with some groups moved at random. Replicas share their start if `same`.
+        """
+        random, learning, family = state.random, self.config.learning, self.family
+        count = min(learning.graphs, len(family.starts))
+        chosen = random.choice(len(family.starts), count, replace=False)
+        rows: list[np.ndarray] = []
+        for instance in chosen:
+            starts = family.starts[instance]
+            for replica in range(replicas):
+                if replica and same:
+                    rows.append(rows[-1])
+                    continue
+                kind = random.random()
+                if kind < 0.5:
+                    rows.append(starts.placement[0])
+                    continue
+                other = starts.placement[random.integers(len(starts.placement))]
+                groups, devices = family.batch.num_groups[instance], family.batch.num_devices[instance]
+                row = (state.elite[instance][:groups] if kind < 0.75 else other).copy()
+                kicked = random.random(groups) < random.choice([0.02, 0.05, 0.15])
+                row[kicked] = random.integers(devices, size=int(kicked.sum()))
+                rows.append(row)
+        placement = np.zeros((len(rows), family.batch.max_groups), np.int64)
+        for b, row in enumerate(rows):
+            placement[b, : len(row)] = row
+        return np.repeat(chosen, replicas), placement
+
+    def _choose_annealed(self, state: TrainState, replicas: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `_choose_starts`, from placements that annealing has met; with (B, G) bool, groups marked as visited."""
+        random, family = state.random, self.family
+        count = min(self.config.learning.graphs, len(family.starts))
+        index = np.repeat(random.choice(len(family.starts), count, replace=False), replicas)
+        placement = np.zeros((len(index), family.batch.max_groups), np.int64)
+        visited = np.zeros(placement.shape, bool)
+        for b, instance in enumerate(index):
+            groups, devices = family.batch.num_groups[instance], family.batch.num_devices[instance]
+            placement[b, :groups] = random.choice(family.annealed[instance])
+            if random.random() < _KICKED:
+                kicked = np.flatnonzero(random.random(groups) < _KICK)
+                placement[b, kicked] = random.integers(devices, size=len(kicked))
+            marked = random.choice(groups, int(_VISITED * random.random() * groups), replace=False)
+            visited[b, marked] = True
+        return index, placement, visited
+
+
+def annealed_placements(instance: Instance, count: int, seed: int) -> np.ndarray:
+    """(count, G) placements that annealing met after more and less simulations, from cheap heuristics.
+
+    Where the instance has parts of groups, groups are annealed first, as in guided search, and in some rows their
+    parts as well.
+    """
+    problem, groups, random = instance.problem, group_ops(instance.problem), np.random.default_rng(seed)
+    first = instance.groups.first_op
+    starts, rows = cheap_starts(make_instance(problem)).placement, np.zeros((count, len(first)), np.int64)
+    for row in rows:
+        start = starts[random.integers(len(starts))]
+        evaluator = Evaluator(problem, groups, int(random.choice(_SIMULATIONS)))
+        evaluator.score(start)
+        anneal_within(evaluator, random)
+        if instance.groups.num_groups > groups.num_groups:
+            placement = expand(groups, evaluator.best_groups[0])[first]
+            more = int(random.choice(_SIMULATIONS)) if random.random() < _AS_WELL else 1
+            evaluator = Evaluator(problem, instance.groups, more)
+            evaluator.score(placement)
+            anneal_within(evaluator, random)
+        row[:] = evaluator.best_groups[0]
+    return rows
+
+
+def _merge(state: TrainState, episodes: Rollout, ranks: Ranks) -> torch.Tensor:
+    """Remember the best placement of each instance, whichever rank met it; (T+1, B) makespans of all ranks."""
+    end = episodes.end
+    of_ranks = ranks.gather((end.index, end.best, end.best_placement, episodes.makespan.numpy(), episodes.simulations))
+    indices, scores, placements, makespans, simulations = zip(*of_ranks, strict=True)
+    best, best_placement = concatenate(scores), concatenate(placements)
+    for b, instance in enumerate(concatenate(indices)):
+        if best[b] < state.elite_score[instance]:
+            state.elite_score[instance] = best[b]
+            state.elite[instance] = best_placement[b]
+    state.simulations += sum(simulations)
+    return torch.from_numpy(concatenate(makespans, 1))

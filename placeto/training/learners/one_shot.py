@@ -1,0 +1,342 @@
+"""Learning of a one-shot policy: K placements of each of some graphs a round, REINFORCE or PPO on their makespans.
+
+The reward of Mirhoseini et al. 2017 (arXiv 1706.04972, section 3.1): minus the square root of the run time, here
+relative to the best single device, less a moving average over earlier rounds of the graph.
+
+Legend: C training problems, B of them in a round, K samples, A decisions of a sample, N ops, W ops of the largest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from placeto.environment.observation import penalised
+from placeto.heuristics.local_search.search import anneal, best_cheap
+from placeto.policies import POLICIES
+from placeto.policies.base import OneShotPolicy, Sample
+from placeto.policies.one_shot.inputs import OneShotInput, UnitKind, make_input
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.schedule import simulate_batch
+from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
+from placeto.training.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.losses import normalise, ppo_loss, reinforce_loss
+from placeto.training.ranks import ALONE, Ranks, SharedGenerator, concatenate
+from placeto.training.rollout import Stopwatch
+from placeto.training.updates import gradient_step
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Prepared problems: the policy's inputs, the simulator's arrays, the best cheap heuristic."""
+
+    inputs: tuple[OneShotInput, ...]  # (C,)
+    units: tuple[np.ndarray, ...]  # (C,), unit (N,) of each op
+    batch: ProblemBatch
+    single_us: np.ndarray  # (C,) float64, best single-device makespan
+    heuristic: np.ndarray  # (C,) float64, relative makespan of the best cheap heuristic
+
+    @classmethod
+    def of(
+        cls, problems: Mapping[str, PlacementProblem], kind: UnitKind, device: str, report: Callable[[str], None]
+    ) -> Family:
+        """Describe each problem, and place it by the cheap heuristics for comparison."""
+
+        def one(problem: PlacementProblem) -> tuple[OneShotInput, float]:
+            evaluator = Evaluator(problem, group_ops(problem))
+            best_cheap(evaluator)
+            return make_input(problem, kind), evaluator.best_score / problem.single_device_us
+
+        inputs, heuristic = zip(*prepare(problems, one, report), strict=True)
+        return cls(
+            inputs=tuple(graph.to(device) for graph in inputs),
+            units=tuple(graph.unit.numpy() for graph in inputs),
+            batch=ProblemBatch.of(list(problems.values())),
+            single_us=np.array([problem.single_device_us for problem in problems.values()]),
+            heuristic=np.array(heuristic),
+        )
+
+    def expand(self, index: int, placement: Tensor) -> np.ndarray:
+        """(K, W) int64 placements of ops, padded, from placements (K, U) of a problem's units."""
+        ops = placement.cpu().numpy()[:, self.units[index]]
+        return np.pad(ops, ((0, 0), (0, self.batch.max_ops - ops.shape[1])))
+
+    def score(self, index: np.ndarray, placements: np.ndarray) -> np.ndarray:
+        """(B,) penalised makespans relative to the best single device, of placements (B, W) of problems (B,)."""
+        return penalised(*simulate_batch(self.batch, index, placements)) / self.single_us[index]
+
+
+class OneShotLearner:
+    """Trains a policy that places whole graphs; see `placeto.training.learners.base.Learner`."""
+
+    def __init__(
+        self,
+        config: OneShotTrainConfig,
+        problems: Mapping[str, PlacementProblem],
+        validation: Mapping[str, PlacementProblem],
+        report: Callable[[str], None],
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.config, self.ranks = config, ranks
+        self.problems, self.validation = problems, validation
+        self.family = Family.of(problems, config.policy.units, config.device, report)
+        same = validation is problems  # what is cheap for others takes seconds for a graph of 50,000 ops
+        self.held_out = self.family if same else Family.of(validation, config.policy.units, config.device, report)
+        self.labels = self._teach(report) if config.learning.warmup else ()
+
+    def initial_state(self) -> TrainState:
+        """A fresh policy, no placement met."""
+        config, family = self.config, self.family
+        torch.manual_seed(config.seed)
+        policy = POLICIES[config.placer].policy(config.policy).to(config.device)
+        for graph in (*family.inputs, *self.held_out.inputs):
+            policy.check(graph)
+        return TrainState(
+            policy=policy,
+            optimizer=torch.optim.Adam(policy.parameters(), lr=config.learning.lr),
+            torch_random=torch.Generator(config.device).manual_seed(config.seed),
+            random=np.random.default_rng(config.seed),
+            elite=np.zeros((len(family.inputs), family.batch.max_ops), np.int64),
+            elite_score=np.full(len(family.inputs), np.inf),
+        )
+
+    def iterate(self, state: TrainState, done: float) -> dict[str, float]:
+        """One round: sample, simulate all samples in one call, step; or imitate. Returns the numbers to log."""
+        family, learning, policy, ranks = self.family, self.config.learning, _policy(state), self.ranks
+        began, watch = time.perf_counter(), Stopwatch()
+        count = min(learning.graphs, len(family.inputs))
+        chosen = state.random.choice(len(family.inputs), count, replace=False)
+        if done < learning.warmup:
+            return self._imitate(state, chosen.tolist(), done)
+        samples, relative = self._sample(state, chosen, watch)
+        self._keep_elite(state, chosen, samples, relative)
+        state.simulations += relative.size
+        advantage = advantages(relative, learning, chosen.tolist(), state.history)
+        lr = set_learning_rate(state.optimizer, learning, done)
+        done = (done - learning.warmup) / (1.0 - learning.warmup)
+        inputs = [family.inputs[i] for i in chosen]
+        epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
+        orders = [state.random.permutation(count) for _ in range(epochs)]
+        entropy = learning.entropy * (1.0 - done)
+        advantage = advantage.to(self.config.device)
+        best = [self._best_units(state, i) for i in chosen.tolist()] if learning.imitate_best else None
+        numbers = one_shot_update(
+            policy, state.optimizer, inputs, samples, advantage, learning, entropy, orders, ranks, best
+        )
+        watch.lap("network")
+        return numbers | {
+            "makespan/train": float(relative.mean()),
+            "makespan/train_to_heuristic": float((relative.min(1) / family.heuristic[chosen]).mean()),
+            "train/learning_rate": lr,
+            **seconds(watch, began),
+        }
+
+    def validate(self, state: TrainState) -> Validation:
+        """The most likely placement of each validation problem."""
+        held_out, policy = self.held_out, _policy(state)
+        samples = policy.decide(held_out.inputs, [policy.noise(graph, 1, None) for graph in held_out.inputs])
+        placements = np.concatenate([held_out.expand(i, sample.placement) for i, sample in enumerate(samples)])
+        relative = held_out.score(np.arange(len(placements)), placements)
+        first = held_out.batch.problems[0].num_ops
+        return Validation(relative, relative / held_out.heuristic, placements[0, :first])
+
+    def best_placement(self, state: TrainState, index: int) -> np.ndarray:
+        """(N,) best placement of a training problem's ops met so far."""
+        return state.elite[index, : self.family.batch.problems[index].num_ops]
+
+    def _teach(self, report: Callable[[str], None]) -> tuple[Tensor, ...]:
+        """(C,) placements (1, U) of the training problems' units by short annealing, devices in a standard order."""
+        mine = self.ranks.share(len(self.problems))
+        labels = []
+        for (name, problem), unit in list(zip(self.problems.items(), self.family.units, strict=True))[mine]:
+            report(f"annealing {name}")
+            result = anneal(problem, simulations=self.config.learning.teacher, seed=self.config.seed)
+            votes = np.zeros((unit.max() + 1, problem.num_devices))
+            np.add.at(votes, (unit, result.placement), problem.op_time.mean(1) + 1e-9)
+            labels.append(standard_order(problem, votes.argmax(1)))
+        everyones = [label for part in self.ranks.gather(labels) for label in part]
+        return tuple(torch.from_numpy(label)[None].to(self.config.device) for label in everyones)
+
+    def _sample(self, state: TrainState, chosen: np.ndarray, watch: Stopwatch) -> tuple[list[Sample], np.ndarray]:
+        """K samples of each of some problems (B,), and their relative makespans (B, K); each rank makes its share.
+
+        What the other ranks draw is drawn here too, and dropped.
+        """
+        family, policy, ranks, random = self.family, _policy(state), self.ranks, state.torch_random
+        count = self.config.learning.samples
+        share = dict(ranks.share_of_blocks(len(chosen), count))
+        noise = []
+        for b, problem in enumerate(chosen):
+            rows = share.get(b, slice(0, 0))
+            shared = SharedGenerator(random, rows, count)
+            noise.append(policy.noise(family.inputs[problem], rows.stop - rows.start, shared))
+        parts = policy.decide([family.inputs[chosen[b]] for b in share], [noise[b] for b in share])
+        placements = [family.expand(chosen[b], part.placement) for b, part in zip(share, parts, strict=True)]
+        watch.lap("network")
+        index = np.repeat(chosen[list(share)], [len(part.action) for part in parts])
+        score = family.score(index, np.concatenate(placements))
+        watch.lap("simulation")
+        if ranks.size > 1:
+            parts, score = self._exchange(len(chosen), list(share), parts, score)
+        watch.lap(None)
+        return parts, score.reshape(len(chosen), count)
+
+    def _exchange(
+        self, count: int, blocks: Sequence[int], parts: Sequence[Sample], score: np.ndarray
+    ) -> tuple[list[Sample], np.ndarray]:
+        """All ranks' samples of each problem, and their scores (B * K,), from this rank's parts of some problems."""
+        sent = [[x.cpu() for x in (part.action, part.log_prob, part.placement)] for part in parts]
+        received = self.ranks.gather((list(zip(blocks, sent, strict=True)), score))
+        device = self.config.device
+        samples = []
+        for b in range(count):
+            fields = zip(*(part for of_rank, _ in received for block, part in of_rank if block == b), strict=True)
+            samples.append(Sample(*(torch.cat(pieces).to(device) for pieces in fields)))
+        return samples, concatenate([scores for _, scores in received])
+
+    def _imitate(self, state: TrainState, chosen: Sequence[int], done: float) -> dict[str, float]:
+        """A step towards the good placements of some graphs; each rank takes its share of them."""
+        learning, policy, began = self.config.learning, _policy(state), time.perf_counter()
+        if not state.iteration:
+            state.simulations += len(self.labels) * learning.teacher
+        lr = set_learning_rate(state.optimizer, learning, done)
+        state.optimizer.zero_grad()
+        total = 0.0
+        for index in chosen[self.ranks.share(len(chosen))]:
+            loss = policy.imitation(self.family.inputs[index], self.labels[index]) / len(chosen)
+            loss.backward()
+            total += float(loss.detach())
+        norm = float(gradient_step(policy, state.optimizer, learning.max_grad_norm, self.ranks))
+        return {
+            "loss/supervised": self.ranks.sum([total])[0],
+            "train/gradient_norm": norm,
+            "train/learning_rate": lr,
+            "seconds/network": time.perf_counter() - began,
+        }
+
+    def _best_units(self, state: TrainState, index: int) -> Tensor:
+        """(1, U) best placement of a training problem's units met so far."""
+        unit = self.family.units[index]
+        placement = np.zeros(unit.max() + 1, np.int64)
+        placement[unit] = self.best_placement(state, index)
+        return torch.from_numpy(placement)[None].to(self.config.device)
+
+    def _keep_elite(
+        self, state: TrainState, chosen: np.ndarray, samples: Sequence[Sample], relative: np.ndarray
+    ) -> None:
+        """Remember the best placement of each problem."""
+        for b, problem in enumerate(chosen):
+            best = int(relative[b].argmin())
+            if relative[b, best] < state.elite_score[problem]:
+                state.elite_score[problem] = relative[b, best]
+                state.elite[problem] = self.family.expand(problem, samples[b].placement[best : best + 1])[0]
+
+
+def standard_order(problem: PlacementProblem, placement: np.ndarray) -> np.ndarray:
+    """A placement (U,) with equal devices renamed by their first use, so that like placements have like names.
+
+    Links are not looked at: between unequal links the renamed placement may be better or worse.
+    """
+    cluster = problem.cluster
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for d in range(problem.num_devices):
+        key = (problem.op_time[:, d].tobytes(), float(cluster.overhead_us[d]), int(cluster.memory[d]))
+        alike.setdefault(key, []).append(d)
+    rename = np.arange(problem.num_devices)
+    used = list(dict.fromkeys(placement.tolist()))
+    for devices in alike.values():
+        first_used = [d for d in used if d in devices] + [d for d in devices if d not in used]
+        rename[first_used] = devices
+    return rename[placement]
+
+
+def _policy(state: TrainState) -> OneShotPolicy:
+    assert isinstance(state.policy, OneShotPolicy)
+    return state.policy
+
+
+REWARDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sqrt": lambda relative: -np.sqrt(relative),
+    "log": lambda relative: -np.log(relative),
+    "linear": lambda relative: -relative,
+}
+
+
+def advantages(
+    relative: np.ndarray, config: OneShotLearningConfig, problems: Sequence[int], history: dict[int, Tensor]
+) -> Tensor:
+    """Rewards less their baseline: (B, K) float32, from relative makespans (B, K).
+
+    With the "quantile" baseline samples below it count for nothing: the risk-seeking policy gradient of Petersen et
+    al. 2021 (arXiv 1912.04871), which seeks the best placement, not the best mean.
+
+    Args:
+        relative: of K samples of each of B problems.
+        config: reward and reward baseline.
+        problems: (B,) which training problems these are.
+        history: the "moving" baseline's averages by training problem; updated in place.
+    """
+    rewards = torch.from_numpy(REWARDS[config.reward](relative).astype(np.float32))
+    if config.baseline == "quantile":
+        return (rewards - rewards.quantile(config.quantile, 1, keepdim=True)).clamp(min=0)
+    mean = rewards.mean(1)
+    baseline = mean
+    if config.baseline == "moving":
+        baseline = torch.stack([history.get(problem, mean[b]) for b, problem in enumerate(problems)])
+        for b, problem in enumerate(problems):
+            history[problem] = config.decay * baseline[b] + (1.0 - config.decay) * mean[b]
+    return rewards - baseline[:, None]
+
+
+def one_shot_update(
+    policy: OneShotPolicy,
+    optimizer: torch.optim.Optimizer,
+    inputs: Sequence[OneShotInput],
+    samples: Sequence[Sample],
+    advantage: Tensor,
+    config: OneShotLearningConfig,
+    entropy_weight: float,
+    orders: Sequence[np.ndarray],
+    ranks: Ranks = ALONE,
+    best: Sequence[Tensor] | None = None,
+) -> dict[str, float]:
+    """PPO or REINFORCE on the samples; advantages (B, K). `orders` holds one order (B,) of the graphs for each epoch.
+
+    `best` has a placement (1, U) of each graph to imitate in the first epoch, with the weight `config.imitate_best`.
+
+    A gradient step takes `config.minibatch` graphs; REINFORCE is on-policy, it takes all B at once. Losses are means
+    over decisions, so that large graphs weigh as much as small ones; PPO clips the ratio of each decision. Each rank
+    takes its share of the samples of a step.
+    """
+    advantage = normalise(advantage) if config.normalise else advantage
+    totals, updates = {"loss/policy": 0.0, "train/gradient_norm": 0.0, "train/entropy": 0.0}, 0
+    for epoch, order in enumerate(orders):
+        size = config.minibatch if config.algorithm == "ppo" else len(order)
+        for minibatch in np.array_split(order, max(1, len(order) // size)):
+            optimizer.zero_grad()
+            for place, rows in ranks.share_of_blocks(len(minibatch), advantage.shape[1]):
+                b = int(minibatch[place])
+                weight = (rows.stop - rows.start) / advantage.shape[1]
+                log_prob, entropy = policy.score(inputs[b], samples[b].action[rows])
+                if config.algorithm == "ppo":
+                    old, each = samples[b].log_prob[rows], advantage[b, rows, None]
+                    loss = ppo_loss(log_prob, old, each, entropy, config.clip, entropy_weight)
+                else:
+                    loss = reinforce_loss(log_prob.mean(1), advantage[b, rows], entropy, entropy_weight)
+                if best is not None and not epoch:
+                    loss = loss + config.imitate_best * policy.imitation(inputs[b], best[b])
+                (weight * loss / len(minibatch)).backward()
+                totals["loss/policy"] += weight * float(loss.detach()) / len(minibatch)
+                totals["train/entropy"] += weight * float(entropy.detach().mean()) / len(minibatch)
+            norm = float(gradient_step(policy, optimizer, config.max_grad_norm, ranks))
+            totals["train/gradient_norm"] += norm / ranks.size
+            updates += 1
+    sums = ranks.sum(list(totals.values()))
+    return {tag: total / updates for tag, total in zip(totals, sums, strict=True)}

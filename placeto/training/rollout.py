@@ -1,0 +1,192 @@
+"""Episodes of a policy in the batched environment, with what a loss needs of them.
+
+Legend: T moves, B episodes, L labelled moves a state, V nodes of all episodes together, D devices.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from placeto.environment.mdp import EnvConfig, EnvState, reset, step
+from placeto.environment.observation import InstanceBatch, score_moves
+from placeto.policies.base import PairDistribution
+from placeto.training.ranks import ALONE, Ranks
+
+
+class DivergedError(ValueError):
+    """Numbers of the training that are not finite; the message says which."""
+
+
+@dataclass
+class Stopwatch:
+    """Seconds spent in each part of an iteration."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: {"simulation": 0.0, "network": 0.0})
+    _since: float = field(default_factory=time.perf_counter)
+
+    def lap(self, part: str | None) -> None:
+        """Book the time since the last lap to a part (None = to nobody)."""
+        now = time.perf_counter()
+        if part is not None:
+            self.seconds[part] += now - self._since
+        self._since = now
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Exact relative changes of the makespan by single moves in one state of every episode."""
+
+    slot: Tensor  # (B * L,) int64, node
+    device: Tensor  # (B * L,) int64
+    change: Tensor  # (B * L,) float32, (after - before) / before
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """T moves of B episodes, one rank's."""
+
+    data: list[Data]  # T observations
+    action: Tensor  # (T, B) int64
+    log_prob: Tensor  # (T, B) float32, under the policy that acted
+    makespan: Tensor  # (T+1, B) float32, relative to the best single device, penalised for memory
+    labels: list[Labels]  # T, or empty
+    end: EnvState
+    simulations: int  # labels included
+
+
+def rollout(
+    policy: nn.Module,
+    batch: InstanceBatch,
+    config: EnvConfig,
+    state: EnvState,
+    moves: int,
+    generator: torch.Generator,
+    *,
+    temperature: float = 1.0,
+    labels: int = 0,
+    watch: Stopwatch | None = None,
+    ranks: Ranks = ALONE,
+    everyone: np.ndarray | None = None,
+) -> Rollout:
+    """Sample moves from the policy.
+
+    Args:
+        policy: maps an observation to logits (V, D) and changes (V, D).
+        batch: instances of the environment.
+        config: order and staying.
+        state: where to begin.
+        moves: T.
+        generator: source of all randomness.
+        temperature: of the sampling.
+        labels: L, how many moves of each state to simulate for their exact effect: half of them drawn from the
+            policy, half uniformly from the legal ones.
+        watch: books simulation and network time.
+        ranks: the processes that roll out together.
+        everyone: (B of all ranks,) instances of all ranks' episodes, of which `state` holds this rank's.
+    """
+    watch = watch or Stopwatch()
+    noise = _Noise.of(batch, state.index if everyone is None else everyone, ranks, generator)
+    data, actions, log_probs, makespans, labelled = [], [], [], [state.makespan], []
+    simulations = len(state.index)
+    watch.lap(None)
+    for _ in range(moves):
+        with torch.no_grad():
+            distribution = PairDistribution.from_logits(_logits(policy, state.data), state.data, temperature)
+            action = distribution.sample(noise.cut(noise.exponential(), state))
+        data.append(state.data)
+        actions.append(action)
+        log_probs.append(distribution.log_prob(action))
+        watch.lap("network")
+        if labels:
+            labelled.append(_label(batch, state, distribution, labels, noise))
+            simulations += len(labelled[-1].slot)
+        state = step(batch, config, state, action.numpy())
+        simulations += len(state.index)
+        makespans.append(state.makespan)
+        watch.lap("simulation")
+    relative = torch.from_numpy(np.stack(makespans).astype(np.float32))
+    return Rollout(data, torch.stack(actions), torch.stack(log_probs), relative, labelled, state, simulations)
+
+
+def _logits(policy: nn.Module, data: Data) -> Tensor:
+    """(V, D) logits of an observation.
+
+    Raises:
+        DivergedError: one isn't finite.
+    """
+    logits: Tensor = policy(data)[0]
+    if not logits.isfinite().all():
+        raise DivergedError("the policy's answers are not finite")
+    return logits
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """Draws for the episodes of all ranks, so that what each of them does depends on nobody's share."""
+
+    generator: torch.Generator
+    shape: tuple[int, int, int]  # episodes of all ranks, nodes of the largest graph, devices of the largest cluster
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, batch: InstanceBatch, index: np.ndarray, ranks: Ranks, generator: torch.Generator) -> _Noise:
+        """For all ranks' episodes, of instances `index`."""
+        shape = len(index), int(batch.num_groups[index].max()), int(batch.num_devices[index].max())
+        return cls(generator, shape, ranks)
+
+    def exponential(self) -> Tensor:
+        """(B of all, G, D) of the exponential law."""
+        return torch.empty(self.shape).exponential_(generator=self.generator)
+
+    def gumbel(self) -> Tensor:
+        """(B of all, G, D) of the Gumbel law."""
+        uniform = torch.rand(self.shape, generator=self.generator)
+        return -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-9)))
+
+    def cut(self, noise: Tensor, state: EnvState) -> Tensor:
+        """(B, G * D) of this rank's episodes, as wide as they need it."""
+        mine = noise[self.ranks.share(len(noise))]
+        return mine[:, : state.data.max_nodes, : state.data.legal.shape[1]].flatten(1)
+
+
+def _label(batch: InstanceBatch, state: EnvState, distribution: PairDistribution, count: int, noise: _Noise) -> Labels:
+    """Simulate `count` different moves in each episode's state: (B, L)."""
+    log_probs, devices = distribution.log_probs, distribution.devices
+    legal = log_probs > -torch.inf
+    count = noise.ranks.least(min(count, int(legal.sum(-1).min())))
+    gumbel = noise.gumbel()
+    noisy = log_probs + noise.cut(gumbel, state)
+    likely = noisy.topk(count // 2, -1).indices  # Gumbel top-k: a draw without replacement
+    other = noise.cut(gumbel.flip(1, 2), state).masked_fill(~legal, -torch.inf).scatter(-1, likely, -torch.inf)
+    uniform = other.topk(count - count // 2, -1).indices
+    chosen = torch.cat([likely, uniform], -1)
+    group, device = chosen // devices, chosen % devices
+    after = score_moves(batch, state.index, state.placement, group.numpy(), device.numpy())
+    before = (state.makespan * batch.single_us[state.index])[:, None]
+    change = torch.from_numpy(((after - before) / before).astype(np.float32))
+    return Labels((state.data.first[:, None] + group).flatten(), device.flatten(), change.flatten())
+
+
+def greedy_pass(
+    policy: nn.Module, batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray
+) -> EnvState:
+    """Most likely moves, as many in each episode as its graph has nodes: the state after the longest one.
+
+    `best` and `best_placement` of the shorter ones are those at the end of their own sweep.
+    """
+    state = reset(batch, config, index, placement)
+    best, best_placement = state.best, state.best_placement
+    for _ in range(int(batch.num_groups[index].max())):
+        with torch.no_grad():
+            distribution = PairDistribution.from_logits(_logits(policy, state.data), state.data)
+        state = step(batch, config, state, distribution.mode().numpy())
+        going = state.steps <= batch.num_groups[index]
+        best = np.where(going, state.best, best)
+        best_placement = np.where(going[:, None], state.best_placement, best_placement)
+    return replace(state, best=best, best_placement=best_placement)

@@ -1,0 +1,381 @@
+"""The training loop: iterate, log, validate, save. What an iteration does stands in `placeto.training.learners`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from placeto.formats.gantt import gantt_figure
+from placeto.formats.placement import save_placement
+from placeto.policies import POLICIES
+from placeto.policies.base import OneShotPolicy
+from placeto.problem.files import locked
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.schedule import simulate
+from placeto.simulator.threads import set_threads
+from placeto.training.checkpoint import (
+    FILE_NAME,
+    CheckpointError,
+    find_checkpoint,
+    load_checkpoint,
+    matching,
+    save_checkpoint,
+)
+from placeto.training.config import (
+    FINE_TUNING,
+    AnyTrainConfig,
+    OneShotLearningConfig,
+    OneShotTrainConfig,
+    TrainConfig,
+    check_config,
+    default_config,
+)
+from placeto.training.curves import Curves
+from placeto.training.learners import LEARNERS
+from placeto.training.learners.base import Learner, TrainState, Validation
+from placeto.training.ranks import Ranks
+from placeto.training.rollout import DivergedError
+from placeto.training.signals import StopRequest
+
+__all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "fingerprint", "pretrained_config", "train"]
+
+DEFAULT_MINUTES = 10.0
+
+
+class TrainingError(ValueError):
+    """A training run that can't begin or go on; the message says why."""
+
+
+def train(
+    config: AnyTrainConfig,
+    problems: Mapping[str, PlacementProblem],
+    validation: Mapping[str, PlacementProblem] | None,
+    *,
+    initial: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    report: Callable[[float, str], None] = lambda done, note: None,
+) -> dict[str, float]:
+    """Train a policy on some problems and choose its parameters on others.
+
+    Writes ``checkpoint.pt`` and tensorboard events to ``config.out``, and without validation problems the best
+    placements met, ``placement-0.json`` and so on in the order of the problems. Ctrl-C and SIGTERM save first. Several
+    processes started by ``torchrun`` train together; the first one alone validates, reports and writes.
+
+    Args:
+        config: what to train and how.
+        problems: training problems by name.
+        validation: problems to choose the parameters by; none of the training problems. None = these very problems,
+            where the policy is trained for them alone.
+        initial: a checkpoint whose parameters to begin with: fine-tuning.
+        resume: go on from the checkpoint in ``config.out``. With the same `config.iterations` the end is bit-identical
+            with that of an uninterrupted run on the same machine; limits in minutes depend on the clock.
+        report: called with the finished share in 0..1 and a note.
+
+    Returns:
+        The last logged numbers by tensorboard tag.
+
+    Raises:
+        ConfigError: a setting out of its range.
+        CurvesError: the tensorboard events can't be written.
+        TrainingError: no problem to train on or to validate on, a graph that is in both sets, numbers that are not
+            finite, or a checkpoint that can't be written; the last one that was written stays.
+        BusyError: another process trains in ``config.out``.
+        CheckpointError: nothing to resume, or a checkpoint of another configuration or policy.
+        RanksError: the other processes can't be reached, or one of them ended.
+    """
+    check_config(config)
+    _check(problems, validation)
+    if resume:
+        find_checkpoint(config.out)
+    with Ranks.from_environment(config.device) as ranks, _own(config.out) if ranks.first else nullcontext():
+        _check_ranks(config, problems, ranks)
+        return _train(config, problems, validation, initial, resume, report if ranks.first else _say_nothing, ranks)
+
+
+@contextmanager
+def _own(out: str) -> Iterator[None]:
+    """Within it no other process trains in this directory."""
+    Path(out).mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        yield
+
+
+def _say_nothing(done: float, note: str) -> None:
+    pass
+
+
+def _train(
+    config: AnyTrainConfig,
+    problems: Mapping[str, PlacementProblem],
+    validation: Mapping[str, PlacementProblem] | None,
+    initial: Mapping[str, Any] | None,
+    resume: bool,
+    report: Callable[[float, str], None],
+    ranks: Ranks,
+) -> dict[str, float]:
+    """The same for all ranks: what decides is the first one's clock, and anyone's wish to stop."""
+    began = time.perf_counter()
+    alone = validation is None
+    validation = problems if validation is None else validation
+    set_threads(config.threads, config.threads if ranks.size > 1 else None)
+    saved = load_checkpoint(config.out) if resume else None
+    learner: Learner = LEARNERS[POLICIES[config.placer].kind](
+        config, problems, validation, lambda note: report(0.0, note), ranks
+    )
+    state = learner.initial_state()
+    if initial is not None:
+        with matching("the checkpoint to begin with"):
+            _begin_with(state, initial, config)
+    if saved is not None:
+        with matching(config.out):
+            _restore(state, saved, config, learner)
+    _check_alike(config, state, learner, ranks)
+    state.note_improvements()
+    began -= state.elapsed
+    last: dict[str, float] = {}
+    written = Curves(config.out if ranks.first else None, state.iteration + 1 if resume else None)
+    with written as curves, StopRequest() as stop:
+        while not (stopped := ranks.any(stop.requested)) and not _over(config, state):
+            done = _share_done(config, state)
+            with _finite(config, state):
+                numbers = learner.iterate(state, done)
+            state.iteration += 1
+            state.average_parameters(config.learning.average)
+            state.elapsed = ranks.of_first(time.perf_counter() - began)
+            state.note_improvements()
+            numbers |= {"placements/simulated": float(state.simulations), "seconds/elapsed": state.elapsed}
+            met = np.isfinite(state.elite_score)
+            if met.any():
+                numbers["makespan/train_best"] = float(state.elite_score[met].mean())
+            if _over(config, state) or state.iteration % config.validate_every == 0:
+                with _finite(config, state):
+                    numbers |= _validate(learner, state, curves, ranks)
+            curves.numbers(numbers, state.iteration)
+            last |= numbers
+            state.elapsed = ranks.of_first(time.perf_counter() - began)
+            if ranks.first and (_over(config, state) or state.iteration % config.save_every == 0):
+                _save(config, state, learner)
+            known = np.isfinite(state.best_validation)
+            best = f", validation {state.best_validation:.4f} of one device" if known else ""
+            report(done, f"iteration {state.iteration}{best}")
+        if ranks.first:
+            _save(config, state, learner)
+            if alone:
+                _save_placements(config, state, learner)
+        ranks.any(False)  # the others wait: who ends first takes the connections with it
+        final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
+        curves.settings(_flat(asdict(config)), final, state.iteration)
+    report(1.0, "stopped by a signal, saved" if stopped else f"validation {state.best_validation:.4f}")
+    return last | final
+
+
+@contextmanager
+def _finite(config: AnyTrainConfig, state: TrainState) -> Iterator[None]:
+    """Within it, and after it, all numbers of the training are finite.
+
+    Raises:
+        TrainingError: one isn't; it says what to do.
+    """
+    try:
+        yield
+        if not all(value.isfinite().all() for value in state.policy.state_dict().values()):
+            raise DivergedError("the parameters are not finite")
+    except DivergedError as problem:
+        saved = Path(config.out) / FILE_NAME
+        stays = f"{saved} keeps the last good state" if saved.exists() else "nothing was saved yet"
+        raise TrainingError(
+            f"stopped in iteration {state.iteration + 1}: {problem}; {stays}: train anew with a lower learning rate"
+        ) from None
+
+
+def _validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) -> dict[str, float]:
+    """Judge the average of the last parameters on the validation problems; the best one is kept."""
+    with state.averaged():
+        validation: Validation = ranks.made_by_first(lambda: learner.validate(state))
+    mean = float(validation.relative.mean())
+    if mean < state.best_validation:
+        state.best_validation = mean
+        state.best_parameters = dict(state.average)
+        if ranks.first:
+            first = next(iter(learner.validation.values()))
+            schedule = simulate(first, validation.placement)
+            curves.picture("schedule/validation", gantt_figure(schedule), state.iteration)
+    return {
+        "makespan/validation": mean,
+        "makespan/validation_to_heuristic": float(validation.to_heuristic.mean()),
+        "makespan/validation_best": state.best_validation,
+    }
+
+
+def _share_done(config: AnyTrainConfig, state: TrainState) -> float:
+    """How far training is, in 0..1: by iterations alone where they are given, so that the run can be repeated.
+
+    Likewise by simulations, else by time.
+    """
+    if config.iterations is not None:
+        return min(1.0, state.iteration / config.iterations)
+    if config.simulations is not None:
+        return min(1.0, state.simulations / config.simulations)
+    return min(1.0, state.elapsed / (60.0 * (config.minutes or DEFAULT_MINUTES)))
+
+
+def _over(config: AnyTrainConfig, state: TrainState) -> bool:
+    """Whether a limit is reached."""
+    late = config.minutes is not None and state.elapsed >= 60.0 * config.minutes
+    spent = config.simulations is not None and state.simulations >= config.simulations
+    return late or spent or _share_done(config, state) >= 1.0
+
+
+def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem] | None) -> None:
+    if not problems or (validation is not None and not validation):
+        raise TrainingError("training needs at least one graph to train on and one to validate on")
+    validation = validation or {}
+    hashes = {problem.graph.hash: name for name, problem in problems.items()}
+    for name, problem in validation.items():
+        if problem.graph.hash in hashes:
+            raise TrainingError(f"graph {name!r} is in the validation set and, as {hashes[problem.graph.hash]!r}, "
+                                "in the training set; they must be disjoint")  # fmt: skip
+    lonely = [name for name, problem in {**problems, **validation}.items() if problem.num_devices < 2]
+    if lonely:
+        raise TrainingError(f"graph {lonely[0]!r}: there is nothing to place on a cluster of one device")
+
+
+def _check_ranks(config: AnyTrainConfig, problems: Mapping[str, PlacementProblem], ranks: Ranks) -> None:
+    """Refuse more ranks than there are episodes to share."""
+    learning = config.learning
+    if isinstance(learning, OneShotLearningConfig):
+        episodes = {"samples": learning.samples}
+    else:
+        episodes = {"replicas": learning.replicas} if learning.warmup < 1.0 else {}
+        episodes |= {"warmup_replicas": learning.warmup_replicas} if learning.warmup > 0.0 else {}
+    graphs = min(learning.graphs, len(problems))
+    for name, each in episodes.items():
+        if graphs * each < ranks.size:
+            raise TrainingError(
+                f"{ranks.size} ranks can't share {graphs * each} episodes an iteration, of {graphs} graphs with {each} "
+                f"{name} each: start fewer ranks, or raise learning.{name}"
+            )
+
+
+def _check_alike(config: AnyTrainConfig, state: TrainState, learner: Learner, ranks: Ranks) -> None:
+    """Refuse ranks that were given different things: they would wait for one another for ever."""
+    everyones = ranks.gather((asdict(config), fingerprint(learner.problems, learner.validation), state.iteration))
+    other = [rank for rank, given in enumerate(everyones) if given != everyones[0]]
+    if other:
+        raise TrainingError(
+            f"rank {other[0]} has other settings, graphs or another checkpoint than rank 0: "
+            "start all ranks with the same arguments, and an --out that all of them see"
+        )
+
+
+def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str) -> AnyTrainConfig:
+    """The settings to go on with from a checkpoint: its placer and policy; learning as `FINE_TUNING` says.
+
+    Raises:
+        CheckpointError: it holds no policy that this version knows.
+    """
+    with matching(path):
+        config, saved = default_config(checkpoint["placer"], out), checkpoint["config"]
+        changes: dict[str, Any] = {"policy": type(config.policy)(**saved["policy"])}
+        tuning = FINE_TUNING.get(config.placer, {})
+        changes["learning"] = replace(config.learning, warmup=0.0, **tuning)
+        if isinstance(config, TrainConfig):
+            changes["env"] = type(config.env)(**saved["env"])
+        return replace(config, **changes)
+
+
+def _begin_with(state: TrainState, initial: Mapping[str, Any], config: AnyTrainConfig) -> None:
+    """Take the parameters of a checkpoint that validated best; one-shot policies are made less sure.
+
+    Raises:
+        CheckpointError: it holds another policy.
+    """
+    if initial["placer"] != config.placer:
+        raise CheckpointError(f"can't begin with a checkpoint of the placer {initial['placer']}, not {config.placer}")
+    try:
+        state.policy.load_state_dict(initial["best_parameters"])
+    except RuntimeError:
+        old, new = initial["config"]["policy"], asdict(config.policy)
+        changed = [f"{key} was {old.get(key)}, now it is {new[key]}" for key in new if old.get(key) != new[key]]
+        reason = "; ".join(changed) or "it was made by another version"
+        raise CheckpointError(f"can't begin with this checkpoint's parameters: {reason}") from None
+    if isinstance(state.policy, OneShotPolicy) and isinstance(config, OneShotTrainConfig):
+        state.policy.soften(config.learning.soften)
+
+
+def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
+    """Write the checkpoint.
+
+    Raises:
+        TrainingError: it can't be written; it says how to go on.
+    """
+    made_with = {
+        "placer": config.placer,
+        "config": asdict(config),
+        "problems": fingerprint(learner.problems, learner.validation),
+    }
+    path = Path(config.out) / FILE_NAME
+    try:
+        save_checkpoint(made_with | state.saved(), path)
+    except OSError as problem:
+        stays = "the last one stays: make room, then go on with --resume" if path.exists() else "make room, train anew"
+        raise TrainingError(f"{path}: can't be written ({problem.strerror}); {stays}") from None
+
+
+def _save_placements(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
+    """Write the best placement met of each training problem, where one was met."""
+    for index, problem in enumerate(learner.problems.values()):
+        if np.isfinite(state.elite_score[index]):
+            schedule = simulate(problem, learner.best_placement(state, index))
+            span, fits = schedule.makespan_us, schedule.fits
+            spent = state.simulations, state.elapsed
+            result = PlacementResult(schedule.placement, span, fits, *spent, (), problem, config.placer)
+            save_placement(result, Path(config.out) / f"placement-{index}.json")
+
+
+def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig, learner: Learner) -> None:
+    """Put a checkpoint's values into a fresh state.
+
+    Raises:
+        CheckpointError: it was made with another configuration or on other problems.
+    """
+    free = {"out", "minutes", "iterations", "simulations"}  # where it is and how long it lasts may change
+    if saved["placer"] != config.placer:
+        raise CheckpointError(f"can't resume {config.out}: it holds the placer {saved['placer']}, not {config.placer}")
+    # a setting that the checkpoint is too old to know had its default
+    old = _flat(asdict(default_config(config.placer, config.out))) | _flat(saved["config"])
+    new = _flat(asdict(config))
+    changed = sorted(key for key in old.keys() | new.keys() if key not in free and old.get(key) != new.get(key))
+    if changed:
+        key = changed[0]
+        raise CheckpointError(f"can't resume {config.out}: {key} was {old.get(key)}, now it is {new.get(key)}")
+    if saved["problems"] != fingerprint(learner.problems, learner.validation):
+        raise CheckpointError(f"can't resume {config.out}: it was trained on other graphs or clusters")
+    state.restore(saved)
+
+
+def fingerprint(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem]) -> list[str]:
+    """Name, graph and cluster of every problem, as the checkpoint's "problems" has them."""
+    return [
+        f"{name} {problem.graph.hash} {problem.cluster.hash}"
+        for part in (problems, validation)
+        for name, problem in part.items()
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested config -> "learning.lr": value, as tensorboard's hparams wants it."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, int | float | str | bool) else str(value)
+    return flat

@@ -1,0 +1,146 @@
+"""One gradient update of a policy from an iteration's episodes: supervised, PPO or REINFORCE.
+
+Legend: T moves, B episodes, L labelled moves a state, V nodes of all episodes together, D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+from placeto.policies.base import PairDistribution
+from placeto.training.config import LearningConfig
+from placeto.training.losses import (
+    REWARDS,
+    at_the_end_only,
+    discounted_returns,
+    normalise,
+    ppo_loss,
+    reinforce_loss,
+    replica_advantages,
+    step_baseline_update,
+)
+from placeto.training.ranks import ALONE, Ranks
+from placeto.training.rollout import DivergedError, Labels, Rollout
+
+CHANGE_CLIP = 0.2  # labels beyond it are equally bad (or good)
+SMALL_CHANGE = 0.02  # the error of a label of this size weighs half as much as that of one of no change
+
+
+def supervised_update(
+    policy: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    states: Iterable[tuple[Data, Labels]],
+    config: LearningConfig,
+    ranks: Ranks = ALONE,
+) -> dict[str, float]:
+    """Fit the predicted change of the makespan by single moves to simulated labels, one gradient step for each state.
+
+    Huber loss in per cent, so that 1 % off is where it turns linear; the smaller a change, the more its error counts,
+    since moves of small changes are what a good placement leaves to choose from. `states` are this rank's, those of
+    several graphs together in each; losses are means over all ranks'.
+    """
+    total, steps = torch.zeros(3, dtype=torch.float64), 0
+    for data, labels in states:
+        weight = ranks.weight(len(labels.change))
+        _, change = policy(data)
+        predicted = change[labels.slot, labels.device]
+        target = labels.change.clamp(-CHANGE_CLIP, CHANGE_CLIP)
+        error = nn.functional.smooth_l1_loss(100 * predicted, 100 * target, reduction="none")
+        loss = weight * (error * SMALL_CHANGE / (SMALL_CHANGE + target.abs())).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = weight * gradient_step(policy, optimizer, config.max_grad_norm, ranks)
+        mean_error = weight * (predicted - target).detach().abs().mean()
+        total += torch.tensor([float(loss.detach()), float(norm), float(mean_error)])
+        steps += 1
+    loss_mean, norm_mean, error_mean = ranks.sum((total / steps).tolist())
+    return {"loss/supervised": loss_mean, "train/gradient_norm": norm_mean, "train/label_error": error_mean}
+
+
+def advantages(
+    makespan: Tensor, config: LearningConfig, graph: np.ndarray, history: dict[int, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Returns (T, B) and advantages (T, B) of an iteration's episodes.
+
+    Args:
+        makespan: (T+1, B), relative, as in `Rollout`, of all ranks' episodes.
+        config: reward, discount and reward baseline.
+        graph: (B,) training instance of each episode.
+        history: returns of earlier rounds by instance, for the "steps" baseline; updated in place.
+    """
+    best = torch.cummin(makespan, 0).values
+    rewards = REWARDS[config.reward](makespan[:-1], makespan[1:], best[:-1])
+    if not config.intermediate_rewards:
+        rewards = at_the_end_only(rewards)
+    returns = discounted_returns(rewards, config.discount)
+    if config.baseline == "replicas":
+        which, replica = np.unique(graph, return_inverse=True)
+        return returns, replica_advantages(returns, torch.from_numpy(replica), len(which))
+    result = torch.empty_like(returns)
+    for instance in np.unique(graph).tolist():
+        columns = torch.from_numpy(np.flatnonzero(graph == instance))
+        past = history.get(instance, returns.new_zeros(0, len(returns)))
+        baseline, past = step_baseline_update(past, returns[:, columns])
+        history[instance] = past[-config.baseline_rounds :]
+        result[:, columns] = returns[:, columns] - baseline[:, None]
+    return returns, result
+
+
+def policy_update(
+    policy: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    episodes: Rollout,
+    advantage: Tensor,
+    config: LearningConfig,
+    orders: list[np.ndarray],
+    ranks: Ranks = ALONE,
+) -> dict[str, float]:
+    """PPO or REINFORCE on the episodes' moves.
+
+    A gradient step takes `config.minibatch` moves of all B episodes; REINFORCE is on-policy, it takes all T at once.
+    `orders` holds one order (T,) of the moves for each epoch. `episodes` are this rank's, `advantage` those of all.
+    """
+    count = advantage.shape[1]
+    advantage = normalise(advantage)[:, ranks.share(count)]
+    weight = advantage.shape[1] / count
+    totals, updates = {"loss/policy": 0.0, "train/gradient_norm": 0.0, "train/entropy": 0.0}, 0
+    for order in orders:
+        size = config.minibatch if config.algorithm == "ppo" else len(order)
+        for minibatch in np.array_split(order, max(1, len(order) // size)):
+            optimizer.zero_grad()
+            for t in minibatch:
+                data = episodes.data[t]
+                distribution = PairDistribution.from_logits(policy(data)[0], data, config.temperature)
+                log_prob, entropy = distribution.log_prob(episodes.action[t]), distribution.entropy()
+                if config.algorithm == "ppo":
+                    old = episodes.log_prob[t]
+                    loss = ppo_loss(log_prob, old, advantage[t], entropy, config.clip, config.entropy)
+                else:
+                    loss = reinforce_loss(log_prob, advantage[t], entropy, config.entropy)
+                (weight * loss / len(minibatch)).backward()
+                totals["loss/policy"] += weight * float(loss.detach()) / len(minibatch)
+                totals["train/entropy"] += weight * float(entropy.detach().mean()) / len(minibatch)
+            norm = gradient_step(policy, optimizer, config.max_grad_norm, ranks)
+            totals["train/gradient_norm"] += weight * float(norm)
+            updates += 1
+    sums = ranks.sum(list(totals.values()))
+    return {tag: total / updates for tag, total in zip(totals, sums, strict=True)}
+
+
+def gradient_step(policy: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, ranks: Ranks = ALONE) -> Tensor:
+    """A step along the sum of all ranks' gradients, those there are, scaled down to a norm; returns the norm before.
+
+    Raises:
+        DivergedError: a gradient isn't finite; the parameters are as they were.
+    """
+    ranks.sum_gradients(policy)
+    norm = nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
+    if not norm.isfinite():  # so it is where a loss isn't
+        raise DivergedError("the gradients are not finite")
+    optimizer.step()
+    return norm

@@ -1,0 +1,174 @@
+"""Peak memory of captured steps: in closed form, with checkpoints, and against real runs on the cpu."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from placeto.capture.trace import capture_inference, capture_training
+from placeto.problem.cluster import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import Schedule, simulate
+from tests.captures import inputs_of, meta, record, training
+from tests.memory_meter import peak_of_training_step
+
+
+def on_one_device(graph: ComputationGraph) -> Schedule:
+    return simulate(PlacementProblem(graph, load_cluster("2xv100")), np.zeros(graph.num_ops, np.int64))
+
+
+def test_linear_takes_its_parameters_once_in_inference_and_four_times_in_training() -> None:
+    linear = nn.Linear(32, 64, device="meta")
+    parameters = 4 * (32 * 64 + 64)
+    inference = on_one_device(capture_inference(linear, [meta(2, 32)]))
+    assert inference.peak_memory.tolist() == [parameters + 4 * 2 * 64, 0]
+    graph = training(linear, meta(2, 32))
+    # the output is summed up: it lives until the loss, of 4 bytes, is there
+    assert on_one_device(graph).peak_memory.tolist() == [4 * parameters + 4 * 2 * 64 + 4, 0]
+    assert record(graph, "grad/mm")["resident_outputs"] == [0]
+
+
+def test_frozen_parameters_and_buffers_count_once() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False))
+    module[0].requires_grad_(False)
+    graph = training(module, meta(2, 8))
+    problem = PlacementProblem(graph, load_cluster("2xv100"))
+    frozen, buffers, trained = 4 * (8 * 8 + 8), 4 * (8 + 8), 4 * (8 + 8 + 8 * 8)
+    assert problem.resident_bytes.sum() == frozen + buffers + 4 * trained
+    assert record(graph, "0.weight")["trained_bytes"] == 0
+
+
+def test_parts_of_a_parameter_are_resident_and_partial_gradients_live() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(x @ self.weight[:, :4]).square() @ self.weight[4:, :]
+
+    graph = training(Half(), meta(2, 8))
+    kinds = np.array(graph.op_types)
+    parts = [name for name, kind in zip(graph.op_names, kinds, strict=True) if kind == "aten.slice"]
+    assert all(record(graph, name)["resident_outputs"] == [0] for name in parts)
+    made = [name for name in graph.op_names if "resident_outputs" in record(graph, name) and name not in parts]
+    assert [name.split("/")[-1] for name in made] == ["add"], "the sum of two gradients, and neither of them"
+
+
+class Blocks(nn.Module):
+    """Blocks of four layers, each followed by its activation, with checkpoints or without."""
+
+    def __init__(self, num_blocks: int, width: int, again: bool) -> None:
+        super().__init__()
+        layers = [[m for _ in range(4) for m in (nn.Linear(width, width), nn.Tanh())] for _ in range(num_blocks)]
+        self.blocks = nn.ModuleList(nn.Sequential(*block) for block in layers)
+        self.again = again
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+        return x.square().mean()
+
+
+def test_checkpoints_save_memory_and_cost_time() -> None:
+    num_blocks, width, batch = 6, 64, 1024
+    size = 4 * batch * width  # of one activation
+    plain, again = (
+        on_one_device(capture_training(Blocks(num_blocks, width, again).to("meta"), [meta(batch, width)]))
+        for again in (False, True)
+    )
+    live = [int(s.peak_memory[0] - s.problem.resident_bytes.sum()) for s in (plain, again)]
+    # of each layer its activation; what the loss and the first gradients need comes on top
+    assert 4 * num_blocks * size <= live[0] <= (4 * num_blocks + 3) * size
+    # of each block its output, and those of the layers of one
+    assert (num_blocks + 3) * size <= live[1] <= (num_blocks + 5) * size
+    # each block is computed twice
+    graph = plain.problem.graph
+    busy = plain.finish_us - plain.start_us + plain.problem.cluster.overhead_us[0]
+    layer = sum(busy[graph.index[name]] for name in ("blocks.0.0/addmm", "blocks.0.1/tanh"))
+    assert again.makespan_us - plain.makespan_us == pytest.approx(num_blocks * 4 * layer)
+
+
+def test_recomputation_waits_for_the_gradient_that_it_serves() -> None:
+    graph = capture_training(Blocks(3, 8, True).to("meta"), [meta(2, 8)])
+    for block in range(3):
+        first = next(n for n in graph.op_names if n.startswith(f"blocks.{block}.0@1/grad/addmm"))
+        *_, awaited = record(graph, first)["inputs"]
+        assert record(graph, awaited[0])["outputs"][awaited[1]] == 0, "no bytes travel"
+        # what makes the gradient of the block's output, and that is read where the block's own gradients begin
+        gradient = next(n for n in graph.op_names if n.startswith(f"blocks.{block}.7/grad/tanh_backward"))
+        assert awaited[0] in inputs_of(graph, gradient)
+    ready = on_one_device(graph)
+    again = ["/grad/addmm" in name for name in graph.op_names]
+    loss = graph.index["mean"]
+    assert ready.start_us[np.array(again)].min() >= ready.finish_us[loss]
+
+
+def test_what_the_backward_pass_could_do_early_waits() -> None:
+    """Of a sine the backward pass takes the cosine, which depends on the forward pass alone."""
+
+    class Sine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(torch.sin(self.one(x))).square().mean()
+
+    graph = capture_training(Sine().to("meta"), [meta(2, 4)])
+    assert inputs_of(graph, "grad/cos") == ["one/addmm", "other/grad/mm"]
+    first = next(name for name in graph.op_names if "/grad/" in f"/{name}")
+    assert "mean" in inputs_of(graph, first), "the first of all waits for the loss"
+
+
+def test_dropout_masks_are_drawn_when_they_are_needed() -> None:
+    module = nn.Sequential(*[m for _ in range(3) for m in (nn.Linear(4, 4), nn.Dropout())])
+    graph = capture_training(module.to("meta"), [meta(2, 4)], lambda y: y.sum())
+    masks = [name for name in graph.op_names if "bernoulli" in name]
+    assert [inputs_of(graph, name) for name in masks] == [["0/addmm"], ["2/addmm"], ["4/addmm"]]
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norms[0](self.convolutions[0](x)))
+        return F.relu(x + self.norms[1](self.convolutions[1](y)))
+
+
+STEPS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "mlp": lambda: (
+        nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(64, 64), nn.ReLU())], nn.Linear(64, 10)),
+        torch.zeros(128, 64),
+    ),
+    "cnn": lambda: (
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            *[Residual(8) for _ in range(3)],
+            nn.MaxPool2d(2),
+            Residual(8),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 10),
+        ),
+        torch.zeros(4, 3, 16, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_peak_is_that_of_a_real_step(step: str) -> None:
+    """Of activations and gradients of them a run on the cpu holds as much, beside parameters and their gradients."""
+    module, x = STEPS[step]()
+    targets = [torch.zeros(len(x), dtype=torch.long)]
+    schedule = on_one_device(capture_training(module, [x], F.cross_entropy, targets=targets))
+    live = schedule.peak_memory[0] - schedule.problem.resident_bytes.sum()
+    assert live == pytest.approx(peak_of_training_step(module, [x], F.cross_entropy, targets), rel=0.01)

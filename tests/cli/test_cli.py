@@ -1,0 +1,145 @@
+"""What all commands share: help, graphs, clusters and checkpoints as arguments, errors and interruption."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from placeto import cli
+from placeto.problem.cluster import load_cluster, save_cluster
+from tests.command_line import fails, run
+
+
+def test_help_is_quick_and_lists_the_commands() -> None:
+    code = "import sys, placeto, placeto.cli.command; print('torch' in sys.modules, 'numba' in sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert loaded == "False False\n"
+    began = time.perf_counter()
+    result = subprocess.run([sys.executable, "-m", "placeto", "--help"], capture_output=True, text=True, check=True)
+    assert time.perf_counter() - began < 5.0  # 0.1 s on an idle machine
+    assert all(f"\n  {command}" in result.stdout for command in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_help_of_each_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "--help") == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"usage: placeto {command}")
+    assert captured.err == ""
+
+
+def test_lists_have_a_name_and_a_sentence_on_each_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for what, expected in (("clusters", "4xv100"), ("placers", "placeto"), ("placers", "etf")):
+        assert run("list", what) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert expected in [line.split()[0] for line in lines]
+        assert all(len(line.split(maxsplit=1)[1]) > 10 for line in lines)
+
+
+def test_graphs_of_families(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list", "families") == 0
+    assert capsys.readouterr().out.startswith("cifar10 ")
+    assert run("place", "ptb:test:0", "--cluster", "2xv100", "--placer", "single") == 0
+    assert "1.0000 of the best single device" in capsys.readouterr().out
+    on = ("--cluster", "2xv100", "--placer", "single")
+    assert "has no split 'tests'; its splits: train, validation, test" in fails(capsys, "place", "ptb:tests:0", *on)
+    assert "index must be 0 to 31, not '32'" in fails(capsys, "place", "ptb:test:32", *on)
+    assert "index must be 0 to 31, not '-1'" in fails(capsys, "place", "ptb:test:-1", *on)
+    assert "known: cifar10, ptb, nmt" in fails(
+        capsys, "train", "--family", "cifar", "--out", "x", "--cluster", "2xv100"
+    )
+
+
+def test_graphs_of_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=4.0, parameter_size=8.0"
+    lines = [f"node{i} -- Linear(i) -- {times}" for i in (1, 2)] + ["\tnode1 -- node2"]
+    (tmp_path / "profile.graph.txt").write_text("\n".join(lines) + "\n")
+    assert run("place", tmp_path / "profile.graph.txt", "--cluster", "2xv100", "--placer", "single") == 0
+    assert "1.0000 of the best single device" in capsys.readouterr().out
+    (tmp_path / "bad.graph.txt").write_text("nonsense")
+    assert "bad.graph.txt" in fails(capsys, "place", tmp_path / "bad.graph.txt", "--cluster", "2xv100")
+
+
+def cyclic() -> str:
+    ops = [{"name": "a", "inputs": [["b", 0]], "outputs": [1]}, {"name": "b", "inputs": [["a", 0]], "outputs": [1]}]
+    return json.dumps({"format": "placeto.graph/1", "name": "x", "ops": ops})
+
+
+def not_a_number() -> str:
+    return json.dumps({"format": "placeto.graph/1", "name": "x", "ops": [{"name": "a", "flops": float("nan")}]})
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(cyclic(), "on a cycle"), (not_a_number(), "'a'"), ("{", "not valid JSON"), ("[]", "not a graph file")],
+)
+def test_bad_graph_files(content: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content)
+    message = fails(capsys, "place", path, "--cluster", "2xv100", "--placer", "single")
+    assert "bad.json" in message
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("graph", "says"),
+    [
+        ("missing.json", "no such file"),
+        ("nofamily:test:0", "unknown graph family 'nofamily'; known: "),
+        ("a:b:c:d", "no such file"),
+        (".", "is a directory"),
+        (__file__, "unknown kind of graph file; a graph is a file (.json, .json.gz, PipeDream .graph.txt"),
+    ],
+)
+def test_unknown_graphs(graph: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in fails(capsys, "place", graph, "--cluster", "2xv100", "--placer", "single")
+
+
+def test_unknown_commands_and_clusters(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "commands: train, place" in fails(capsys, "plaice")
+    assert "commands: train, place" in fails(capsys, "--plaice")
+    assert "4xv100" in fails(capsys, "place", graph_file, "--cluster", "5xv100", "--placer", "single")
+    assert "families" in fails(capsys, "list", "everything")
+
+
+def test_bad_cluster_and_checkpoint_files(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_cluster(load_cluster("2xv100"), tmp_path / "cluster.json")
+    document = json.loads((tmp_path / "cluster.json").read_text())
+    document["bandwidth"] = [[1.0, 1.0]]
+    (tmp_path / "cluster.json").write_text(json.dumps(document))
+    message = fails(capsys, "place", graph_file, "--cluster", tmp_path / "cluster.json", "--placer", "single")
+    assert "cluster.json" in message
+    assert "bandwidth" in message
+    checkpoint = ("--checkpoint", graph_file)
+    assert "fork.json: not a checkpoint" in fails(capsys, "place", graph_file, "--cluster", "2xv100", *checkpoint)
+
+
+def test_errors_of_our_own_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    from placeto.cli import list as list_command
+
+    def bug(arguments: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(list_command, "run", bug)
+    with pytest.raises(ValueError, match="a bug"):
+        cli.main(["list", "clusters"])
+
+
+def test_interruption_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from placeto.cli import list as list_command
+
+    def interrupt(arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(list_command, "run", interrupt)
+    assert run("list", "clusters") == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(graph_file: str) -> None:
+    command = f"{sys.executable} -m placeto list clusters | head -1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert result.stderr == ""

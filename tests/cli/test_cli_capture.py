@@ -1,0 +1,148 @@
+"""`placeto capture`."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from placeto.problem.graph import load_graph
+from tests.command_line import fails, run
+
+
+def model() -> tuple[nn.Module, list[torch.Tensor], object]:
+    return nn.Linear(8, 4), [torch.empty(2, 8)], lambda output: output.sum()
+
+
+@pytest.mark.parametrize(("options", "mode"), [((), "training"), (("--inference",), "inference")])
+def test_capture(options: tuple[str, ...], mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "linear.json"
+    assert run("capture", "tests.cli.test_cli_capture:model", "-o", out, *options) == 0
+    assert mode in capsys.readouterr().out
+    graph = load_graph(out)
+    assert (graph.name, graph.mode) == ("linear", mode)
+    assert "aten.addmm" in graph.op_types
+
+
+def deep(depth: int, width: int = 4, name: str = "") -> tuple[nn.Module, list[torch.Tensor]]:
+    return nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(depth)]), [torch.empty(2, width)]
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "parameters"),
+    [
+        ("deep(3)", (), "192 B"),
+        ("deep(depth=3)", ("--set", "width=400"), "1.92 MB"),
+        ("deep", ("--set", "depth=2", "--set", "width=8", "--set", "name=any text"), "512 B"),
+    ],
+)
+def test_factories_with_arguments(
+    factory: str, options: tuple[str, ...], parameters: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run("capture", f"tests.cli.test_cli_capture:{factory}", "-o", tmp_path / "g.json", "--inference", *options)
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert f"parameters   {parameters}\n" in printed.out
+
+
+ZOO = """
+import sys
+from torch import nn
+import torch
+from beside import WIDTH
+
+def net(depth=1):
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(depth)]), [torch.empty(2, WIDTH)]
+
+def leave():
+    sys.exit("enough")
+
+def broken():
+    raise RuntimeError("first line\\nsecond line")
+
+def value():
+    return f"{torch.ones(2).sum():.2f}"
+
+def moved():
+    return nn.Linear(2, 2).to("cpu"), []
+"""
+
+
+def test_factories_in_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "zoo_of_tests.py").write_text(ZOO)
+    (tmp_path / "beside.py").write_text("WIDTH = 8")
+    zoo, out = tmp_path / "zoo_of_tests.py", tmp_path / "zoo.json"
+    assert run("capture", f"{zoo}:net(depth=2)", "-o", out, "--inference") == 0
+    capsys.readouterr()
+    assert load_graph(out).op_types.count("aten.addmm") == 2
+    for function, says in {
+        "leave": "zoo_of_tests.py:11: sys.exit('enough') was called",
+        "broken": "zoo_of_tests.py:14: RuntimeError: first line",
+        "value": "zoo_of_tests.py:17: TypeError: ",
+        "moved": "leave out .cuda(), .to(device) and device=",
+        "nothing": "has no function 'nothing'; there are broken, leave, moved, net, value",
+        "net(deep=1)": "got an unexpected keyword argument 'deep'; it is net(depth=1)",
+    }.items():
+        assert says in fails(capsys, "capture", f"{zoo}:{function}", "-o", out)
+    for name, content, says in (
+        ("broken", "def f(:", "broken.py:1: SyntaxError"),
+        ("leaves", "import sys\n\nsys.exit()", "leaves.py:3: sys.exit() was called"),
+        ("lacks", "import no_such_package", "lacks.py:1: ModuleNotFoundError: No module named 'no_such_package'"),
+    ):
+        (tmp_path / f"{name}.py").write_text(content)
+        assert says in fails(capsys, "capture", f"{tmp_path}/{name}.py:f", "-o", out)
+
+
+def test_arguments_are_never_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = tmp_path / "gone"
+    code = f"open({str(gone)!r}, 'w').close()"
+    for factory in (
+        f"deep({code})",
+        f"deep(depth={code})",
+        "deep(**{'depth': 1})",
+        "deep(1)(2)",
+        "deep()[0]",
+        "deep;x",
+    ):
+        fails(capsys, "capture", f"tests.cli.test_cli_capture:{factory}", "-o", tmp_path / "g.json")
+    for setting in ("depth", "=1", "1=1"):
+        says = fails(capsys, "capture", "tests.cli.test_cli_capture:deep", "-o", tmp_path / "g.json", "--set", setting)
+        assert "must be name=value" in says
+    # text where a number is wanted is told by the factory
+    told = fails(
+        capsys, "capture", "tests.cli.test_cli_capture:deep", "-o", tmp_path / "g.json", "--set", f"depth={code}"
+    )
+    assert "test_cli_capture.py" in told
+    assert "TypeError" in told
+    assert not gone.exists()
+
+
+def text() -> str:
+    return "neither a module nor inputs"
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("model", "must be package.module:function"),
+        ("no.such:model", "there is no module 'no'; looked in"),
+        ("tests.no_such:model", "there is no module 'tests.no_such'"),
+        (".captures:mlp", "a relative name; write the whole of it"),
+        ("tests..captures:mlp", "must be package.module:function"),
+        (":model", "must be package.module:function"),
+        ("tests.cli.test_cli_capture:", "must be package.module:function"),
+        ("no/such.py:model", "there is no file 'no/such.py'"),
+        ("tests.cli.test_cli_capture:deep", "missing a required argument: 'depth'; it is deep(depth: int"),
+        ("tests.cli.test_cli_capture:deep(2)", "graph: the loss must be a scalar tensor"),
+        ("tests.cli.test_cli_capture:nothing", "has no function 'nothing'"),
+        ("tests.command_line:OPS", "is no function"),
+        ("tests.cli.test_cli_capture:text", "must return (module, inputs), (module, inputs, loss) or"),
+        ("tests.cli.test_cli_capture:text", "not a str"),
+    ],
+)
+def test_bad_factories(factory: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in fails(capsys, "capture", factory, "-o", tmp_path / "graph.json")

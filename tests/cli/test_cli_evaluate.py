@@ -1,0 +1,120 @@
+"""`placeto evaluate`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from placeto.problem.graph import ComputationGraph, save_graph
+from tests.command_line import OPS, SHARED, fails, run
+
+
+def test_evaluate_prints_and_writes_a_table(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, curve = tmp_path / "table.json", tmp_path / "curve.png"
+    options = ("--cluster", "2xv100", "--placers", "single,etf,random@20", "--seeds", "2", "--processes", "1")
+    assert run("evaluate", graph_file, *options, "-o", out, "--curve", curve) == 0
+    captured = capsys.readouterr()
+    assert [row["seed"] for row in json.loads(out.read_text())["rows"]] == [0, 1] * 3
+    assert "| single" in captured.out
+    assert "1 graph on 2xv100, no budget for single, etf; 20 simulations for random@20, 2 seeds" in captured.out
+    assert (tmp_path / "table.md").read_text() == captured.out[:-1]
+    assert "evaluating: 100 %" in captured.err
+    assert curve.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("placers", "says"),
+    [
+        ("single@5,mine=etf@5", "on 2xv100, 5 simulations, 1 seed\n"),
+        ("single,etf@pass", "on 2xv100, 9 simulations or 60 seconds for single; no budget for etf@pass, 1 seed\n"),
+    ],
+)
+def test_evaluate_says_which_budgets(
+    placers: str, says: str, graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budget = ("--simulations", "9", "--seconds", "60")
+    options = ("--cluster", "2xv100", "--placers", placers, "--processes", "1", *budget)
+    assert run("evaluate", graph_file, *options) == 0
+    assert says in capsys.readouterr().out
+
+
+def test_evaluate_leaves_out_what_takes_no_time(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    idle = tmp_path / "idle.json"
+    save_graph(ComputationGraph.from_ops("idle", [{"name": "a", "outputs": [4]}]), idle)
+    options = ("--cluster", "2xv100", "--placers", "single", "--processes", "1")
+    assert run("evaluate", graph_file, idle, *options) == 0
+    captured = capsys.readouterr()
+    assert "1 graph on 2xv100" in captured.out
+    assert f"note: {idle} is left out, its ops take no time on 2xv100\n" in captured.err
+    assert "no op of" in fails(capsys, "evaluate", idle, *options)
+
+
+def test_evaluate_files_of_one_name_and_families_on_several_clusters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / folder / "fork.json" for folder in ("one", "two")]
+    for number, file in enumerate(files):
+        file.parent.mkdir()
+        ops = [op | {"time_us": {"*": op["time_us"]["*"] * (number + 1)}} for op in OPS]
+        save_graph(ComputationGraph.from_ops("fork", ops), file)
+    out = tmp_path / "table.json"
+    more = ("ptb:validation:1", "--family", "ptb", "--split", "validation", "--count", "1")
+    options = ("--cluster", "2xv100,4xv100", "--placers", "single,heft", "--processes", "1", "-o", out)
+    assert run("evaluate", *files, *more, *options) == 0
+    rows = json.loads(out.read_text())["rows"]
+    names = ["ptb:validation:0", *map(str, files), "ptb:validation:1"]
+    assert [(row["cluster"], row["graph"]) for row in rows[::2]] == [
+        (cluster, name) for cluster in ("2xv100", "4xv100") for name in names
+    ]
+    single = {row["graph"]: row["makespan_us"] for row in rows if row["placer"] == "single"}
+    assert single[str(files[1])] > 1.9 * single[str(files[0])]
+    tables = capsys.readouterr().out
+    assert "4 graphs on 2xv100, no budget, 1 seed\n" in tables
+    assert "4 graphs on 4xv100, no budget, 1 seed\n" in tables
+    assert (tmp_path / "table.md").read_text() == tables[:-1]
+    evaluated = out.read_bytes()
+    assert run("evaluate", *files, *more, *options) == 0
+    assert out.read_bytes() == evaluated, "seconds would differ if rows were made again"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no files of other programs")
+def test_evaluate_files_of_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [*SHARED.glob("pipedream/*.graph.txt"), *SHARED.glob("dnn-partitioning/*-inputs/*/*.json")]
+    assert len(files) > 5
+    out = tmp_path / "table.json"
+    options = ("--cluster", "4xv100", "--placers", "heft,m-sct,anneal@100", "--processes", "1", "-o", out)
+    assert run("evaluate", *files, *options) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 3 * len(files)
+    assert all(row["fits"] and row["makespan_us"] >= row["lower_bound_us"] for row in rows)
+    assert f"{len(files)} graphs on 4xv100" in capsys.readouterr().out
+    expert = SHARED / "dnn-partitioning" / "human-experts" / "bert24_inference_expert.json"
+    assert "bert24_inference_expert.json: not a graph file" in fails(capsys, "evaluate", expert, *options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--placers", "single"), "give graphs (files or family:split:index) or --family NAME"),
+        (("--placers", ",", "GRAPH"), "names no placer"),
+        (("--placers", "single", "GRAPH", "--seeds", "0"), "--seeds must be above 0"),
+        (("--placers", "single", "GRAPH", "-o", "table.csv"), "must end in .json or .json.gz"),
+        (("--placers", "single,single", "GRAPH"), "share one label"),
+        (("--placers", "single", "--family", "nofamily"), "unknown graph family"),
+        (("--placers", "single", "GRAPH", "--simulations", "-1"), "--simulations must be at least 0, not -1"),
+        (("--placers", "single", "GRAPH", "nothing.json"), "nothing.json"),
+        (("--placers", "single", "GRAPH", "--cluster", "2xv100,4xv100,2xv100"), "2 clusters are called '2xv100'"),
+        (("--placers", "single", "GRAPH", "--cluster", "2xv100,nothing"), "nothing"),
+        (("--placers", "single", "GRAPH", "--cluster", ","), "names no cluster"),
+    ],
+)
+def test_bad_arguments_of_evaluate(
+    arguments: tuple[str, ...], says: str, graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [graph_file if argument == "GRAPH" else argument for argument in arguments]
+    on = () if "--cluster" in given else ("--cluster", "2xv100")
+    assert says in fails(capsys, "evaluate", *given, *on)

@@ -1,0 +1,96 @@
+"""`placeto train`, and what is done with its checkpoint."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from placeto.problem.graph import ComputationGraph, save_graph
+from placeto.training.checkpoint import load_checkpoint
+from tests.command_line import OPS, fails, run
+from tests.toys import fork_of_chains
+
+
+def test_train_place_simulate_agree_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(3):
+        ops = [op | {"time_us": {"*": op["time_us"]["*"] * (i + 1)}} for op in OPS]
+        save_graph(ComputationGraph.from_ops(f"fork{i}", ops), tmp_path / f"fork{i}.json")
+    train, validation, test = (tmp_path / f"fork{i}.json" for i in range(3))
+    on, checkpoint, placement = ("--cluster", "2xv100"), tmp_path / "run", tmp_path / "p.json"
+    small = ("--iterations", "2", "--learning.graphs", "1", "--learning.replicas", "2", "--learning.moves", "3")
+    graphs = (train, "--validation-graphs", validation)
+    assert run("train", *on, *graphs, "--out", checkpoint, "--threads", "1", *small) == 0
+    captured = capsys.readouterr()
+    assert f"tensorboard --logdir {checkpoint}" in captured.out
+    assert "training: 100 %" in captured.err
+    again = fails(capsys, "train", *on, *graphs, "--out", checkpoint)
+    assert "holds a checkpoint already; add --resume" in again
+    assert run("place", test, *on, "--checkpoint", checkpoint, "-o", placement) == 0
+    assert "placer       placeto" in capsys.readouterr().out
+    assert run("simulate", test, *on, "--placement", placement) == 0
+    captured = capsys.readouterr()
+    assert f"({json.loads(placement.read_text())['makespan_us']:.3f} us)\n" in captured.out
+    assert captured.err == ""
+    assert "holds the placer 'placeto', not 'etf'" in fails(
+        capsys, "place", test, *on, "--checkpoint", checkpoint, "--placer", "etf"
+    )
+    options = ("--checkpoint", checkpoint, "--placers", "placeto@pass,mine=placeto", "--simulations", "30")
+    assert run("evaluate", test, *on, *options, "--processes", "1") == 0
+    assert "| mine " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("placer", ["placeto", "seq2seq", "grouper", "gdp"])
+def test_train_for_one_graph_then_fine_tune(placer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (tmp_path / f"fork{i}.json" for i in range(2))
+    for i, path in enumerate((one, other)):
+        save_graph(fork_of_chains(3 + i, 2).graph, path)
+    on = ("--cluster", "2xv100")
+    small = ["--iterations", "1", "--learning.graphs", "1"]
+    small += ["--learning.replicas", "2", "--learning.moves", "2"] if placer == "placeto" else ["--policy.hidden", "16"]
+    assert run("train", one, *on, "--placer", placer, "--out", tmp_path / "a", *small) == 0
+    captured = capsys.readouterr()
+    assert "the training graphs choose the parameters" in captured.err
+    if placer in ("placeto", "gdp"):  # the others only imitate in their first iteration
+        assert f"best met     {one}: " in captured.out
+        assert run("simulate", one, *on, "--placement", tmp_path / "a" / "placement-0.json") == 0
+    # the policy's settings come with the checkpoint
+    tuned = [option for option in small if option not in ("--policy.hidden", "16")]
+    start = ("--checkpoint", tmp_path / "a")
+    assert run("train", other, *on, *start, "--out", tmp_path / "b", *tuned) == 0
+    assert load_checkpoint(tmp_path / "b")["placer"] == placer
+    assert run("place", other, *on, "--checkpoint", tmp_path / "b") == 0
+    assert f"placer       {placer}: " in capsys.readouterr().out
+    wrong = "gdp" if placer == "placeto" else "placeto"
+    says = fails(capsys, "train", other, *on, *start, "--placer", wrong, "--out", tmp_path / "c")
+    assert f"holds the placer {placer!r}, not {wrong!r}" in says
+
+
+def test_help_of_train_shows_the_policy_of_the_placer(capsys: pytest.CaptureFixture[str]) -> None:
+    for placer, option in (("placeto", "--env.tolerance"), ("grouper", "--policy.groups"), ("gdp", "--policy.segment")):
+        assert run("train", f"--placer={placer}", "--help") == 0
+        assert option in capsys.readouterr().out
+    assert "learned placers: placeto, seq2seq" in fails(capsys, "train", "--placer", "foo")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "--cluster STR"),
+        (("--cluster", "2xv100", "--out", "run", "--seed", 10**26), "seed must be below 2^63"),
+        (("--cluster", "2xv100", "--out", "run", "--learning.lr", "nan"), "learning.lr must be finite, not nan"),
+        (("--cluster", "2xv100", "--out", "run", "--learning.lr", "1e30"), "learning.lr must be at most 1, not 1e+30"),
+        (("--cluster", "2xv100", "--out", "run", "--threads", 10**9), "threads must be at most 1024"),
+        (("--cluster", "2xv100", "--out", ""), "out is empty: give the directory of the run"),
+    ],
+)
+def test_arguments_that_cannot_work(
+    options: tuple[object, ...],
+    says: str,
+    graph_file: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert says in fails(capsys, "train", *((graph_file, *options) if options else ()))
+    assert [path.name for path in tmp_path.iterdir()] == [Path(graph_file).name]

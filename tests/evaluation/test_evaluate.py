@@ -1,0 +1,261 @@
+import json
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from placeto.evaluation.evaluate import EvaluationError, PlacerSpec, evaluate, load_rows, parse_spec, save_rows
+from placeto.evaluation.summary import mean_curves
+from placeto.heuristics import HEURISTICS
+from placeto.placers import LoadError
+from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.files import BusyError
+from placeto.problem.graph import ComputationGraph
+from tests.problem.test_files import held
+
+SPECS = (PlacerSpec("single", "single"), PlacerSpec("random", "random", simulations=5))
+
+
+def diamond(name: str, time_us: float) -> ComputationGraph:
+    ops = [
+        {"name": "a", "outputs": [8], "time_us": {"*": time_us}},
+        {"name": "b", "inputs": [["a", 0]], "outputs": [8], "time_us": {"*": time_us}},
+        {"name": "c", "inputs": [["a", 0]], "outputs": [8], "time_us": {"*": 2 * time_us}},
+        {"name": "d", "inputs": [["b", 0], ["c", 0]], "time_us": {"*": time_us}},
+    ]
+    return ComputationGraph.from_ops(name, ops)
+
+
+@pytest.fixture
+def graphs() -> dict[str, ComputationGraph]:
+    return {"small": diamond("small", 100.0), "large": diamond("large", 900.0)}
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return load_cluster("2xv100")
+
+
+def test_rows_come_in_order_with_the_numbers_of_the_placement(
+    graphs: dict[str, ComputationGraph], cluster: Cluster
+) -> None:
+    rows = evaluate(graphs, cluster, SPECS, seeds=(0, 1), processes=1)
+    order = [(row["graph"], row["placer"], row["seed"]) for row in rows]
+    assert order == [(g, p, s) for g in ("small", "large") for p in ("single", "random") for s in (0, 1)]
+    assert rows[0]["makespan_us"] == 5 * 100.0 + 4 * 5.0  # V100 overhead of 5 us an op
+    assert rows[0]["relative"] == 1.0
+    assert rows[0]["lower_bound_us"] == 405.0  # a, c, d in a row and the last one's overhead
+    assert all(row["fits"] and row["cluster"] == "2xv100" and row["simulations"] >= 1 for row in rows)
+
+
+def test_ratios_are_to_the_best_device_that_holds_the_graph(cluster: Cluster) -> None:
+    """The same devices with too little memory: there is none such, and the row says so."""
+    graphs = {"g": diamond("g", 100.0)}
+    sizes = ((10**9, 4), (4, 4))
+    made = []
+    for large, small in sizes:
+        first = replace(cluster.devices[0], memory=small)
+        second = replace(cluster.devices[1], memory=large, overhead_us=30.0)
+        made += evaluate(graphs, replace(cluster, devices=(first, second)), SPECS[:1], processes=1)
+    assert [row["single_fits"] for row in made] == [True, False]
+    assert made[0]["makespan_us"] == 5 * 100.0 + 4 * 30.0
+    assert made[0]["relative"] == 1.0
+
+
+def test_each_row_counts_the_grouping(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups are cached by problem, so rows don't share a problem."""
+    problems = []
+    single = HEURISTICS["single"]
+
+    def watched(problem, **budget):
+        problems.append(problem)
+        return single(problem, **budget)
+
+    monkeypatch.setitem(HEURISTICS, "single", watched)
+    evaluate({"small": graphs["small"]}, cluster, SPECS[:1], seeds=(0, 1), processes=1)
+    assert len({id(problem) for problem in problems}) == 3  # one to warm up
+
+
+def test_warming_up_is_not_cut_short_by_seconds(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    single = HEURISTICS["single"]
+
+    def patient(problem, *, simulations=None, seconds=None, seed=0):
+        calls.append((problem.graph.name, simulations, seconds))
+        return single(problem, simulations=simulations, seconds=seconds, seed=seed)
+
+    monkeypatch.setitem(HEURISTICS, "single", patient)
+    for budget in ({"seconds": 0.01}, {"simulations": 5, "seconds": 0.01}, {"simulations": 9999}, {}):
+        evaluate({"small": graphs["small"]}, cluster, [PlacerSpec("single", "single", **budget)], processes=1)
+    assert calls[::2] == [("tiny", 256, None), ("tiny", 5, None), ("tiny", 256, None), ("tiny", None, None)]
+    assert calls[1::2] == [("small", None, 0.01), ("small", 5, 0.01), ("small", 9999, None), ("small", None, None)]
+
+
+def test_interrupted_runs_are_continued(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "table.json"
+    calls: list[str] = []
+    single = HEURISTICS["single"]
+
+    def flaky(problem, *, simulations=None, seconds=None, seed=0):
+        calls.append(problem.graph.name)
+        if problem.graph.name == "large" and len(calls) < 4:
+            raise KeyboardInterrupt
+        return single(problem, simulations=simulations, seconds=seconds, seed=seed)
+
+    monkeypatch.setitem(HEURISTICS, "flaky", flaky)
+    specs = [PlacerSpec("flaky", "flaky")]
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(graphs, cluster, specs, out=out, processes=1)
+    assert [row["graph"] for row in load_rows(out)] == ["small"]
+    rows = evaluate(graphs, cluster, specs, out=out, processes=1)
+    assert calls == ["tiny", "small", "large", "tiny", "large"]  # "tiny" warms the placer up
+    assert rows == load_rows(out)
+    assert evaluate(graphs, cluster, specs, out=out, processes=1) == rows
+    assert len(calls) == 5
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_rows_of_another_budget_or_graph_are_made_again_and_others_kept(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "table.json"
+    evaluate(graphs, cluster, SPECS, out=out, processes=1)
+    evaluate(graphs, cluster, [PlacerSpec("random", "random", simulations=2)], out=out, processes=1)
+    rows = load_rows(out)
+    assert sorted((row["graph"], row["placer"]) for row in rows) == sorted(
+        (g, p) for g in graphs for p in ("single", "random")
+    )
+    assert {row["budget"]["simulations"] for row in rows if row["placer"] == "random"} == {2}
+    changed = graphs | {"small": diamond("small", 50.0)}
+    again = evaluate(changed, cluster, SPECS[:1], out=out, processes=1)
+    assert again[0]["makespan_us"] == 5 * 50.0 + 4 * 5.0
+
+
+def test_rows_of_another_cluster_of_the_same_name_are_made_again(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "table.json"
+    evaluate(graphs, cluster, SPECS, out=out, processes=1)
+    evaluate(graphs, load_cluster("4xv100"), SPECS, out=out, processes=1)
+    slow = replace(cluster, devices=tuple(replace(device, overhead_us=50.0) for device in cluster.devices))
+    again = evaluate(graphs, slow, SPECS, out=out, processes=1)
+    assert again[0]["makespan_us"] == 5 * 100.0 + 4 * 50.0
+    rows = load_rows(out)
+    assert [row for row in rows if row["cluster"] == "2xv100"] == again
+    assert len([row for row in rows if row["cluster"] == "4xv100"]) == 4
+
+
+def test_processes_give_the_same_rows(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
+    here = evaluate(graphs, cluster, SPECS, processes=1)
+    there = evaluate(graphs, cluster, SPECS, processes=2)
+    for row in [*here, *there]:
+        del row["seconds"]
+    assert here == there
+    assert not multiprocessing.active_children()
+
+
+def test_history_is_kept_on_demand(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
+    rows = evaluate(graphs, cluster, SPECS, processes=1, history=True)
+    for row in rows:
+        assert row["history"][-1][2] == row["makespan_us"]
+    last = np.mean([row["relative"] for row in rows if row["placer"] == "random"])
+    assert mean_curves(rows, "simulations")["random"][-1][1] == pytest.approx(last)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("etf", PlacerSpec("etf", "etf", 100, 2.0)),
+        ("etf@7", PlacerSpec("etf@7", "etf", 7, None)),
+        ("etf@2e3", PlacerSpec("etf@2e3", "etf", 2000, None)),
+        ("mine=etf@pass", PlacerSpec("mine", "etf", None, None)),
+        (" heft ", PlacerSpec("heft", "heft", 100, 2.0)),
+    ],
+)
+def test_specs(text: str, spec: PlacerSpec) -> None:
+    assert parse_spec(text, None, 100, 2.0) == spec
+
+
+@pytest.mark.parametrize("text", ["", "etf@", "etf@x", "@7", "=etf"])
+def test_bad_specs(text: str) -> None:
+    with pytest.raises(EvaluationError, match="must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT"):
+        parse_spec(text, None, None, None)
+
+
+def test_unknown_placers() -> None:
+    with pytest.raises(LoadError, match="placers: single"):
+        parse_spec("nonsense", None, None, None)
+    with pytest.raises(LoadError, match="is learned: give a checkpoint"):
+        parse_spec("gdp", None, None, None)
+
+
+def test_labels_must_differ(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
+    with pytest.raises(EvaluationError, match="share one label"):
+        evaluate(graphs, cluster, [SPECS[0], SPECS[0]])
+
+
+@pytest.mark.parametrize("document", [[], {"format": "other", "rows": []}, {"format": "placeto.evaluation/1"}])
+def test_other_files_are_not_overwritten(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path, document: object
+) -> None:
+    out = tmp_path / "mine.json"
+    out.write_text(json.dumps(document))
+    with pytest.raises(EvaluationError, match=r"mine\.json: (not an evaluation file|rows is missing)"):
+        evaluate(graphs, cluster, SPECS, out=out, processes=1)
+    assert json.loads(out.read_text()) == document
+
+
+ROW = {"graph": "g", "cluster": "c", "placer": "p", "seed": 0, "makespan_us": 2.0, "relative": 0.5, "fits": True}
+ROW |= {"lower_bound_us": 1.0, "simulations": 3, "seconds": 0.1, "key": "k", "history": [[1, 0.1, 2.0]], "more": "kept"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": ["k"]}, r"row 1: key must be a string, not \['k'\]"),
+        ({"graph": ["g"]}, r"row 1: graph must be a string, not \['g'\]"),
+        ({"seed": "0"}, "row 1: seed must be an integer from 0"),
+        ({"makespan_us": None}, "row 1: makespan_us must be a finite number >= 0, not None"),
+        ({"relative": float("nan")}, "row 1: relative must be a number >= 0, not nan"),
+        ({"fits": "yes"}, "row 1: fits must be true or false, not 'yes'"),
+        ({"simulations": []}, r"row 1: simulations must be a finite number >= 0, not \[\]"),
+        ({"history": [[1, 2]]}, "row 1: a point of history must be .simulations, seconds, makespan_us"),
+        ({"history": 5}, "row 1: history must be a list, not 5"),
+    ],
+)
+def test_bad_rows_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    path = tmp_path / "mine.json"
+    good = {**ROW, "relative": float("inf")}
+    save_rows([good], path)
+    assert load_rows(path) == [good]
+    save_rows([ROW, ROW | change], path)
+    with pytest.raises(EvaluationError, match=message) as refusal:
+        load_rows(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("row", [7, "row", None, []])
+def test_rows_are_objects(tmp_path: Path, row: object) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps({"format": "placeto.evaluation/1", "rows": [row]}))
+    with pytest.raises(EvaluationError, match=r"mine\.json: row 0: must be an object with graph, cluster"):
+        load_rows(tmp_path / "mine.json")
+
+
+def test_two_evaluations_into_one_file_are_refused(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path
+) -> None:
+    """Each would write the rows that were there when it began, and its own: the other's would be lost."""
+    path = tmp_path / "table.json"
+    with held(path) as process, pytest.raises(BusyError, match=rf"table\.json: process {process.pid} on .* is writing"):
+        evaluate(graphs, cluster, SPECS, out=path, processes=1)
+    assert not path.exists()
+    evaluate(graphs, cluster, SPECS, out=path, processes=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["table.json"]

@@ -1,0 +1,132 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+
+from placeto.formats.gantt import PlotError, curve_figure, gantt_figure, panel_figure, save_figure
+from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import Schedule, simulate
+
+
+def schedule_of(num_modules: int = 3, time_us: float = 500.0) -> Schedule:
+    ops = [
+        {"name": f"op{i}", "type": "mm", "module": f"net.layer{i}.linear" if num_modules else "", "outputs": [10**6]}
+        | ({"inputs": [[f"op{i - 1}", 0]]} if i else {})
+        | {"time_us": {"*": time_us}}
+        for i in range(max(num_modules, 3))
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("chain", ops), load_cluster("4xv100"))
+    return simulate(problem, np.arange(len(ops)) % 4)
+
+
+def test_a_box_for_each_op_and_send() -> None:
+    schedule = schedule_of()
+    axes = gantt_figure(schedule).axes[0]
+    ops, sends = [child for child in axes.collections if isinstance(child, PolyCollection)]
+    boxes = np.array([path.get_extents().bounds for path in ops.get_paths()])  # x, y, width, height
+    assert np.allclose(boxes[:, 0], schedule.start_us)
+    assert np.allclose(boxes[:, 2], schedule.finish_us - schedule.start_us)
+    assert np.array_equal(np.round(boxes[:, 1]), schedule.placement)
+    assert len(sends.get_paths()) == schedule.num_sends == 2
+    assert axes.get_xlabel() == "time (µs); 1 of 4 devices are idle"
+    assert "chain on 4xv100" in axes.get_title(loc="left")
+    assert [tick.get_text().split("\n")[0] for tick in axes.get_yticklabels()] == [f"gpu:{i}" for i in range(3)]
+
+
+def test_long_schedules_are_in_milliseconds() -> None:
+    axes = gantt_figure(schedule_of(time_us=1e5), "a title").axes[0]
+    assert axes.get_xlabel() == "time (ms); 1 of 4 devices are idle"
+    assert axes.get_xlim()[1] == pytest.approx(300.6, rel=1e-2)
+    assert axes.get_title(loc="left").startswith("a title: 300")
+
+
+@pytest.mark.parametrize(("modules", "labels"), [(3, 3), (30, 30), (31, 30), (0, 1)])
+def test_equal_blocks_are_told_apart(modules: int, labels: int) -> None:
+    """By colour and name; above thirty, neighbours share one."""
+    figure = gantt_figure(schedule_of(modules))
+    ops = figure.axes[0].collections[0]
+    assert len({tuple(color) for color in ops.get_facecolor()}) == labels
+    legend = [text.get_text() for text in gantt_figure(schedule_of(modules)).legends[0].get_texts()]
+    assert len(legend) == labels + 1
+    assert legend[-1] == "sends"
+    assert legend[0] == {3: "net.layer0", 30: "net.layer0", 31: "net.layer0 - layer1", 0: "mm"}[modules]
+
+
+def test_wide_blocks_have_captions() -> None:
+    """A block's name stands in it as far as there is room; twenty are too narrow."""
+    texts = [[text.get_text() for text in gantt_figure(schedule_of(count)).axes[0].texts] for count in (4, 12, 20)]
+    assert texts == [
+        [f"net.layer{i}" for i in range(4)],
+        [f"layer{i}" for i in (0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11)],
+        [],
+    ]
+
+
+def test_only_devices_in_use_have_a_row() -> None:
+    """And all rows together have a limited height."""
+    problem = schedule_of(64).problem
+    device = problem.cluster.devices[0]
+    devices = tuple(replace(device, name=f"gpu:{i}") for i in range(64))
+    problem = PlacementProblem(problem.graph, Cluster("64", devices, np.ones((64, 64)), np.zeros((64, 64))))
+    few = gantt_figure(simulate(problem, np.arange(64) % 2 * 40))
+    assert [tick.get_text().split("\n")[0] for tick in few.axes[0].get_yticklabels()] == ["gpu:0", "gpu:40"]
+    assert few.axes[0].get_xlabel().endswith("; 62 of 64 devices are idle")
+    ops, sends = few.axes[0].collections
+    assert {round(path.get_extents().y0) for path in (*ops.get_paths(), *sends.get_paths())} == {0, 1}
+    every = gantt_figure(simulate(problem, np.arange(64)))
+    assert len(every.axes[0].get_yticklabels()) == 64
+    assert "idle" not in every.axes[0].get_xlabel()
+    assert every.get_size_inches()[1] < 14.0
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_files(tmp_path: Path, suffix: str, magic: bytes) -> None:
+    save_figure(gantt_figure(schedule_of()), tmp_path / f"gantt{suffix}")
+    assert (tmp_path / f"gantt{suffix}").read_bytes().startswith(magic)
+
+
+def test_other_endings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlotError, match=r"gantt\.bmp: a picture's name must end in \.png, \.svg, \.pdf"):
+        save_figure(gantt_figure(schedule_of()), tmp_path / "gantt.bmp")
+
+
+def test_curves_against_simulations_and_seconds() -> None:
+    simulations = {"etf": [(1.0, 0.9)], "anneal": [(1.0, 1.0), (10.0, 0.8)]}
+    seconds = {"etf": [(0.01, 0.9)], "anneal": [(0.02, 1.0), (0.5, 0.8)]}
+    figure = curve_figure(simulations, seconds, "title")
+    assert [axes.get_xlabel() for axes in figure.axes] == ["simulations", "seconds"]
+    assert all(axes.get_xscale() == "log" for axes in figure.axes)
+    best, dot, beyond = figure.axes[0].lines[:3]
+    assert (best.get_xdata().tolist(), best.get_ydata().tolist()) == ([1.0, 10.0], [1.0, 0.8])
+    assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (10.0, 0.8)
+    assert list(beyond.get_xdata()) == [10.0, 10.0]
+    short = figure.axes[1].lines[5]  # etf goes on where anneal is still at work
+    assert (list(short.get_xdata()), list(short.get_ydata())) == ([0.01, 0.5], [0.9, 0.9])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["anneal", "etf"]  # the best first
+
+
+def test_points_may_be_joined_instead_of_steps() -> None:
+    figure = panel_figure({"a": {"p": [(300.0, 0.9), (1000.0, 0.5)]}}, "x", "y", "title", log=True, steps=False)
+    (axes,) = figure.axes
+    assert axes.lines[0].get_drawstyle() == "default"
+    assert axes.lines[0].get_marker() == "o"
+    assert axes.get_xticks().tolist() == [300.0, 1000.0]
+    figure.canvas.draw()
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["300", "1000"]
+
+
+def test_a_label_has_one_colour_in_all_panels() -> None:
+    panels = {"a": {"p": [(1.0, 0.9), (10.0, 0.5)]}, "b": {"q": [(1.0, 0.8)], "p": [(2.0, 0.7)]}, "c": {}, "d": {}}
+    figure = panel_figure(panels, "placements", "makespan", "title", log=True, levels={"b": {"bound": 0.4}})
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b", "c", "d"]
+    assert figure.axes[0].get_position().x0 == figure.axes[3].get_position().x0, "the second row"
+    (first,), (q, p, bound) = figure.axes[0].lines, figure.axes[1].lines
+    assert (first.get_xdata().tolist(), first.get_ydata().tolist()) == ([1.0, 10.0], [0.9, 0.5])
+    assert first.get_color() == p.get_color() != q.get_color()
+    assert first.get_drawstyle() == "steps-post"
+    assert set(bound.get_ydata()) == {0.4}
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["p", "q", "bound"]

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from placeto.formats.placement import PlacementError, PlacementFile, load_placement, save_placement
+from placeto.problem.cluster import load_cluster
+from placeto.problem.graph import ComputationGraph
+
+GRAPH = ComputationGraph.from_ops("pair", [{"name": "a", "outputs": [4]}, {"name": "b", "inputs": [["a", 0]]}])
+CLUSTER = load_cluster("2xp100")
+DOCUMENT: dict[str, Any] = {
+    "format": "placeto.placement/1",
+    "graph_hash": GRAPH.hash,
+    "cluster": "2xp100",
+    "makespan_us": 7,
+    "fits": True,
+    "peak_memory": {"gpu:0": 4.0},
+    "placer": "etf",
+    "simulations": 3,
+    "seconds": 0.5,
+    "placement": {"b": "gpu:1", "a": "gpu:0"},
+}
+
+
+def test_files_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "placement.json"
+    path.write_text(json.dumps(DOCUMENT))
+    file = load_placement(path)
+    assert file.devices(GRAPH, CLUSTER).tolist() == [0, 1]
+    save_placement(file, tmp_path / "again.json.gz")
+    assert load_placement(tmp_path / "again.json.gz") == file
+
+
+def test_all_but_the_placement_may_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "placement.json"
+    path.write_text(json.dumps({key: DOCUMENT[key] for key in ("format", "placement")} | {"seconds": None}))
+    assert load_placement(path) == PlacementFile(DOCUMENT["placement"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "placeto.graph/1"}, 'not a placement file: "format" must be'),
+        ({"device": "gpu:0"}, "unknown field 'device'; known: cluster,"),
+        ({"placement": ["gpu:0"]}, "placement must be an object, not "),
+        ({"placement": {"a": 0}}, r"placement\['a'\] must be a string, not 0"),
+        ({"graph_hash": 5}, "graph_hash must be a string, not 5"),
+        ({"cluster": ["2xp100"]}, "cluster must be a string, not "),
+        ({"makespan_us": "7"}, "makespan_us must be a finite number >= 0, not '7'"),
+        ({"makespan_us": float("inf")}, "makespan_us must be a finite number >= 0, not inf"),
+        ({"seconds": -1}, "seconds must be a finite number >= 0, not -1"),
+        ({"simulations": 1.5}, "simulations must be an integer from 0"),
+        ({"fits": 1}, "fits must be true or false, not 1"),
+        ({"peak_memory": {"gpu:0": "4"}}, r"peak_memory\['gpu:0'\] must be a whole number of bytes"),
+        ({"peak_memory": 4}, "peak_memory must be an object, not 4"),
+    ],
+)
+def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(DOCUMENT | change))
+    with pytest.raises(PlacementError, match=message) as refusal:
+        load_placement(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("placement", "graph_hash", "message"),
+    [
+        ({"a": "gpu:0"}, None, "op 'b' of graph 'pair' has no device in the placement"),
+        ({"a": "gpu:0", "b": "gpu:0", "c": "gpu:0"}, None, "op 'c' of the placement is not in graph 'pair'"),
+        (
+            {"a": "gpu:0", "b": "\x1b[2J"},
+            None,
+            r"op 'b': device '\\x1b\[2J' is not in cluster '2xp100', which has",
+        ),
+        ({"a": "gpu:0", "b": "gpu:0"}, "0" * 64, "another graph: its hash begins '000000000000', not '"),
+    ],
+)
+def test_placements_of_something_else(placement: dict[str, str], graph_hash: str | None, message: str) -> None:
+    with pytest.raises(PlacementError, match=message):
+        PlacementFile(placement, graph_hash).devices(GRAPH, CLUSTER)

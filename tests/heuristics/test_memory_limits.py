@@ -1,0 +1,161 @@
+"""Every placer where memory is short: on graphs that no single device holds, that hardly fit, and that don't."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from placeto.heuristics import HEURISTICS
+from placeto.heuristics.exact.placer import solve
+from placeto.placers import load_family
+from placeto.problem.cluster import Cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.grouping import expand, group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.schedule import simulate
+from tests.toys import toy_cluster
+
+LOOKS_AT_ONE = {"single"}
+"""These never use a second device."""
+SEARCHES = [
+    name for name in ("random", "hillclimb", "ils", "anneal", "multilevel", "genetic", "exact") if name in HEURISTICS
+]
+"""These use what budget they get, so they are to find what is there."""
+names = pytest.mark.parametrize("name", HEURISTICS)
+
+
+def with_memory(cluster: Cluster, *memory: int) -> Cluster:
+    devices = [replace(device, memory=size) for device, size in zip(cluster.devices, memory, strict=True)]
+    return replace(cluster, devices=tuple(devices))
+
+
+def devices(*memory: int, speeds: tuple[float, ...] | None = None) -> Cluster:
+    return with_memory(toy_cluster(len(memory), speeds), *memory)
+
+
+def chain(*param_bytes: int, output: int = 0, modules: bool = False) -> ComputationGraph:
+    """Ops in a row, in inference: a parameter takes its size and no more."""
+    ops = []
+    for i, size in enumerate(param_bytes):
+        op = {"name": f"op{i:02}", "flops": 10.0, "param_bytes": size, "outputs": [output]}
+        op["inputs"] = [[f"op{i - 1:02}", 0]] if i else []
+        op["module"] = f"block{i // 4}.layer{i}" if modules else ""
+        ops.append(op)
+    return ComputationGraph.from_ops("chain", ops, "inference")
+
+
+def hourglass(depth: int, size: int) -> ComputationGraph:
+    """Tensors that are made on the way down are held until they are read on the way up, the first one longest."""
+    ops = []
+    for i in range(depth):
+        inputs = [[f"down{i - 1}", 0]] if i else []
+        ops.append({"name": f"down{i}", "flops": 10.0, "outputs": [size], "inputs": inputs})
+    for i in reversed(range(depth)):
+        inputs = [[f"down{i}", 0]] + ([[f"up{i + 1}", 0]] if i < depth - 1 else [])
+        ops.append({"name": f"up{i}", "flops": 10.0, "outputs": [1], "inputs": inputs})
+    return ComputationGraph.from_ops("hourglass", ops)
+
+
+SPREAD = {
+    "two devices": (chain(*[100] * 12, output=10), devices(900, 900)),
+    "four devices": (chain(*[100] * 12, output=10), devices(400, 400, 400, 400)),
+    "modules": (chain(*[100] * 12, output=10, modules=True), devices(900, 900)),
+}
+"""Equal devices of which no one holds all parameters, with some room to spare."""
+
+UNEVEN = {
+    "unequal ops": (chain(700, 100, 100, 100, 300, 300, 50, 50, output=5), devices(1000, 1000)),
+    "tensors only": (hourglass(8, 100), devices(600, 600)),
+    "one large device": (chain(*[100] * 10, output=5), devices(800, 300, 300)),
+    "fast and small": (chain(*[100] * 10, output=5), devices(300, 900, speeds=(4.0, 1.0))),
+    "tiny devices": (chain(*[100] * 10, output=5), devices(900, 450, 50, 20)),
+    "one home for the largest": (chain(100, 100, 900, 100, output=5), devices(300, 1000, 300)),
+}
+"""Placements that fit exist, but equal shares of the work are none."""
+
+TIGHT = {
+    "one way": (chain(90, 60, 40, 30), devices(120, 100), 1),
+    "two ways": (chain(70, 50, 50, 30), devices(100, 100), 2),
+    "one way on three": (chain(70, 60, 50, 40, 30), devices(110, 80, 60), 1),
+}
+"""With the number of placements that fit: every byte of every device is needed."""
+
+IMPOSSIBLE = {
+    "too much in all": (chain(50, 50, 50, 50, 50), devices(100, 100)),
+    "no packing": (chain(60, 60, 60), devices(100, 100)),
+    "one op too large": (chain(10, 1000, 10), devices(100, 100, 500)),
+}
+
+
+def place(name: str, problem: PlacementProblem, simulations: int = 1000) -> PlacementResult:
+    """The result, which must say of itself what the simulator says."""
+    result = HEURISTICS[name](problem, simulations=simulations, seed=0)
+    schedule = simulate(problem, result.placement)
+    assert result.makespan_us == schedule.makespan_us
+    assert result.fits == schedule.fits == bool((schedule.peak_memory <= problem.cluster.memory).all())
+    assert result.simulations <= simulations
+    return result
+
+
+def ways(problem: PlacementProblem) -> int:
+    """How many placements of groups fit."""
+    groups = group_ops(problem)
+    rows = itertools.product(range(problem.num_devices), repeat=groups.num_groups)
+    return sum(simulate(problem, expand(groups, np.array(row))).fits for row in rows)
+
+
+@pytest.mark.parametrize("case", SPREAD)
+@names
+def test_what_no_device_holds_is_spread(name: str, case: str) -> None:
+    problem = PlacementProblem(*SPREAD[case])
+    assert place(name, problem).fits == (name not in LOOKS_AT_ONE)
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+@names
+def test_uneven_memories_and_sizes(name: str, case: str) -> None:
+    problem = PlacementProblem(*UNEVEN[case])
+    result = place(name, problem)
+    assert result.fits == (name not in LOOKS_AT_ONE)
+
+
+@pytest.mark.parametrize("case", TIGHT)
+@names
+def test_the_only_placements_that_fit_are_found_by_search(name: str, case: str) -> None:
+    graph, cluster, count = TIGHT[case]
+    problem = PlacementProblem(graph, cluster)
+    assert ways(problem) == count
+    result = place(name, problem)
+    assert result.fits or name not in SEARCHES
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+@names
+def test_what_fits_nowhere_is_said(name: str, case: str) -> None:
+    assert not place(name, PlacementProblem(*IMPOSSIBLE[case]), simulations=300).fits
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_exact_proves_that_nothing_fits(case: str) -> None:
+    result, bound = solve(PlacementProblem(*IMPOSSIBLE[case]))
+    assert (result.fits, bound) == (False, np.inf)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5, 20])
+@names
+def test_small_budgets_where_memory_is_short(name: str, budget: int) -> None:
+    for case in (*SPREAD.values(), *UNEVEN.values()):
+        place(name, PlacementProblem(*case), simulations=budget)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.5])
+@names
+def test_training_steps_that_no_device_holds(name: str, share: float) -> None:
+    """Four devices with a share each of the memory that the graph takes on one."""
+    graph = load_family("nmt").load("validation", 0)
+    peak = simulate(PlacementProblem(graph, toy_cluster(1)), np.zeros(graph.num_ops, np.int64)).peak_memory[0]
+    problem = PlacementProblem(graph, devices(*[int(share * peak)] * 4))
+    if name != "exact":  # would take long
+        assert place(name, problem, simulations=200).fits == (name not in LOOKS_AT_ONE)

@@ -1,0 +1,65 @@
+"""The checkpoint that comes with the package."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import placeto
+from placeto.evaluation.evaluate import parse_spec
+from placeto.heuristics.local_search.search import best_cheap
+from placeto.placers import choose_placer, load_placer, pretrained_path
+from placeto.policies.guided_search import GuidedPlacer
+from placeto.problem.cluster import load_cluster
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.schedule import simulate
+from placeto.training.checkpoint import checkpoint_path, load_checkpoint
+from tests.toys import random_graph
+
+FOLDER = Path(placeto.__file__).parent / "pretrained"
+
+
+def test_it_is_small_and_holds_what_placing_and_fine_tuning_need():
+    assert (FOLDER / "placeto.pt").stat().st_size <= 3e6
+    saved = load_checkpoint("pretrained")
+    assert set(saved) == {"format", "placer", "config", "best_parameters"}
+    assert saved["config"]["out"] == ""
+
+
+def test_its_name_stands_for_it():
+    assert pretrained_path("placeto") == FOLDER / "placeto.pt" == checkpoint_path("pretrained")
+    assert pretrained_path("gdp") is None
+    assert pretrained_path("anneal") is None
+    assert choose_placer(None, None)[0] == "placeto"
+    by_name, by_path = load_placer("placeto"), load_placer(FOLDER / "placeto.pt")
+    assert isinstance(by_name, GuidedPlacer)
+    for ours, theirs in zip(by_name.policy.parameters(), by_path.policy.parameters(), strict=True):
+        assert (ours == theirs).all()
+    spec = parse_spec("placeto@pass", None, 100, None)
+    assert hashlib.sha256((FOLDER / "placeto.pt").read_bytes()).hexdigest() in spec.fingerprint
+
+
+def test_a_run_of_that_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pretrained").mkdir()
+    assert checkpoint_path("pretrained") == Path("pretrained/checkpoint.pt")
+
+
+@pytest.mark.parametrize("cluster", ["2xk80", "2xv100+2xp100", "8xh100", "2x8xh100", "cpu+1xh100"])
+def test_it_places_on_any_cluster_and_never_worse_than_the_best_cheap_heuristic(cluster):
+    placer = load_placer("placeto")
+    problem = PlacementProblem(random_graph(3, 60), load_cluster(cluster))
+    evaluator = Evaluator(problem)
+    best_cheap(evaluator)
+    result = placer(problem, simulations=150, seed=0)
+    assert result.makespan_us <= evaluator.best_score
+    assert result.makespan_us == simulate(problem, result.placement).makespan_us
+    assert result.simulations <= 150
+    assert np.isin(result.placement, np.arange(problem.num_devices)).all()
+
+
+def test_its_card_is_about_this_file():
+    card = (FOLDER / "MODEL_CARD.md").read_text()
+    assert hashlib.sha256((FOLDER / "placeto.pt").read_bytes()).hexdigest() in card

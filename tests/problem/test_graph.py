@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+from tests.reference import random_graph
+
+DIAMOND: list[dict[str, Any]] = [
+    {"name": "top", "type": "mm", "flops": 2e9, "bytes_accessed": 12e6, "param_bytes": 400, "outputs": [40, 8]},
+    {"name": "left", "outputs": [4], "inputs": [["top", 0]], "colocation": "g", "module": "net.0"},
+    {"name": "right", "outputs": [4], "inputs": [["top", 1], ["top", 0]], "colocation": "g", "time_us": {"k80": 3.5}},
+    {"name": "bottom", "inputs": [["left", 0], ["right", 0]]},
+]
+
+
+def _changed(op: int, **fields: Any) -> list[dict[str, Any]]:
+    ops = [dict(record) for record in DIAMOND]
+    ops[op] |= fields
+    return ops
+
+
+def test_arrays_of_a_diamond() -> None:
+    graph = ComputationGraph.from_ops("diamond", DIAMOND)
+    assert (graph.num_ops, graph.num_edges, graph.mode) == (4, 5, "training")
+    assert graph.op_types == ("mm", "op", "op", "op")
+    assert graph.flops.tolist() == [2e9, 0, 0, 0]
+    assert graph.param_bytes.tolist() == [400, 0, 0, 0]
+    assert graph.output_ptr.tolist() == [0, 2, 3, 4, 4]
+    assert graph.output_bytes.tolist() == [40, 8, 4, 4]
+    assert list(zip(graph.edge_src, graph.edge_dst, graph.edge_output, strict=True)) == [
+        (0, 1, 0),
+        (0, 2, 1),
+        (0, 2, 0),
+        (1, 3, 0),
+        (2, 3, 0),
+    ]
+    assert graph.edge_tensor.tolist() == [0, 1, 0, 2, 3]
+    assert graph.colocation.tolist() == [-1, 0, 0, -1]
+    assert graph.modules == ("", "net.0", "", "")
+    np.testing.assert_array_equal(graph.time_us["k80"], [np.nan, np.nan, 3.5, np.nan])
+    assert graph.index == {"top": 0, "left": 1, "right": 2, "bottom": 3}
+    assert graph.name_rank.tolist() == [3, 1, 2, 0]
+    assert graph.topological_order.tolist() == [0, 1, 2, 3]
+
+
+def test_arrays_are_read_only() -> None:
+    graph = ComputationGraph.from_ops("diamond", DIAMOND)
+    for array in (graph.flops, graph.edge_src, graph.time_us["k80"], graph.topological_order):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32), num_ops=st.integers(1, 60))
+def test_topological_order_puts_producers_first(seed: int, num_ops: int) -> None:
+    graph = random_graph(np.random.default_rng(seed), num_ops)
+    position = np.empty(num_ops, np.int64)
+    position[graph.topological_order] = np.arange(num_ops)
+    assert (position[graph.edge_src] < position[graph.edge_dst]).all()
+    assert [graph.op_names[i] for i in np.argsort(graph.name_rank)] == sorted(graph.op_names)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), num_ops=st.integers(1, 40))
+def test_records_round_trip(seed: int, num_ops: int) -> None:
+    graph = random_graph(np.random.default_rng(seed), num_ops)
+    assert ComputationGraph.from_ops("other name", graph.to_ops(), graph.mode).hash == graph.hash
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_files_round_trip(tmp_path: Path, suffix: str) -> None:
+    graph, path = ComputationGraph.from_ops("diamond", DIAMOND, "inference"), tmp_path / f"d{suffix}"
+    save_graph(graph, path)
+    loaded = load_graph(path)
+    assert (loaded.name, loaded.mode, loaded.hash) == ("diamond", "inference", graph.hash)
+    save_graph(loaded, tmp_path / f"again{suffix}")
+    assert (tmp_path / f"again{suffix}").read_bytes() == path.read_bytes()
+
+
+def test_name_defaults_to_the_file_s(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"format": "placeto.graph/1", "ops": [{"name": "a"}]}).encode()))
+    assert load_graph(path).name == "tiny"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"flops": 3e9},
+        {"bytes_accessed": 1.0},
+        {"param_bytes": 1},
+        {"outputs": [40, 9]},
+        {"colocation": "h"},
+        {"module": "m"},
+        {"type": "add"},
+        {"time_us": {"k80": 1.0}},
+        {"name": "summit"},
+    ],
+)
+def test_hash_sees_every_field(change: dict[str, Any]) -> None:
+    ops = _changed(0, **change)
+    if "name" in change:
+        ops = json.loads(json.dumps(ops).replace('["top"', '["summit"'))
+    plain = ComputationGraph.from_ops("diamond", DIAMOND)
+    assert ComputationGraph.from_ops("diamond", ops).hash != plain.hash
+    assert ComputationGraph.from_ops("diamond", DIAMOND, "inference").hash != plain.hash
+
+
+def test_to_networkx() -> None:
+    graph = ComputationGraph.from_ops("diamond", DIAMOND).to_networkx()
+    assert isinstance(graph, nx.MultiDiGraph)
+    assert sorted(graph.edges(data="bytes")) == [
+        ("left", "bottom", 4),
+        ("right", "bottom", 4),
+        ("top", "left", 40),
+        ("top", "right", 8),
+        ("top", "right", 40),
+    ]
+    assert graph.nodes["top"]["flops"] == 2e9
+
+
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ([], "the graph is empty"),
+        (_changed(0, inputs=[["bottom", 0]]), "op 'top': input 'bottom' has 0 outputs, there is no output 0"),
+        (_changed(1, inputs=[["bottm", 0]]), "op 'left': input 'bottm' is no op of the graph"),
+        (_changed(1, inputs=[["top", 2]]), "op 'left': input 'top' has 2 outputs, there is no output 2"),
+        (
+            _changed(1, inputs=[["top", -1]]),
+            "op 'left': the output index of an input must be .*, not -1",
+        ),
+        (_changed(1, inputs=["top"]), r"op 'left': each input must be \[op name, output index\]"),
+        (_changed(1, name="top"), "op 'top': duplicate name"),
+        (_changed(2, flops=float("nan")), "op 'right': flops must be a finite number >= 0, not nan"),
+        (_changed(2, flops=float("inf")), "op 'right': flops must be a finite number"),
+        (_changed(2, flops="1"), "op 'right': flops must be a finite number >= 0, not '1'"),
+        (_changed(2, bytes_accessed=-1), "op 'right': bytes_accessed must be a finite number >= 0, not -1"),
+        (_changed(2, param_bytes=1.5), "op 'right': param_bytes must be a whole number"),
+        (
+            _changed(2, param_bytes=2**63),
+            "op 'right': param_bytes must be a whole number .*, not 9",
+        ),
+        (_changed(2, outputs=[-4]), "op 'right': an output must be a whole number of bytes from 0 .*, not -4"),
+        (_changed(2, outputs=[2**63]), "op 'right': an output must be a whole number of bytes .*, not 9"),
+        (_changed(2, time_us={"k80": -1.0}), r"op 'right': time_us\['k80'\] must be a finite number >= 0"),
+        (_changed(2, time_us={"k80": float("nan")}), r"op 'right': time_us\['k80'\] must be a finite number"),
+        (_changed(2, flop=1), "op 'right': unknown field 'flop'"),
+        ([{"type": "mm"}], "op number 0: must be an object with a string"),
+        ([7], "op number 0: must be an object with a string"),
+        (_changed(2, time_us=3), "op 'right': time_us must be an object, not 3"),
+        (_changed(2, time_us=["k80"]), r"op 'right': time_us must be an object, not \['k80'\]"),
+        (
+            _changed(2, time_us={"k80": 10**400}),
+            r"op 'right': time_us\['k80'\] must be a finite number >= 0, not an",
+        ),
+        (_changed(2, time_us={"\ud800": 1}), "op 'right': a key of time_us must be a string of whole characters"),
+        (_changed(2, inputs=[[["top"], 0]]), r"op 'right': the op name of an input must be a string, not \['top'\]"),
+        (_changed(2, inputs=[["top", 10**30]]), "op 'right': the output index of an input must be an integer from 0"),
+        (_changed(2, flops=10**400), "op 'right': flops must be a finite number >= 0, not an integer of 1329 bits"),
+        (_changed(2, outputs=[10**25]), "op 'right': an output must be a whole number of bytes"),
+        (_changed(2, outputs={"a": 1}), r"op 'right': outputs must be a list, not \{'a': 1\}"),
+        (_changed(2, colocation={"a": 1}), r"op 'right': colocation must be a string, not \{'a': 1\}"),
+        (_changed(2, colocation=10**30), "op 'right': colocation must be an integer from 0"),
+        (_changed(2, module=None), "op 'right': module must be a string, not None"),
+        (_changed(2, type=5), "op 'right': type must be a string, not 5"),
+        (_changed(2, type="x" * 600_000, outputs=3), "op 'right': outputs must be a list"),
+        (_changed(2, name="\x1b[31m", outputs=3), r"op '\\x1b\[31m': outputs must be a list"),
+    ],
+)
+def test_bad_graphs_are_refused_in_one_sentence(ops: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(GraphError, match=message) as refusal:
+        ComputationGraph.from_ops("bad", ops)
+    assert str(refusal.value).isprintable()
+    assert len(str(refusal.value)) < 250
+
+
+def test_cycles_name_an_op_on_the_cycle() -> None:
+    ops = [{"name": "before", "outputs": [1]}, {"name": "after", "inputs": [["b", 0]]}]
+    ops += [{"name": "a", "outputs": [1], "inputs": [["b", 0], ["before", 0]]}]
+    ops += [{"name": "b", "outputs": [1], "inputs": [["a", 0]]}]
+    with pytest.raises(GraphError, match=r"op '[ab]': on a cycle"):
+        ComputationGraph.from_ops("cyclic", ops)
+    with pytest.raises(GraphError, match="op 'self': on a cycle"):
+        ComputationGraph.from_ops("cyclic", [{"name": "self", "outputs": [1], "inputs": [["self", 0]]}])
+
+
+def test_bad_mode_is_refused() -> None:
+    with pytest.raises(GraphError, match="mode must be one of training, inference, not 'eval'"):
+        ComputationGraph.from_ops("diamond", DIAMOND, "eval")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", '"format" must be "placeto.graph/1"'),
+        ('{"format": "placeto.cluster/1"}', '"format" must be'),
+        ('{"format": "placeto.graph/1"}', "ops is missing"),
+        ('{"format": "placeto.graph/1", "ops": [], "opps": []}', "unknown field 'opps'"),
+        (
+            '{"format": "placeto.graph/1", "ops": [{"name": "a", "flops": NaN}]}',
+            "op 'a': flops must be a finite number",
+        ),
+    ],
+)
+def test_bad_files_are_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(GraphError, match=message) as refusal:
+        load_graph(path)
+    assert str(refusal.value).startswith(f"{path}: ")
+
+
+def test_a_broken_gzip_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json.gz"
+    path.write_bytes(b"no gzip")
+    with pytest.raises(GraphError, match=r"bad\.json\.gz: not a whole gzip file"):
+        load_graph(path)
+
+
+def test_deep_nesting_and_long_integers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(GraphError, match=r"bad\.json: lists and objects are nested more than 32 deep"):
+        load_graph(path)
+    for digits in (400, 5000):
+        path.write_text(f'{{"format": "placeto.graph/1", "ops": [{{"name": "a", "flops": {"9" * digits}}}]}}')
+        with pytest.raises(GraphError, match=r"bad\.json: op 'a': flops must be a finite number >= 0, not inf"):
+            load_graph(path)
+
+
+def test_colocation_groups_may_be_numbers() -> None:
+    ops = [{"name": name, "colocation": group} for name, group in (("a", 7), ("b", "7"), ("c", 8), ("d", None))]
+    assert ComputationGraph.from_ops("g", ops).colocation.tolist() == [0, 0, 1, -1]
+
+
+ARRAYS = ComputationGraph.from_ops("diamond", DIAMOND)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"output_ptr": ARRAYS.output_ptr + 5}, "output_ptr must rise from 0 to the 4 outputs"),
+        ({"output_ptr": ARRAYS.output_ptr[::-1].copy()}, "output_ptr must rise from 0 to the 4 outputs"),
+        ({"output_ptr": np.array([0, 3, 2, 4, 4])}, "output_ptr must rise from 0 to the 4 outputs"),
+        ({"output_ptr": ARRAYS.output_ptr[1:]}, "output_ptr must be an array of 5 int64, not int64 of shape"),
+        ({"output_ptr": None}, "output_ptr must be an array of 5 int64, not None"),
+        ({"output_bytes": ARRAYS.output_bytes[:-1]}, "output_ptr must rise from 0 to the 3 outputs"),
+        ({"output_bytes": -ARRAYS.output_bytes}, "op 'top': an output must be bytes >= 0, not -40"),
+        ({"output_bytes": ARRAYS.output_bytes.astype(np.int32)}, "output_bytes must be an array of 4 int64, not int32"),
+        ({"edge_src": ARRAYS.edge_src + 4}, r"edge 4 -> 1: dangling, the graph has ops 0\.\.3"),
+        ({"edge_src": ARRAYS.edge_src - 1}, "edge -1 -> 1: dangling"),
+        ({"edge_dst": ARRAYS.edge_dst[::-1].copy()}, "edges must be grouped by consumer"),
+        ({"edge_dst": ARRAYS.edge_dst[:-1]}, "edge_dst must be an array of 5 int64"),
+        ({"edge_output": ARRAYS.edge_output + 1}, "op 'left': input 'top' has 2 outputs|op 'right': input 'top' has 2"),
+        ({"edge_output": ARRAYS.edge_output - 1}, "op 'left': input 'top' has 2 outputs, there is no output -1"),
+        ({"edge_output": ARRAYS.edge_output.astype(float)}, "edge_output must be an array of 5 int64, not float64"),
+        ({"flops": np.full(4, np.nan)}, "op 'top': flops must be a finite number >= 0, not nan"),
+        ({"flops": [1.0] * 4}, r"flops must be an array of 4 float64, not \[1\.0"),
+        ({"flops": np.ones((4, 1))}, r"flops must be an array of 4 float64, not float64 of shape \(4, 1\)"),
+        ({"param_bytes": ARRAYS.param_bytes - 1}, "op 'left': param_bytes must be a finite number >= 0, not -1"),
+        ({"colocation": np.full(4, 2**62)}, "op 'top': colocation must be -1 or a group from 0 to 3"),
+        ({"colocation": np.full(4, -2)}, "op 'top': colocation must be -1 or a group from 0 to 3"),
+        ({"time_us": {"k80": np.ones(3)}}, r"time_us\['k80'\] must be an array of 4 float64"),
+        ({"time_us": {"k80": np.full(4, np.inf)}}, r"op 'top': time_us\['k80'\] must be a finite number >= 0"),
+        ({"time_us": {7: np.ones(4)}}, "a kind of device in time_us must be a string, not 7"),
+        ({"time_us": [1.0]}, "time_us must be a mapping"),
+        ({"op_names": ["a", "b", "c", "d"]}, "op_names must be a tuple of 4 strings, one for each op"),
+        ({"op_names": None}, "op_names must be a tuple of 1 strings"),
+        ({"op_names": ("a", "b", "c", 4)}, "each of op_names must be a string, not 4"),
+        ({"op_types": ("a",)}, "op_types must be a tuple of 4 strings"),
+        ({"modules": None}, "modules must be a tuple of 4 strings"),
+        ({"name": 5}, "the name of the graph must be a string, not 5"),
+        ({"mode": ["training"]}, r"mode must be one of training, inference, not \['training'\]"),
+    ],
+)
+def test_arrays_that_break_a_rule_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphError, match=message) as refusal:
+        replace(ARRAYS, **change)
+    assert "\n" not in str(refusal.value)

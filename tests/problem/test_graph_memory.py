@@ -1,0 +1,86 @@
+"""Optional memory fields of graphs: which outputs are resident, which parameters are trained."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from placeto.problem.cluster import load_cluster
+from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+
+OPS: list[dict[str, Any]] = [
+    {"name": "w", "type": "parameter", "param_bytes": 100, "outputs": [100]},
+    {"name": "norm", "type": "norm", "param_bytes": 8, "outputs": [40, 2], "inputs": [["w", 0]]},
+    {"name": "grad", "type": "mm", "outputs": [7, 100], "inputs": [["norm", 0]]},
+]
+
+
+def graph(mode: str = "training", **changes: dict[str, Any]) -> ComputationGraph:
+    return ComputationGraph.from_ops("g", [op | changes.get(op["name"], {}) for op in OPS], mode)
+
+
+def test_without_the_fields_graphs_are_what_they_were() -> None:
+    plain = graph()
+    assert plain.trained_bytes.tolist() == plain.param_bytes.tolist() == [100, 8, 0]
+    assert plain.resident_outputs.tolist() == [True, False, False, False, False]
+    assert not any({"trained_bytes", "resident_outputs"} & set(op) for op in plain.to_ops())
+    assert (
+        plain.hash == "451c736773e3ef9e0c25d0d1a1d009d90ecd05b85e1d14daa32e7b2e47583457"
+    )  # as before there were such fields
+    assert graph(w={"trained_bytes": 100}, norm={"resident_outputs": []}).hash == plain.hash
+    assert graph("inference").trained_bytes.tolist() == [0, 0, 0]
+    assert graph(w={"type": "weight"}).resident_outputs.tolist() == [False] * 5
+
+
+def test_fields_are_kept_in_files_and_in_the_hash(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"norm": {"trained_bytes": 0}, "grad": {"resident_outputs": [1]}}
+    changed = graph(**changes)
+    assert changed.trained_bytes.tolist() == [100, 0, 0]
+    assert changed.resident_outputs.tolist() == [True, False, False, False, True]
+    save_graph(changed, tmp_path / "g.json")
+    again = load_graph(tmp_path / "g.json")
+    assert again.hash == changed.hash
+    assert again.trained_bytes.tolist() == [100, 0, 0]
+    hashes = {graph().hash, changed.hash, *(graph(**{name: fields}).hash for name, fields in changes.items())}
+    assert len(hashes) == 4
+    live = graph(w={"resident_outputs": []})  # a parameter's op whose output is a copy
+    assert live.to_ops()[0]["resident_outputs"] == []
+    assert not ComputationGraph.from_ops("g", live.to_ops()).resident_outputs.any()
+
+
+@pytest.mark.parametrize(
+    ("mode", "op", "fields", "message"),
+    [
+        ("training", "w", {"trained_bytes": 101}, "'w': trained_bytes must be 0 to param_bytes = 100, not 101"),
+        ("inference", "w", {"trained_bytes": 1}, "'w': trained_bytes must be 0 in inference, not 1"),
+        ("training", "w", {"trained_bytes": -1}, "'w': trained_bytes"),
+        ("training", "grad", {"resident_outputs": [2]}, "'grad': resident_outputs must be an index from 0 to 1, not 2"),
+        ("training", "grad", {"resident_outputs": [True]}, "'grad': resident_outputs must be .*, not True"),
+        ("training", "grad", {"resident_outputs": 1}, "'grad': resident_outputs must be a list, not 1"),
+    ],
+)
+def test_wrong_fields_are_refused(mode: str, op: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        graph(mode, **{op: fields})
+
+
+def test_wrong_arrays_are_refused() -> None:
+    with pytest.raises(GraphError, match="resident_outputs must be 5 bools"):
+        replace(graph(), resident_outputs=np.zeros(4, bool))
+    with pytest.raises(GraphError, match="trained_bytes must be 3 integers"):
+        replace(graph(), trained_bytes=np.zeros(3))
+
+
+def test_resident_outputs_cost_nothing_where_they_are_made_and_their_copies_do() -> None:
+    """All on one device: w 400 for good, norm 8; norm's 42 bytes live while grad makes 7 more and the gradient."""
+    made = graph(norm={"trained_bytes": 0}, grad={"resident_outputs": [1]})
+    timed = [op | {"time_us": {"*": 10.0}} for op in made.to_ops()]
+    problem = PlacementProblem(ComputationGraph.from_ops("g", timed), load_cluster("2xk80"))
+    assert problem.resident_bytes.tolist() == [400, 8, 0]
+    assert simulate(problem, np.zeros(3, int)).peak_memory.tolist() == [408 + 40 + 7, 0]
+    # norm elsewhere: beside its own output it holds the copy of w that was sent to it
+    assert simulate(problem, np.array([0, 1, 1])).peak_memory.tolist() == [400, 8 + 100 + 42]

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placeto.problem.cluster import Cluster, Device, load_cluster
+from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.problem import FlatProblems, PlacementProblem, ProblemBatch
+from placeto.simulator.schedule import simulate, simulate_batch
+from tests.reference import random_cluster, random_graph, random_problem
+
+FAST = Device("a", "fast", flops=2e12, memory_bandwidth=1e11, memory=10**9, overhead_us=2.0)
+SLOW = Device("b", "slow", flops=1e12, memory_bandwidth=1e11, memory=10**9, overhead_us=1.0)
+MIXED = Cluster("mixed", (FAST, SLOW), np.full((2, 2), 1000.0), np.zeros((2, 2)))
+
+
+def test_op_time_is_the_roofline_unless_measured() -> None:
+    graph = ComputationGraph.from_ops(
+        "g",
+        [
+            {"name": "compute", "flops": 2e9, "bytes_accessed": 1e6},
+            {"name": "memory", "flops": 2e6, "bytes_accessed": 1e9},
+            {"name": "free"},
+            {"name": "measured", "flops": 2e9, "time_us": {"fast": 7.0}},
+            {"name": "everywhere", "flops": 2e9, "time_us": {"*": 8.0, "slow": 9.0}},
+            {"name": "measured free", "flops": 2e9, "time_us": {"*": 0}},
+        ],
+    )
+    expected = [[1000, 2000], [1e4, 1e4], [0, 0], [7, 2000], [8, 9], [0, 0]]
+    problem = PlacementProblem(graph, MIXED)
+    np.testing.assert_array_equal(problem.op_time, expected)
+    assert hash(problem) != hash(PlacementProblem(graph, MIXED))  # by identity
+
+
+def test_bounds_in_closed_form() -> None:
+    """A chain of two ops, 10 and 20 us on the fast device, and one op of 2 us beside it."""
+    time = [{"fast": 10.0, "slow": 20.0}, {"fast": 20.0, "slow": 40.0}, {"*": 2.0}]
+    ops = [{"name": f"o{i}", "outputs": [0], "time_us": t} for i, t in enumerate(time)]
+    ops[1]["inputs"] = [["o0", 0]]
+    problem = PlacementProblem(ComputationGraph.from_ops("g", ops), MIXED)
+    assert problem.single_device_us == 10 + 2 + 20 + 2 + 2 + 2
+    assert problem.lower_bound_us == 10 + 20 + 2  # the chain; the work is (12 + 22 + 3) / 2
+    assert simulate(problem, np.array([0, 0, 1])).makespan_us == 10 + 2 + 20 + 2
+
+    parallel = ComputationGraph.from_ops("p", [{"name": f"o{i}", "time_us": {"*": 4.0}} for i in range(6)])
+    assert PlacementProblem(parallel, MIXED).lower_bound_us == 6 * (4 + 1) / 2
+
+
+@pytest.mark.parametrize(
+    ("transfers", "link"), [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress"), ("broadcast", "pair")]
+)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_no_placement_beats_the_lower_bound(transfers: str, link: str, seed: int) -> None:
+    """All placements of tiny graphs, on devices that differ in speed and overhead."""
+    rng = np.random.default_rng(seed)
+    problems = []
+    while len(problems) < 4:
+        cluster = random_cluster(rng, transfers, link)
+        if 2 <= cluster.num_devices <= 4:
+            problems.append(PlacementProblem(random_graph(rng, int(rng.integers(1, 6))), cluster))
+    batch = ProblemBatch.of(problems)
+    for p, problem in enumerate(problems):
+        every = np.array(list(product(range(problem.num_devices), repeat=problem.num_ops)))
+        rows = np.zeros((len(every), batch.max_ops), np.int64)
+        rows[:, : problem.num_ops] = every
+        makespans, _ = simulate_batch(batch, np.full(len(every), p), rows)
+        assert problem.lower_bound_us == pytest.approx(_bound(problem), rel=1e-12)
+        assert problem.lower_bound_us <= makespans.min() * (1 + 1e-12)
+        assert problem.single_device_us >= makespans.min()
+
+
+def _bound(problem: PlacementProblem) -> float:
+    """The bound by its definition, paths listed one by one."""
+    graph, overhead = problem.graph, problem.cluster.overhead_us
+    busy = [min(t + o * (t > 0) for t, o in zip(row, overhead, strict=True)) for row in problem.op_time]
+    children = [graph.edge_dst[graph.edge_src == op].tolist() for op in range(graph.num_ops)]
+
+    def longest(op: int) -> float:
+        return max([busy[op], *(problem.op_time[op].min() + longest(child) for child in children[op])])
+
+    return max(max(map(longest, range(graph.num_ops))), sum(busy) / problem.num_devices)
+
+
+@pytest.mark.parametrize("transfers", ["unicast", "broadcast"])
+def test_the_lower_bound_is_reached_where_nothing_stands_in_the_way(transfers: str) -> None:
+    devices = tuple(Device(f"d{i}", "x", 1.0, 1.0, 10**9, 0.5) for i in range(3))
+    cluster = Cluster("c", devices, np.ones((3, 3)), np.zeros((3, 3)), transfers)
+    alone = [{"name": f"o{i}", "time_us": {"*": 2.0}} for i in range(6)]
+    problem = PlacementProblem(ComputationGraph.from_ops("alone", alone), cluster)
+    assert problem.lower_bound_us == simulate(problem, np.arange(6) % 3).makespan_us == 2 * 2.5
+    fork = [{"name": "a", "outputs": [0], "time_us": {"*": 4.0}}]
+    fork += [{"name": f"b{i}", "inputs": [["a", 0]], "time_us": {"*": 6.0}} for i in range(2)]
+    problem = PlacementProblem(ComputationGraph.from_ops("fork", fork), cluster)
+    assert problem.lower_bound_us == simulate(problem, np.array([0, 1, 2])).makespan_us == 4 + 6 + 0.5
+
+
+def test_single_device_equals_its_simulation_to_the_bit() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        problem, _ = random_problem(rng, "unicast", "egress")
+        each = [simulate(problem, np.full(problem.num_ops, d)).makespan_us for d in range(problem.num_devices)]
+        assert problem.single_device_us == min(each)
+
+
+def test_parameters_count_four_times_in_training_and_once_in_inference() -> None:
+    ops = [{"name": "a", "param_bytes": 100}]
+    for mode, multiplier in (("training", 4), ("inference", 1)):
+        problem = PlacementProblem(ComputationGraph.from_ops("g", ops, mode), MIXED)
+        assert problem.resident_bytes.tolist() == [100 * multiplier]
+        assert simulate(problem, np.array([1])).peak_memory.tolist() == [0, 100 * multiplier]
+
+
+def test_memory_beyond_int64_is_refused() -> None:
+    graph = ComputationGraph.from_ops("huge", [{"name": "a", "param_bytes": 2**62}])
+    with pytest.raises(GraphError, match="graph 'huge': parameters and tensors together exceed int64"):
+        PlacementProblem(graph, MIXED)
+    ComputationGraph.from_ops("huge", [{"name": "a", "param_bytes": 2**62}], "inference")
+
+
+def test_infinite_op_times_are_refused() -> None:
+    graph = ComputationGraph.from_ops("g", [{"name": "a"}, {"name": "b", "flops": 1e308}])
+    crawl = Cluster("crawl", (Device("d", "x", 1e-3, 1.0, 1),), np.ones((1, 1)), np.zeros((1, 1)))
+    with pytest.raises(GraphError, match="op 'b': its time on cluster 'crawl' must be 0, or from 1e-12 to 1e"):
+        PlacementProblem(graph, crawl)
+    ops = [{"name": name, "time_us": {"*": 9e17}} for name in "ab"]
+    with pytest.raises(GraphError, match="graph 'sum': its makespan on cluster 'mixed' may be more than 1e"):
+        PlacementProblem(ComputationGraph.from_ops("sum", ops), MIXED)
+
+
+def test_a_batch_is_its_problems_one_after_another() -> None:
+    rng = np.random.default_rng(1)
+    clusters = ["2xk80", "8xv100", "4xp100"]
+    problems = [
+        PlacementProblem(random_graph(rng, n), load_cluster(c)) for n, c in zip((5, 1, 30), clusters, strict=True)
+    ]
+    batch = ProblemBatch.of(problems)
+    assert batch.problems == tuple(problems)
+    assert batch.max_ops == 30
+    assert batch.arrays.op_offset.tolist() == [0, 5, 6, 36]
+    assert batch.arrays.device_offset.tolist() == [0, 2, 10, 14]
+    assert batch.arrays.pair_offset.tolist() == [0, 4, 68, 84]
+    for name in FlatProblems._fields:
+        column = getattr(batch.arrays, name)
+        if not name.endswith("_offset"):
+            np.testing.assert_array_equal(column, np.concatenate([getattr(p.arrays, name) for p in problems]))
+        assert column.dtype in (np.int64, np.float64)
+        assert not column.flags.writeable
+    with pytest.raises(ValueError, match="at least one problem"):
+        ProblemBatch.of([])

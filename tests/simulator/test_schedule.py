@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placeto.problem.cluster import Cluster, Device, load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.simulator import kernel
+from placeto.simulator.schedule import PlacementError, Schedule, simulate, simulate_batch
+from tests.reference import Result, random_graph, random_problem, reference, reference_memory, reference_slack
+
+ROOT = Path(__file__).parents[1]
+MODES = [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress"), ("broadcast", "pair")]
+
+
+GRAPHS = 20  # an example of hypothesis is this many graphs, of which each mode sees 40 times as many
+
+
+@pytest.mark.parametrize(("transfers", "link"), MODES)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_equals_the_plain_reference(transfers: str, link: str, seed: int) -> None:
+    """To the bit, but slack, whose sums the reference adds up in another order."""
+    rng = np.random.default_rng(seed)
+    for _ in range(GRAPHS):
+        problem, placement = random_problem(rng, transfers, link)
+        schedule, expected = simulate(problem, placement), reference(problem, placement)
+        _assert_same_times(schedule, expected)
+        names = problem.graph.op_names
+        peak = reference_memory(problem, placement, expected)
+        assert schedule.peak_memory.tolist() == [peak[device] for device in problem.cluster.device_names]
+        slack_of = reference_slack(problem, placement, expected)
+        tolerance = 1e-8 * max(1.0, schedule.makespan_us)
+        np.testing.assert_allclose(schedule.slack_us, [slack_of[name] for name in names], rtol=0, atol=tolerance)
+        assert schedule.slack_us.min() == 0.0  # the op with which the critical path begins
+        assert problem.lower_bound_us <= schedule.makespan_us * (1 + 1e-12)
+        _assert_cutoff_only_cuts(problem, placement, schedule, float(rng.uniform(0, 1.2)))
+
+
+def _assert_same_times(schedule: Schedule, expected: Result) -> None:
+    graph, devices = schedule.problem.graph, schedule.problem.cluster.device_names
+    assert schedule.makespan_us == expected.makespan
+    assert schedule.start_us.tolist() == [expected.start[name] for name in graph.op_names]
+    assert schedule.finish_us.tolist() == [expected.finish[name] for name in graph.op_names]
+    assert schedule.send_start_us.tolist() == [send.start for send in expected.sends]
+    assert schedule.send_finish_us.tolist() == [send.finish for send in expected.sends]
+    assert [devices[d] for d in schedule.send_src] == [send.src for send in expected.sends]
+    output = np.arange(len(graph.output_bytes)) - np.repeat(graph.output_ptr[:-1], np.diff(graph.output_ptr))
+    producer = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
+    sent = [(graph.op_names[producer[t]], int(output[t])) for t in schedule.send_tensor]
+    assert sent == [send.tensor for send in expected.sends]
+    for dst, send in zip(schedule.send_dst, expected.sends, strict=True):
+        assert (dst == -1) == send.broadcast
+        if dst >= 0:
+            assert {devices[schedule.placement[graph.index[child]]] for child in send.consumers} == {devices[dst]}
+    starts = [i for i in schedule.order if i < graph.num_ops]
+    for d, device in enumerate(devices):
+        ran = [graph.op_names[i] for i in starts if schedule.placement[i] == d]
+        assert ran == expected.device_order[device]
+
+
+def _assert_cutoff_only_cuts(
+    problem: PlacementProblem, placement: np.ndarray, exact: Schedule, fraction: float
+) -> None:
+    for cutoff in (exact.makespan_us, exact.makespan_us * fraction, math.nextafter(exact.makespan_us, -1)):
+        cut = simulate(problem, placement, cutoff)
+        if cutoff >= exact.makespan_us:
+            assert cut.makespan_us == exact.makespan_us
+            np.testing.assert_array_equal(cut.start_us, exact.start_us)
+            np.testing.assert_array_equal(cut.send_finish_us, exact.send_finish_us)
+        else:
+            assert cut.makespan_us == math.inf
+            assert cut.num_sends == 0
+
+
+def test_golden_schedule() -> None:
+    """Worked out by hand. Two k80 devices: overhead 5.7, 7600 bytes/us, link gap 25, broadcast.
+
+    a (10 us) on 0 makes x of 76000 bytes (10 us to send); b (20 us) on 0 and c (5 us) on 1 read x; d (0 us) on 1
+    reads c and b's y of 7600 bytes (1 us to send).
+      0: a runs 0-10, device free at 15.7
+     10: x leaves, arrives at 20, link free at 45; b is ready at 10
+     15.7: b runs to 35.7, device free at 41.4; y is ready at 35.7 but waits for the link
+     20: c runs to 25, device free at 30.7
+     45: y leaves, arrives at 46, link free at 71
+     46: d runs for 0 us, no overhead
+    Makespan: 71, when the link is idle again.
+    """
+    graph = ComputationGraph.from_ops(
+        "golden",
+        [
+            {"name": "a", "outputs": [76000], "time_us": {"k80": 10.0}, "param_bytes": 100},
+            {"name": "b", "outputs": [7600], "inputs": [["a", 0]], "time_us": {"k80": 20.0}},
+            {"name": "c", "outputs": [50], "inputs": [["a", 0]], "time_us": {"k80": 5.0}},
+            {"name": "d", "inputs": [["c", 0], ["b", 0]], "time_us": {"k80": 0.0}},
+        ],
+    )
+    problem = PlacementProblem(graph, load_cluster("2xk80"))
+    schedule = simulate(problem, np.array([0, 0, 1, 1]))
+    assert schedule.start_us.tolist() == [0.0, 10 + 5.7, 20.0, 46.0]
+    assert schedule.finish_us.tolist() == [10.0, 15.7 + 20, 25.0, 46.0]
+    assert schedule.send_start_us.tolist() == [10.0, 45.0]
+    assert schedule.send_finish_us.tolist() == [20.0, 46.0]
+    assert schedule.send_src.tolist() == [0, 0]
+    assert schedule.send_dst.tolist() == [-1, -1]
+    assert schedule.makespan_us == 71.0
+    # Device 0: x until b ends (35.7), y from 15.7 to 46.
+    # Device 1: x from 20 to 25, c's output from 20 to 46, y for no time.
+    assert schedule.peak_memory.tolist() == [4 * 100 + 76000 + 7600, 76000 + 50]
+    # The link is critical (10-20-45-46-71), so a's end is; b may end at 45, and c and d only at the makespan:
+    # c must leave d 0 us and the overhead before 71, 65.3 - 25 = 40.3; d ends the schedule, 71 - 46.
+    np.testing.assert_allclose(schedule.slack_us, [0.0, 45 - 35.7, 71 - 25 - 5.7, 25.0], rtol=1e-12)
+    assert schedule.slack_us[0] == 0.0
+
+
+@pytest.mark.parametrize(("transfers", "link"), MODES)
+def test_at_equal_times_deliveries_precede_links(transfers: str, link: str) -> None:
+    """At 10 us m ends, and a's empty tensor leaves and arrives: m's consumer is first in line, though a's name is."""
+    ops = [{"name": name, "outputs": [0], "time_us": {"*": 10.0}} for name in ("a", "m")]
+    ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in ("a", "m")]
+    schedule = simulate(_plain_problem(ops, ("d0", "d1"), transfers, link), np.array([0, 1, 1, 1]))
+    assert schedule.start_us.tolist() == [0.0, 0.0, 11.0, 10.0]
+
+
+@pytest.mark.parametrize(("transfers", "link"), MODES)
+def test_at_equal_times_links_go_by_the_name_of_their_device(transfers: str, link: str) -> None:
+    """Two empty tensors leave and arrive at 10 us; '/gpu:10' < '/gpu:2' lets b's arrive before a's."""
+    ops = [{"name": name, "outputs": [0], "time_us": {"*": 10.0}} for name in ("a", "b")]
+    ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in ("a", "b")]
+    names = ("/gpu:2", "/gpu:10", "/gpu:3")
+    schedule = simulate(_plain_problem(ops, names, transfers, link), np.array([0, 1, 2, 2]))
+    assert schedule.start_us.tolist() == [0.0, 0.0, 11.0, 10.0]
+
+
+@pytest.mark.parametrize(("transfers", "link"), MODES)
+def test_at_equal_times_deliveries_go_by_the_name_of_the_producer(transfers: str, link: str) -> None:
+    """Two tensors arrive at 20 us, op10's before op9's, though op9 stands first in the graph."""
+    ops = [{"name": name, "outputs": [10_000], "time_us": {"*": 10.0}} for name in ("op9", "op10")]
+    ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in ("op9", "op10")]
+    schedule = simulate(_plain_problem(ops, ("d0", "d1", "d2"), transfers, link), np.array([0, 1, 2, 2]))
+    assert schedule.start_us.tolist() == [0.0, 0.0, 21.0, 20.0]
+
+
+def _plain_problem(ops: list[dict[str, Any]], names: tuple[str, ...], transfers: str, link: str) -> PlacementProblem:
+    """Devices without overhead, links of 1000 bytes/us without latency or gap."""
+    devices, size = tuple(Device(name, "x", 1.0, 1.0, 10**9) for name in names), (len(names), len(names))
+    cluster = Cluster("plain", devices, np.full(size, 1000.0), np.zeros(size), transfers, link)
+    return PlacementProblem(ComputationGraph.from_ops("ties", ops), cluster)
+
+
+def test_unicast_sends_once_per_destination_and_broadcast_once() -> None:
+    ops = [{"name": "a", "outputs": [1000], "time_us": {"*": 10.0}}]
+    ops += [{"name": f"b{i}", "inputs": [["a", 0]], "time_us": {"*": 1.0}} for i in range(3)]
+    graph, devices = ComputationGraph.from_ops("fan", ops), [Device(f"d{i}", "x", 1e12, 1e12, 10**9) for i in range(3)]
+    bandwidth = np.array([[1, 100, 50], [1, 1, 1], [1, 1, 1]], np.float64)
+    ends = {}
+    for transfers, link in MODES:
+        cluster = Cluster("c", tuple(devices), bandwidth, np.full((3, 3), 2.0), transfers, link)
+        ends[transfers, link] = simulate(PlacementProblem(graph, cluster), np.array([0, 2, 1, 1])).finish_us.tolist()
+    assert ends["unicast", "egress"] == [10, 10 + 22 + 1, 10 + 22 + 12 + 1, 10 + 22 + 12 + 2]
+    assert ends["unicast", "pair"] == ends["broadcast", "pair"] == [10, 33, 23, 24]
+    assert ends["broadcast", "egress"] == [10, 33, 33, 34]  # the slowest destination's time
+
+
+def _batch(rng: np.random.Generator, size: int) -> tuple[ProblemBatch, np.ndarray, np.ndarray]:
+    problems = [random_problem(rng, *MODES[i % len(MODES)])[0] for i in range(12)]
+    tight = Cluster("tight", (Device("a", "x", 1e12, 1e12, 40_000), Device("b", "x", 1e12, 1e12, 90_000)), *_two())
+    problems += [PlacementProblem(random_graph(rng, 20), tight) for _ in range(3)]
+    batch = ProblemBatch.of(problems)
+    index = rng.integers(0, len(problems), size)
+    placements = np.full((size, batch.max_ops + 3), -99)
+    for row, p in enumerate(index):
+        placements[row, : problems[p].num_ops] = rng.integers(0, problems[p].num_devices, problems[p].num_ops)
+    return batch, index, placements
+
+
+def _two() -> tuple[np.ndarray, np.ndarray]:
+    return np.full((2, 2), 1000.0), np.zeros((2, 2))
+
+
+def test_batch_equals_single_and_reports_overflow() -> None:
+    batch, index, placements = _batch(np.random.default_rng(5), 200)
+    makespans, overflows = simulate_batch(batch, index, placements)
+    for row, p in enumerate(index):
+        problem = batch.problems[p]
+        schedule = simulate(problem, placements[row, : problem.num_ops])
+        assert makespans[row] == schedule.makespan_us
+        assert overflows[row] == schedule.overflow
+        assert (overflows[row] == 0.0) == schedule.fits
+    assert (overflows > 0).any()
+    assert (overflows == 0).any()
+
+
+THREADS = """
+import hashlib
+import numpy as np
+from placeto.simulator.schedule import simulate_batch
+from tests.simulator.test_schedule import _batch
+digest = hashlib.sha256()
+for array in simulate_batch(*_batch(np.random.default_rng(6), 300)):
+    digest.update(array.tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_batch_does_not_depend_on_threads() -> None:
+    """In processes of their own, as numba never has more threads than it started with."""
+    digests = set()
+    for threads in ("1", "2"):
+        environment = {**os.environ, "NUMBA_NUM_THREADS": threads}
+        command = [sys.executable, "-c", THREADS]
+        digests.add(subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+    (digest,) = digests
+    own = hashlib.sha256()
+    for array in simulate_batch(*_batch(np.random.default_rng(6), 300)):
+        own.update(array.tobytes())
+    assert digest.decode().strip() == own.hexdigest()
+
+
+def test_few_rows_are_simulated_as_many_are() -> None:
+    """By one thread, to the bit."""
+    batch, index, placements = _batch(np.random.default_rng(6), 20)
+    many = simulate_batch(batch, index, placements)
+    for first in range(0, 20, 2):
+        rows = slice(first, first + 2)
+        few = simulate_batch(batch, index[rows], placements[rows])
+        np.testing.assert_array_equal(few, [array[rows] for array in many])
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_nothing_is_compiled_twice(rows: int) -> None:
+    """Arrays that are read-only, or have been, and whole numbers would each be another type to numba."""
+    rng = np.random.default_rng(2)
+    problem, placement = random_problem(rng, "unicast", "egress")
+    batch, index, placements = ProblemBatch.of([problem]), np.zeros(rows, np.int64), np.stack([placement] * rows)
+    schedule, (makespans, overflows) = simulate(problem, placement), simulate_batch(batch, index, placements)
+    run = schedule._run_serial if rows < schedule.SERIAL_BELOW else schedule._run_parallel
+    kernels = (kernel.new_record, kernel.run, kernel.slack, schedule._first_invalid, run)
+    assert schedule.slack_us.min() == 0.0
+    before = [len(kernel.signatures) for kernel in kernels]
+
+    again = pickle.loads(pickle.dumps(problem))
+    placement.setflags(write=False)
+    placements.setflags(write=False)
+    index.setflags(write=False)
+    for cutoff in (10**9, np.float32(1e9)):
+        assert simulate(problem, placement, cutoff).makespan_us == schedule.makespan_us
+        np.testing.assert_array_equal(simulate(again, placement, cutoff).slack_us, schedule.slack_us)
+        for same in (batch, pickle.loads(pickle.dumps(batch))):
+            for same_rows in (placements, placements.astype(np.int32), np.asfortranarray(placements)):
+                result = simulate_batch(same, index.astype(np.uint8), same_rows, cutoff)
+                np.testing.assert_array_equal(result, (makespans, overflows))
+    assert [len(kernel.signatures) for kernel in kernels] == before
+
+
+def test_batch_cutoff() -> None:
+    batch, index, placements = _batch(np.random.default_rng(8), 50)
+    makespans, overflows = simulate_batch(batch, index, placements)
+    cutoff = float(np.median(makespans))
+    cut, cut_overflows = simulate_batch(batch, index, placements, cutoff)
+    np.testing.assert_array_equal(cut, np.where(makespans <= cutoff, makespans, np.inf))
+    np.testing.assert_array_equal(cut_overflows, np.where(makespans <= cutoff, overflows, np.inf))
+
+
+def test_schedule_keeps_its_own_placement() -> None:
+    problem, placement = random_problem(np.random.default_rng(0), "unicast", "egress")
+    schedule = simulate(problem, placement)
+    before = schedule.placement.copy()
+    placement[:] = 0
+    np.testing.assert_array_equal(schedule.placement, before)
+
+
+def test_bad_placements_are_refused_in_one_sentence() -> None:
+    graph = ComputationGraph.from_ops("g", [{"name": "a"}, {"name": "b"}])
+    problem = PlacementProblem(graph, load_cluster("2xk80"))
+    with pytest.raises(PlacementError, match=r"op 'b': there is no device 2, '2xk80' has 0\.\.1"):
+        simulate(problem, np.array([0, 2]))
+    with pytest.raises(PlacementError, match="op 'a': there is no device -1"):
+        simulate(problem, np.array([-1, 0]))
+    with pytest.raises(PlacementError, match=r"must be 2 integers, one device per op, not int64 of shape \(3,\)"):
+        simulate(problem, np.array([0, 0, 0]))
+    with pytest.raises(PlacementError, match="not float64"):
+        simulate(problem, np.array([0.0, 1.0]))
+    batch = ProblemBatch.of([problem])
+    with pytest.raises(PlacementError, match="op 'b': there is no device 7"):
+        simulate_batch(batch, np.array([0, 0]), np.array([[0, 0], [0, 7]]))
+    with pytest.raises(PlacementError, match="row 1: there is no problem 1 in a batch of 1"):
+        simulate_batch(batch, np.array([0, 1]), np.array([[0, 0], [0, 0]]))
+    with pytest.raises(PlacementError, match="must match"):
+        simulate_batch(batch, np.array([0]), np.array([[0, 0], [0, 0]]))
+    with pytest.raises(PlacementError, match=r"must be 2 integers"):
+        simulate_batch(batch, np.array([0]), np.array([[0]]))
+
+
+def test_launching_counts_as_busy() -> None:
+    """Ops of no time are not launched."""
+    ops = [{"name": name, "time_us": {"*": us}} for name, us in (("a", 30.0), ("b", 10.0), ("c", 0.0))]
+    problem = PlacementProblem(ComputationGraph.from_ops("three", ops), load_cluster("4xv100"))
+    assert simulate(problem, np.array([0, 0, 2])).busy_us.tolist() == [50.0, 0.0, 0.0, 0.0]

@@ -1,0 +1,52 @@
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = """
+import os
+os.environ["NUMBA_NUM_THREADS"] = "3"
+import numpy as np
+import torch
+import placeto
+from placeto.problem.problem import ProblemBatch
+from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
+from placeto.policies.guided_search import GuidedPlacer
+from placeto.policies.one_shot.sampling import SamplingPlacer
+from placeto.simulator.schedule import simulate_batch
+from placeto.simulator.threads import set_threads
+from tests.toys import random_graph, toy_cluster
+
+seen = []
+
+def watch(owner, name):
+    method = getattr(owner, name)
+    def watched(*arguments):
+        simulate_batch(ProblemBatch.of([problem]), np.zeros(16, np.int64), np.zeros((16, 30), np.int64))
+        seen.append(torch.get_num_threads())
+        return method(*arguments)
+    setattr(owner, name, watched)
+
+watch(GuidedPlacer, "_likeliest")
+watch(GdpPolicy, "sample")
+torch.set_num_threads(2)
+problem = placeto.PlacementProblem(random_graph(2, 30), toy_cluster(3))
+for place in placeto.load_placer("placeto"), SamplingPlacer(GdpPolicy(GdpConfig())):
+    place(problem, simulations=100)
+    assert seen and set(seen) == {1}, seen
+    assert torch.get_num_threads() == 2
+    seen.clear()
+    try:
+        place(problem, simulations=-1)
+    except ValueError:
+        assert torch.get_num_threads() == 2
+    else:
+        raise AssertionError("a negative budget")
+set_threads(3, 99)
+assert torch.get_num_threads() == 3
+"""
+
+
+def test_learned_placers_have_one_thread_from_their_first_call_on() -> None:
+    """In a process of its own: numba starts its threads with the first parallel kernel, and would set torch's, too."""
+    subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, check=True)

@@ -1,0 +1,198 @@
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import numpy as np
+import pytest
+import torch
+
+from placeto.placers import load_placer
+from placeto.training.checkpoint import (
+    CheckpointError,
+    capture_random,
+    checkpoint_path,
+    load_checkpoint,
+    restore_random,
+    save_checkpoint,
+)
+from tests.problem.test_files import limited
+
+WEIGHT = torch.arange(6.0).reshape(2, 3)
+STATE = {"placer": "placeto", "parameters": {"weight": WEIGHT}, "iteration": 7, "losses": [0.5]}
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    save_checkpoint(STATE, tmp_path / "checkpoint.pt")
+    for path in (tmp_path / "checkpoint.pt", tmp_path):  # the file, or the run's directory
+        state = load_checkpoint(path)
+        assert torch.equal(state["parameters"]["weight"], WEIGHT)
+        assert (state["placer"], state["iteration"], state["losses"]) == ("placeto", 7, [0.5])
+
+
+def test_directory_of_the_run_is_made(tmp_path: Path) -> None:
+    save_checkpoint(STATE, tmp_path / "runs" / "a" / "checkpoint.pt")
+    assert load_checkpoint(tmp_path / "runs" / "a")["iteration"] == 7
+
+
+def test_a_failed_save_leaves_the_old_file_and_no_rest(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(STATE, path)
+    with limited(1000), pytest.raises(OSError, match="File too large") as error:
+        save_checkpoint({**STATE, "iteration": 8}, path)
+    assert error.value.filename == str(path)
+    assert load_checkpoint(tmp_path)["iteration"] == 7
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"garbage" * 100, b"\x80\x02]q\x00.", b"PK\x03\x04" + b"\0" * 99], ids=range(5)
+)
+def test_files_that_are_no_checkpoint(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: not a checkpoint") as error:
+        load_checkpoint(path)
+    assert "\n" not in str(error.value)
+
+
+def test_other_torch_files_are_refused(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match=r'"format" must be "placeto.checkpoint/1"'):
+        load_checkpoint(tmp_path / "weights.pt")
+    torch.save({"format": "placeto.checkpoint/1", "code": Path("x")}, tmp_path / "object.pt")
+    with pytest.raises(CheckpointError, match="not a checkpoint"):  # no arbitrary object is ever unpickled
+        load_checkpoint(tmp_path / "object.pt")
+
+
+def test_missing_files_say_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no checkpoint\.pt; give a checkpoint, or the --out directory"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no such file"):
+        load_checkpoint(tmp_path / "nothing.pt")
+
+
+def test_path_of_a_run(tmp_path: Path) -> None:
+    assert checkpoint_path(tmp_path) == tmp_path / "checkpoint.pt"
+    assert checkpoint_path(tmp_path / "other.pt") == tmp_path / "other.pt"
+
+
+@pytest.mark.parametrize("bits", ["PCG64", "MT19937", "Philox", "SFC64"])
+def test_random_states_continue_where_they_stood(tmp_path: Path, bits: str) -> None:
+    generator = np.random.Generator(getattr(np.random, bits)(3))
+    torch_generator = torch.Generator().manual_seed(5)
+    generator.normal(size=5)
+    torch.rand(3, generator=torch_generator)
+    save_checkpoint({"random": capture_random([generator, torch_generator])}, tmp_path / "checkpoint.pt")
+    expected = generator.normal(size=4), torch.rand(4, generator=torch_generator), torch.rand(4)
+    fresh, fresh_torch = np.random.Generator(getattr(np.random, bits)(0)), torch.Generator()
+    restore_random(load_checkpoint(tmp_path)["random"], [fresh, fresh_torch])
+    assert np.array_equal(fresh.normal(size=4), expected[0])
+    assert torch.equal(torch.rand(4, generator=fresh_torch), expected[1])
+    assert torch.equal(torch.rand(4), expected[2])
+
+
+def test_random_states_must_match(tmp_path: Path) -> None:
+    state = capture_random([np.random.default_rng(0)])
+    with pytest.raises(CheckpointError, match="holds 1 random generators, not 0"):
+        restore_random(state)
+    with pytest.raises(CheckpointError, match="another kind"):
+        restore_random(state, [torch.Generator()])
+
+
+def test_flipped_bits_are_seen(tmp_path: Path) -> None:
+    """Each of them is refused, or changes nothing that is read, such as the padding between parts."""
+    path = tmp_path / "checkpoint.pt"
+    save_checkpoint(STATE, path)
+    good, random, messages = path.read_bytes(), np.random.default_rng(0), set[str]()
+    inside = good.index(WEIGHT.numpy().tobytes())
+    bits = [*range(8 * inside, 8 * (inside + WEIGHT.nbytes)), *random.integers(8 * len(good), size=200)]
+    for place, bit in enumerate(bits):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            state = load_checkpoint(path)
+        except CheckpointError as error:
+            messages.add(str(error))
+        else:
+            assert place >= 8 * WEIGHT.nbytes
+            assert torch.equal(state["parameters"].pop("weight"), WEIGHT)
+            assert state == {"format": "placeto.checkpoint/1", **STATE, "parameters": {}}
+    assert all(message.startswith(f"{path}: not a checkpoint") and "\n" not in message for message in messages)
+
+
+def nested(depth: int) -> list[object]:
+    """Two lists that are one, in each of which are two that are one, and so on: 2 ** depth when written out."""
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"placer": nested(60)}, "'placer' is no str"),
+        ({"history": nested(60)}, "'history' holds too many values, or too deep ones"),
+        ({"history": nested(14)}, None),
+        ({"history": [nested(14)] * 99}, "'history' holds too many values"),
+        ({"parameters": [1]}, "'parameters' is no dict"),
+        ({"parameters": {"weight": torch.tensor([1.0, np.nan])}}, "'parameters' holds a NaN or an infinite number"),
+        (
+            {"best_parameters": {"weight": torch.tensor([np.inf])}},
+            "'best_parameters' holds a NaN or an infinite number",
+        ),
+        ({"optimizer": {"state": [{"step": np.nan}]}}, "'optimizer' holds a NaN or an infinite number"),
+        ({"elite_score": torch.tensor([np.inf]), "best_validation": np.inf}, None),  # nothing was met so far
+        ({"average": {"weight": torch.zeros(1).expand(10**12)}}, "'average' holds a tensor of an unknown kind"),
+        ({"average": {"weight": torch.eye(2).to_sparse()}}, "'average' holds a tensor of an unknown kind"),
+    ],
+    ids=range(11),
+)
+def test_what_a_checkpoint_cannot_hold(tmp_path: Path, changes: dict[str, object], says: str | None) -> None:
+    save_checkpoint({**STATE, **changes}, tmp_path / "checkpoint.pt")
+    if says is None:
+        load_checkpoint(tmp_path)
+        return
+    with pytest.raises(CheckpointError, match=rf"checkpoint\.pt: .*{says}"):
+        load_checkpoint(tmp_path)
+
+
+def test_compressed_files_are_not_unpacked(tmp_path: Path) -> None:
+    save_checkpoint({**STATE, "history": torch.zeros(100_000)}, tmp_path / "plain.pt")
+    with ZipFile(tmp_path / "plain.pt") as plain, ZipFile(tmp_path / "packed.pt", "w", ZIP_DEFLATED) as packed:
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    with pytest.raises(CheckpointError, match="compressed"):
+        load_checkpoint(tmp_path / "packed.pt")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: saved.pop("config"),
+        lambda saved: saved.pop("best_parameters"),
+        lambda saved: saved["config"].pop("policy"),
+        lambda saved: saved["config"].pop("env"),
+        lambda saved: saved["config"].update(policy=[3]),
+        lambda saved: saved["config"]["policy"].update(hidden="48"),
+        lambda saved: saved["config"]["policy"].update(hidden=10**9),
+        lambda saved: saved["config"]["policy"].update(rounds=10**9),
+        lambda saved: saved["config"]["policy"].update(features=["paper"]),
+        lambda saved: saved["config"]["policy"].update(change_weight=float("nan")),
+        lambda saved: saved["config"]["policy"].update(colour="red"),
+        lambda saved: saved["config"]["env"].update(tolerance={}),
+        lambda saved: saved["best_parameters"].update({"from_node.weight": torch.zeros(3)}),
+        lambda saved: saved["best_parameters"].update({"from_node.weight": 3}),
+        lambda saved: saved["best_parameters"].update({3: torch.zeros(3)}),
+    ],
+    ids=range(15),
+)
+def test_checkpoints_that_place_nothing(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    saved = load_checkpoint("pretrained")
+    change(saved)
+    save_checkpoint(saved, tmp_path / "checkpoint.pt")
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt|doesn't match this version of Placeto \(.+\); train"):
+        load_placer(tmp_path)

@@ -1,0 +1,383 @@
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from placeto.environment.mdp import EnvConfig, reset
+from placeto.placers import LEARNED
+from placeto.policies import POLICIES
+from placeto.policies.one_shot.gdp import GdpConfig
+from placeto.policies.one_shot.inputs import make_input
+from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
+from placeto.policies.placeto import PlacetoConfig
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.schedule import simulate
+from placeto.training.checkpoint import CheckpointError, load_checkpoint
+from placeto.training.config import (
+    PAPER_ONE_SHOT_LEARNING,
+    ConfigError,
+    LearningConfig,
+    OneShotLearningConfig,
+    TrainConfig,
+    check_config,
+    default_config,
+)
+from placeto.training.learners import LEARNERS
+from placeto.training.learners.base import prepare, seconds, set_learning_rate
+from placeto.training.learners.iterative import Family, IterativeLearner
+from placeto.training.learners.one_shot import OneShotLearner, advantages, one_shot_update, standard_order
+from placeto.training.learners.replay import Replay, labelled_states
+from placeto.training.rollout import Stopwatch, rollout
+from placeto.training.trainer import pretrained_config, train
+from tests.toys import fork_of_chains, random_graph, toy_cluster
+from tests.training.test_trainer import config, problems, same
+
+
+def test_every_kind_of_policy_has_a_learner():
+    assert {entry.kind for entry in POLICIES.values()} == set(LEARNERS)
+    assert set(POLICIES) == set(LEARNED)
+
+
+def test_iterations_keep_the_best_placement_met_and_validation_changes_nothing(tmp_path):
+    learner = IterativeLearner(config(tmp_path), problems(3), problems(2, 10), lambda note: None)
+    state = learner.initial_state()
+    before = state.elite_score.copy()
+    numbers = learner.iterate(state, 0.0)
+    assert (state.elite_score <= before).all()
+    assert numbers["makespan/train"] >= state.elite_score.min()
+    for index, problem in enumerate(learner.problems.values()):
+        makespan = simulate(problem, learner.best_placement(state, index)).makespan_us
+        np.testing.assert_allclose(makespan / problem.single_device_us, state.elite_score[index])
+    parameters = {name: value.clone() for name, value in state.policy.state_dict().items()}
+    random = state.torch_random.get_state()
+    one, other = learner.validate(state), learner.validate(state)
+    assert np.array_equal(one.relative, other.relative)
+    assert torch.equal(random, state.torch_random.get_state())
+    assert all(torch.equal(value, parameters[name]) for name, value in state.policy.state_dict().items())
+    first = next(iter(learner.validation.values()))
+    np.testing.assert_allclose(simulate(first, one.placement).makespan_us / first.single_device_us, one.relative[0])
+
+
+def one_shot(tmp_path, **learning):
+    base = default_config("seq2seq", str(tmp_path))
+    small = replace(base.learning, **({"graphs": 2, "samples": 4, "warmup": 0.0, "baseline": "moving"} | learning))
+    return replace(base, policy=Seq2SeqConfig(hidden=16), learning=small, iterations=8, validate_every=3, save_every=1)
+
+
+def test_one_shot_rounds_keep_the_best_placement_met_and_validation_changes_nothing(tmp_path):
+    learner = OneShotLearner(one_shot(tmp_path), problems(3), problems(2, 10), lambda note: None)
+    state = learner.initial_state()
+    for _ in range(6):
+        learner.iterate(state, 0.0)
+    assert state.simulations == 6 * 2 * 4
+    for index, problem in enumerate(learner.problems.values()):
+        makespan = simulate(problem, learner.best_placement(state, index)).makespan_us
+        np.testing.assert_allclose(makespan / problem.single_device_us, state.elite_score[index])
+    random = state.torch_random.get_state()
+    one, other = learner.validate(state), learner.validate(state)
+    assert np.array_equal(one.relative, other.relative)
+    assert torch.equal(random, state.torch_random.get_state())
+    first = next(iter(learner.validation.values()))
+    np.testing.assert_allclose(simulate(first, one.placement).makespan_us / first.single_device_us, one.relative[0])
+
+
+def test_advantages_in_closed_form():
+    relative = np.array([[1.0, 4.0], [9.0, 1.0]])  # rewards -1, -2 and -3, -1
+    history = {}
+    moving = OneShotLearningConfig(baseline="moving", decay=0.75)
+    first = advantages(relative, moving, [5, 7], history)
+    torch.testing.assert_close(first, torch.tensor([[0.5, -0.5], [-1.0, 1.0]]))  # no history: their own mean
+    torch.testing.assert_close(torch.stack([history[5], history[7]]), torch.tensor([-1.5, -2.0]))
+    second = advantages(np.array([[16.0, 16.0]]), moving, [5], history)
+    torch.testing.assert_close(second, torch.tensor([[-2.5, -2.5]]))
+    torch.testing.assert_close(history[5], torch.tensor(0.75 * -1.5 + 0.25 * -4.0))
+    mean = advantages(relative, OneShotLearningConfig(baseline="samples", reward="linear"), [0, 1], {})
+    torch.testing.assert_close(mean, torch.tensor([[1.5, -1.5], [-4.0, 4.0]]))
+    best = OneShotLearningConfig(baseline="quantile", quantile=0.5, reward="log")
+    relative = np.exp(np.array([[1.0, 2.0, 4.0]]))
+    torch.testing.assert_close(advantages(relative, best, [0], {}), torch.tensor([[1.0, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("placer", ["seq2seq", "grouper", "gdp"])
+@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
+def test_one_shot_updates_raise_the_probability_of_what_turned_out_well(placer, algorithm):
+    torch.manual_seed(0)
+    entry = POLICIES[placer]
+    policy = entry.policy(entry.config(hidden=16))
+    graph = make_input(next(iter(problems(1).values())), policy.units)
+    sample = policy.sample(graph, 4, torch.Generator().manual_seed(0))
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-4 if placer == "grouper" else 1e-3)
+    config = OneShotLearningConfig(algorithm=algorithm, clip=10.0)
+    advantage = torch.tensor([[1.0, 0.0, 0.0, -0.1]])
+    one_shot_update(
+        policy,
+        optimizer,
+        [graph],
+        [sample],
+        advantage,
+        config,
+        0.0,
+        [np.array([0])] * (20 if placer == "grouper" else 5),
+    )
+    gain = (policy.score(graph, sample.action)[0] - sample.log_prob).detach().sum(1)
+    assert gain[0] > 0
+    assert gain[0] > gain[3]
+    if placer != "grouper":  # its samples have most of their groups in common
+        assert gain.argmax() == 0
+        assert gain.argmin() == 3
+
+
+def test_a_one_shot_run_resumes_bit_identically(tmp_path):
+    config = one_shot(tmp_path / "whole")
+    train(config, problems(3), problems(2, 10))
+    with pytest.raises(Stop):
+        train(replace(config, out=str(tmp_path / "half")), problems(3), problems(2, 10), report=stop_at(4))
+    assert load_checkpoint(tmp_path / "half")["iteration"] == 4
+    train(replace(config, out=str(tmp_path / "half")), problems(3), problems(2, 10), resume=True)
+    one, other = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "half")
+    assert one["iteration"] == other["iteration"] == 8
+    assert same(one["parameters"], other["parameters"])
+    assert same(one["best_parameters"], other["best_parameters"])
+    assert {key: float(value) for key, value in one["history"].items()} == {
+        key: float(value) for key, value in other["history"].items()
+    }
+
+
+class Stop(Exception):
+    """As if the machine had failed."""
+
+
+def stop_at(iteration):
+    def report(done, note):
+        if note.startswith(f"iteration {iteration},"):
+            raise Stop
+
+    return report
+
+
+@pytest.mark.parametrize("placer", ["placeto", "seq2seq"])
+def test_fine_tuning_begins_with_the_best_parameters_of_a_checkpoint(placer, tmp_path):
+    make = one_shot if placer == "seq2seq" else config
+    train(make(tmp_path / "first"), problems(3), problems(2, 10))
+    first = load_checkpoint(tmp_path / "first")
+    going_on = replace(make(tmp_path / "second"), iterations=1, learning=replace(make("x").learning, lr=0.0))
+    if placer == "placeto":
+        going_on = replace(going_on, learning=replace(going_on.learning, warmup=0.0))
+    train(going_on, problems(1, 20), None, initial=first)
+    second = load_checkpoint(tmp_path / "second")
+    assert same(first["best_parameters"], second["parameters"])
+    assert second["iteration"] == 1
+    other = {"placeto": PlacetoConfig(hidden=24), "seq2seq": Seq2SeqConfig(hidden=24)}[placer]
+    with pytest.raises(CheckpointError, match=r"hidden was \d+, now it is 24"):
+        train(replace(going_on, policy=other), problems(1, 20), None, initial=first)
+    wrong = default_config("gdp", str(tmp_path / "third"))
+    with pytest.raises(CheckpointError, match=f"a checkpoint of the placer {placer}, not gdp"):
+        train(wrong, problems(1, 20), None, initial=first)
+    assert type(pretrained_config("x", first, "y").policy) is type(other)
+
+
+def test_fine_tuning_begins_with_softer_choices(tmp_path):
+    tuned = replace(one_shot(tmp_path / "first"), placer="gdp", policy=GdpConfig(hidden=16), iterations=1)
+    train(tuned, problems(3), problems(2, 10))
+    first = load_checkpoint(tmp_path / "first")
+    going_on = pretrained_config("x", first, str(tmp_path / "second"))
+    assert going_on.learning.soften == 3.0
+    going_on = replace(going_on, iterations=1, learning=replace(going_on.learning, graphs=1, lr=0.0))
+    train(going_on, problems(1, 20), None, initial=first)
+    second = load_checkpoint(tmp_path / "second")["parameters"]
+    for name, before in first["best_parameters"].items():
+        times = 3.0 if name.startswith(("head.query", "head.pair")) else 1.0
+        torch.testing.assert_close(second[name] * times, before)
+
+
+def test_settings_out_of_range_are_refused(tmp_path):
+    base = one_shot(tmp_path)
+    cases = [
+        (replace(base, learning=replace(base.learning, decay=1.0)), r"learning\.decay must be at most 0\.999"),
+        (replace(base, learning=replace(base.learning, samples=1, baseline="samples")), r"learning\.samples must be"),
+        (replace(base, policy=Seq2SeqConfig(hidden=5)), r"policy\.hidden must be even"),
+        (replace(base, placer="gdp"), "placer 'gdp' needs a GdpConfig as policy"),
+        (replace(base, learning=replace(base.learning, soften=0.0)), r"learning\.soften must be at least 0\.001"),
+        (replace(base, learning=replace(base.learning, minibatch=0)), r"learning\.minibatch must be at least 1"),
+        (
+            replace(base, iterations=None, simulations=99, learning=replace(base.learning, warmup=0.5)),
+            r"learning\.warmup simulates nothing",
+        ),
+    ]
+    for wrong, says in cases:
+        with pytest.raises(ConfigError, match=says):
+            check_config(wrong)
+
+
+@pytest.mark.parametrize("placer", ["seq2seq", "grouper", "gdp"])
+def test_imitation_makes_a_placement_likely(placer):
+    torch.manual_seed(0)
+    entry = POLICIES[placer]
+    policy = entry.policy(entry.config(hidden=16, units="paper"))
+    graph = make_input(fork_of_chains(6, 2), "paper")
+    wanted = torch.tensor([[0, 1, 1, 0, 1, 0]])
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        policy.imitation(graph, wanted).backward()
+        optimizer.step()
+    learned = policy.sample(graph, 1, None).placement
+    assert torch.equal(learned, wanted) or (placer == "gdp" and torch.equal(learned, 1 - wanted))  # its own names
+
+
+def test_the_warm_up_imitates_annealing_and_counts_its_simulations(tmp_path):
+    config = one_shot(tmp_path, warmup=0.5, teacher=20, warmup_lr=1e-2)
+    learner = OneShotLearner(config, problems(3), problems(2, 10), lambda note: None)
+    state = learner.initial_state()
+    first = learner.iterate(state, 0.0)
+    assert state.simulations == 3 * 20
+    for _ in range(40):
+        state.iteration += 1
+        last = learner.iterate(state, 0.0)
+    assert last["loss/supervised"] < 0.8 * first["loss/supervised"]
+    assert state.simulations == 3 * 20
+    assert "loss/policy" in learner.iterate(state, 0.5)
+    assert state.simulations == 3 * 20 + 2 * 4
+
+
+def test_the_recipe_of_the_first_paper_trains(tmp_path):
+    learning = replace(PAPER_ONE_SHOT_LEARNING, graphs=2, samples=4)
+    numbers = train(replace(one_shot(tmp_path), learning=learning), problems(3), problems(2, 10))
+    assert numbers["placements/simulated"] == 8 * 2 * 4
+    assert np.isfinite(numbers["loss/policy"])
+    assert set(load_checkpoint(tmp_path)["history"]) <= {0, 1, 2}
+
+
+def test_standard_order_renames_equal_devices_by_first_use():
+    equal = fork_of_chains(4, 1, 3)
+    assert standard_order(equal, np.array([2, 2, 0, 1])).tolist() == [0, 0, 1, 2]
+    assert standard_order(equal, np.array([1, 1, 1, 1])).tolist() == [0, 0, 0, 0]
+    mixed = PlacementProblem(equal.graph, toy_cluster(speeds=(1.0, 0.5, 1.0)))
+    assert standard_order(mixed, np.array([1, 2, 0, 2])).tolist() == [1, 0, 2, 0]
+
+
+def test_learning_rate_falls_to_a_tenth_in_the_supervised_stage_and_then_to_zero(tmp_path):
+    learning = replace(config(tmp_path).learning, warmup=0.5, warmup_lr=1.0, lr=0.2)
+    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    rates = [set_learning_rate(optimizer, learning, done) for done in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    np.testing.assert_allclose(rates, [1.0, 0.55, 0.2, 0.1, 0.0])
+    assert optimizer.param_groups[0]["lr"] == 0.0
+
+
+def test_problems_are_prepared_in_order_and_reported():
+    notes = []
+    prepared = prepare({"a": fork_of_chains(1, 2), "b": fork_of_chains(2, 2)}, lambda p: p.num_ops, notes.append)
+    assert prepared == [2, 4]
+    assert notes == ["preparing a", "preparing b"]
+
+
+def test_seconds_sum_to_the_whole_iteration():
+    began, watch = time.perf_counter(), Stopwatch()
+    watch.lap("network")
+    logged = seconds(watch, began - 2.0)
+    assert set(logged) == {"seconds/simulation", "seconds/network", "seconds/other"}
+    assert 2.0 <= sum(logged.values()) <= 2.0 + time.perf_counter() - began
+
+
+def test_parts_and_annealed_placements_of_a_family():
+    """Half of the problems have parts for groups; annealing has bettered each one's best cheap start."""
+    problems = {f"r{s}": PlacementProblem(random_graph(s, 320), toy_cluster(3)) for s in range(4)}
+    learning = LearningConfig(parts=0.5, annealed=0.5)
+    family = Family.of(problems, learning, lambda _: None)
+    coarse = [group_ops(problem).num_groups for problem in problems.values()]
+    more = [i.groups.num_groups > c for i, c in zip(family.batch.instances, coarse, strict=True)]
+    assert more == [False, True, False, True]
+    for instance, starts, searched in zip(family.batch.instances, family.starts, family.annealed, strict=True):
+        assert searched.shape[1:] == starts.placement.shape[1:]
+        score = Evaluator(instance.problem, instance.groups).score_batch(searched) / instance.problem.single_device_us
+        assert score.min() < starts.score[0]
+        assert len(np.unique(searched, axis=0)) > 1
+    without = Family.of(problems, LearningConfig(), lambda _: None)
+    assert [i.groups.num_groups for i in without.batch.instances] == coarse
+    assert all(len(searched) == 0 for searched in without.annealed)
+
+
+def remembering(tmp_path):
+    learning = LearningConfig(warmup=1.0, graphs=2, moves=3, labels=5, replay=20, fits=2)
+    run = {"iterations": 6, "validate_every": 3, "save_every": 1, "threads": 1}
+    return TrainConfig(str(tmp_path), learning=learning, policy=PlacetoConfig(hidden=16), **run)
+
+
+def test_states_are_remembered_as_they_were(tmp_path):
+    """What is drawn from memory is what episodes observed, with the same labels; the oldest states are forgotten."""
+    several = {f"r{s}": PlacementProblem(random_graph(s, 10 + 9 * s), toy_cluster(2 + s)) for s in range(3)}
+    learner = IterativeLearner(remembering(tmp_path), several, several, lambda _: None)
+    state, batch, env = learner.initial_state(), learner.family.batch, EnvConfig(tolerance=None)
+    index, placement = learner._choose_starts(state, 2, same=False)
+    begin = reset(batch, env, index, placement)
+    episodes = rollout(state.policy, batch, env, begin, 3, state.torch_random, labels=5)
+    replay = Replay(10, batch.max_groups, 8)
+    replay.add(labelled_states(episodes, batch.max_groups, 8))
+    assert len(replay) == 10 < replay.added == 12
+    kept = [(t, b) for t in range(3) for b in range(4)][2:]  # of 3 moves of 4 episodes, in the order of moves
+    rows = np.array([(4 * t + b) % 10 for t, b in kept])
+    first = torch.zeros(1, dtype=torch.long)
+    for row, (t, b) in zip(rows, kept, strict=True):
+        seen, labels = episodes.data[t], episodes.labels[t]
+        again = reset(batch, env, *replay.placed(np.array([row]))).data
+        nodes = seen.batch == b
+        assert torch.equal(again.x, seen.x[nodes])
+        assert torch.equal(again.current, seen.current[nodes])
+        known = replay.labels(np.array([row]), first)
+        mine = slice(5 * b, 5 * b + 5)
+        assert torch.equal(known.slot + seen.first[b], labels.slot[mine])
+        assert torch.equal(known.device, labels.device[mine])
+        assert torch.equal(known.change, labels.change[mine])
+
+
+def test_a_run_that_remembers_states_resumes_bit_identically(tmp_path):
+    config = remembering(tmp_path / "whole")
+    train(config, problems(3), problems(2, 10))
+    half = replace(config, out=str(tmp_path / "half"))
+    with pytest.raises(Stop):
+        train(half, problems(3), problems(2, 10), report=stop_at(4))
+    train(half, problems(3), problems(2, 10), resume=True)
+    one, other = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "half")
+    assert one["iteration"] == other["iteration"] == 6
+    assert same(one["parameters"], other["parameters"])
+    assert one["replay"].pop("added") == other["replay"].pop("added") == 6 * 4 * 3
+    assert same(one["replay"], other["replay"])
+
+
+def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):
+    problems = {f"r{s}": PlacementProblem(random_graph(s, 40), toy_cluster(2)) for s in range(3)}
+    learning = LearningConfig(warmup=1.0, graphs=2, warmup_moves=2, labels=4, annealed=1.0)
+    learner = IterativeLearner(TrainConfig(str(tmp_path), learning=learning), problems, problems, lambda _: None)
+    state = learner.initial_state()
+    index, placement, visited = learner._choose_annealed(state, 2)
+    groups = learner.family.batch.num_groups[index]
+    assert len(index) == 4
+    assert len(set(index.tolist())) == 2
+    assert not any(row[count:].any() for row, count in zip(visited, groups, strict=True))
+    assert all(row[:count].sum() < count for row, count in zip(visited, groups, strict=True))
+    assert visited.any()
+    known = [{row.tobytes() for row in learner.family.annealed[i]} for i in index]
+    width = [learner.family.annealed[i].shape[1] for i in index]
+    assert any(row[:w].tobytes() in of for row, w, of in zip(placement, width, known, strict=True))
+    before = state.simulations
+    numbers = learner.iterate(state, 0.0)
+    assert numbers["loss/supervised"] > 0.0
+    assert state.simulations - before == 4 * (1 + 2 * (1 + 4))
+
+
+def test_what_was_remembered_is_forgotten_with_its_stage(tmp_path):
+    config = remembering(tmp_path / "whole")
+    config = replace(config, learning=replace(config.learning, warmup=0.5, replicas=2))
+    half = replace(config, out=str(tmp_path / "half"))
+    train(config, problems(3), problems(2, 10))
+    with pytest.raises(Stop):
+        train(half, problems(3), problems(2, 10), report=stop_at(4))
+    assert load_checkpoint(tmp_path / "half")["replay"] is None
+    train(half, problems(3), problems(2, 10), resume=True)
+    one, other = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "half")
+    assert one["replay"] is other["replay"] is None
+    assert same(one["parameters"], other["parameters"])

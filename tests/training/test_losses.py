@@ -1,0 +1,84 @@
+import math
+
+import pytest
+import torch
+
+from placeto.training.losses import (
+    at_the_end_only,
+    best_so_far_reward,
+    discounted_returns,
+    improvement_reward,
+    normalise,
+    ppo_loss,
+    reinforce_loss,
+    replica_advantages,
+    step_baseline_update,
+)
+
+
+def test_improvement_rewards_sum_to_the_whole_drop():
+    makespan = torch.tensor([[1.0], [0.7], [0.9], [0.6]])
+    best = torch.cummin(makespan, 0).values
+    rewards = improvement_reward(makespan[:-1], makespan[1:], best[:-1])
+    assert rewards.sum().item() == pytest.approx(0.4)
+    assert rewards[1].item() == pytest.approx(-0.2)
+
+
+def test_best_so_far_rewards_never_punish_and_sum_to_the_best_drop():
+    makespan = torch.tensor([[1.0], [1.3], [0.9], [0.95], [0.8]])
+    best = torch.cummin(makespan, 0).values
+    rewards = best_so_far_reward(makespan[:-1], makespan[1:], best[:-1])
+    torch.testing.assert_close(rewards.flatten(), torch.tensor([0.0, 0.1, 0.0, 0.1]))
+
+
+def test_discounted_returns_closed_form():
+    rewards = torch.ones(5, 2)
+    returns = discounted_returns(rewards, 0.9)
+    expected = torch.tensor([(1 - 0.9**k) / 0.1 for k in (5, 4, 3, 2, 1)])
+    torch.testing.assert_close(returns[:, 0], expected)
+
+
+def test_rewards_at_the_end_only_keep_their_sum():
+    rewards = torch.tensor([[0.1, 0.0], [0.2, -0.3], [0.0, 0.5]])
+    late = at_the_end_only(rewards)
+    torch.testing.assert_close(late.sum(0), rewards.sum(0))
+    assert not late[:-1].any()
+
+
+def test_replica_advantages_have_zero_mean_within_each_graph():
+    returns = torch.tensor([[1.0, 3.0, 10.0, 14.0]])
+    advantages = replica_advantages(returns, torch.tensor([0, 0, 1, 1]), 2)
+    torch.testing.assert_close(advantages, torch.tensor([[-1.0, 1.0, -2.0, 2.0]]))
+
+
+def test_step_baseline_is_the_mean_over_earlier_rounds():
+    empty = torch.zeros(0, 2)
+    baseline, history = step_baseline_update(empty, torch.tensor([[1.0, 3.0], [0.0, 2.0]]))
+    torch.testing.assert_close(baseline, torch.tensor([2.0, 1.0]))
+    baseline, history = step_baseline_update(history, torch.tensor([[9.0], [9.0]]))
+    torch.testing.assert_close(baseline, torch.tensor([2.0, 1.0]))
+    torch.testing.assert_close(history, torch.tensor([[2.0, 1.0], [9.0, 9.0]]))
+
+
+def test_normalised_advantages_have_unit_spread():
+    assert normalise(torch.tensor([1.0, 2.0, 3.0])).std(unbiased=False).item() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_reinforce_gradient_is_minus_advantage_times_score():
+    logits = torch.zeros(2, requires_grad=True)
+    log_prob = torch.log_softmax(logits, 0)[:1]
+    reinforce_loss(log_prob, torch.tensor([2.0]), torch.zeros(1), 0.0).backward()
+    torch.testing.assert_close(logits.grad, torch.tensor([-1.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"), [(1.5, 1.0, -1.2), (0.5, 1.0, -0.5), (1.5, -1.0, 1.5), (0.5, -1.0, 0.8)]
+)
+def test_ppo_clips_only_what_would_gain(ratio, advantage, expected):
+    loss = ppo_loss(torch.tensor([math.log(ratio)]), torch.zeros(1), torch.tensor([advantage]), torch.zeros(1), 0.2, 0)
+    assert loss.item() == pytest.approx(expected)
+
+
+def test_entropy_bonus_lowers_the_loss():
+    with_bonus = ppo_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.tensor([2.0]), 0.2, 0.1)
+    assert with_bonus.item() == pytest.approx(-0.2)

@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+import torch
+
+from placeto.environment.mdp import EnvConfig, reset
+from placeto.environment.observation import InstanceBatch, make_instance
+from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+from placeto.problem.grouping import expand
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+from placeto.training.rollout import greedy_pass, rollout
+from tests.toys import random_graph, toy_cluster
+
+
+@pytest.fixture(scope="module")
+def setting():
+    torch.manual_seed(0)
+    problems = [PlacementProblem(random_graph(s, 15 + 5 * s), toy_cluster(2 + s)) for s in range(2)]
+    return PlacetoPolicy(PlacetoConfig()), InstanceBatch.of([make_instance(p) for p in problems])
+
+
+def roll(setting, seed, **options):
+    policy, batch = setting
+    state = reset(batch, EnvConfig(), np.array([0, 1]), np.zeros((2, batch.max_groups), np.int64))
+    return rollout(policy, batch, EnvConfig(), state, 6, torch.Generator().manual_seed(seed), **options)
+
+
+def test_same_seed_same_episodes(setting):
+    first, second, other = roll(setting, 1), roll(setting, 1), roll(setting, 2)
+    assert torch.equal(first.action, second.action)
+    assert torch.equal(first.makespan, second.makespan)
+    assert not torch.equal(first.action, other.action)
+
+
+def test_shapes_and_counts(setting):
+    episodes = roll(setting, 0, labels=5)
+    assert episodes.action.shape == episodes.log_prob.shape == (6, 2)
+    assert episodes.makespan.shape == (7, 2)
+    assert episodes.simulations == 2 + 6 * 2 + 6 * 2 * 5
+    assert (episodes.log_prob <= 0).all()
+    assert episodes.end.best.min() == pytest.approx(episodes.makespan.min().item(), rel=1e-6)
+
+
+def test_labels_are_the_exact_relative_changes(setting):
+    _, batch = setting
+    episodes = roll(setting, 3, labels=4)
+    placement = np.zeros((2, batch.max_groups), np.int64)
+    for t in range(6):
+        labels, data = episodes.labels[t], episodes.data[t]
+        assert len({(int(s), int(d)) for s, d in zip(labels.slot, labels.device, strict=True)}) == 8
+        assert data.legal[labels.slot, labels.device].all()
+        for k in range(8):
+            b, group = k // 4, int(data.local[labels.slot[k]])
+            instance = batch.instances[b]
+            size = instance.groups.num_groups
+            before = simulate(instance.problem, expand(instance.groups, placement[b, :size])).makespan_us
+            moved = placement[b, :size].copy()
+            moved[group] = int(labels.device[k])
+            after = simulate(instance.problem, expand(instance.groups, moved)).makespan_us
+            assert labels.change[k].item() == pytest.approx((after - before) / before, rel=1e-5)
+        devices = data.legal.shape[1]
+        for b in range(2):
+            action = int(episodes.action[t, b])
+            placement[b, action // devices] = action % devices
+
+
+def test_greedy_pass_takes_the_most_likely_moves_and_has_no_randomness(setting):
+    policy, batch = setting
+    placement = np.zeros((2, batch.max_groups), np.int64)
+    first = greedy_pass(policy, batch, EnvConfig(), np.array([0, 1]), placement)
+    second = greedy_pass(policy, batch, EnvConfig(), np.array([0, 1]), placement)
+    np.testing.assert_array_equal(first.placement, second.placement)
+    assert (first.steps == batch.max_groups).all()
+    assert (first.best <= 1.0 + 1e-9).all()

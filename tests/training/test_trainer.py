@@ -1,0 +1,353 @@
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from placeto.environment.mdp import EnvConfig
+from placeto.environment.observation import InstanceBatch, make_instance
+from placeto.placers import load_placer
+from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+from placeto.problem.problem import PlacementProblem
+from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from placeto.training.config import PAPER_LEARNING, ConfigError, LearningConfig, TrainConfig
+from placeto.training.learners.base import TrainState
+from placeto.training.rollout import greedy_pass
+from placeto.training.trainer import TrainingError, train
+from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
+
+QUICK = LearningConfig(warmup=0.5, graphs=2, replicas=4, moves=6, labels=4)
+ROOT = Path(__file__).parent.parent
+
+
+def problems(count, first=0):
+    return {f"r{s}": PlacementProblem(random_graph(s, 20), toy_cluster(2)) for s in range(first, first + count)}
+
+
+def config(out, **changes):
+    base = TrainConfig(out=str(out), iterations=8, learning=QUICK, validate_every=3, save_every=1, threads=1)
+    return replace(base, **changes)
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one | other)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    train(config(out), problems(3), problems(2, 10))
+    return out
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(uninterrupted, tmp_path):
+    """kill -9 half way, resume: bit-identical parameters, optimizer and random states."""
+    script = textwrap.dedent(
+        f"""
+        from tests.training.test_trainer import config, problems
+        from placeto.training.trainer import train
+        train(config({str(tmp_path)!r}), problems(3), problems(2, 10))
+        """
+    )
+    child = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "checkpoint.pt").exists() or load_checkpoint(tmp_path)["iteration"] < 3:
+        assert child.poll() is None or (tmp_path / "checkpoint.pt").exists()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child.kill()
+    child.wait()
+    reached = load_checkpoint(tmp_path)["iteration"]
+    train(config(tmp_path), problems(3), problems(2, 10), resume=True)
+    one, other = load_checkpoint(uninterrupted), load_checkpoint(tmp_path)
+    assert reached < 8
+    assert one["iteration"] == other["iteration"] == 8
+    assert same(one["parameters"], other["parameters"])
+    assert same(one["best_parameters"], other["best_parameters"])
+    assert torch.equal(one["random"]["generators"][0], other["random"]["generators"][0])
+    assert one["random"]["generators"][1] == other["random"]["generators"][1]
+    assert one["simulations"] == other["simulations"]
+
+
+def test_sigterm_saves_first(tmp_path):
+    seen = []
+
+    def report(done, note):
+        seen.append(note)
+        if len(seen) == 8:  # while it trains, after the problems are prepared
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    train(config(tmp_path, iterations=10_000, save_every=10_000), problems(3), problems(2, 10), report=report)
+    assert 0 < load_checkpoint(tmp_path)["iteration"] < 10
+    assert "saved" in seen[-1]
+
+
+def test_curves(uninterrupted):
+    events = EventAccumulator(str(uninterrupted))
+    events.Reload()
+    tags = events.Tags()
+    expected = {
+        "loss/supervised",
+        "loss/policy",
+        "train/return",
+        "train/entropy",
+        "train/gradient_norm",
+        "train/learning_rate",
+        "makespan/train",
+        "makespan/train_to_heuristic",
+        "makespan/train_best",
+        "makespan/validation",
+        "makespan/validation_to_heuristic",
+        "placements/simulated",
+        "seconds/simulation",
+        "seconds/network",
+        "seconds/other",
+        "seconds/elapsed",
+        "hparam/validation",
+    }
+    assert expected <= set(tags["scalars"])
+    assert "schedule/validation" in tags["images"]
+    assert [e.step for e in events.Scalars("placements/simulated")] == list(range(1, 9))
+    assert len(events.Scalars("loss/policy")) == 4  # the second half
+
+
+def test_checkpoint_needs_no_graphs_package_and_runs_no_code(uninterrupted):
+    script = textwrap.dedent(
+        f"""
+        import sys
+        sys.modules["graphs"] = None
+        import torch
+        checkpoint = torch.load({str(uninterrupted / "checkpoint.pt")!r}, weights_only=True)
+        assert checkpoint["format"] == "placeto.checkpoint/1", checkpoint["format"]
+        import placeto
+        from tests.toys import random_graph, toy_cluster
+        problem = placeto.PlacementProblem(random_graph(99, 20), toy_cluster(2))
+        result = placeto.load_placer({str(uninterrupted)!r}).one_pass(problem)
+        assert result.makespan_us == placeto.simulate(problem, result.placement).makespan_us
+        """
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_a_checkpoint_from_before_a_setting_existed_is_resumed_with_its_default(uninterrupted, tmp_path):
+    checkpoint = load_checkpoint(uninterrupted)
+    del checkpoint["config"]["learning"]["intermediate_rewards"], checkpoint["config"]["policy"]["pooling"]
+    save_checkpoint(checkpoint, tmp_path / "checkpoint.pt")
+    train(config(tmp_path), problems(3), problems(2, 10), resume=True)
+    other = config(tmp_path, policy=PlacetoConfig(pooling="devices"))
+    with pytest.raises(CheckpointError, match=r"policy\.pooling was none, now it is devices"):
+        train(other, problems(3), problems(2, 10), resume=True)
+
+
+def test_resuming_with_another_configuration_or_other_graphs_is_refused(uninterrupted):
+    changed = config(uninterrupted, learning=replace(QUICK, clip=0.3))
+    with pytest.raises(CheckpointError, match=r"learning\.clip was 0\.2, now it is 0\.3"):
+        train(changed, problems(3), problems(2, 10), resume=True)
+    with pytest.raises(CheckpointError, match="other graphs"):
+        train(config(uninterrupted), problems(3), problems(2, 11), resume=True)
+    with pytest.raises(CheckpointError, match="other graphs"):
+        train(config(uninterrupted), problems(3, 1), problems(2, 10), resume=True)
+
+
+def test_training_and_validation_graphs_are_disjoint(tmp_path):
+    with pytest.raises(TrainingError, match="'r2' is in the validation set and, as 'r2', in the training set"):
+        train(config(tmp_path), problems(3), problems(2, 2))
+    with pytest.raises(TrainingError, match="at least one graph"):
+        train(config(tmp_path), {}, problems(1))
+
+
+def test_learns_to_spread_independent_ops(tmp_path):
+    """Trained on small forks it spreads an unseen, larger one optimally over more devices than it has seen."""
+    sizes = ((4, 2), (6, 2), (3, 3), (6, 3), (9, 3))
+    family = {f"fork{chains} on {devices}": fork_of_chains(chains, 1, devices) for chains, devices in sizes}
+    learning = LearningConfig(moves=8, labels=8, warmup=0.3, lr=1e-3, temperature=1.0)
+    numbers = train(
+        TrainConfig(str(tmp_path), iterations=40, learning=learning, env=EnvConfig(tolerance=None), seed=1),
+        family,
+        {"fork8": fork_of_chains(8, 1, 4)},
+    )
+    assert numbers["hparam/simulations"] < 20_000
+    torch.manual_seed(1)
+    trained, untrained = PlacetoPolicy(PlacetoConfig()), PlacetoPolicy(PlacetoConfig())
+    trained.load_state_dict(load_checkpoint(tmp_path)["parameters"])
+    assert best_of_one_pass(trained, EnvConfig(tolerance=None), fork_of_chains(12, 1, 4)) == 30.0
+    assert best_of_one_pass(untrained, EnvConfig(tolerance=None), fork_of_chains(12, 1, 4)) > 31.0
+
+
+def test_the_papers_recipe_learns(tmp_path):
+    """REINFORCE in topological order with the paper's features, pooling, reward and reward baseline."""
+    policy, env = PlacetoConfig(features="paper", pooling="paper"), EnvConfig(order="topological", tolerance=None)
+    family = {f"fork{chains}": fork_of_chains(chains, 1) for chains in (4, 6, 10)}
+    learning = replace(PAPER_LEARNING, moves=10)
+    run = TrainConfig(str(tmp_path), iterations=80, learning=learning, policy=policy, env=env, validate_every=100)
+    numbers = train(run, family, {"fork8": fork_of_chains(8, 1)})
+    trained = PlacetoPolicy(policy)
+    trained.load_state_dict(load_checkpoint(tmp_path)["parameters"])
+    assert numbers["hparam/simulations"] < 80_000
+    assert best_of_one_pass(trained, env, fork_of_chains(8, 1)) < 51.0  # the optimum is 40, no learning gives 80
+
+
+@pytest.mark.parametrize(("toy", "optimum"), [(fork_of_chains(8, 2), 80.0), (two_cliques(), 71.0)])
+def test_trained_for_a_toy_it_keeps_the_optimum_that_it_starts_from(toy, optimum, tmp_path):
+    """The best cheap placement, where episodes begin, is optimal here; a single graph validates itself."""
+    learning = replace(QUICK, graphs=1, warmup=0.5)
+    numbers = train(config(tmp_path, iterations=4, learning=learning), {"toy": toy}, None)
+    assert numbers["hparam/simulations"] <= 4 * 4 * 7 + 2 * 4 * 6 * 4
+    assert numbers["hparam/validation"] * toy.single_device_us == pytest.approx(optimum)
+    assert numbers["makespan/train_best"] * toy.single_device_us == pytest.approx(optimum)
+
+
+ABLATIONS = {
+    "no message passing": {"policy": PlacetoConfig(features="paper", pooling="paper", rounds=0)},
+    "simple aggregator": {"policy": PlacetoConfig(features="paper", pooling="simple", rounds=0)},
+    "pooling over devices": {"policy": PlacetoConfig(pooling="devices")},
+    "no intermediate rewards": {"learning": replace(QUICK, intermediate_rewards=False)},
+    "one-hot fixed device head": {"policy": PlacetoConfig(features="paper", pooling="paper", head="fixed")},
+    "the paper's recipe": {
+        "policy": PlacetoConfig(features="paper", pooling="paper", head="fixed"),
+        "env": EnvConfig(order="topological", tolerance=None),
+        "learning": replace(PAPER_LEARNING, graphs=2, replicas=2, moves=6),
+    },
+}
+
+
+@pytest.mark.parametrize("changes", ABLATIONS.values(), ids=ABLATIONS)
+def test_the_papers_ablations_train(changes, tmp_path):
+    """Each is a setting, changes the parameters, and its checkpoint places graphs."""
+    run = config(tmp_path, iterations=2, **changes)
+    torch.manual_seed(run.seed)
+    before = PlacetoPolicy(run.policy).state_dict()
+    train(run, problems(2), problems(1, 10))
+    after = load_checkpoint(tmp_path)["parameters"]
+    moved = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert any("aggregator" in name for name in after) == (run.policy.pooling == "simple")
+    assert any("message_passing.along" in name for name in after) == (run.policy.rounds > 0)
+    assert any(name.startswith("fixed") for name in after) == (run.policy.head == "fixed")
+    assert moved >= {name for name in after if name.endswith("weight") and ("aggregator" in name or "encoder" in name)}
+    problem = problems(1, 30)["r30"]
+    result = load_placer(tmp_path).one_pass(problem)
+    assert result.makespan_us <= problem.single_device_us
+
+
+def best_of_one_pass(policy, env, problem):
+    """Best makespan that a greedy sweep meets from all on the first device, where no heuristic helps."""
+    batch = InstanceBatch.of([make_instance(problem)])
+    end = greedy_pass(policy, batch, env, np.array([0]), np.zeros((1, batch.max_groups), np.int64))
+    return round(float(end.best[0]) * problem.single_device_us, 6)
+
+
+def test_a_run_that_ends_by_the_clock_is_validated_at_its_end(tmp_path):
+    train(config(tmp_path, iterations=None, minutes=0.02, validate_every=10**6), problems(2), problems(1, 10))
+    checkpoint = load_checkpoint(tmp_path)
+    assert np.isfinite(checkpoint["best_validation"])
+    assert same(checkpoint["best_parameters"], checkpoint["average"])
+
+
+def test_a_run_ends_with_the_iteration_that_spends_its_simulations(tmp_path):
+    """Warm-up is a share of them: 2 episodes of 1 + 6 placements and 6 x 4 labels each while it lasts, then 4."""
+    learning = replace(QUICK, graphs=1, warmup=0.5)
+    limited = config(tmp_path, iterations=None, simulations=240, learning=learning)
+    assert train(limited, problems(1), None)["placements/simulated"] == 2 * 2 * (7 + 24) + 5 * 4 * 7
+    assert load_checkpoint(tmp_path)["iteration"] == 7
+
+
+def test_improvements_on_training_graphs_are_remembered(tmp_path):
+    """From one device, where all begins: simulations and seconds grow, makespans fall, the last is the best met."""
+    learning = replace(QUICK, graphs=1, starts="single")
+    numbers = train(config(tmp_path, learning=learning, iterations=3), {"fork": fork_of_chains(8, 1)}, None)
+    train(config(tmp_path, learning=learning), {"fork": fork_of_chains(8, 1)}, None, resume=True)
+    points = load_checkpoint(tmp_path)["improvements"][0]
+    assert points[0] == (0, 0.0, 1.0), "one device, though the cheap heuristics find the optimum"
+    for before, after in itertools.pairwise(points):
+        assert before[0] < after[0]
+        assert before[1] < after[1]
+        assert before[2] > after[2]
+    assert points[-1][2] <= numbers["makespan/train_best"] < 1.0
+    assert float(load_checkpoint(tmp_path)["elite_score"][0]) == points[-1][2]
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="device must be cpu or cuda, not 'gpu'"):
+        train(config(tmp_path, device="gpu"), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"device cuda:64: torch finds \d+ GPUs here; cpu is always there"):
+        train(config(tmp_path, device="cuda:64"), problems(2), problems(1, 10))
+
+
+def test_settings_out_of_range_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"learning\.labels must be at least 1, not 0"):
+        train(config(tmp_path, learning=replace(QUICK, labels=0)), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match="'foo' can't be trained; learned placers: placeto"):
+        train(config(tmp_path, placer="foo"), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"learning\.replicas must be at least 2"):
+        train(config(tmp_path, learning=replace(QUICK, replicas=1)), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"learning\.warmup_moves must be at least 1, not 0"):
+        train(config(tmp_path, learning=replace(QUICK, warmup_moves=0)), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"replay must be 0 or at least the 4 episodes of an iteration, not 3"):
+        train(config(tmp_path, learning=replace(QUICK, replay=3)), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"learning\.fits must be at least 1, not 0"):
+        train(config(tmp_path, learning=replace(QUICK, replay=8, fits=0)), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"learning\.annealed must be at most 1, not 1\.5"):
+        train(config(tmp_path, learning=replace(QUICK, annealed=1.5)), problems(2), problems(1, 10))
+    for wrong in (float("nan"), 1e30, -1.0):
+        with pytest.raises(ConfigError, match=r"learning\.lr must be (finite|at most 1|at least 0), not"):
+            train(config(tmp_path, learning=replace(QUICK, lr=wrong)), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"seed must be below 2\^63, not 10000"):
+        train(config(tmp_path, seed=10**26), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match="out is empty: give the directory of the run"):
+        train(config(""), problems(2), problems(1, 10))
+    with pytest.raises(
+        ConfigError, match=r'policy\.messages "pairs" needs policy\.head "pair" and policy\.pooling "none"'
+    ):
+        train(config(tmp_path, policy=PlacetoConfig(messages="pairs", pooling="devices")), problems(2), problems(1, 10))
+
+
+def test_numba_does_not_give_torch_its_threads(tmp_path):
+    """In a fresh process the first parallel kernel would set torch's threads, and sums would differ in the last bit."""
+    script = textwrap.dedent(
+        f"""
+        import torch
+        from tests.training.test_trainer import config, problems
+        from placeto.training.trainer import train
+        train(config({str(tmp_path)!r}, iterations=1), problems(2), problems(1, 10))
+        assert torch.get_num_threads() == 1, torch.get_num_threads()
+        """
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def test_same_seed_same_run(tmp_path):
+    runs = []
+    for name in ("a", "b"):
+        train(config(tmp_path / name, iterations=4), problems(2), problems(1, 10))
+        runs.append(load_checkpoint(tmp_path / name))
+    assert same(runs[0]["parameters"], runs[1]["parameters"])
+    train(config(tmp_path / "c", iterations=4, seed=1), problems(2), problems(1, 10))
+    assert not same(runs[0]["parameters"], load_checkpoint(tmp_path / "c")["parameters"])
+    assert np.isfinite(runs[0]["best_validation"])
+
+
+def test_the_average_of_the_last_parameters_is_what_is_judged():
+    policy = torch.nn.Linear(1, 1)
+    optimizer, elite = torch.optim.SGD(policy.parameters(), 0.1), np.zeros((1, 1), np.int64)
+    state = TrainState(policy, optimizer, torch.Generator(), np.random.default_rng(), elite, np.zeros(1))
+    seen = []
+    for value in (1.0, 4.0, 7.0, 7.0):
+        torch.nn.init.constant_(policy.weight, value)
+        state.iteration += 1
+        state.average_parameters(0.5)
+        seen.append(float(state.average["weight"]))
+    assert seen == pytest.approx([1.0, 3.0, 5.0, 6.0])
+    with state.averaged():
+        assert policy.weight.item() == pytest.approx(6.0)
+    assert policy.weight.item() == 7.0
+    state.average_parameters(0.0)
+    assert float(state.average["weight"]) == 7.0

@@ -1,0 +1,121 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from placeto.environment.mdp import EnvConfig, reset
+from placeto.environment.observation import InstanceBatch, make_instance
+from placeto.policies.base import PairDistribution
+from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+from placeto.problem.problem import PlacementProblem
+from placeto.training.config import PAPER_LEARNING, LearningConfig
+from placeto.training.rollout import DivergedError, greedy_pass, rollout
+from placeto.training.updates import SMALL_CHANGE, advantages, gradient_step, policy_update, supervised_update
+from tests.toys import random_graph, toy_cluster
+
+
+@pytest.fixture
+def setting():
+    torch.manual_seed(0)
+    policy = PlacetoPolicy(PlacetoConfig())
+    batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(0, 20), toy_cluster(2)))])
+    state = reset(batch, EnvConfig(tolerance=None), np.zeros(4, np.int64), np.zeros((4, batch.max_groups), np.int64))
+    episodes = rollout(policy, batch, EnvConfig(tolerance=None), state, 8, torch.Generator().manual_seed(0), labels=10)
+    return policy, torch.optim.Adam(policy.parameters(), lr=1e-3), episodes
+
+
+def test_supervised_updates_fit_the_labels(setting):
+    policy, optimizer, episodes = setting
+    states = list(zip(episodes.data, episodes.labels, strict=True))
+    first = supervised_update(policy, optimizer, states, LearningConfig())
+    for _ in range(60):
+        last = supervised_update(policy, optimizer, states, LearningConfig())
+    assert last["train/label_error"] < 0.6 * first["train/label_error"]
+
+
+@pytest.mark.parametrize("config", [LearningConfig(lr=3e-3, entropy=0.0), PAPER_LEARNING])
+def test_policy_updates_raise_the_probability_of_what_turned_out_well(setting, config):
+    policy, optimizer, episodes = setting
+    advantage = torch.zeros(8, 4)
+    advantage[0, 0], advantage[0, 1] = 1.0, -1.0
+    if torch.equal(episodes.action[0, 0], episodes.action[0, 1]):
+        pytest.fail("choose another seed: the two episodes begin with the same move")
+
+    def log_probs():
+        logits = policy(episodes.data[0])[0]
+        distribution = PairDistribution.from_logits(logits, episodes.data[0], config.temperature)
+        return distribution.log_prob(episodes.action[0])
+
+    before = log_probs().detach()
+    for _ in range(3):
+        policy_update(policy, optimizer, episodes, advantage, config, [np.arange(8)] * config.epochs)
+    after = log_probs().detach()
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+def test_replica_advantages_compare_episodes_of_one_graph(setting):
+    _, _, episodes = setting
+    returns, advantage = advantages(episodes.makespan, LearningConfig(), np.array([0, 0, 0, 0]), {})
+    torch.testing.assert_close(advantage.mean(1), torch.zeros(8), atol=1e-6, rtol=0)
+    best = torch.cummin(episodes.makespan, 0).values
+    undiscounted, _ = advantages(episodes.makespan, LearningConfig(discount=1.0), np.zeros(4, np.int64), {})
+    torch.testing.assert_close(undiscounted[0], best[0] - best[-1])
+    assert (returns <= undiscounted + 1e-6).all()
+
+
+def test_the_papers_baseline_looks_back_over_rounds_of_the_same_graph(setting):
+    _, _, episodes = setting
+    history: dict[int, torch.Tensor] = {}
+    returns, first = advantages(episodes.makespan, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
+    torch.testing.assert_close(first, returns - returns.mean(1, keepdim=True))
+    for _ in range(20):
+        advantages(episodes.makespan, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
+    assert set(history) == {3}
+    assert history[3].shape == (PAPER_LEARNING.baseline_rounds, 8)
+
+
+def test_errors_of_small_changes_weigh_more(setting):
+    """The same error costs three times as much at no change as at a change of twice `SMALL_CHANGE`."""
+    _, _, episodes = setting
+    labels, losses = episodes.labels[0], []
+    for change in (0.0, 2 * SMALL_CHANGE):
+        state = episodes.data[0], replace(labels, change=torch.full_like(labels.change, change))
+        shifted = _Shifted(torch.full(episodes.data[0].exists.shape, change + 0.01))
+        numbers = supervised_update(shifted, torch.optim.SGD(shifted.parameters(), 0.0), [state], LearningConfig())
+        losses.append(numbers["loss/supervised"])
+    assert losses[0] == pytest.approx(0.5)
+    assert losses[0] == pytest.approx(3.0 * losses[1])
+
+
+class _Shifted(torch.nn.Module):
+    """Predicts given changes."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = torch.nn.Parameter(change)
+
+    def forward(self, data):
+        return self.change, self.change
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing(wrong):
+    policy = torch.nn.Linear(2, 1)
+    before = policy.weight.clone()
+    policy(torch.tensor([1.0, wrong])).backward()
+    with pytest.raises(DivergedError, match="the gradients are not finite"):
+        gradient_step(policy, torch.optim.Adam(policy.parameters()), 1.0)
+    assert torch.equal(policy.weight, before)
+
+
+def test_answers_that_are_not_finite_are_no_moves(setting):
+    policy = setting[0]
+    torch.nn.init.constant_(policy.head[-1].weight, 3e38)
+    batch = InstanceBatch.of([make_instance(PlacementProblem(random_graph(0, 20), toy_cluster(2)))])
+    index, placement = np.zeros(1, np.int64), np.zeros((1, batch.max_groups), np.int64)
+    with pytest.raises(DivergedError, match="the policy's answers are not finite"):
+        rollout(policy, batch, EnvConfig(), reset(batch, EnvConfig(), index, placement), 2, torch.Generator())
+    with pytest.raises(DivergedError, match="the policy's answers are not finite"):
+        greedy_pass(policy, batch, EnvConfig(), index, placement)
