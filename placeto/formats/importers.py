@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from placeto.formats import dnn_partitioning, pipedream
 from placeto.formats.errors import ImporterError
-from placeto.formats.importers import msr, pipedream
 from placeto.problem.graph import ComputationGraph
 
 __all__ = ["IMPORTERS", "Importer", "ImporterError", "find_importer"]
@@ -27,7 +27,7 @@ class Importer:
 
 IMPORTERS: dict[str, Importer] = {
     "pipedream": Importer("PipeDream .graph.txt", pipedream.recognises, pipedream.load),
-    "dnn-partitioning": Importer("dnn-partitioning .json", msr.recognises, msr.load),
+    "dnn-partitioning": Importer("dnn-partitioning .json", dnn_partitioning.recognises, dnn_partitioning.load),
 }
 """Name -> importer."""
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 T = TypeVar("T")
 TIMEOUT = timedelta(minutes=30)  # longest wait for the others; a process that ended is noticed at once
@@ -174,25 +174,6 @@ class Ranks:
 
 ALONE = Ranks()
 """A single process."""
-
-
-@dataclass(frozen=True)
-class SharedGenerator:
-    """A generator that all ranks have alike: it draws for all rows, and this rank keeps its own."""
-
-    generator: torch.Generator
-    rows: slice  # this rank's
-    total: int  # rows of all ranks
-
-
-Randomness = torch.Generator | SharedGenerator
-
-
-def uniform(shape: Sequence[int], generator: Randomness, like: Tensor) -> Tensor:
-    """Uniform random numbers in 0..1, of the device and type of `like`; of a shared generator this rank's rows."""
-    if isinstance(generator, SharedGenerator):
-        return uniform((generator.total, *shape[1:]), generator.generator, like)[generator.rows]
-    return torch.rand(tuple(shape), generator=generator, device=like.device, dtype=like.dtype)
 
 
 def concatenate(arrays: Sequence[np.ndarray], axis: int = 0) -> np.ndarray:

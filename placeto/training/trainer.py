@@ -14,7 +14,7 @@ import numpy as np
 from placeto.formats.gantt import gantt_figure
 from placeto.formats.placement import save_placement
 from placeto.policies import POLICIES
-from placeto.policies.base import OneShotPolicy
+from placeto.policies.one_shot.base import OneShotPolicy
 from placeto.problem.files import locked
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult

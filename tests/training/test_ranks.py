@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from placeto.policies import POLICIES
+from placeto.policies.one_shot.randomness import SharedGenerator, uniform
 from placeto.problem.cluster import save_cluster
 from placeto.problem.graph import save_graph
 from placeto.training.checkpoint import load_checkpoint
-from placeto.training.ranks import ALONE, Ranks, RanksError, SharedGenerator, uniform
+from placeto.training.ranks import ALONE, Ranks, RanksError
 from placeto.training.trainer import TrainingError, _check_ranks
 from tests import distributed_worker
 from tests.toys import random_graph, toy_cluster

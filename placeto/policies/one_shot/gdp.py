@@ -18,7 +18,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from placeto.policies.base import Noise, OneShotPolicy, Sample
+from placeto.policies.one_shot.base import Noise, OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
 from placeto.policies.one_shot.segments import SegmentLayer
 from placeto.policies.one_shot.units import DeviceHead, UnitEncoder, log_prob_and_entropy

@@ -16,7 +16,7 @@ import torch
 
 from placeto.heuristics.local_search.search import annealing, best_cheap, round_best
 from placeto.heuristics.repair import repair
-from placeto.policies.base import OneShotPolicy
+from placeto.policies.one_shot.base import OneShotPolicy
 from placeto.policies.one_shot.inputs import OneShotInput, make_input
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placeto.policies.base import Noise, OneShotPolicy, Sample
+from placeto.policies.one_shot.base import Noise, OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
 from placeto.policies.one_shot.sequence import Elements, SequencePlacer
 from placeto.policies.one_shot.units import UnitEncoder

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from placeto.policies.message_passing import mlp
 from placeto.policies.one_shot.inputs import DEVICE_FEATURES, NEIGHBOURS, TYPE_BUCKETS, UNIT_FEATURES, OneShotInput
-from placeto.training.ranks import Randomness, uniform
+from placeto.policies.one_shot.randomness import Randomness, uniform
 
 TYPE_WIDTH = 16
 

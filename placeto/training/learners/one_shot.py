@@ -19,8 +19,9 @@ from torch import Tensor
 from placeto.environment.observation import penalised
 from placeto.heuristics.local_search.search import anneal, best_cheap
 from placeto.policies import POLICIES
-from placeto.policies.base import OneShotPolicy, Sample
+from placeto.policies.one_shot.base import OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind, make_input
+from placeto.policies.one_shot.randomness import SharedGenerator
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.evaluator import Evaluator
@@ -28,7 +29,7 @@ from placeto.simulator.schedule import simulate_batch
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
 from placeto.training.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.training.losses import normalise, ppo_loss, reinforce_loss
-from placeto.training.ranks import ALONE, Ranks, SharedGenerator, concatenate
+from placeto.training.ranks import ALONE, Ranks, concatenate
 from placeto.training.rollout import Stopwatch
 from placeto.training.updates import gradient_step
 

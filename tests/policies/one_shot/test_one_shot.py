@@ -10,12 +10,12 @@ from placeto.policies.base import PolicyError
 from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
 from placeto.policies.one_shot.grouper import GrouperConfig, GrouperPolicy
 from placeto.policies.one_shot.inputs import OneShotInput, make_input
+from placeto.policies.one_shot.randomness import SharedGenerator
 from placeto.policies.one_shot.sampling import SamplingPlacer
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.simulator.schedule import simulate
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
 from placeto.training.learners.one_shot import OneShotLearner
-from placeto.training.ranks import SharedGenerator
 from tests.heuristics.test_memory_limits import chain, devices
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
