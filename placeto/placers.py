@@ -8,7 +8,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from placeto.formats.importers import find_importer
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph
 
 if TYPE_CHECKING:
@@ -196,6 +195,8 @@ def resolve_graph(argument: str) -> tuple[str, ComputationGraph]:
 
 
 def _load_file(argument: str) -> ComputationGraph:
+    from placeto.formats.importers import find_importer
+
     path = Path(argument)
     if not path.exists():
         raise LoadError(f"graph {argument!r}: no such file; a graph is {GRAPH_HELP}")

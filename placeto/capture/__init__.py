@@ -1,1 +1,9 @@
-"""capture."""
+"""From a PyTorch module to a computation graph, without running or allocating it.
+
+In come an `nn.Module`, example inputs and a loss; out goes the `ComputationGraph` of a training step, or of inference,
+with the costs of every op. The map from ops back to what was traced is kept, so that a placed graph can be run.
+"""
+
+from placeto.capture.trace import CaptureError, capture_inference, capture_training
+
+__all__ = ["CaptureError", "capture_inference", "capture_training"]

@@ -13,9 +13,7 @@ import numpy as np
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from placeto.evaluation.summary import ratio
 from placeto.problem.units import format_bytes, format_us
-from placeto.simulator.evaluator import best_single
 from placeto.terminal import printable
 
 if TYPE_CHECKING:
@@ -115,6 +113,9 @@ def check_positive(option: str, value: float | None) -> None:
 
 def describe(schedule: Schedule) -> str:
     """Makespan, and each device's load and memory, as a few lines of text. Launching ops counts as busy."""
+    from placeto.evaluation.summary import ratio
+    from placeto.simulator.evaluator import best_single
+
     problem, cluster = schedule.problem, schedule.problem.cluster
     share = schedule.busy_us / (schedule.makespan_us or 1.0)
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices)

@@ -1,1 +1,10 @@
-"""environment."""
+"""The placement MDP: what a policy sees, what it may do, and what that is worth.
+
+In come problems with their ops in groups, as an `Instance`, and placements; out go observations with named columns
+(`observe`) and the states of batched episodes (`reset`, `step`). Addanki et al. 2019, section 3.
+"""
+
+from placeto.environment.mdp import EnvConfig, EnvState, reset, step
+from placeto.environment.observation import Instance, InstanceBatch, make_instance, observe
+
+__all__ = ["EnvConfig", "EnvState", "Instance", "InstanceBatch", "make_instance", "observe", "reset", "step"]

@@ -1,4 +1,8 @@
-"""Placers that don't learn, by name."""
+"""Placers that don't learn.
+
+In come a problem and a budget; out goes a `PlacementResult`. `HEURISTICS` names them all: one device, rules of thumb,
+partitioning, list scheduling, Baechi's, searches (`local_search`) and the optimum (`exact`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from placeto.heuristics.naive import fastest, random, roundrobin, single
 from placeto.heuristics.partition import expert, metis
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
+
+__all__ = ["HEURISTICS", "SEARCHES"]
 
 _PLACERS: dict[str, Callable[..., PlacementResult]] = {
     "single": single,

@@ -1,4 +1,8 @@
-"""Learned placers, by name."""
+"""Placers that learn: networks, and how they answer for one graph.
+
+In come observations of an environment, or a graph's features; out go distributions over moves, or over placements.
+`POLICIES` names them; `guided_search` and `one_shot.sampling` make placers of trained ones.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
 from placeto.policies.one_shot.grouper import GrouperConfig, GrouperPolicy
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig, Seq2SeqPolicy
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+
+__all__ = ["POLICIES", "OneShotConfig", "PolicyEntry"]
 
 OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig
 

@@ -1,1 +1,33 @@
-"""problem."""
+"""What is placed, where, and at what cost.
+
+In come files, presets, arrays and captured models; out go a `ComputationGraph`, a `Cluster`, and the two together as
+a `PlacementProblem`, whose flat arrays every kernel reads. Which ops stay together (`Groups`) is decided here too,
+and everything that reads a JSON file checks its fields here. Nothing in this room knows of time passing.
+"""
+
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+from placeto.problem.grouping import Groups, expand, group_ops, join_groups, split_groups
+from placeto.problem.presets import CLUSTERS
+from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.problem.topology import ClusterError, Link, Topology
+
+__all__ = [
+    "CLUSTERS",
+    "Cluster",
+    "ClusterError",
+    "ComputationGraph",
+    "Device",
+    "GraphError",
+    "Groups",
+    "Link",
+    "PlacementProblem",
+    "ProblemBatch",
+    "Topology",
+    "expand",
+    "group_ops",
+    "join_groups",
+    "load_graph",
+    "save_graph",
+    "split_groups",
+]

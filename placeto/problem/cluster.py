@@ -1,4 +1,4 @@
-"""Clusters: devices, the links between them, and the file format, of which `placeto.problem.topology` has the compact form.
+"""Clusters: devices, the links between them, and the file format; `placeto.problem.topology` has its compact form.
 
 Legend: D devices.
 """

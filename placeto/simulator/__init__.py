@@ -1,1 +1,20 @@
-"""simulator."""
+"""What a placement costs: discrete-event simulation of time and memory.
+
+In come a problem and placements; out goes a `Schedule`: what runs where and when, its makespan, peaks of memory and
+slack. The kernels are compiled and may be called from other compiled code. An `Evaluator` counts what a search
+simulates against its budget, and keeps the best.
+"""
+
+from placeto.simulator.evaluator import MEMORY_PENALTY, Evaluator, PlacementResult
+from placeto.simulator.schedule import PlacementError, Schedule, simulate, simulate_batch, slack
+
+__all__ = [
+    "MEMORY_PENALTY",
+    "Evaluator",
+    "PlacementError",
+    "PlacementResult",
+    "Schedule",
+    "simulate",
+    "simulate_batch",
+    "slack",
+]

@@ -34,9 +34,9 @@ BROADCAST = -1
 
 def _drop_stale_caches() -> None:
     """Forget compiled callers older than a kernel file: numba's cache does not see changes in imported files."""
-    folder = Path(__file__).parent
-    sources = [*folder.glob("**/_[a-z]*.py"), folder / "placer.py"]  # the latter for its constant
-    changed = max(path.stat().st_mtime for path in sources)
+    folder = Path(__file__).parents[1]
+    rooms = ("simulator", "heuristics", "environment")  # with kernels, and with constants that these take in
+    changed = max(path.stat().st_mtime for room in rooms for path in (folder / room).glob("**/*.py"))
     for index in folder.glob("**/*.nbi"):
         with suppress(OSError):
             if index.stat().st_mtime < changed:

@@ -5,7 +5,7 @@ overhead. A tensor used on another device is sent when its producer ends, throug
 tie-break by kind (deliveries, links, devices) and then by name, so a schedule never depends on memory layout. With the
 "k80" presets this is the simulator of Addanki et al., "Placeto", NeurIPS 2019.
 
-`simulate` runs one placement, `simulate_batch` many at once; `placeto.simulator.kernel` documents how to call the kernels
+`simulate` runs one placement, `simulate_batch` many at once; `placeto.simulator.kernel` tells how to call the kernels
 from other numba code on the flat arrays of a `ProblemBatch`.
 
 Legend: N ops, S sends, D devices, P problems, B placements of a batch.

@@ -174,7 +174,7 @@ print(cache.cached(cache.location("graphs.cache", "x"), capture).hash)
 """
     run = [sys.executable, "-c", code]
     processes = [
-        subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+        subprocess.Popen(run, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
         for _ in range(2)
     ]
     for process in processes:

@@ -63,7 +63,7 @@ def test_hosts_of_nvlink_islands() -> None:
 
 
 def test_the_file_in_the_readme_is_the_preset(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
     (text,) = re.findall(r"```json\n(.*?)```", readme, re.DOTALL)
     path = tmp_path / "mine.json"
     path.write_text(text)

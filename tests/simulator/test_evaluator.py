@@ -9,7 +9,7 @@ from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator import evaluator
+from placeto.simulator import evaluator as evaluator_module
 from placeto.simulator.evaluator import MEMORY_PENALTY, Chunks, Evaluator
 from placeto.simulator.schedule import PlacementError, simulate
 
@@ -179,7 +179,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(evaluator, "time", clock)
+    monkeypatch.setattr(evaluator_module, "time", clock)
     return clock
 
 
@@ -188,7 +188,7 @@ def test_grouping_is_part_of_the_seconds(clock: Clock, monkeypatch: pytest.Monke
         clock.now += 3.0
         return group_ops(problem)
 
-    monkeypatch.setattr(evaluator, "group_ops", slowly)
+    monkeypatch.setattr(evaluator_module, "group_ops", slowly)
     judge = Evaluator(two_chains(), seconds=5.0)
     assert (judge.seconds, judge.exhausted) == (3.0, False)
     assert Evaluator(two_chains(), seconds=2.0).exhausted
@@ -203,7 +203,7 @@ def test_a_batch_ends_when_time_is_up(clock: Clock, monkeypatch: pytest.MonkeyPa
         clock.now += 0.01
         return 90.0, 0.0
 
-    monkeypatch.setattr(evaluator, "score", slowly)
+    monkeypatch.setattr(evaluator_module, "score", slowly)
     judge = evaluator(two_chains(), seconds=0.095)
     scores = judge.score_batch(np.tile(APART, (60, 1)))
     assert judge.simulations == np.isfinite(scores).sum() == 10

@@ -21,7 +21,7 @@ from placeto.simulator import kernel
 from placeto.simulator.schedule import PlacementError, Schedule, simulate, simulate_batch
 from tests.reference import Result, random_graph, random_problem, reference, reference_memory, reference_slack
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODES = [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress"), ("broadcast", "pair")]
 
 

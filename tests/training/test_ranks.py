@@ -21,7 +21,7 @@ from placeto.training.trainer import TrainingError, _check_ranks
 from tests import distributed_worker
 from tests.toys import random_graph, toy_cluster
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PLACERS = ("placeto", "replay", "grouper", "gdp")
 
 

@@ -26,7 +26,7 @@ from placeto.training.trainer import TrainingError, train
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 QUICK = LearningConfig(warmup=0.5, graphs=2, replicas=4, moves=6, labels=4)
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def problems(count, first=0):

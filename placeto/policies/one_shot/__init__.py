@@ -1,1 +1,9 @@
-"""one_shot."""
+"""Policies that place a whole graph at once: ColocRL's sequence to sequence, grouper and placer, GDP.
+
+In comes a graph as units with features (`inputs`); out go sampled placements with their log-probabilities. The
+registry is `placeto.policies.POLICIES`.
+"""
+
+from placeto.policies.one_shot.base import OneShotPolicy, Sample
+
+__all__ = ["OneShotPolicy", "Sample"]

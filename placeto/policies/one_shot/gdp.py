@@ -29,7 +29,7 @@ class GdpConfig:
     """What the GDP policy is made of."""
 
     units: UnitKind = "groups"
-    """What gets a device: groups of `placeto.problem.grouping`, co-located ops ("paper"), or ops alone, as in the paper."""
+    """What gets a device: groups of ops, co-located ops ("paper"), or ops alone, as in the paper."""
     hidden: int = 64
     """Width of the embeddings."""
     rounds: int = 3

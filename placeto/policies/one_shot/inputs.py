@@ -135,7 +135,7 @@ def type_bucket(op_type: str) -> int:
 def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
     """(N,) int64, which ops are decided together.
 
-    "groups": those of `placeto.problem.grouping`. "ops": each op alone, but for what the graph says must stay together and for
+    "groups": those of `placeto.problem.grouping`. "ops": each op alone, but for what must stay together and for
     ops of no cost, which join a producer or their first consumer. "paper": the rule of Mirhoseini et al. 2017 (arXiv
     1706.04972, section 3.3) on top of that: what is used by one unit only joins that unit, until nothing changes.
     "few": groups if there are at most 100, as of recurrent networks, whose calls are joined; else the units of "ops" in

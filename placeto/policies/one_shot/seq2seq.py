@@ -3,7 +3,7 @@
 Mirhoseini et al., "Device Placement Optimization with Reinforcement Learning" (ColocRL), ICML 2017, arXiv 1706.04972.
 Units are embedded from op types, sizes and neighbours and read in topological order. Beyond the paper: devices have
 features, so that up to `max_devices` of any mix are served; the decoder reads the encoder's output of the unit that it
-places; groups of `placeto.problem.grouping`, or stretches of the topological order, are the default in place of the paper's
+places; groups of ops, or stretches of the topological order, are the default in place of the paper's
 rule of co-location.
 
 Legend: U units, K samples, D devices, H hidden.
@@ -28,7 +28,7 @@ class Seq2SeqConfig:
     """What the sequence-to-sequence policy is made of."""
 
     units: UnitKind = "few"
-    """What is co-located: groups of `placeto.problem.grouping`, or stretches of the topological order where there are many
+    """What is co-located: groups of ops, or stretches of the topological order where there are many
     ("few"), always groups, by the paper's rule, or no more than must be ("ops"). Few units are decoded fast."""
     hidden: int = 64
     """Width of embeddings and of the LSTMs."""

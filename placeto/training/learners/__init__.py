@@ -1,9 +1,14 @@
-"""How each kind of policy is improved: one learner a kind, all of them behind `placeto.training.trainer`."""
+"""How each kind of policy is improved: one learner a kind, all of them behind `placeto.training.trainer`.
+
+In come problems and a config; a learner makes a policy, improves it an iteration at a time, and validates it.
+"""
 
 from __future__ import annotations
 
 from placeto.training.learners.iterative import IterativeLearner
 from placeto.training.learners.one_shot import OneShotLearner
+
+__all__ = ["LEARNERS"]
 
 LEARNERS = {
     "iterative": IterativeLearner,
