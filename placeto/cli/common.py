@@ -114,7 +114,6 @@ def check_positive(option: str, value: float | None) -> None:
 def describe(schedule: Schedule) -> str:
     """Makespan, and each device's load and memory, as a few lines of text. Launching ops counts as busy."""
     from placeto.evaluation.summary import ratio
-    from placeto.simulator.evaluator import best_single
 
     problem, cluster = schedule.problem, schedule.problem.cluster
     share = schedule.busy_us / (schedule.makespan_us or 1.0)
@@ -136,6 +135,9 @@ def describe(schedule: Schedule) -> str:
 
 def _of_one_device(schedule: Schedule) -> str:
     """The makespan's ratio to the fastest device that holds the whole graph, as a phrase; there may be none."""
+    from placeto.evaluation.summary import ratio
+    from placeto.simulator.evaluator import best_single
+
     problem, single = schedule.problem, best_single(schedule.problem)
     if single is None:
         return "no single device holds the graph"
