@@ -4,7 +4,8 @@ In come problems with their ops in groups, as an `Instance`, and placements; out
 (`observe`) and the states of batched episodes (`reset`, `step`). Addanki et al. 2019, section 3.
 """
 
+from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.mdp import EnvConfig, EnvState, reset, step
-from placeto.environment.observation import Instance, InstanceBatch, make_instance, observe
+from placeto.environment.observation import observe
 
 __all__ = ["EnvConfig", "EnvState", "Instance", "InstanceBatch", "make_instance", "observe", "reset", "step"]

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from placeto.environment.observation import NODE_INDEX, InstanceBatch, observe, penalised
+from placeto.environment.columns import NODE
+from placeto.environment.instance import InstanceBatch
+from placeto.environment.observation import observe, penalised
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _observe(
 def _take_back(data: Data, before: Data, back: Tensor) -> None:
     """Put the earlier observation back into the episodes where `back` (B,) is set, but for marks and steps."""
     nodes = back[data.batch]
-    marks = [NODE_INDEX["visited"], NODE_INDEX["steps_left"]]
+    marks = [NODE.visited, NODE.steps_left]
     kept = data.x[:, marks]
     data.x = torch.where(nodes[:, None], before.x, data.x)
     data.x[:, marks] = kept
@@ -131,7 +133,7 @@ def _legal(batch: InstanceBatch, config: EnvConfig, data: Data, index: np.ndarra
     if config.order == "topological":
         sweep = torch.from_numpy(steps % batch.num_groups[index])
         here = data.traversal == sweep[data.batch]
-        data.x[:, NODE_INDEX["is_current"]] = here.to(data.x.dtype)
+        data.x[:, NODE.is_current] = here.to(data.x.dtype)
         return data.exists & here[:, None]
     legal = data.exists & ~data.marked[:, None]
     if config.stay:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.mdp import EnvConfig, EnvState, reset
-from placeto.environment.observation import Instance, InstanceBatch, make_instance
 from placeto.heuristics.common import Rule
 from placeto.heuristics.local_search.search import (
     CHEAP,

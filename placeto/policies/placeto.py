@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from placeto.environment.observation import EDGE_FEATURES, FEATURE_SETS, NODE_INDEX, PAIR_INDEX, reach_matrix
+from placeto.environment.columns import EDGE, FEATURE_SETS, NODE, PAIR
+from placeto.environment.observation import reach_matrix
 from placeto.policies.base import PolicyError
 from placeto.policies.message_passing import (
     GraphPooling,
@@ -74,9 +75,9 @@ class PlacetoPolicy(nn.Module):
         super().__init__()
         self.config = config
         nodes, pairs, edges = FEATURE_SETS[config.features]
-        self.register_buffer("node_columns", torch.tensor([NODE_INDEX[name] for name in nodes]), persistent=False)
-        self.register_buffer("pair_columns", torch.tensor([PAIR_INDEX[name] for name in pairs]), persistent=False)
-        edge_columns = [EDGE_FEATURES.index(name) for name in edges]
+        self.register_buffer("node_columns", torch.tensor([getattr(NODE, name) for name in nodes]), persistent=False)
+        self.register_buffer("pair_columns", torch.tensor([getattr(PAIR, name) for name in pairs]), persistent=False)
+        edge_columns = [getattr(EDGE, name) for name in edges]
         self.register_buffer("edge_columns", torch.tensor(edge_columns), persistent=False)
         if config.messages == "pairs":
             self._init_pairs(len(nodes), len(pairs), len(edges))

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from placeto.environment.columns import NODE
+from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import EnvConfig, reset, step
-from placeto.environment.observation import NODE_INDEX, InstanceBatch, make_instance
 from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -71,7 +72,7 @@ def test_a_move_for_the_worse_is_taken_back(batch):
             assert moved == (after.met[b] <= before.best[b])
             assert after.visited[b].sum() == before.visited[b].sum() + 1
             again = reset(batch, EnvConfig(), after.index, after.placement).data
-            columns = [i for name, i in NODE_INDEX.items() if name not in ("visited", "steps_left")]
+            columns = [i for name, i in NODE._asdict().items() if name not in ("visited", "steps_left")]
             assert torch.equal(after.data.x[nodes][:, columns], again.x[nodes][:, columns])
             assert torch.equal(after.data.pair[nodes], again.pair[nodes])
             assert torch.equal(after.data.current[nodes], again.current[nodes])
@@ -87,7 +88,7 @@ def test_topological_order_visits_nodes_in_order_and_may_stay(batch):
     for t, state in enumerate(states[:-1]):
         here = state.data.traversal == torch.from_numpy(state.steps % batch.num_groups[:2])[state.data.batch]
         assert torch.equal(state.data.legal.any(1), here)
-        assert torch.equal(state.data.x[:, NODE_INDEX["is_current"]].bool(), here)
+        assert torch.equal(state.data.x[:, NODE.is_current].bool(), here)
         node = int(torch.nonzero(here & (state.data.batch == 0)))
         assert state.data.legal[node, : batch.num_devices[0]].all()
         assert int(state.data.traversal[node]) == t

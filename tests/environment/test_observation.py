@@ -2,17 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.environment.observation import (
-    EDGE_FEATURES,
-    NODE_INDEX,
-    PAIR_INDEX,
-    InstanceBatch,
-    make_instance,
-    observe,
-    penalised,
-    reach_matrix,
-    score_moves,
-)
+from placeto.environment.columns import EDGE, NODE, PAIR
+from placeto.environment.instance import InstanceBatch, make_instance
+from placeto.environment.observation import observe, penalised, reach_matrix, score_moves
 from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -59,15 +51,13 @@ def test_node_and_pair_columns_agree_with_the_schedule(problems, observed):
         busy = np.bincount(ops, time, problem.num_devices)
         by_group = np.bincount(groups.group, time)
         x, pair = data.x[nodes], data.pair[nodes][:, : problem.num_devices]
-        np.testing.assert_allclose(x[:, NODE_INDEX["time"]] * problem.single_device_us, by_group, rtol=1e-5)
-        np.testing.assert_allclose(pair[0, :, PAIR_INDEX["load"]] * makespan[b], busy, rtol=1e-5)
+        np.testing.assert_allclose(x[:, NODE.time] * problem.single_device_us, by_group, rtol=1e-5)
+        np.testing.assert_allclose(pair[0, :, PAIR.load] * makespan[b], busy, rtol=1e-5)
         first = [schedule.start_us[groups.group == g].min() for g in range(groups.num_groups)]
-        np.testing.assert_allclose(x[:, NODE_INDEX["first_start"]] * makespan[b], first, rtol=1e-5, atol=1e-3)
+        np.testing.assert_allclose(x[:, NODE.first_start] * makespan[b], first, rtol=1e-5, atol=1e-3)
         slack = [schedule.slack_us[groups.group == g].min() for g in range(groups.num_groups)]
-        np.testing.assert_allclose(
-            x[:, NODE_INDEX["min_slack"]] ** 2 * makespan[b], slack, rtol=1e-4, atol=1e-5 * makespan[b]
-        )
-        assert pair[:, :, PAIR_INDEX["current"]].sum() == groups.num_groups
+        np.testing.assert_allclose(x[:, NODE.min_slack] ** 2 * makespan[b], slack, rtol=1e-4, atol=1e-5 * makespan[b])
+        assert pair[:, :, PAIR.current].sum() == groups.num_groups
         assert not data.exists[nodes][:, problem.num_devices :].any()
 
 
@@ -95,7 +85,7 @@ def test_cut_arcs_are_marked():
     for name, group in group_of.items():
         placement[0, group] = name.startswith("b")
     data = observe_all(batch, np.array([0]), placement)[0]
-    cut = data.edge_attr[:, EDGE_FEATURES.index("cut")] > 0
+    cut = data.edge_attr[:, EDGE.cut] > 0
     assert cut.sum() == 1
     assert data.edge_index[:, cut].flatten().tolist() == [group_of["a0"], group_of["b0"]]
 
@@ -108,9 +98,9 @@ def test_estimates_are_exact_on_independent_chains():
     data, makespan, _ = observe_all(batch, np.array([0]), placement)
     assert makespan[0] == 20.0
     pair = data.pair[1, 1]  # the second chain, on the idle device
-    assert pair[PAIR_INDEX["late_self"]] == pytest.approx(-0.3)  # it would end 10 us early: clipped at 0.3 of 20 us
-    assert pair[PAIR_INDEX["gain"]] == pytest.approx(0.5)
-    assert pair[PAIR_INDEX["wait"]] == 0.0
+    assert pair[PAIR.late_self] == pytest.approx(-0.3)  # it would end 10 us early: clipped at 0.3 of 20 us
+    assert pair[PAIR.gain] == pytest.approx(0.5)
+    assert pair[PAIR.wait] == 0.0
 
 
 def test_score_moves_equals_simulating_each_move(problems):

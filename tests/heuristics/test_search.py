@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from placeto.environment.observation import InstanceBatch, make_instance, score_moves
+from placeto.environment.instance import InstanceBatch, make_instance
+from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS, SEARCHES
-from placeto.heuristics.local_search.guide import estimate, timelines
+from placeto.heuristics.local_search.guide import estimate
 from placeto.heuristics.local_search.local_search import LocalSearch
 from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
 from placeto.heuristics.local_search.search import ANNEAL, CLIMB, anneal, annealing_of_parts, best_cheap, hillclimb, ils
@@ -22,6 +23,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator import evaluator, kernel
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
+from placeto.simulator.timelines import timelines
 from tests.heuristics.test_heuristics import forks, random_cluster, random_graph
 from tests.heuristics.test_memory_limits import chain, devices
 
@@ -36,7 +38,7 @@ def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
     slack, send_slack = np.empty(problem.num_ops), np.empty(problem.graph.num_edges)
     kernel.slack(flat, 0, placement, record, sends, makespan, slack, send_slack)
     ptr, line, scratch = np.empty(problem.num_devices + 1, np.int64), np.empty_like(placement), np.empty_like(slack)
-    timelines(flat, placement, record, sends, ptr, line)
+    timelines(flat, 0, placement, record, sends, ptr, line)
     table = np.zeros((groups.num_groups, problem.num_devices))
     for group, target in np.ndindex(table.shape):
         if target != device[group]:

@@ -4,8 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import EnvConfig
-from placeto.environment.observation import InstanceBatch, make_instance, score_moves
+from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.local_search.search import annealing, best_cheap
 from placeto.policies.guided_search import GuidedPlacer, cheap_starts

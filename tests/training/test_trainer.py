@@ -13,8 +13,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import EnvConfig
-from placeto.environment.observation import InstanceBatch, make_instance
 from placeto.placers import load_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.problem import PlacementProblem

@@ -14,26 +14,7 @@ from numba import njit
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.problem.problem import FlatProblems
 from placeto.simulator.kernel import Record
-
-
-@njit(cache=True, nogil=True)
-def timelines(
-    flat: FlatProblems, placement: np.ndarray, record: Record, num_sends: int, ptr: np.ndarray, line: np.ndarray
-) -> None:
-    """Fill `line` (N,) with the ops that take time by device and start, device d from ``ptr[d]`` to ``ptr[d + 1]``."""
-    num_ops, num_devices = len(placement), flat.device_offset[1]
-    ptr[:] = 0
-    for op in range(num_ops):
-        if flat.op_time[op * num_devices + placement[op]] > 0.0:
-            ptr[placement[op] + 1] += 1
-    for device in range(num_devices):
-        ptr[device + 1] += ptr[device]
-    fill = ptr[:-1].copy()
-    for position in range(num_ops + num_sends):
-        op = record.order[position]
-        if op < num_ops and flat.op_time[op * num_devices + placement[op]] > 0.0:
-            line[fill[placement[op]]] = op
-            fill[placement[op]] += 1
+from placeto.simulator.timelines import first_after
 
 
 @njit(cache=True, nogil=True)
@@ -70,16 +51,7 @@ def estimate(
         time = flat.op_time[op * num_devices + device]
         end = ready
         if time > 0.0:
-            low, high = cursor, stop
-            if low > first and record.start[line[low - 1]] > ready:
-                low = first
-            while low < high:
-                middle = (low + high) // 2
-                if record.start[line[middle]] <= ready:
-                    low = middle + 1
-                else:
-                    high = middle
-            cursor = low
+            cursor = low = first_after(record.start, line, first, stop, cursor, ready)
             if low > first:
                 end = max(end, record.finish[line[low - 1]] + flat.overhead_us[device])
             end += time

@@ -13,12 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from placeto.heuristics.local_search.guide import estimate, timelines
+from placeto.heuristics.local_search.guide import estimate
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.problem.problem import FlatProblems
 from placeto.simulator import kernel
 from placeto.simulator.evaluator import MEMORY_PENALTY
 from placeto.simulator.memory import run_and_measure
+from placeto.simulator.timelines import timelines
 
 MOVES = ("guided", "critical", "random", "swap", "set", "part", "exchange", "block")
 """A critical group, where the guide expects most; a group that holds up the schedule; any group; two groups change
@@ -222,7 +223,7 @@ def _look(
     state.num_pairs[0] = 0
     if guide <= 0.0:
         return
-    timelines(flat, state.placement, scratch.record, num_sends, scratch.line_ptr, scratch.line)
+    timelines(flat, 0, state.placement, scratch.record, num_sends, scratch.line_ptr, scratch.line)
     pairs, least = 0, np.inf
     for k in range(count):
         group = state.critical[k]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from placeto.heuristics.partition import group_transfers
+from placeto.problem.group_arrays import group_arrays
 from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
 
@@ -18,9 +19,12 @@ from placeto.problem.problem import PlacementProblem
 class Neighbourhood(NamedTuple):
     """Which ops and groups may be moved together, as flat arrays of int64."""
 
-    group: np.ndarray  # (N,)
+    group: np.ndarray  # (N,); this and the next five are those of `GroupArrays`
     op_ptr: np.ndarray  # (G+1,) offsets of each group's ops
     ops: np.ndarray  # (N,) by group, in topological order within it
+    in_ptr: np.ndarray  # (N+1,) offsets of each op's inputs
+    in_src: np.ndarray  # (E,)
+    in_tensor: np.ndarray  # (E,)
     set_ptr: np.ndarray  # (S+1,)
     sets: np.ndarray  # members of each set
     home_ptr: np.ndarray  # (G+1,)
@@ -28,9 +32,6 @@ class Neighbourhood(NamedTuple):
     home_place: np.ndarray  # where in `sets` the group stands
     near_ptr: np.ndarray  # (G+1,)
     near: np.ndarray  # (A,) neighbours of each group
-    in_ptr: np.ndarray  # (N+1,) offsets of each op's inputs
-    in_src: np.ndarray  # (E,)
-    in_tensor: np.ndarray  # (E,)
 
 
 @lru_cache(maxsize=64)
@@ -40,10 +41,6 @@ def neighbourhood(problem: PlacementProblem, groups: Groups) -> Neighbourhood:
     Sets are those of `groups`, chains of groups, and all groups in topological order, of which the searches move
     windows.
     """
-    graph = problem.graph
-    position = np.empty(graph.num_ops, np.int64)
-    position[graph.topological_order] = np.arange(graph.num_ops)
-    ops = np.lexsort((position, groups.group))
     pairs, _ = group_transfers(problem, groups)
     both = np.concatenate([pairs, pairs[:, ::-1]])
     both = both[np.lexsort((both[:, 1], both[:, 0]))]
@@ -53,9 +50,7 @@ def neighbourhood(problem: PlacementProblem, groups: Groups) -> Neighbourhood:
     set_ptr = np.cumsum([0, *map(len, every)])
     home_place = np.argsort(sets, kind="stable")
     return Neighbourhood(
-        group=groups.group,
-        op_ptr=np.searchsorted(groups.group[ops], ids),
-        ops=ops,
+        *group_arrays(problem.graph, groups),
         set_ptr=set_ptr,
         sets=sets,
         home_ptr=np.searchsorted(sets[home_place], ids),
@@ -63,9 +58,6 @@ def neighbourhood(problem: PlacementProblem, groups: Groups) -> Neighbourhood:
         home_place=home_place,
         near_ptr=np.searchsorted(both[:, 0], ids),
         near=np.ascontiguousarray(both[:, 1]),
-        in_ptr=np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)),
-        in_src=graph.edge_src.astype(np.int64),
-        in_tensor=graph.edge_tensor.astype(np.int64),
     )
 
 

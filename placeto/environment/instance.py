@@ -1,0 +1,151 @@
+"""A placement problem with its ops in groups, as flat arrays: what an observation is made from.
+
+Legend: C instances, N ops, E edges, G groups, A tensor arcs (a tensor and a group that reads it), P pair arcs (ordered
+pairs of groups that exchange tensors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from placeto.problem.group_arrays import group_arrays
+from placeto.problem.grouping import Groups, group_ops
+from placeto.problem.problem import PlacementProblem, ProblemBatch
+
+
+class FlatInstances(NamedTuple):
+    """C instances one after another, beside the `FlatProblems` of their problems, whose offsets of ops and edges hold.
+
+    Instance c owns the slices between its offsets c and c + 1; inside it everything counts from 0. All are int64, but
+    for those that say float64.
+    """
+
+    group_offset: np.ndarray  # (C+1,)
+    arc_offset: np.ndarray  # (C+1,)
+    group: np.ndarray  # (N,); this and the next five are those of `GroupArrays`
+    op_ptr: np.ndarray  # (G+1,)
+    ops: np.ndarray  # (N,)
+    in_ptr: np.ndarray  # (N+1,)
+    in_src: np.ndarray  # (E,)
+    in_tensor: np.ndarray  # (E,)
+    in_arc: np.ndarray  # (E,) tensor arc of each input, -1 within a group
+    arc_src: np.ndarray  # (A,) producing op
+    arc_dst: np.ndarray  # (A,) reading group
+    arc_tensor: np.ndarray  # (A,)
+    arc_pair: np.ndarray  # (A,) pair arc
+    resident: np.ndarray  # (G,) float64, bytes of parameters, gradients and optimizer state
+    single_us: np.ndarray  # (C,) float64, best single-device makespan
+    lower_bound_us: np.ndarray  # (C,) float64
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """A graph on a cluster, its ops in groups. Make one with `make_instance`."""
+
+    problem: PlacementProblem
+    groups: Groups
+    arrays: FlatInstances  # of this one alone
+    pairs: np.ndarray  # (2, P) int64, arcs between groups
+    traversal: np.ndarray  # (G,) int64, position of each group in topological order
+
+    @cached_property
+    def reach(self) -> np.ndarray:
+        """(G, G) bool, [i, j] = i comes before j along arcs that follow the traversal."""
+        return _reach(self.pairs, self.traversal)
+
+
+@lru_cache(maxsize=1024)
+def make_instance(problem: PlacementProblem, groups: Groups | None = None) -> Instance:
+    """Prepare a problem and its groups (those of `group_ops` if not given) for `observe`; cached."""
+    groups = group_ops(problem) if groups is None else groups
+    graph, group, num_groups = problem.graph, groups.group, groups.num_groups
+    arrays = group_arrays(graph, groups)
+    position = np.empty(graph.num_ops, np.int64)
+    position[graph.topological_order] = np.arange(graph.num_ops)
+
+    # tensor arcs: one for each tensor and each other group that reads it
+    crossing = group[graph.edge_src] != group[graph.edge_dst]
+    key = np.stack([graph.edge_tensor[crossing], group[graph.edge_dst[crossing]]])
+    arcs, inverse = np.unique(key, axis=1, return_inverse=True)
+    in_arc = np.full(graph.num_edges, -1, np.int64)
+    in_arc[crossing] = inverse.ravel()
+    producer = np.searchsorted(graph.output_ptr, arcs[0], side="right") - 1
+    pairs, arc_pair = np.unique(np.stack([group[producer], arcs[1]]), axis=1, return_inverse=True)
+
+    traversal = np.empty(num_groups, np.int64)
+    traversal[np.argsort(position[arrays.ops[arrays.op_ptr[:-1]]], kind="stable")] = np.arange(num_groups)
+    flat = FlatInstances(
+        np.array([0, num_groups], np.int64),
+        np.array([0, arcs.shape[1]], np.int64),
+        *arrays,
+        in_arc=in_arc,
+        arc_src=producer.astype(np.int64),
+        arc_dst=arcs[1].astype(np.int64),
+        arc_tensor=arcs[0].astype(np.int64),
+        arc_pair=arc_pair.ravel().astype(np.int64),
+        resident=np.bincount(group, weights=problem.resident_bytes.astype(np.float64), minlength=num_groups),
+        single_us=np.array([problem.single_device_us]),
+        lower_bound_us=np.array([problem.lower_bound_us]),
+    )
+    return Instance(problem, groups, flat, pairs.astype(np.int64), traversal)
+
+
+def _reach(pairs: np.ndarray, traversal: np.ndarray) -> np.ndarray:
+    """Transitive closure of the arcs that go forward in the traversal: (G, G) bool."""
+    num_groups = len(traversal)
+    reach = np.zeros((num_groups, num_groups), bool)
+    order = np.argsort(traversal)
+    children: list[list[int]] = [[] for _ in range(num_groups)]
+    for src, dst in pairs.T.tolist():
+        if traversal[src] < traversal[dst]:
+            children[src].append(dst)
+    for i in order[::-1].tolist():
+        for j in children[i]:
+            reach[i, j] = True
+            reach[i] |= reach[j]
+    return reach
+
+
+@dataclass(frozen=True, eq=False)
+class InstanceBatch:
+    """C instances in one set of flat arrays; their graphs and clusters may differ in everything."""
+
+    instances: tuple[Instance, ...]  # (C,)
+    problems: ProblemBatch
+    arrays: FlatInstances
+    num_groups: np.ndarray  # (C,) int64
+    num_devices: np.ndarray  # (C,) int64
+    num_pairs: np.ndarray  # (C,) int64
+
+    @classmethod
+    def of(cls, instances: Sequence[Instance]) -> InstanceBatch:
+        """Concatenate instances."""
+        columns = []
+        for name, column in zip(FlatInstances._fields, zip(*(i.arrays for i in instances), strict=True), strict=True):
+            if name.endswith("_offset"):
+                columns.append(np.cumsum([0, *(int(array[-1]) for array in column)], dtype=np.int64))
+            else:
+                columns.append(np.concatenate(column))
+        return cls(
+            instances=tuple(instances),
+            problems=ProblemBatch.of([i.problem for i in instances]),
+            arrays=FlatInstances(*columns),
+            num_groups=np.array([i.groups.num_groups for i in instances], np.int64),
+            num_devices=np.array([i.problem.num_devices for i in instances], np.int64),
+            num_pairs=np.array([i.pairs.shape[1] for i in instances], np.int64),
+        )
+
+    @property
+    def max_groups(self) -> int:
+        """G, the groups of the largest instance."""
+        return int(self.num_groups.max())
+
+    @property
+    def single_us(self) -> np.ndarray:
+        """(C,) float64, best single-device makespans, in microseconds."""
+        return self.arrays.single_us
