@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.problem.flat import concatenated
 from placeto.problem.group_arrays import group_arrays
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
@@ -125,16 +126,10 @@ class InstanceBatch:
     @classmethod
     def of(cls, instances: Sequence[Instance]) -> InstanceBatch:
         """Concatenate instances."""
-        columns = []
-        for name, column in zip(FlatInstances._fields, zip(*(i.arrays for i in instances), strict=True), strict=True):
-            if name.endswith("_offset"):
-                columns.append(np.cumsum([0, *(int(array[-1]) for array in column)], dtype=np.int64))
-            else:
-                columns.append(np.concatenate(column))
         return cls(
             instances=tuple(instances),
             problems=ProblemBatch.of([i.problem for i in instances]),
-            arrays=FlatInstances(*columns),
+            arrays=FlatInstances(*concatenated([i.arrays for i in instances])),
             num_groups=np.array([i.groups.num_groups for i in instances], np.int64),
             num_devices=np.array([i.problem.num_devices for i in instances], np.int64),
             num_pairs=np.array([i.pairs.shape[1] for i in instances], np.int64),

@@ -13,7 +13,7 @@ from numba import njit
 
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import FlatInstances
-from placeto.problem.problem import FlatProblems
+from placeto.problem.flat import FlatProblems
 from placeto.simulator.kernel import Record
 from placeto.simulator.timelines import first_after, timelines
 

@@ -18,7 +18,8 @@ from torch_geometric.data import Data
 
 from placeto.environment.columns import NODE
 from placeto.environment.instance import InstanceBatch
-from placeto.environment.observation import observe, penalised
+from placeto.environment.observation import observe
+from placeto.simulator.memory import penalised
 
 
 @dataclass(frozen=True)

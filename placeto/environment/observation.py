@@ -14,15 +14,10 @@ from torch_geometric.data import Data
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import FlatInstances, InstanceBatch
 from placeto.environment.kernel import describe, situation
-from placeto.problem.problem import FlatProblems
+from placeto.problem.flat import FlatProblems
 from placeto.simulator import kernel, memory
-from placeto.simulator.evaluator import MEMORY_PENALTY
+from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import SERIAL_BELOW
-
-
-def penalised(makespan_us: np.ndarray, overflow: np.ndarray) -> np.ndarray:
-    """Makespan times 1 + `MEMORY_PENALTY` x the memory over the limit, as a fraction of each device's memory."""
-    return makespan_us * (1.0 + MEMORY_PENALTY * overflow)
 
 
 def observe(

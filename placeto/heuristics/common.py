@@ -37,9 +37,8 @@ def run(
 
 def group_times(problem: PlacementProblem, groups: Groups) -> np.ndarray:
     """(G, D) microseconds that each group keeps each device busy, overheads included."""
-    busy = problem.op_time + np.where(problem.op_time > 0, problem.cluster.overhead_us, 0.0)
     time = np.zeros((groups.num_groups, problem.num_devices))
-    np.add.at(time, groups.group, busy)
+    np.add.at(time, groups.group, problem.busy_us)
     return time
 
 

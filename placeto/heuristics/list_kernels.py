@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from placeto.problem.problem import FlatProblems
+from placeto.problem.flat import FlatProblems
 
 
 class Favourites(NamedTuple):

@@ -1,21 +1,24 @@
-"""What a graph costs on a cluster: op times, bounds, and the flat arrays that the simulator's kernel reads.
+"""A graph on a cluster at certain costs: what is placed.
 
-Legend: N ops, T tensors, E edges, D devices, P problems of a batch.
+Legend: N ops, D devices, P problems of a batch.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from placeto.problem.cluster import Cluster
+from placeto.problem.costs import ROOFLINE, CostModel, with_measured
 from placeto.problem.fields import INT64_MAX, quote
+from placeto.problem.flat import FlatProblems, concatenated, flatten, longest_path
 from placeto.problem.graph import ComputationGraph, GraphError
 
 # Resident bytes per parameter byte: parameter, gradient and two Adam moments; parameter alone.
@@ -23,48 +26,6 @@ PARAM_MULTIPLIER = {"training": 4, "inference": 1}
 _TRAINED_EXTRA = PARAM_MULTIPLIER["training"] - 1  # what training adds to a parameter that is trained
 _SHORTEST_US, _LONGEST_US = 1e-12, 1e18
 """Of a time that is not 0, and of all together (30,000 years): beyond, sums and ratios lose their digits."""
-
-
-class FlatProblems(NamedTuple):
-    """P problems as flat arrays, one after another; problem p owns the slices between its offsets p and p + 1.
-
-    All integers are int64, all others float64. Inside a problem, ops, tensors and devices count from 0, and the
-    ``*_ptr`` arrays of N + 1 (or T + 1) offsets count from the problem's first edge.
-    """
-
-    op_offset: np.ndarray  # (P+1,) ops
-    edge_offset: np.ndarray  # (P+1,) edges
-    tensor_offset: np.ndarray  # (P+1,) tensors
-    device_offset: np.ndarray  # (P+1,) devices
-    time_offset: np.ndarray  # (P+1,) N * D
-    pair_offset: np.ndarray  # (P+1,) D * D
-    # per problem
-    broadcast: np.ndarray  # (P,) int64, 1 = one send for all destinations (never with pair links: see Cluster)
-    pair_links: np.ndarray  # (P,) int64, 1 = one link per ordered pair of devices
-    link_gap_us: np.ndarray  # (P,)
-    # per op
-    op_time: np.ndarray  # (N*D,) us, row-major
-    tail_us: np.ndarray  # (N,) lower bound of the time from the op's end to the makespan
-    op_rank: np.ndarray  # (N,) int64, rank of the op's name
-    num_inputs: np.ndarray  # (N,) int64, edges into the op
-    resident: np.ndarray  # (N,) int64, bytes of parameters, gradients and optimizer state
-    # edges out of an op, three orders
-    out_ptr: np.ndarray  # (N+1,) offsets of each op's edges in the next three arrays
-    out_child: np.ndarray  # (E,) int64, consumers in op order
-    out_tensor: np.ndarray  # (E,) int64, the tensors these edges carry
-    named_child: np.ndarray  # (E,) int64, consumers in order of (name, output)
-    tensor_ptr: np.ndarray  # (T+1,) offsets of each tensor's consumers
-    tensor_child: np.ndarray  # (E,) int64, consumers in order of name
-    # per tensor
-    tensor_src: np.ndarray  # (T,) int64, producer
-    tensor_bytes: np.ndarray  # (T,) int64
-    live_bytes: np.ndarray  # (T,) int64, what a tensor adds on its producer's device: 0 if it is resident memory
-    # per device
-    overhead_us: np.ndarray  # (D,)
-    memory: np.ndarray  # (D,) int64
-    device_rank: np.ndarray  # (D,) int64
-    bandwidth: np.ndarray  # (D*D,) bytes/us
-    latency_us: np.ndarray  # (D*D,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +39,7 @@ class PlacementProblem:
 
     graph: ComputationGraph
     cluster: Cluster
+    costs: CostModel = ROOFLINE
 
     def __post_init__(self) -> None:
         _check_types(self.graph, self.cluster)
@@ -101,7 +63,13 @@ class PlacementProblem:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles without what is derived: arrays that come back writable are another type to numba, which compiles."""
-        return PlacementProblem, (self.graph, self.cluster)
+        return PlacementProblem, (self.graph, self.cluster, self.costs)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of all that decides what a placement costs, 64 hex digits."""
+        text = f"{self.graph.hash} {self.cluster.hash} {self.costs.name}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def num_ops(self) -> int:
@@ -125,11 +93,13 @@ class PlacementProblem:
 
     @cached_property
     def op_time(self) -> np.ndarray:
-        """(N, D) float64, microseconds: ``time_us[kind]`` where given, else ``time_us["*"]``, else the roofline.
+        """(N, D) float64, microseconds: ``time_us[kind]`` where given, else ``time_us["*"]``, else the costs'."""
+        return _frozen(with_measured(self.costs.op_time_us(self.graph, self.cluster), self.graph, self.cluster))
 
-        The roofline (Williams et al., CACM 2009) is max(flops / peak, bytes_accessed / memory_bandwidth).
-        """
-        return _frozen(_op_time(self.graph, self.cluster))
+    @cached_property
+    def busy_us(self) -> np.ndarray:
+        """(N, D) float64, microseconds that each op keeps each device busy: its time and the overhead after it."""
+        return _frozen(self.op_time + np.where(self.op_time > 0, self.cluster.overhead_us, 0.0))
 
     @cached_property
     def single_device_us(self) -> float:
@@ -150,14 +120,14 @@ class PlacementProblem:
 
         Overheads count where they can't be avoided: in the work, and after the last op of a path.
         """
-        busy = (self.op_time + np.where(self.op_time > 0, self.cluster.overhead_us, 0.0)).min(axis=1)
-        path = _longest_path(self.graph, self.op_time.min(axis=1), busy)
+        busy = self.busy_us.min(axis=1)
+        path = longest_path(self.graph, self.op_time.min(axis=1), busy)
         return max(float(path.max()), float(busy.sum()) / self.num_devices)
 
     @cached_property
     def arrays(self) -> FlatProblems:
         """The problem as flat arrays, a batch of one: what the simulator's kernel reads."""
-        return _flatten(self)
+        return flatten(self.graph, self.cluster, self.op_time, self.resident_bytes, self.live_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,14 +146,7 @@ class ProblemBatch:
         """
         if not problems:
             raise ValueError("a batch needs at least one problem")
-        parts = [problem.arrays for problem in problems]
-        columns = []
-        for name, column in zip(FlatProblems._fields, zip(*parts, strict=True), strict=True):
-            if name.endswith("_offset"):
-                columns.append(np.cumsum([0, *(int(array[-1]) for array in column)], dtype=np.int64))
-            else:
-                columns.append(np.concatenate(column))
-        return cls(tuple(problems), FlatProblems(*map(_frozen, columns)))
+        return cls(tuple(problems), FlatProblems(*concatenated([problem.arrays for problem in problems])))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles its problems alone, as they do."""
@@ -225,19 +188,6 @@ def _frozen(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _op_time(graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
-    time = np.empty((graph.num_ops, cluster.num_devices))
-    for column, device in enumerate(cluster.devices):
-        with np.errstate(over="ignore"):  # PlacementProblem refuses what is not finite
-            compute, access = graph.flops / device.flops, graph.bytes_accessed / device.memory_bandwidth
-            time[:, column] = np.maximum(compute, access) * 1e6
-        for kind in ("*", device.kind):
-            if kind in graph.time_us:
-                measured = graph.time_us[kind]
-                time[:, column] = np.where(np.isnan(measured), time[:, column], measured)
-    return time
-
-
 def _horizon(problem: PlacementProblem) -> float:
     """A time, in microseconds, by which any schedule has ended: everything one after another, at its slowest."""
     graph, cluster = problem.graph, problem.cluster
@@ -263,62 +213,3 @@ def _fifo_order(graph: ComputationGraph) -> np.ndarray:
             if missing[c] == 0:
                 queue.append(c)
     return np.array(order, np.int64)
-
-
-def _longest_path(graph: ComputationGraph, time: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """(N,) longest path from the start of each op, where an op takes `time`, but `last` if it ends the path."""
-    by_src = np.argsort(graph.edge_src, kind="stable")
-    child = graph.edge_dst[by_src].tolist()
-    ptr = np.searchsorted(graph.edge_src[by_src], np.arange(graph.num_ops + 1)).tolist()
-    path, time_list = last.tolist(), time.tolist()
-    for op in reversed(graph.topological_order.tolist()):
-        for c in child[ptr[op] : ptr[op + 1]]:
-            path[op] = max(path[op], time_list[op] + path[c])
-    return np.array(path)
-
-
-def _flatten(problem: PlacementProblem) -> FlatProblems:
-    graph, cluster = problem.graph, problem.cluster
-    num_ops, num_tensors, num_devices = graph.num_ops, len(graph.output_bytes), cluster.num_devices
-    src, dst, tensor, rank = graph.edge_src, graph.edge_dst, graph.edge_tensor, graph.name_rank
-    in_op_order = np.argsort(src, kind="stable")  # edges are stored by consumer, in op order
-    by_name = np.lexsort((tensor, rank[dst], src))
-    by_tensor = np.lexsort((rank[dst], tensor))
-    fastest = problem.op_time.min(axis=1)
-    # A hair below the sum, so that rounding never makes the bound exceed the makespan.
-    tail = (_longest_path(graph, fastest, fastest) - fastest) * (1 - 1e-9)
-
-    def offset(count: int) -> np.ndarray:
-        return np.array([0, count], np.int64)
-
-    arrays = FlatProblems(
-        op_offset=offset(num_ops),
-        edge_offset=offset(graph.num_edges),
-        tensor_offset=offset(num_tensors),
-        device_offset=offset(num_devices),
-        time_offset=offset(num_ops * num_devices),
-        pair_offset=offset(num_devices**2),
-        broadcast=np.array([cluster.transfers == "broadcast" and cluster.link == "egress"], np.int64),
-        pair_links=np.array([cluster.link == "pair"], np.int64),
-        link_gap_us=np.array([cluster.link_gap_us], np.float64),
-        op_time=problem.op_time.ravel(),
-        tail_us=np.maximum(tail, 0.0),
-        op_rank=rank.astype(np.int64),
-        num_inputs=np.bincount(dst, minlength=num_ops).astype(np.int64),
-        resident=problem.resident_bytes,
-        out_ptr=np.searchsorted(src[in_op_order], np.arange(num_ops + 1)).astype(np.int64),
-        out_child=dst[in_op_order],
-        out_tensor=tensor[in_op_order],
-        named_child=dst[by_name],
-        tensor_ptr=np.searchsorted(tensor[by_tensor], np.arange(num_tensors + 1)).astype(np.int64),
-        tensor_child=dst[by_tensor],
-        tensor_src=np.repeat(np.arange(num_ops), np.diff(graph.output_ptr)).astype(np.int64),
-        tensor_bytes=graph.output_bytes.astype(np.int64),
-        live_bytes=problem.live_bytes,
-        overhead_us=cluster.overhead_us.copy(),
-        memory=cluster.memory.copy(),
-        device_rank=cluster.device_rank.copy(),
-        bandwidth=cluster.bandwidth.ravel(),
-        latency_us=cluster.latency_us.ravel(),
-    )
-    return FlatProblems(*(_frozen(np.ascontiguousarray(array)) for array in arrays))

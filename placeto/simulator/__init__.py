@@ -5,7 +5,8 @@ slack. The kernels are compiled and may be called from other compiled code. An `
 simulates against its budget, and keeps the best.
 """
 
-from placeto.simulator.evaluator import MEMORY_PENALTY, Evaluator, PlacementResult
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.memory import MEMORY_PENALTY
 from placeto.simulator.schedule import PlacementError, Schedule, simulate, simulate_batch, slack
 
 __all__ = [

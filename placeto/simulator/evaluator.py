@@ -16,13 +16,11 @@ import numpy as np
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.problem.units import format_us
-from placeto.simulator.memory import score
+from placeto.simulator.memory import penalised, score
 from placeto.simulator.schedule import Schedule, check_placement, simulate, simulate_batch
 
 _CHUNK_SECONDS = 0.02  # between two looks at the clock
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
-MEMORY_PENALTY = 10.0
-"""Makespans are multiplied by 1 + this x the sum over devices of max(0, peak - memory) / memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,7 +294,7 @@ class Evaluator:
                 makespans, overflows = np.array([score(arrays, 0, row, math.inf) for row in checked]).T
             else:
                 makespans, overflows = simulate_batch(self._batch, np.zeros(count, np.int64), rows)
-            scores[done : done + count] = makespans * (1.0 + MEMORY_PENALTY * overflows)
+            scores[done : done + count] = penalised(makespans, overflows)
             for row, makespan, overflow in zip(rows, makespans, overflows, strict=True):
                 self.simulations += 1
                 self._offer(row, float(makespan), float(overflow))
@@ -350,7 +348,7 @@ class Chunks:
 
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:
     """What is smaller is better: whether memory is exceeded, then the penalised makespan."""
-    return overflow > 0, makespan_us * (1.0 + MEMORY_PENALTY * overflow)
+    return overflow > 0, penalised(makespan_us, overflow)
 
 
 def best_single(problem: PlacementProblem) -> Schedule | None:
@@ -364,4 +362,4 @@ def best_single(problem: PlacementProblem) -> Schedule | None:
 
 def busy_us(problem: PlacementProblem) -> np.ndarray:
     """(D,) microseconds that each device would be busy with the whole graph, overheads included."""
-    return (problem.op_time + np.where(problem.op_time > 0, problem.cluster.overhead_us, 0.0)).sum(axis=0)
+    return problem.busy_us.sum(axis=0)

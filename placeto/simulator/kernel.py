@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from placeto.problem.problem import FlatProblems
+from placeto.problem.flat import FlatProblems
 
 _LINK = 1 << 40  # keys: deliveries from 0, links from _LINK, devices from 2 * _LINK
 _DEVICE = 2 << 40

@@ -7,11 +7,25 @@ Legend: N ops, S sends, E edges, T tensors, D devices.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
-from placeto.problem.problem import FlatProblems
+from placeto.problem.flat import FlatProblems
 from placeto.simulator.kernel import Record, new_record, run
+
+MEMORY_PENALTY = 10.0
+"""Makespans are multiplied by 1 + this x the sum over devices of max(0, peak - memory) / memory."""
+
+
+def penalised(makespan_us: Any, overflow: Any) -> Any:
+    """Makespans times 1 + `MEMORY_PENALTY` x the memory over the limit, numbers or arrays."""
+    return makespan_us * (1.0 + MEMORY_PENALTY * overflow)
+
+
+penalised_makespan = njit(cache=True, nogil=True)(penalised)
+"""The same for kernels."""
 
 
 @njit(cache=True, nogil=True)

@@ -21,7 +21,8 @@ import numpy as np
 from numba import njit, prange
 
 from placeto.problem.fields import quote
-from placeto.problem.problem import FlatProblems, PlacementProblem, ProblemBatch, check_problem
+from placeto.problem.flat import FlatProblems
+from placeto.problem.problem import PlacementProblem, ProblemBatch, check_problem
 from placeto.simulator import kernel, memory
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from placeto.problem.problem import FlatProblems
+from placeto.problem.flat import FlatProblems
 from placeto.simulator.kernel import Record
 
 

@@ -4,9 +4,10 @@ import torch
 
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import InstanceBatch, make_instance
-from placeto.environment.observation import observe, penalised, reach_matrix, score_moves
+from placeto.environment.observation import observe, reach_matrix, score_moves
 from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import simulate
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placeto.problem.cluster import Cluster, Device, load_cluster
+from placeto.problem.flat import FlatProblems
 from placeto.problem.graph import ComputationGraph, GraphError
-from placeto.problem.problem import FlatProblems, PlacementProblem, ProblemBatch
+from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.schedule import simulate, simulate_batch
 from tests.reference import random_cluster, random_graph, random_problem
 

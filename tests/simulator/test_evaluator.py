@@ -10,7 +10,8 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator import evaluator as evaluator_module
-from placeto.simulator.evaluator import MEMORY_PENALTY, Chunks, Evaluator
+from placeto.simulator.evaluator import Chunks, Evaluator
+from placeto.simulator.memory import MEMORY_PENALTY
 from placeto.simulator.schedule import PlacementError, simulate
 
 GB = 1_000_000_000

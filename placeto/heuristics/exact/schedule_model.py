@@ -129,7 +129,7 @@ class ScheduleModel:
         """Ops on their devices, after their producers; their ends (N,)."""
         problem, model = self.problem, self.model
         time = self._ticks(problem.op_time)
-        busy = self._ticks(problem.op_time + np.where(problem.op_time > 0, problem.cluster.overhead_us, 0.0))
+        busy = self._ticks(problem.busy_us)
         finish = []
         for i, (g, start) in enumerate(zip(self.group, self.start, strict=True)):
             finish.append(start + self._by_device(g, time[i]))

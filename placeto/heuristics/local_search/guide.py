@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
-from placeto.problem.problem import FlatProblems
+from placeto.problem.flat import FlatProblems
 from placeto.simulator.kernel import Record
 from placeto.simulator.timelines import first_after
 

@@ -15,10 +15,9 @@ from numba import njit
 
 from placeto.heuristics.local_search.guide import estimate
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
-from placeto.problem.problem import FlatProblems
+from placeto.problem.flat import FlatProblems
 from placeto.simulator import kernel
-from placeto.simulator.evaluator import MEMORY_PENALTY
-from placeto.simulator.memory import run_and_measure
+from placeto.simulator.memory import penalised_makespan, run_and_measure
 from placeto.simulator.timelines import timelines
 
 MOVES = ("guided", "critical", "random", "swap", "set", "part", "exchange", "block")
@@ -89,7 +88,7 @@ def enter(flat: FlatProblems, near: Neighbourhood, state: State, guide: float) -
         _move(near, state, group, state.device[group])
         state.hash[0] ^= state.salt[group, state.device[group]]
     makespan, overflow, num_sends = run_and_measure(flat, 0, state.placement, scratch.record, np.inf)
-    state.score[0] = makespan * (1.0 + MEMORY_PENALTY * overflow)
+    state.score[0] = penalised_makespan(makespan, overflow)
     if (overflow > 0.0, state.score[0]) < (state.score[3] > 0.0, state.score[1]):
         state.score[1], state.score[2], state.score[3] = state.score[0], makespan, overflow
         state.best[:] = state.placement
@@ -165,7 +164,7 @@ def search(
         for k in range(count):
             _move(near, state, chosen[k], target[k])
         makespan, overflow, num_sends = run_and_measure(flat, 0, state.placement, scratch.record, cutoff)
-        score = makespan * (1.0 + MEMORY_PENALTY * overflow) if makespan < np.inf else np.inf
+        score = penalised_makespan(makespan, overflow) if makespan < np.inf else np.inf
         state.tried[kind] += 1
         done += 1
         state.seen[entry], state.bound[entry] = key, score if score < np.inf else cutoff

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from placeto.environment.observation import penalised
 from placeto.heuristics.local_search.search import anneal, best_cheap
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.base import OneShotPolicy, Sample
@@ -25,6 +24,7 @@ from placeto.policies.one_shot.randomness import SharedGenerator
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import simulate_batch
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
 from placeto.training.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate

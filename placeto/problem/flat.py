@@ -1,0 +1,133 @@
+"""The flat arrays that kernels read.
+
+Legend: N ops, T tensors, E edges, D devices, P problems of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from placeto.problem.cluster import Cluster
+from placeto.problem.graph import ComputationGraph
+
+
+class FlatProblems(NamedTuple):
+    """P problems as flat arrays, one after another; problem p owns the slices between its offsets p and p + 1.
+
+    All integers are int64, all others float64. Inside a problem, ops, tensors and devices count from 0, and the
+    ``*_ptr`` arrays of N + 1 (or T + 1) offsets count from the problem's first edge.
+    """
+
+    op_offset: np.ndarray  # (P+1,) ops
+    edge_offset: np.ndarray  # (P+1,) edges
+    tensor_offset: np.ndarray  # (P+1,) tensors
+    device_offset: np.ndarray  # (P+1,) devices
+    time_offset: np.ndarray  # (P+1,) N * D
+    pair_offset: np.ndarray  # (P+1,) D * D
+    # per problem
+    broadcast: np.ndarray  # (P,) int64, 1 = one send for all destinations (never with pair links: see Cluster)
+    pair_links: np.ndarray  # (P,) int64, 1 = one link per ordered pair of devices
+    link_gap_us: np.ndarray  # (P,)
+    # per op
+    op_time: np.ndarray  # (N*D,) us, row-major
+    tail_us: np.ndarray  # (N,) lower bound of the time from the op's end to the makespan
+    op_rank: np.ndarray  # (N,) int64, rank of the op's name
+    num_inputs: np.ndarray  # (N,) int64, edges into the op
+    resident: np.ndarray  # (N,) int64, bytes of parameters, gradients and optimizer state
+    # edges out of an op, three orders
+    out_ptr: np.ndarray  # (N+1,) offsets of each op's edges in the next three arrays
+    out_child: np.ndarray  # (E,) int64, consumers in op order
+    out_tensor: np.ndarray  # (E,) int64, the tensors these edges carry
+    named_child: np.ndarray  # (E,) int64, consumers in order of (name, output)
+    tensor_ptr: np.ndarray  # (T+1,) offsets of each tensor's consumers
+    tensor_child: np.ndarray  # (E,) int64, consumers in order of name
+    # per tensor
+    tensor_src: np.ndarray  # (T,) int64, producer
+    tensor_bytes: np.ndarray  # (T,) int64
+    live_bytes: np.ndarray  # (T,) int64, what a tensor adds on its producer's device: 0 if it is resident memory
+    # per device
+    overhead_us: np.ndarray  # (D,)
+    memory: np.ndarray  # (D,) int64
+    device_rank: np.ndarray  # (D,) int64
+    bandwidth: np.ndarray  # (D*D,) bytes/us
+    latency_us: np.ndarray  # (D*D,)
+
+
+def flatten(
+    graph: ComputationGraph, cluster: Cluster, op_time: np.ndarray, resident: np.ndarray, live: np.ndarray
+) -> FlatProblems:
+    """One problem as flat arrays; `op_time` is (N, D), in microseconds, `resident` (N,) and `live` (T,) are bytes."""
+    num_ops, num_tensors, num_devices = graph.num_ops, len(graph.output_bytes), cluster.num_devices
+    src, dst, tensor, rank = graph.edge_src, graph.edge_dst, graph.edge_tensor, graph.name_rank
+    in_op_order = np.argsort(src, kind="stable")  # edges are stored by consumer, in op order
+    by_name = np.lexsort((tensor, rank[dst], src))
+    by_tensor = np.lexsort((rank[dst], tensor))
+    fastest = op_time.min(axis=1)
+    # A hair below the sum, so that rounding never makes the bound exceed the makespan.
+    tail = (longest_path(graph, fastest, fastest) - fastest) * (1 - 1e-9)
+
+    def offset(count: int) -> np.ndarray:
+        return np.array([0, count], np.int64)
+
+    arrays = FlatProblems(
+        op_offset=offset(num_ops),
+        edge_offset=offset(graph.num_edges),
+        tensor_offset=offset(num_tensors),
+        device_offset=offset(num_devices),
+        time_offset=offset(num_ops * num_devices),
+        pair_offset=offset(num_devices**2),
+        broadcast=np.array([cluster.transfers == "broadcast" and cluster.link == "egress"], np.int64),
+        pair_links=np.array([cluster.link == "pair"], np.int64),
+        link_gap_us=np.array([cluster.link_gap_us], np.float64),
+        op_time=op_time.ravel(),
+        tail_us=np.maximum(tail, 0.0),
+        op_rank=rank.astype(np.int64),
+        num_inputs=np.bincount(dst, minlength=num_ops).astype(np.int64),
+        resident=resident,
+        out_ptr=np.searchsorted(src[in_op_order], np.arange(num_ops + 1)).astype(np.int64),
+        out_child=dst[in_op_order],
+        out_tensor=tensor[in_op_order],
+        named_child=dst[by_name],
+        tensor_ptr=np.searchsorted(tensor[by_tensor], np.arange(num_tensors + 1)).astype(np.int64),
+        tensor_child=dst[by_tensor],
+        tensor_src=np.repeat(np.arange(num_ops), np.diff(graph.output_ptr)).astype(np.int64),
+        tensor_bytes=graph.output_bytes.astype(np.int64),
+        live_bytes=live,
+        overhead_us=cluster.overhead_us.copy(),
+        memory=cluster.memory.copy(),
+        device_rank=cluster.device_rank.copy(),
+        bandwidth=cluster.bandwidth.ravel(),
+        latency_us=cluster.latency_us.ravel(),
+    )
+    return FlatProblems(*(_frozen(np.ascontiguousarray(array)) for array in arrays))
+
+
+def concatenated(parts: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+    """The arrays of named tuples of one kind, field by field one after another; ``*_offset`` go on counting."""
+    columns = []
+    for name, column in zip(parts[0]._fields, zip(*parts, strict=True), strict=True):  # type: ignore[attr-defined]
+        if name.endswith("_offset"):
+            columns.append(_frozen(np.cumsum([0, *(int(array[-1]) for array in column)], dtype=np.int64)))
+        else:
+            columns.append(_frozen(np.concatenate(column)))
+    return columns
+
+
+def longest_path(graph: ComputationGraph, time: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """(N,) longest path from the start of each op, where an op takes `time`, but `last` if it ends the path."""
+    by_src = np.argsort(graph.edge_src, kind="stable")
+    child = graph.edge_dst[by_src].tolist()
+    ptr = np.searchsorted(graph.edge_src[by_src], np.arange(graph.num_ops + 1)).tolist()
+    path, time_list = last.tolist(), time.tolist()
+    for op in reversed(graph.topological_order.tolist()):
+        for c in child[ptr[op] : ptr[op + 1]]:
+            path[op] = max(path[op], time_list[op] + path[c])
+    return np.array(path)
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
