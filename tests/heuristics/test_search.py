@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS, SEARCHES
-from placeto.heuristics.local_search.guide import estimate
+from placeto.heuristics.local_search.guide import estimate, new_scratch
 from placeto.heuristics.local_search.local_search import LocalSearch
 from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
 from placeto.heuristics.local_search.search import ANNEAL, CLIMB, anneal, annealing_of_parts, best_cheap, hillclimb, ils
@@ -33,18 +33,14 @@ def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
     groups, flat = group_ops(problem), problem.arrays
     near = neighbourhood(problem, groups)
     placement = device[groups.group]
-    record = kernel.new_record(flat, 0)
-    makespan, sends = kernel.run(flat, 0, placement, record, np.inf)
-    slack, send_slack = np.empty(problem.num_ops), np.empty(problem.graph.num_edges)
-    kernel.slack(flat, 0, placement, record, sends, makespan, slack, send_slack)
-    ptr, line, scratch = np.empty(problem.num_devices + 1, np.int64), np.empty_like(placement), np.empty_like(slack)
-    timelines(flat, 0, placement, record, sends, ptr, line)
+    scratch = new_scratch(flat, near)
+    makespan, sends = kernel.run(flat, 0, placement, scratch.record, np.inf)
+    kernel.slack(flat, 0, placement, scratch.record, sends, makespan, scratch.op_slack, scratch.send_slack)
+    timelines(flat, 0, placement, scratch.record, sends, scratch.line_ptr, scratch.line)
     table = np.zeros((groups.num_groups, problem.num_devices))
     for group, target in np.ndindex(table.shape):
         if target != device[group]:
-            table[group, target] = estimate(
-                flat, near, placement, record, slack, ptr, line, scratch, group, target
-            )  # fmt: skip
+            table[group, target] = estimate(flat, near, placement, scratch, group, target)
     return table
 
 

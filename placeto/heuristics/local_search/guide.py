@@ -8,32 +8,53 @@ Legend: N ops, G groups, D devices, E edges.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.problem.flat import FlatProblems
-from placeto.simulator.kernel import Record
+from placeto.simulator.kernel import Record, new_record
 from placeto.simulator.timelines import first_after
+
+
+class Scratch(NamedTuple):
+    """A schedule, and arrays to work in."""
+
+    record: Record
+    op_slack: np.ndarray  # (N,)
+    send_slack: np.ndarray  # (E,)
+    line_ptr: np.ndarray  # (D+1,) see `timelines`
+    line: np.ndarray  # (N,)
+    guess: np.ndarray  # (N,)
+    marked: np.ndarray  # (G,) bool, False between calls
+
+
+@njit(cache=True, nogil=True)
+def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
+    """Empty arrays for a problem and its groups."""
+    n = len(near.group)
+    return Scratch(
+        new_record(flat, 0),
+        np.empty(n),
+        np.empty(len(flat.out_child)),
+        np.empty(flat.device_offset[1] + 1, np.int64),
+        np.empty(n, np.int64),
+        np.empty(n),
+        np.zeros(len(near.op_ptr) - 1, np.bool_),
+    )
 
 
 @njit(cache=True, nogil=True)
 def estimate(
-    flat: FlatProblems,
-    near: Neighbourhood,
-    placement: np.ndarray,
-    record: Record,
-    slack: np.ndarray,
-    ptr: np.ndarray,
-    line: np.ndarray,
-    guess: np.ndarray,
-    group: int,
-    device: int,
+    flat: FlatProblems, near: Neighbourhood, placement: np.ndarray, scratch: Scratch, group: int, device: int
 ) -> float:
-    """Estimated change of the makespan, in microseconds, by moving a group; `guess` (N,) is scratch space."""
+    """Estimated change of the makespan, in microseconds, by moving a group; `scratch` has schedule and timelines."""
+    record, slack, line, guess = scratch.record, scratch.op_slack, scratch.line, scratch.guess
     num_devices = flat.device_offset[1]
     displaced, child_late, mean, total, gain, free = 0.0, 0.0, 0.0, 1e-9, 0.0, 0.0
-    first, stop = ptr[device], ptr[device + 1]
+    first, stop = scratch.line_ptr[device], scratch.line_ptr[device + 1]
     cursor = first
     for k in range(near.op_ptr[group], near.op_ptr[group + 1]):
         op = near.ops[k]

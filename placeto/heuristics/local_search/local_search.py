@@ -10,13 +10,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from placeto.heuristics.local_search.moves import MOVES, State, enter, search
+from placeto.heuristics.local_search.moves import MOVES, Log, Rules, State, enter, search
 from placeto.heuristics.local_search.neighbourhood import neighbourhood
 from placeto.simulator.evaluator import Chunks, Evaluator
 
 _GUIDE = 0.01  # differences of the guide's estimates that matter, as a share of the makespan
 _TEMPERATURE = 1e-3  # at first, as a share of the makespan; it is steered from there
 _MEMO = 1 << 16  # placements remembered; new ones overwrite old ones
+_BLOCK = 12  # groups of a connected block that moves together, at most
+_CRITICAL_SETS = 0.8  # share of the moves of sets that are of one with a critical group
+_WINDOWS = 0.5  # share of the moves of sets that are of a window of it
+_KNOWN = 2000  # proposals in a row that need no simulation, after which one is accepted whatever it costs
+_STEER = 0.1  # how fast the temperature follows the share of accepted proposals
 _CHUNK = 1000  # simulations between two looks at the clock, at most
 
 
@@ -38,9 +43,9 @@ class LocalSearch:
         self.evaluator = evaluator
         self.near = neighbourhood(problem, evaluator.groups)
         self.rng = rng
-        self.chances = np.cumsum([mix.get(move, 0.0) for move in MOVES])
-        self.chances /= self.chances[-1]
-        self.guide = _GUIDE if mix.get("guided") else 0.0
+        chances = np.cumsum([mix.get(move, 0.0) for move in MOVES])
+        guide = _GUIDE if mix.get("guided") else 0.0
+        self.rules = Rules(chances / chances[-1], guide, _BLOCK, _CRITICAL_SETS, _WINDOWS, _KNOWN, _STEER)
         self.state = State(
             placement=np.zeros(problem.num_ops, np.int64),
             device=np.zeros(groups, np.int64),
@@ -59,7 +64,7 @@ class LocalSearch:
             bound=np.zeros(_MEMO),
             temperature=np.zeros(1),
         )
-        self._logs = np.empty(_CHUNK, np.int64), np.empty(_CHUNK), np.empty(_CHUNK)
+        self._log = Log(np.empty(_CHUNK, np.int64), np.empty(_CHUNK), np.empty(_CHUNK))
         self._chunks = Chunks(evaluator)
         self.restart(start)
         self.state.temperature[0] = _TEMPERATURE * self.score
@@ -77,7 +82,7 @@ class LocalSearch:
     def restart(self, start: np.ndarray) -> None:
         """Go on from another placement (G,) of groups, which takes one simulation."""
         self.state.device[:] = start
-        enter(self.evaluator.problem.arrays, self.near, self.state, self.guide)
+        enter(self.evaluator.problem.arrays, self.near, self.state, self.rules.guide)
         self._absorb(1, 0)
 
     def run(self, hot: float = 0.0, cold: float = 0.0, patience: int | None = None) -> None:
@@ -101,14 +106,12 @@ class LocalSearch:
                 evaluator.problem.arrays,
                 self.near,
                 self.state,
-                self.chances,
+                self.rules,
                 self.rng,
                 count,
                 1 << 60 if patience is None else patience - fruitless,
-                hot * ratio**done,
-                hot * ratio**until,
-                self.guide,
-                *self._logs,
+                (hot * ratio**done, hot * ratio**until),
+                self._log,
             )
             self._absorb(simulated, logged)
             fruitless = 0 if self.score < standing else fruitless + simulated
@@ -117,5 +120,5 @@ class LocalSearch:
             self._chunks.took(count, evaluator.seconds - before)
 
     def _absorb(self, simulations: int, logged: int) -> None:
-        state, improvements = self.state, list(zip(*(log[:logged].tolist() for log in self._logs), strict=True))
+        state, improvements = self.state, list(zip(*(log[:logged].tolist() for log in self._log), strict=True))
         self.evaluator.absorb(state.best, float(state.score[2]), float(state.score[3]), simulations, improvements)

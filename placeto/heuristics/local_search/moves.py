@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from placeto.heuristics.local_search.guide import estimate
+from placeto.heuristics.local_search.guide import Scratch, estimate, new_scratch
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.problem.flat import FlatProblems
 from placeto.simulator import kernel
@@ -25,11 +25,6 @@ MOVES = ("guided", "critical", "random", "swap", "set", "part", "exchange", "blo
 places, one of them critical; a whole set; what a set has on one device; what it has on two devices changes places; a
 connected block on one device."""
 GUIDED, CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
-_BLOCK = 12  # largest connected block
-_CRITICAL_SETS = 0.8  # share of the moves of sets that are of one with a critical group
-_WINDOWS = 0.5  # share of the moves of sets that are of a window of it
-_KNOWN = 2000  # proposals in a row that need no simulation, after which one is accepted whatever it costs
-_STEER = 0.1  # how fast the temperature follows the share of accepted proposals
 
 
 class State(NamedTuple):
@@ -53,36 +48,30 @@ class State(NamedTuple):
     bound: np.ndarray  # (H,) float64, their penalised makespans are at least this
 
 
-class Scratch(NamedTuple):
-    """Arrays to work in."""
+class Rules(NamedTuple):
+    """How a search proposes and accepts."""
 
-    record: kernel.Record
-    op_slack: np.ndarray  # (N,)
-    send_slack: np.ndarray  # (E,)
-    line_ptr: np.ndarray  # (D+1,)
-    line: np.ndarray  # (N,)
-    guess: np.ndarray  # (N,)
-    marked: np.ndarray  # (G,) bool, False between calls
+    mix: np.ndarray  # (M,) cumulative probability of each kind of move; RANDOM must have some
+    guide: float  # differences of the guide's estimates that matter, as a share of the makespan; 0 = without it
+    largest_block: int  # groups of a connected block that moves together, at most
+    critical_sets: float  # share of the moves of sets that are of one with a critical group
+    windows: float  # share of the moves of sets that are of a window of it
+    known: int  # proposals in a row that need no simulation, after which one is accepted whatever it costs
+    steer: float  # how fast the temperature follows the share of accepted proposals
 
 
-@njit(cache=True, nogil=True)
-def _scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
-    n = len(near.group)
-    return Scratch(
-        kernel.new_record(flat, 0),
-        np.empty(n),
-        np.empty(len(flat.out_child)),
-        np.empty(flat.device_offset[1] + 1, np.int64),
-        np.empty(n, np.int64),
-        np.empty(n),
-        np.zeros(len(near.op_ptr) - 1, np.bool_),
-    )
+class Log(NamedTuple):
+    """When the best improved, and to what: arrays (L,) of at least as many entries as simulations."""
+
+    simulation: np.ndarray  # int64
+    makespan: np.ndarray  # float64, us
+    overflow: np.ndarray  # float64
 
 
 @njit(cache=True, nogil=True)
 def enter(flat: FlatProblems, near: Neighbourhood, state: State, guide: float) -> None:
     """Simulate the state's placement of groups, and fill in the rest of the state; a better best is kept."""
-    scratch = _scratch(flat, near)
+    scratch = new_scratch(flat, near)
     state.hash[0] = 0
     for group in range(len(state.device)):
         _move(near, state, group, state.device[group])
@@ -100,16 +89,12 @@ def search(
     flat: FlatProblems,
     near: Neighbourhood,
     state: State,
-    mix: np.ndarray,
+    rules: Rules,
     rng: np.random.Generator,
     simulations: int,
     patience: int,
-    hot: float,
-    cold: float,
-    guide: float,
-    log_simulation: np.ndarray,
-    log_makespan: np.ndarray,
-    log_overflow: np.ndarray,
+    warmth: tuple[float, float],
+    log: Log,
 ) -> tuple[int, int]:
     """Simulate proposals, and keep those that are no worse or, at a temperature above 0, not much worse.
 
@@ -117,22 +102,20 @@ def search(
         flat: the problem, of two devices at least.
         near: its neighbourhood.
         state: what `enter` made; changed.
-        mix: (M,) cumulative probability of each kind of move; RANDOM must have some.
+        rules: how to propose and accept.
         rng: source of randomness.
         simulations: at most so many.
         patience: end after so many proposals in a row, simulated or not, none of them an improvement.
-        hot: the temperature is steered so that this share of the proposals is accepted though worse; 0 accepts none.
-        cold: such a share at the end; between them it falls geometrically.
-        guide: differences of the guide's estimates that matter, as a share of the makespan; 0 = without it.
-        log_simulation: (L,) filled with the simulations at which the best improved; L is at least `simulations`.
-        log_makespan: (L,) filled with the makespans to which it did.
-        log_overflow: (L,) filled with the memory overflows of these.
+        warmth: the temperature is steered so that this share of the proposals is accepted though worse, at the
+            beginning and at the end, between which it falls geometrically; 0 accepts none.
+        log: filled with the improvements.
 
     Returns:
         Simulations made, and length of the log. Without a temperature it also ends where all proposals are known.
     """
+    hot, cold = warmth
     num_groups, num_devices = len(near.op_ptr) - 1, flat.device_offset[1]
-    scratch = _scratch(flat, near)
+    scratch = new_scratch(flat, near)
     chosen, target = np.empty(num_groups, np.int64), np.empty(num_groups, np.int64)
     before = np.empty(num_groups, np.int64)
     last = np.uint64(len(state.seen) - 1)
@@ -141,8 +124,8 @@ def search(
         fruitless += 1
         count, kind = 0, RANDOM
         while count == 0:
-            kind = int(np.searchsorted(mix, rng.random(), side="right"))
-            count = _propose(near, state, kind, num_devices, rng, scratch.marked, chosen, target)
+            kind = int(np.searchsorted(rules.mix, rng.random(), side="right"))
+            count = _propose(near, state, rules, kind, num_devices, rng, scratch.marked, chosen, target)
         key = state.hash[0]
         for k in range(count):
             before[k] = state.device[chosen[k]]
@@ -151,14 +134,14 @@ def search(
         if hot > 0.0:
             cutoff -= state.temperature[0] * np.log(1.0 - rng.random())
         entry = np.int64(key & last)
-        if known >= _KNOWN:
+        if known >= rules.known:
             if hot <= 0.0:
                 break
             cutoff = np.inf
         elif state.seen[entry] == key and state.bound[entry] >= cutoff:
             known += 1
             if hot > 0.0:  # a rejection as well
-                state.temperature[0] *= np.exp(_STEER * hot * (cold / hot) ** (done / simulations))
+                state.temperature[0] *= np.exp(rules.steer * hot * (cold / hot) ** (done / simulations))
             continue
         known = 0
         for k in range(count):
@@ -170,7 +153,7 @@ def search(
         state.seen[entry], state.bound[entry] = key, score if score < np.inf else cutoff
         if hot > 0.0:
             goal = hot * (cold / hot) ** (done / simulations)
-            state.temperature[0] *= np.exp(_STEER * (goal - (state.score[0] < score <= cutoff)))
+            state.temperature[0] *= np.exp(rules.steer * (goal - (state.score[0] < score <= cutoff)))
         if score > cutoff:
             for k in range(count):
                 _move(near, state, chosen[k], before[k])
@@ -178,13 +161,13 @@ def search(
         if score < state.score[0]:
             fruitless = 0
         state.score[0], state.hash[0] = score, key
-        _look(flat, near, state, scratch, num_sends, makespan, guide)
+        _look(flat, near, state, scratch, num_sends, makespan, rules.guide)
         fits, best_fits = overflow == 0.0, state.score[3] == 0.0
         if (fits and not best_fits) or (fits == best_fits and score < state.score[1]):
             state.gained[kind] += max(0.0, state.score[1] - score)
             state.best[:] = state.placement
             state.score[1], state.score[2], state.score[3] = score, makespan, overflow
-            log_simulation[logged], log_makespan[logged], log_overflow[logged] = done, makespan, overflow
+            log.simulation[logged], log.makespan[logged], log.overflow[logged] = done, makespan, overflow
             logged += 1
     return done, logged
 
@@ -228,18 +211,7 @@ def _look(
         group = state.critical[k]
         for device in range(num_devices):
             if device != state.device[group]:
-                change = estimate(
-                    flat,
-                    near,
-                    state.placement,
-                    scratch.record,
-                    scratch.op_slack,
-                    scratch.line_ptr,
-                    scratch.line,
-                    scratch.guess,
-                    group,
-                    device,
-                )
+                change = estimate(flat, near, state.placement, scratch, group, device)
                 state.pair[pairs, 0], state.pair[pairs, 1] = group, device
                 state.weight[pairs] = change
                 least = min(least, change)
@@ -273,6 +245,7 @@ def _propose_guided(state: State, rng: np.random.Generator, chosen: np.ndarray, 
 def _propose(
     near: Neighbourhood,
     state: State,
+    rules: Rules,
     kind: int,
     num_devices: int,
     rng: np.random.Generator,
@@ -285,7 +258,7 @@ def _propose(
     if kind == GUIDED:
         return _propose_guided(state, rng, chosen, target)
     if kind in (SET, PART, EXCHANGE):
-        return _propose_set(near, state, kind, num_devices, rng, chosen, target)
+        return _propose_set(near, state, rules, kind, num_devices, rng, chosen, target)
     if kind == RANDOM or state.num_critical[0] == 0:
         group = rng.integers(0, num_groups)
     else:
@@ -302,7 +275,7 @@ def _propose(
     chosen[0] = group
     count = 1
     if kind == BLOCK:
-        size = rng.integers(2, _BLOCK + 1)
+        size = rng.integers(2, rules.largest_block + 1)
         marked[group] = True
         head = 0
         while head < count and count < size:
@@ -322,6 +295,7 @@ def _propose(
 def _propose_set(
     near: Neighbourhood,
     state: State,
+    rules: Rules,
     kind: int,
     num_devices: int,
     rng: np.random.Generator,
@@ -333,7 +307,7 @@ def _propose_set(
     if num_sets == 0:
         return 0
     which, middle = rng.integers(0, num_sets), -1
-    if state.num_critical[0] > 0 and rng.random() < _CRITICAL_SETS:
+    if state.num_critical[0] > 0 and rng.random() < rules.critical_sets:
         group = state.critical[rng.integers(0, state.num_critical[0])]
         if near.home_ptr[group + 1] > near.home_ptr[group]:
             entry = rng.integers(near.home_ptr[group], near.home_ptr[group + 1])
@@ -343,7 +317,7 @@ def _propose_set(
         middle = rng.integers(first, stop)
     source = state.device[near.sets[middle]]
     device = (source + 1 + rng.integers(0, num_devices - 1)) % num_devices
-    if rng.random() < _WINDOWS:
+    if rng.random() < rules.windows:
         first = rng.integers(first, middle + 1)
         stop = rng.integers(middle + 1, stop + 1)
     count = 0
