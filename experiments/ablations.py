@@ -30,7 +30,7 @@ from placeto.environment.mdp import EnvConfig
 from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate
 from placeto.placers import load_split, split_size
 from placeto.policies.placeto import PlacetoConfig
-from placeto.problem.cluster import load_cluster
+from placeto.problem.cluster_files import load_cluster
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import PAPER_LEARNING, TrainConfig

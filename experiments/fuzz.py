@@ -31,11 +31,14 @@ from experiments.command import command
 from experiments.tables import machine, markdown, publish, rule
 from placeto.evaluation.evaluate import EvaluationError, Row, load_rows, save_rows
 from placeto.evaluation.summary import markdown_table, summarize
-from placeto.formats.importers import ImporterError, msr, pipedream
+from placeto.formats import dnn_partitioning, pipedream
+from placeto.formats.importers import ImporterError
 from placeto.formats.placement import PlacementError, PlacementFile, load_placement, save_placement
-from placeto.problem.cluster import Cluster, ClusterError, load_cluster, save_cluster
+from placeto.problem.cluster import Cluster
+from placeto.problem.cluster_files import load_cluster, save_cluster
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.topology import ClusterError
 from placeto.simulator.schedule import simulate
 
 HOW = ("structure", "bytes")
@@ -223,7 +226,7 @@ FORMATS: dict[str, Format] = {
         EvaluationError,
         _use_rows,
     ),
-    "dnn-partitioning": Format((_WORKLOAD,), ".json", msr.load, ImporterError, _use_graph),
+    "dnn-partitioning": Format((_WORKLOAD,), ".json", dnn_partitioning.load, ImporterError, _use_graph),
     "PipeDream": Format((_PROFILE,), ".graph.txt", pipedream.load, ImporterError, _use_graph),
 }
 

@@ -39,7 +39,7 @@ from placeto.placers import Placer, load_placer, resolve_graph, zero_shot
 from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
 from placeto.policies.one_shot.inputs import UnitKind, make_input
 from placeto.policies.one_shot.sampling import SamplingPlacer
-from placeto.problem.cluster import load_cluster
+from placeto.problem.cluster_files import load_cluster
 from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate

@@ -19,7 +19,7 @@ from placeto.evaluation.evaluate import Row, in_processes, load_rows, save_rows,
 from placeto.formats.placement import load_placement
 from placeto.heuristics.local_search.search import best_cheap
 from placeto.placers import resolve_graph
-from placeto.problem.cluster import load_cluster
+from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem

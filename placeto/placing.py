@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.placers import DEFAULT_PLACER, load_placer
-from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.cluster import Cluster
+from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult

@@ -1,132 +1,70 @@
-"""A module imports only from floors below its own, so that each can be read without those above it."""
+"""A room imports from lower floors only, and nothing imports in a circle: each can be read without those above it."""
 
-import ast
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-FLOORS = {
-    0: [
-        "units",
-        "terminal",
-        "threads",
-        "files",
-        "fields",
-        "settings",
-        "graph",
-        "topology",
-        "cluster",
-        "progress",
-        "signals",
-        "distributed",
-    ],
-    1: ["cost", "_kernel", "_memory", "simulator", "grouping", "placer", "placement"],
-    2: [
-        "_observe",
-        "features",
-        "op_features",
-        "env",
-        "heuristics",
-        "capture",
-        "importers",
-        "export",
-        "executor",
-        "plot",
-    ],
-    3: ["nn", "policies"],
-    4: [
-        "config",
-        "reinforce",
-        "rollout",
-        "checkpoint",
-        "curves",
-        "learning",
-        "learners",
-        "load",
-        "placing",
-        "summary",
-        "evaluate",
-        "trainer",
-    ],
-    5: ["commands", "cli", "__main__", "__init__"],
-}
-# Within a floor: a module may import those that stand before it in its list.
-BELOW = {name: (floor, rank) for floor, names in FLOORS.items() for rank, name in enumerate(names)}
-# These stand on floors 0 and 1 only, whatever their own floor.
-LOW = {"capture", "importers", "export", "executor", "plot"}
+from tests.floors import FLOORS, ROOT, find_cycle, imported_modules, imports, modules, room, table, wrong_imports
+
+GRAPH = imported_modules(ROOT / "placeto")
 
 
-def modules(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
+def test_every_room_has_a_floor_and_says_what_lives_there() -> None:
+    assert {room(name) for name in GRAPH} == set(FLOORS)
+    for path in (ROOT / "placeto").rglob("__init__.py"):
+        text = path.read_text()
+        assert len(text.split('"""')[1]) > 80, f"{path}: says nothing of what lives there"
+        assert "__all__" in text, f"{path}: exports nothing"
 
 
-def imports(path: Path) -> set[str]:
-    """Full names of all modules that a file imports, also inside functions, but not those for type checking only."""
-    tree = ast.parse(path.read_text())
-    skipped = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
+def test_rooms_import_from_lower_floors_only() -> None:
+    assert wrong_imports(GRAPH) == []
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    assert find_cycle(GRAPH) == []
+
+
+def test_what_is_wrong_is_seen(tmp_path: Path) -> None:
+    package = tmp_path / "placeto"
+    files = {
+        "problem/graph.py": "from placeto.problem import files\n",
+        "problem/files.py": "def late():\n    from placeto.problem.graph import load\n",
+        "simulator/schedule.py": "import placeto.cli.command\n",
+        "cli/command.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import placeto.cli\n",
     }
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    for name, text in files.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    graph = imported_modules(package)
+    assert set(find_cycle(graph)) == {"placeto.problem.graph", "placeto.problem.files"}
+    assert wrong_imports(graph) == ["placeto.simulator.schedule (floor 1) imports placeto.cli.command (floor 7)"]
+    assert graph["placeto.cli.command"] == set()
 
 
-def part(module: str) -> str | None:
-    """Which entry of the floors a module of the package belongs to; None for one outside it."""
-    pieces = module.split(".")
-    if pieces[0] != "placeto" or len(pieces) == 1:
-        return None
-    return pieces[1] if pieces[1] in BELOW else pieces[1].split("_")[0]
+def test_the_package_imports_neither_families_nor_experiments() -> None:
+    for path in modules(ROOT / "placeto").values():
+        assert not {name.split(".")[0] for name in imports(path)} & {"graphs", "experiments", "tests"}, path
 
 
-def owner(path: Path) -> str:
-    """The entry of the floors that a file belongs to; capture_ops.py belongs to capture."""
-    name = path.relative_to(ROOT / "placeto").parts[0].removesuffix(".py")
-    return name if name in BELOW else name.split("_")[0]
-
-
-@pytest.mark.parametrize("path", modules("placeto"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_only_from_below(path: Path) -> None:
-    name = owner(path)
-    assert name in BELOW, f"{path}: add {name!r} to the floors"
-    for module in imports(path):
-        assert module.split(".")[0] not in ("graphs", "experiments", "tests"), f"{path} imports {module}"
-        other = part(module)
-        if other is None or other == name or other not in BELOW:
-            continue
-        if name in LOW:
-            assert BELOW[other][0] <= 1, f"{path} imports {module}, which is above floors 0 and 1"
-        assert BELOW[other] < BELOW[name], f"{path} (floor {BELOW[name][0]}) imports {module} (floor {BELOW[other][0]})"
+def test_families_use_capture_and_problems_only() -> None:
+    for path in modules(ROOT / "graphs").values():
+        used = {name.split(".")[1] for name in imports(path) if name.startswith("placeto.")}
+        assert used <= {"capture", "problem", "progress"}, path
 
 
 def test_policies_do_not_import_one_another() -> None:
-    for path in modules("placeto/policies"):
-        if path.stem == "__init__":
-            continue
-        others = {module.split(".")[2] for module in imports(path) if module.startswith("placeto.policies.")}
-        assert others <= {"base", path.stem}, f"{path} imports {others}"
+    names = {f"placeto.policies.one_shot.{name}" for name in ("gdp", "grouper", "seq2seq")}
+    for name in names:
+        assert not GRAPH[name] & names - {name}
 
 
-def test_families_use_capture_and_floor_0_only() -> None:
-    for path in modules("graphs"):
-        for module in imports(path):
-            assert part(module) in (None, "capture", "fields", "graph", "cluster", "progress", "files"), (
-                f"{path} imports {module}"
-            )
+@pytest.mark.parametrize("package", ["placeto", "graphs", "experiments"])
+def test_files_stay_short(package: str) -> None:
+    for path in modules(ROOT / package).values():
+        assert len(path.read_text().splitlines()) <= 400, f"{path} is over 400 lines: split it"
 
 
-def test_files_stay_short() -> None:
-    for package in ("placeto", "graphs", "experiments"):
-        for path in modules(package):
-            assert len(path.read_text().splitlines()) <= 400, f"{path} is over 400 lines: split it"
+def test_the_table_names_every_room() -> None:
+    text = table(ROOT / "placeto")
+    assert all(f"`{name}`" in text for name in FLOORS)

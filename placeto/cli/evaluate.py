@@ -170,7 +170,7 @@ def _timed(graphs: Mapping[str, ComputationGraph], clusters: Sequence[Cluster]) 
 
 
 def _clusters(text: str) -> list[Cluster]:
-    from placeto.problem.cluster import load_cluster
+    from placeto.problem.cluster_files import load_cluster
 
     clusters = [load_cluster(name.strip()) for name in text.split(",") if name.strip()]
     if not clusters:

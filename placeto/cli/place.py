@@ -54,7 +54,7 @@ def run(arguments: Arguments) -> None:
         check_suffix(arguments.plot)
     from placeto.evaluation.evaluate import warm_up
     from placeto.formats.placement import save_placement
-    from placeto.problem.cluster import load_cluster
+    from placeto.problem.cluster_files import load_cluster
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.schedule import simulate
 

@@ -31,7 +31,7 @@ def run(arguments: Arguments) -> None:
     check_output("--plot", arguments.plot)
     from placeto.formats.chrome_trace import save_chrome_trace
     from placeto.formats.placement import load_placement
-    from placeto.problem.cluster import load_cluster
+    from placeto.problem.cluster_files import load_cluster
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.schedule import simulate
 

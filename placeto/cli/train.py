@@ -21,7 +21,8 @@ from placeto.cli.common import (
 )
 from placeto.formats.placement import load_placement
 from placeto.placers import load_split, resolve_graph
-from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.cluster import Cluster
+from placeto.problem.cluster_files import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import FILE_NAME, load_checkpoint

@@ -1,4 +1,4 @@
-"""Clusters: devices, the links between them, and the file format; `placeto.problem.topology` has its compact form.
+"""Clusters: devices and the links between them.
 
 Legend: D devices.
 """
@@ -10,35 +10,29 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from placeto.problem.fields import (
     Field,
-    anything,
     choice,
-    integer,
     number,
     quote,
     read_fields,
-    read_json,
     size,
     text,
     within,
-    write_json,
 )
-from placeto.problem.topology import MOST_DEVICES, ClusterError, Topology, topology_from_document
+from placeto.problem.topology import MOST_DEVICES, ClusterError, Topology
 from placeto.problem.units import format_bytes
 
 FORMAT = "placeto.cluster/1"
 TRANSFERS = ("unicast", "broadcast")
 LINKS = ("egress", "pair")
-_BYTES_PER_US = 1e6  # 1 byte/us = 1e6 bytes/s
-_MATRICES = ("bandwidth", "latency_us")
+BYTES_PER_US = 1e6  # 1 byte/us = 1e6 bytes/s
 
 
 def _name(value: Any, key: str, error: type[ValueError]) -> str:
@@ -53,13 +47,7 @@ def _memory(value: Any, key: str, error: type[ValueError]) -> int:
     return int(value)
 
 
-def _records(value: Any, key: str, error: type[ValueError]) -> list[Any]:
-    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-        raise error(f"{key} must be a list of objects, at least one, not {quote(value)}")
-    return value
-
-
-_DEVICE = {
+DEVICE_FIELDS = {
     "name": Field(_name),
     "kind": Field(text, "gpu"),
     "flops": Field(number(above=0.0)),
@@ -67,26 +55,10 @@ _DEVICE = {
     "memory": Field(_memory),
     "overhead_us": Field(number(), 0.0),
 }
-_RECORD = _DEVICE | {"count": Field(integer(1, MOST_DEVICES), None)}
-_LINKS = {
+LINK_FIELDS = {
     "transfers": Field(choice(*TRANSFERS), "unicast"),
     "link": Field(choice(*LINKS), "egress"),
     "link_gap_us": Field(number(), 0.0),
-}
-_CLUSTER = _LINKS | {
-    "format": Field(text),
-    "name": Field(text, None),
-    "devices": Field(_records),
-    "topology": Field(anything, None),
-    "bandwidth": Field(anything, None),
-    "latency_us": Field(anything, 0.0),
-}
-_LEAST = 1e6
-_UNITS = {  # what numbers of a file are in, and what they look like
-    "flops": ("FLOP/s", "15.7e12"),
-    "memory_bandwidth": ("bytes/s", "900e9"),
-    "memory": ("bytes", "16e9"),
-    "bandwidth": ("bytes/s", "12e9"),
 }
 
 
@@ -107,7 +79,7 @@ class Device:
 
     def __post_init__(self) -> None:
         with within(ClusterError, "device", self.name):
-            read_fields(vars(self), _DEVICE, ClusterError)
+            read_fields(vars(self), DEVICE_FIELDS, ClusterError)
         object.__setattr__(self, "memory", int(self.memory))
         for key in ("flops", "memory_bandwidth", "overhead_us"):
             if isinstance(getattr(self, key), np.generic):  # which the hash and files can't write
@@ -147,7 +119,7 @@ class Cluster:
             raise ClusterError(f"devices: a cluster needs from one device to {MOST_DEVICES}, not {len(names)}")
         if len(set(names)) < len(names):
             raise ClusterError(f"devices: duplicate name {quote(next(n for n in names if names.count(n) > 1))}")
-        links = read_fields({key: getattr(self, key) for key in _LINKS}, _LINKS, ClusterError)
+        links = read_fields({key: getattr(self, key) for key in LINK_FIELDS}, LINK_FIELDS, ClusterError)
         if isinstance(self.link_gap_us, np.generic):
             object.__setattr__(self, "link_gap_us", links["link_gap_us"])
         for key, diagonal in (("bandwidth", math.inf), ("latency_us", 0.0)):
@@ -185,7 +157,7 @@ class Cluster:
             ClusterError: the topology holds another number of devices, or any of the above.
         """
         bandwidth, latency_us = topology.matrices(len(devices))
-        return cls(name, tuple(devices), bandwidth / _BYTES_PER_US, latency_us, transfers, link, link_gap_us)
+        return cls(name, tuple(devices), bandwidth / BYTES_PER_US, latency_us, transfers, link, link_gap_us)
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(device.kind for device in self.devices).items())
@@ -230,125 +202,6 @@ class Cluster:
         return _frozen(rank)
 
 
-def load_cluster(name_or_path: str | Path) -> Cluster:
-    """A preset by name, or a cluster file (``.json``, ``.json.gz``; format "placeto.cluster/1").
-
-    Raises:
-        ClusterError: no preset of that name, or not such a file; the message names file and field.
-        OSError: the file can't be read.
-    """
-    from placeto.problem.presets import CLUSTERS  # they are made of the classes above
-
-    if str(name_or_path) in CLUSTERS:
-        return CLUSTERS[str(name_or_path)]()
-    path = Path(name_or_path)
-    if not path.name.endswith((".json", ".json.gz")):
-        raise ClusterError(
-            f"unknown cluster {quote(str(path))}: presets are {', '.join(CLUSTERS)}, or name a .json file"
-        )
-    document = read_json(path, ClusterError)
-    with within(ClusterError, path):
-        return _from_document(document, default_name=path.name.split(".")[0])
-
-
-def save_cluster(cluster: Cluster, path: str | Path) -> None:
-    """Write a cluster as ``.json`` or ``.json.gz``; loading it gives the same numbers to the bit."""
-    bandwidth = np.vectorize(_bytes_per_second)(cluster.bandwidth)
-    np.fill_diagonal(bandwidth, 0.0)
-    document = {
-        "format": FORMAT,
-        "name": cluster.name,
-        "transfers": cluster.transfers,
-        "link": cluster.link,
-        "devices": [vars(device) for device in cluster.devices],
-        "bandwidth": bandwidth.tolist(),
-        "latency_us": cluster.latency_us.tolist(),
-        "link_gap_us": cluster.link_gap_us,
-    }
-    write_json(document, path)
-
-
 def _frozen(array: np.ndarray) -> np.ndarray:
     array.setflags(write=False)
     return array
-
-
-def _bytes_per_second(bytes_per_us: float) -> float:
-    """The file value that loads as `bytes_per_us` exactly: the product, or a neighbour of it."""
-    value = bytes_per_us * _BYTES_PER_US
-    for candidate in (value, math.nextafter(value, 0), math.nextafter(value, math.inf)):
-        if candidate / _BYTES_PER_US == bytes_per_us:
-            return candidate
-    return value
-
-
-def _from_document(document: Any, default_name: str) -> Cluster:
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ClusterError(f'not a cluster file: "format" must be "{FORMAT}"')
-    values = read_fields(document, _CLUSTER, ClusterError)
-    devices = _devices(values["devices"])
-    bandwidth, latency_us = _links(document, len(devices))
-    cluster = Cluster(
-        name=default_name if values["name"] is None else values["name"],
-        devices=devices,
-        bandwidth=bandwidth / _BYTES_PER_US,
-        latency_us=latency_us,
-        **{key: values[key] for key in _LINKS},
-    )
-    for device in devices:
-        with within(ClusterError, "device", device.name):
-            for key in ("flops", "memory_bandwidth", "memory"):
-                _refuse_implausible(key, getattr(device, key))
-    _refuse_implausible("bandwidth", cluster.bandwidth.min() * _BYTES_PER_US)
-    return cluster
-
-
-def _refuse_implausible(key: str, value: float) -> None:
-    """Raise an error for a number that no machine has; most often its exponent was forgotten."""
-    if value < _LEAST:
-        unit, example = _UNITS[key]
-        raise ClusterError(f"{key} = {value:g} {unit} is implausible, at least {_LEAST:g} is: write it as in {example}")
-
-
-def _devices(records: list[dict[str, Any]]) -> tuple[Device, ...]:
-    """The devices of all records: one each, or `count` alike, named "name:0", "name:1"..."""
-    devices: list[Device] = []
-    for position, record in enumerate(records):
-        with within(ClusterError, "device", record.get("name", position)):
-            values = read_fields(record, _RECORD, ClusterError)
-            count = values.pop("count")
-            if len(devices) + (count or 1) > MOST_DEVICES:
-                raise ClusterError(f"makes more than {MOST_DEVICES} devices in all, the most that a cluster has")
-        device = Device(**{key: record.get(key, value) for key, value in values.items()})
-        devices += [device] if count is None else [replace(device, name=f"{device.name}:{i}") for i in range(count)]
-    return tuple(devices)
-
-
-def _links(document: dict[str, Any], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bandwidth in bytes/s and latency of a file, each (D, D): its matrices, or those of its topology."""
-    if "topology" in document:
-        for key in _MATRICES:
-            if key in document:
-                raise ClusterError(f"topology stands in place of {key}: leave one of the two out")
-        return topology_from_document(document["topology"]).matrices(size)
-    if "bandwidth" not in document:
-        raise ClusterError("bandwidth is missing (or topology in its place)")
-    latency_us = _matrix(document.get("latency_us", 0.0), "latency_us", size)
-    return _matrix(document["bandwidth"], "bandwidth", size), latency_us
-
-
-def _matrix(value: Any, key: str, size: int) -> np.ndarray:
-    """(D, D) float64 from nested lists, or from one number for all pairs; what stands on the diagonal is ignored."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return np.full((size, size), float(value))
-    if not isinstance(value, list) or any(not isinstance(row, list) or len(row) != size for row in value):
-        raise ClusterError(f"{key} must be a {size} x {size} matrix, one row per device, or one number")
-    if len(value) != size:
-        raise ClusterError(f"{key} must be a {size} x {size} matrix, one row per device: it has {len(value)} rows")
-    matrix = np.zeros((size, size))
-    for src, row in enumerate(value):
-        for dst, item in enumerate(row):
-            if src != dst and (isinstance(item, bool) or not isinstance(item, int | float)):
-                raise ClusterError(f"{key}[{src}][{dst}] must be a number, not {quote(item)}")
-            matrix[src, dst] = 0.0 if src == dst else float(item)
-    return matrix

@@ -6,7 +6,8 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from placeto.formats.gantt import PlotError, curve_figure, gantt_figure, panel_figure, save_figure
-from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.cluster import Cluster
+from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate

@@ -16,7 +16,7 @@ from placeto.heuristics.local_search.guide import estimate, new_scratch
 from placeto.heuristics.local_search.local_search import LocalSearch
 from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
 from placeto.heuristics.local_search.search import ANNEAL, CLIMB, anneal, annealing_of_parts, best_cheap, hillclimb, ils
-from placeto.problem.cluster import load_cluster
+from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem

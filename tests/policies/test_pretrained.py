@@ -11,7 +11,7 @@ from placeto.evaluation.evaluate import parse_spec
 from placeto.heuristics.local_search.search import best_cheap
 from placeto.placers import choose_placer, load_placer, pretrained_path
 from placeto.policies.guided_search import GuidedPlacer
-from placeto.problem.cluster import load_cluster
+from placeto.problem.cluster_files import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import Cluster, ClusterError, Device, load_cluster, save_cluster
-from placeto.problem.topology import Link, Topology
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster_files import load_cluster, save_cluster
+from placeto.problem.topology import ClusterError, Link, Topology
 
 DEVICE = {"name": "gpu:0", "kind": "p100", "flops": 9.5e12, "memory_bandwidth": 7.3e11, "memory": 16e9}
 DOCUMENT: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import load_cluster
+from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

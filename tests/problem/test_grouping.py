@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import load_cluster
+from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import Groups, expand, group_ops, join_groups, split_groups
 from placeto.problem.problem import PlacementProblem

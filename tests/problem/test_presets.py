@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import load_cluster, save_cluster
+from placeto.problem.cluster_files import load_cluster, save_cluster
 from placeto.problem.presets import CLUSTERS
 
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.problem.cluster import Cluster, Device, load_cluster
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator import kernel, schedule

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from placeto.policies.base import PolicyError
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
+from placeto.policies.one_shot.layers import DeviceHead, gumbel_noise
 from placeto.policies.one_shot.randomness import Randomness
-from placeto.policies.one_shot.units import DeviceHead, gumbel_noise
 
 Noise = tuple[Tensor, ...]
 """What is added to the logits of K placements, one tensor (K, ...) for each kind of decision."""

@@ -20,8 +20,8 @@ from torch_geometric.nn import SAGEConv
 
 from placeto.policies.one_shot.base import Noise, OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
+from placeto.policies.one_shot.layers import DeviceHead, UnitEncoder, log_prob_and_entropy
 from placeto.policies.one_shot.segments import SegmentLayer
-from placeto.policies.one_shot.units import DeviceHead, UnitEncoder, log_prob_and_entropy
 
 
 @dataclass(frozen=True)

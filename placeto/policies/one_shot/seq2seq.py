@@ -19,8 +19,8 @@ from torch import Tensor
 
 from placeto.policies.one_shot.base import Noise, OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
+from placeto.policies.one_shot.layers import UnitEncoder
 from placeto.policies.one_shot.sequence import Elements, SequencePlacer
-from placeto.policies.one_shot.units import UnitEncoder
 
 
 @dataclass(frozen=True)
