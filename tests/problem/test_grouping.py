@@ -2,7 +2,11 @@ import time
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from placeto.capture import capture_training
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import Groups, expand, group_ops, join_groups, split_groups
@@ -268,18 +272,29 @@ def test_parts_keep_colocated_ops_together() -> None:
 
 
 def test_edges_of_no_bytes_tie_nothing_together() -> None:
-    """What only says what waits for what leaves the groups as they are."""
+    """What only says what waits for what, here recomputation, leaves the groups as they are."""
 
-    def step(waits: bool) -> Groups:
-        ops = chain(80, outputs=[8, 0])
-        for i, op in enumerate(ops):
-            op["time_us"] = {"*": 1.0 + i % 4}
-            if waits and i >= 7:
-                op["inputs"] = [*op["inputs"], [f"op{i - 7}", 1]]
-        return group_ops(problem(ops, "4xv100"), max_groups=20)
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(8))
 
-    with_waiting, without = step(waits=True), step(waits=False)
-    assert 1 < without.num_groups < 80
-    assert with_waiting.group.tolist() == without.group.tolist()
-    empty = group_ops(problem(chain(80, outputs=[0]), "4xv100"), max_groups=20)
-    assert together(empty, problem(chain(80, outputs=[0])).graph, "op0", "op1"), "where nothing else is, they tie"
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x.square().mean()
+
+    waiting = capture_training(Twice().to("meta"), [torch.empty(1024, 512, device="meta")])
+    ops = waiting.to_ops()
+    size = {op["name"]: op["outputs"] for op in ops}
+    for op in ops:
+        op["inputs"] = [[source, output] for source, output in op["inputs"] if size[source][output]]
+    free = ComputationGraph.from_ops("free", ops)
+    assert free.num_edges < waiting.num_edges
+    groups = [group_ops(PlacementProblem(graph, load_cluster("4xv100"))) for graph in (waiting, free)]
+    assert groups[0].group.tolist() == groups[1].group.tolist()
+
+
+def test_empty_outputs_tie_where_there_is_nothing_else() -> None:
+    empty = problem(chain(80, outputs=[0]), "4xv100")
+    assert together(group_ops(empty, max_groups=20), empty.graph, "op0", "op1")
