@@ -23,52 +23,34 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.command import command
-from experiments.recipes import Recipe
 from experiments.runs import Run, train_runs
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
-from placeto.environment.mdp import EnvConfig
 from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate
-from placeto.placers import load_split, split_size
-from placeto.policies.placeto import PlacetoConfig
+from placeto.placers import DEFAULT_PLACER, load_split, split_size
 from placeto.problem.cluster_files import load_cluster
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import load_checkpoint
-from placeto.training.config import PAPER_LEARNING, TrainConfig
+from placeto.training.config import AnyTrainConfig, default_config
 
 DEFAULT = "default"
-SWEEP = 125  # moves of an episode in topological order: the groups of a typical cifar10 graph
-PACKAGE = Recipe().training
-TOPOLOGICAL = EnvConfig(order="topological", tolerance=None)
-REMEMBERED: dict[str, object] = {
-    f"learning.{name}": getattr(PACKAGE.learning, name)
-    for name in ("replay", "fits", "labels", "warmup_replicas", "warmup_moves")
-}
 CHANGES: dict[str, dict[str, object]] = {
     DEFAULT: {},
-    "no message passing": {"policy.rounds": 0},
-    "messages between pairs": {"policy.messages": "pairs"},
-    "paper's pooling": {"policy.pooling": "paper"},
-    "simple pooling": {"policy.pooling": "simple"},
-    "pooling over devices": {"policy.pooling": "devices"},
-    "features on one scale": {"policy.fine_scale": False},
-    "no intermediate rewards": {"learning.intermediate_rewards": False},
-    "fixed device head": {"policy.head": "fixed"},
-    "paper's features": {"policy.features": "paper"},
-    "paper's features, no message passing": {"policy.features": "paper", "policy.rounds": 0},
-    "no supervised stage": {"learning.warmup": 0.0},
-    "supervised stage alone": {"learning.warmup": 1.0},
-    "remembered states": REMEMBERED,
-    "package's settings": {"policy": PACKAGE.policy, "learning": PACKAGE.learning},
-    "REINFORCE in place of PPO": {"learning.algorithm": "reinforce"},
+    "no messages": {"policy.rounds": 0},
+    "nothing remembered": {"learning.replay": 0, "learning.supervised_replicas": 2},
+    "no parts of groups": {"learning.parts": 0.0},
+    "no annealed states": {"learning.annealed": 0.0},
+    "reinforcement at the end": {"learning.reinforcement": 0.4},
+    "reinforcement alone": {"learning.reinforcement": 1.0, "learning.parts": 0.0},
+    "reinforcement alone, rewards at the end": {
+        "learning.reinforcement": 1.0,
+        "learning.parts": 0.0,
+        "learning.reward": "at-the-end",
+    },
     "every move kept": {"env.tolerance": None},
     "topological order": {"env.order": "topological"},
-    "staying allowed": {"env.stay": True},
-    "three replicas": {"learning.replicas": 3},
-    "paper's recipe": {
-        "policy": PlacetoConfig(features="paper", pooling="paper", head="fixed"),
-        "env": TOPOLOGICAL,
-        "learning": replace(PAPER_LEARNING, moves=SWEEP),
-    },
+    "the paper's": {"placer": "placeto-paper"},
+    "the paper's, no messages": {"placer": "placeto-paper", "policy.rounds": 0},
+    "the paper's, rewards at the end": {"placer": "placeto-paper", "learning.reward": "at-the-end"},
 }
 """Name -> settings that differ from the default, as the command line of `placeto train` names them."""
 
@@ -82,7 +64,7 @@ class AblationConfig:
     family: str = "cifar10"
     """to train on and to place"""
     cluster: str = "4xv100"
-    """to place on; the fixed device head needs four devices or fewer"""
+    """to place on; the paper's policy has a head for four devices"""
     variants: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(CHANGES)
     """which; the default is always among them"""
     minutes: float = 4.0
@@ -104,7 +86,7 @@ class Difference:
     over_seeds: float  # standard error, seeds being the sample, of means over graphs; nan with one seed
 
 
-def variant(name: str, out: str) -> TrainConfig:
+def variant(name: str, out: str) -> AnyTrainConfig:
     """The settings of a variant.
 
     Raises:
@@ -112,8 +94,9 @@ def variant(name: str, out: str) -> TrainConfig:
     """
     if name not in CHANGES:
         raise SystemExit(f"error: no variant is called {name!r}; variants: {', '.join(CHANGES)}")
-    config = TrainConfig(out)
-    for key, value in CHANGES[name].items():
+    changes = dict(CHANGES[name])
+    config = default_config(str(changes.pop("placer", DEFAULT_PLACER)), out)
+    for key, value in changes.items():
         part, _, setting = key.partition(".")
         new = replace(getattr(config, part), **{setting: value}) if setting else value
         config = replace(config, **{part: new})  # type: ignore[arg-type]

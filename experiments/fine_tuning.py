@@ -73,7 +73,7 @@ def plan(config: FineTuningConfig) -> dict[Run, str]:
     if not isinstance(tuned, TrainConfig):
         raise SystemExit(f"error: {config.checkpoint} holds the placer {tuned.placer}, not placeto")
     ways = {
-        TUNED: (replace(tuned, learning=replace(learning, warmup=0.0)), config.checkpoint),
+        TUNED: (replace(tuned, learning=replace(learning, reinforcement=1.0)), config.checkpoint),
         FRESH: (TrainConfig("", learning=learning), None),
     }
     for graph in graphs(config):

@@ -1,4 +1,4 @@
-"""What message passing is worth: the recipe of the package's checkpoint with messages of each kind, and without.
+"""What message passing is worth: the recipe of the package's checkpoint with messages, and without.
 
 python -m experiments.messages [--out runs/messages]
 
@@ -32,12 +32,8 @@ from placeto.evaluation.summary import Row
 from placeto.training.checkpoint import load_checkpoint
 
 AGAINST = "multilevel"
-KINDS: dict[str, dict[str, object]] = {
-    "between pairs": {},
-    "between nodes": {"messages": "nodes", "hidden": 48},
-    "none": {"rounds": 0},
-}
-"""Name -> settings of the policy that differ from the recipe's; "between nodes" has 4 % more parameters."""
+KINDS: dict[str, dict[str, object]] = {"two rounds": {}, "none": {"rounds": 0}}
+"""Name -> settings of the policy that differ from the recipe's."""
 
 Gains = np.ndarray
 """(S, C) float64, per cent."""

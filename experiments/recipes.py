@@ -22,14 +22,13 @@ from experiments.command import command
 from experiments.runs import problem_of
 from experiments.tables import machine, markdown, rule
 from placeto.placers import resolve_graph
-from placeto.policies.placeto import PlacetoConfig
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.presets import A100, H100, P100, V100
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.topology import Link, Topology
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import load_checkpoint, save_checkpoint
-from placeto.training.config import LearningConfig, TrainConfig
+from placeto.training.config import TrainConfig
 from placeto.training.trainer import train
 
 KINDS = (P100, V100, A100, H100)
@@ -64,25 +63,9 @@ class Recipe:
     """of each training graph"""
     seed: int = 0
     """of the clusters and of the training"""
-    training: TrainConfig = field(
-        default_factory=lambda: TrainConfig(
-            "",
-            iterations=400,
-            validate_every=25,
-            policy=PlacetoConfig(messages="pairs", hidden=32),
-            learning=LearningConfig(
-                warmup=1.0,
-                warmup_replicas=1,
-                warmup_moves=8,
-                labels=96,
-                replay=2000,
-                fits=2,
-                annealed=0.7,
-                parts=0.4,
-            ),
-        )
-    )
-    """the training run; its directory and seed are set from the above"""
+    training: TrainConfig = field(default_factory=lambda: TrainConfig("", iterations=400, validate_every=25))
+    """the training run, with the settings that `placeto train` has by default; its directory and seed are set from the
+    above"""
 
 
 def random_cluster(random: np.random.Generator, name: str) -> Cluster:

@@ -131,7 +131,7 @@ def _start_worker() -> None:
     start_process()
     ops = [{"name": name, "flops": 1e6, "outputs": [4]} for name in "abcd"]
     problem = PlacementProblem(ComputationGraph.from_ops("tiny", ops), load_cluster("2xv100"))
-    learning = LearningConfig(warmup=0.5, labels=2, graphs=1, replicas=4, moves=2)
+    learning = LearningConfig(reinforcement=0.5, annealed=0.0, labels=2, graphs=1, replicas=4, moves=2)
     with TemporaryDirectory() as folder:
         train(TrainConfig(folder, iterations=2, learning=learning), {"tiny": problem}, None)
 

@@ -33,14 +33,14 @@ from experiments.runs import (
     training_row,
 )
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
-from placeto.environment.mdp import EnvConfig
 from placeto.evaluation.evaluate import Row, save_rows
 from placeto.evaluation.summary import mean_curves
 from placeto.formats.gantt import panel_figure
 from placeto.heuristics.local_search.search import annealing, climb
 from placeto.heuristics.naive import try_single
+from placeto.placers import LEARNED
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
-from placeto.policies.placeto import PlacetoConfig
+from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
@@ -57,8 +57,18 @@ from placeto.training.config import (
 from placeto.training.trainer import pretrained_config
 
 SEARCHES = {"hillclimb": climb, "anneal": annealing}
-SCRATCH = LearningConfig(graphs=1, replicas=4, warmup_replicas=1, starts="single", warmup=0.15, labels=4)
-"""Fewer labels and episodes an iteration than for a family: here every placement counts."""
+SCRATCH = LearningConfig(
+    reinforcement=0.85,
+    graphs=1,
+    replicas=4,
+    starts="single",
+    supervised_moves=40,
+    labels=4,
+    replay=0,
+    annealed=0.0,
+    parts=0.0,
+)
+"""Mostly reinforcement, with fewer labels and episodes an iteration than for a family: here every placement counts."""
 TIE = 1e-9  # relative
 
 
@@ -76,8 +86,8 @@ class SampleConfig:
     """which graphs of the split"""
     clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("2xv100", "4xv100")
     """to place on"""
-    placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("placeto", "seq2seq", "grouper", "gdp")
-    """learned placers, placeto-paper and seq2seq-paper for the recipes of the papers, LABEL=CHECKPOINT to fine-tune"""
+    placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(LEARNED)
+    """learned placers, seq2seq-paper for the recipe of its paper, LABEL=CHECKPOINT to fine-tune"""
     reference: str = "seq2seq"
     """whose best sets target (b)"""
     within: float = 0.02
@@ -100,19 +110,16 @@ def recipe(placer: str, out: str, problem: PlacementProblem) -> tuple[AnyTrainCo
     if checkpoint:
         tuning = pretrained_config(checkpoint, load_checkpoint(checkpoint), out)
         return replace(tuning, learning=replace(tuning.learning, graphs=1)), checkpoint  # type: ignore[arg-type]
-    if label == "placeto-paper":
-        sweep = group_ops(problem).num_groups
-        learning = replace(PAPER_LEARNING, graphs=1, starts="single", moves=sweep)
-        policy = PlacetoConfig(features="paper", pooling="paper", head="fixed", fixed_devices=problem.num_devices)
-        env = EnvConfig(order="topological", tolerance=None)
-        return TrainConfig(out, policy=policy, env=env, learning=learning), None
     if label == "seq2seq-paper":
         paper = Seq2SeqConfig(units="paper", feedback=False)
         return OneShotTrainConfig(out, policy=paper, learning=replace(PAPER_ONE_SHOT_LEARNING, graphs=1)), None
     config = default_config(label, out)
+    if isinstance(config.policy, PlacetoPaperConfig):
+        learning = replace(PAPER_LEARNING, graphs=1, starts="single")
+        return replace(config, learning=learning, policy=PlacetoPaperConfig(devices=problem.num_devices)), None
     if isinstance(config, TrainConfig):
         return replace(config, learning=SCRATCH), None
-    return replace(config, learning=replace(config.learning, graphs=1, warmup=0.0)), None
+    return replace(config, learning=replace(config.learning, graphs=1)), None
 
 
 def plan(config: SampleConfig) -> dict[Run, str]:

@@ -38,7 +38,7 @@ from graphs import SHIPPED
 from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate, parse_spec, save_rows
 from placeto.evaluation.summary import summarize
 from placeto.formats.gantt import panel_figure
-from placeto.placers import DEFAULT_PLACER, load_placer, load_split, split_size, zero_shot
+from placeto.placers import DEFAULT_PLACER, LEARNED, load_placer, load_split, split_size, zero_shot
 from placeto.problem.cluster_files import load_cluster
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import load_checkpoint
@@ -56,7 +56,7 @@ class ZeroShotConfig:
     """one panel and table each"""
     cluster: str = "4xv100"
     """to place on"""
-    placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("placeto", "seq2seq", "grouper", "gdp")
+    placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(LEARNED)
     """learned placers to train"""
     minutes: float = 10.0
     """of each training"""

@@ -18,6 +18,7 @@ GRAPH_HELP = "a file (.json, .json.gz, PipeDream .graph.txt) or family:split:ind
 DEFAULT_PLACER = "placeto"
 LEARNED = {
     "placeto": "A graph neural network picks the next node and its device, and guides a search; comes trained.",
+    "placeto-paper": "The Placeto of the paper: it visits the nodes in topological order; needs a checkpoint.",
     "seq2seq": "An LSTM with attention reads all groups, then names a device for each in turn; needs a checkpoint.",
     "grouper": "One network groups the ops, a sequence-to-sequence network places the groups; needs a checkpoint.",
     "gdp": "GraphSAGE and a Transformer-XL over segments place all ops at once; needs a checkpoint.",
@@ -106,12 +107,9 @@ def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str,
 def _load_learned(path: str | Path) -> tuple[str, Placer]:
     from placeto.environment.mdp import EnvConfig
     from placeto.policies import POLICIES
-    from placeto.policies.guided_search import guided_placer
-    from placeto.policies.one_shot.sampling import sampling_placer
     from placeto.training.checkpoint import CheckpointError, load_checkpoint, matching
     from placeto.training.config import check_loaded
 
-    placers: dict[str, Any] = {"iterative": guided_placer, "one-shot": sampling_placer}
     checkpoint = load_checkpoint(path)
     name = checkpoint.get("placer")
     if name not in POLICIES:
@@ -120,7 +118,7 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
         entry, config = POLICIES[name], checkpoint["config"]
         settings = entry.config(**config["policy"])
         check_loaded(settings, EnvConfig(**config["env"]) if entry.kind == "iterative" else None)
-        return name, placers[entry.kind](checkpoint, entry.policy(settings))
+        return name, entry.placer(checkpoint, entry.policy(settings))
 
 
 @cache

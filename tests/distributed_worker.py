@@ -23,7 +23,7 @@ from placeto.training.ranks import Ranks, RanksError
 from placeto.training.trainer import train
 from tests.toys import random_graph, toy_cluster
 
-ITERATIONS = 4  # half of them supervised
+ITERATIONS = 4  # half of them supervised, of Placeto
 STATES: list[TrainState] = []  # of each training in this process
 
 
@@ -39,10 +39,11 @@ def config(placer: str, out: Path) -> AnyTrainConfig:
     """
     run: dict[str, Any] = {"iterations": ITERATIONS, "validate_every": 2, "save_every": 2}
     if placer in ("placeto", "replay"):
-        learning = LearningConfig(warmup=0.5, graphs=3, replicas=3, warmup_replicas=3, moves=8, labels=20, minibatch=4)
-        learning = replace(learning, replay=100 if placer == "replay" else 0)
+        remembered = {"replay": 100, "annealed": 0.7, "parts": 0.4} if placer == "replay" else {"replay": 0}
+        learning = LearningConfig(reinforcement=0.5, graphs=3, replicas=3, supervised_replicas=3, moves=8, labels=20)
+        learning = replace(learning, minibatch=4, **{"annealed": 0.0, "parts": 0.0, **remembered})
         return TrainConfig(str(out), **run, learning=learning, policy=PlacetoConfig(hidden=16))
-    one_shot = OneShotLearningConfig(warmup=0.5, teacher=40, graphs=3, samples=5, minibatch=2)
+    one_shot = OneShotLearningConfig(graphs=3, samples=5, minibatch=2)
     base = default_config(placer, str(out))
     policy = GrouperConfig(hidden=16, groups=4) if placer == "grouper" else replace(base.policy, hidden=16)
     return replace(base, **run, learning=one_shot, policy=policy)

@@ -29,9 +29,13 @@ HEURISTICS = ("single", "fastest", "random", "roundrobin", "expert", "metis", "h
 SEARCHES = ("hillclimb", "ils", "anneal", "multilevel")
 SMALL = ("--iterations", "2", "--learning.graphs", "2")
 TRAININGS = {
-    "placeto": ("--learning.warmup", "0.5", "--learning.moves", "4", "--learning.replicas", "2"),
-    "gdp": ("--policy.hidden", "16", "--learning.samples", "4"),
-}
+    "default": ("--placer", "placeto"),
+    "two stages": ("--placer", "placeto", "--learning.reinforcement", "0.5", "--learning.moves", "4",
+                   "--learning.replicas", "2", "--learning.supervised-moves", "4", "--learning.supervised-replicas",
+                   "2", "--learning.labels", "24", "--learning.replay", "0", "--learning.annealed", "0",
+                   "--learning.parts", "0"),
+    "gdp": ("--placer", "gdp", "--policy.hidden", "16", "--learning.samples", "4"),
+}  # fmt: skip
 
 
 def graph_file(family: str, folder: Path) -> Path:
@@ -70,19 +74,19 @@ def makespans(folder: Path) -> dict[str, float]:
 
 
 def trainings(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of each learned placer: a hash of its parameters to the bit, and the sum of their magnitudes."""
+    """Of each training: a hash of its parameters to the bit, and the sum of their magnitudes."""
     found = {}
-    for placer, options in TRAININGS.items():
-        out = folder / placer
+    for name, options in TRAININGS.items():
+        out = folder / name
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            _command("train", graph_file("ptb", folder), "--cluster", "2xv100", "--placer", placer, "--out", out,
+            _command("train", graph_file("ptb", folder), "--cluster", "2xv100", "--out", out,
                      *SMALL, *options)  # fmt: skip
         saved = torch.load(out / "checkpoint.pt", weights_only=True)["best_parameters"]
         digest, total = hashlib.sha256(), 0.0
         for name in sorted(saved):
             digest.update(saved[name].numpy().tobytes())
             total += float(saved[name].double().abs().sum())
-        found[placer] = {"bits": digest.hexdigest(), "sum": total}
+        found[name] = {"bits": digest.hexdigest(), "sum": total}
     return found
 
 

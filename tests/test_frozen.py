@@ -27,10 +27,10 @@ def test_makespans(folder: Path) -> None:
 
 
 def test_trainings(folder: Path) -> None:
-    for placer, numbers in frozen.trainings(folder).items():
-        assert numbers["sum"] == pytest.approx(RECORD["trainings"][placer]["sum"], rel=1e-2), placer
+    for name, numbers in frozen.trainings(folder).items():
+        assert numbers["sum"] == pytest.approx(RECORD["trainings"][name]["sum"], rel=1e-2), name
         if SAME_PROCESSOR:
-            assert numbers["bits"] == RECORD["trainings"][placer]["bits"], placer
+            assert numbers["bits"] == RECORD["trainings"][name]["bits"], name
 
 
 def test_evaluation(folder: Path) -> None:

@@ -27,9 +27,8 @@ class EnvConfig:
     """How an episode runs."""
 
     order: Literal["policy", "topological"] = "policy"
-    """Who picks the next node: the policy, or the paper's fixed traversal in topological order."""
-    stay: bool = False
-    """Whether leaving a node where it is counts as a move (the topological order always allows it)."""
+    """Who picks the next node: the policy, or the paper's fixed traversal in topological order, which may also leave a
+    node where it is."""
     tolerance: float | None = 0.003
     """A move is taken back if the makespan is then more than this fraction above the best met; None keeps all moves."""
 
@@ -60,7 +59,7 @@ def reset(
 
     Args:
         batch: the instances (graph x cluster x groups).
-        config: order and staying.
+        config: order.
         index: (B,) instance of each episode.
         placement: (B, G) device of each group; columns beyond an instance's groups are ignored.
         visited: (B, G) bool, groups that were moved earlier in this sweep; none if not given.
@@ -137,6 +136,4 @@ def _legal(batch: InstanceBatch, config: EnvConfig, data: Data, index: np.ndarra
         data.x[:, NODE.is_current] = here.to(data.x.dtype)
         return data.exists & here[:, None]
     legal = data.exists & ~data.marked[:, None]
-    if config.stay:
-        return legal
     return legal & ~torch.nn.functional.one_hot(data.current, legal.shape[1]).bool()

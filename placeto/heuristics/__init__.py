@@ -14,7 +14,6 @@ from typing import Any
 from placeto.heuristics.baechi import m_etf, m_sct, m_topo
 from placeto.heuristics.exact.placer import exact
 from placeto.heuristics.list_scheduling import etf, heft
-from placeto.heuristics.local_search.genetic import genetic
 from placeto.heuristics.local_search.search import anneal, hillclimb, ils, multilevel
 from placeto.heuristics.naive import fastest, random, roundrobin, single
 from placeto.heuristics.partition import expert, metis
@@ -39,7 +38,6 @@ _PLACERS: dict[str, Callable[..., PlacementResult]] = {
     "ils": ils,
     "anneal": anneal,
     "multilevel": multilevel,
-    "genetic": genetic,
     "exact": exact,
 }
 
@@ -56,5 +54,5 @@ def _named(name: str, place: Callable[..., PlacementResult]) -> Callable[..., Pl
 
 HEURISTICS = {name: _named(name, place) for name, place in _PLACERS.items()}
 """Name -> placer; the first line of its docstring is what ``placeto list placers`` prints."""
-SEARCHES = ("hillclimb", "ils", "anneal", "multilevel", "genetic")
+SEARCHES = ("hillclimb", "ils", "anneal", "multilevel")
 """Those that search until a budget is spent."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from placeto.problem.files import atomic_write
+from placeto.training.older import OlderError, modern
 
 FORMAT = "placeto.checkpoint/1"
 FILE_NAME = "checkpoint.pt"
@@ -67,10 +68,11 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint file, or the one of a run directory.
+    """Read a checkpoint file, or the one of a run directory; settings of older versions come in today's terms.
 
     Raises:
-        CheckpointError: there is no such file, it is no checkpoint, it is damaged, or its weights aren't finite.
+        CheckpointError: there is no such file, it is no checkpoint, it is damaged, its weights aren't finite, or it was
+            made with settings that are gone.
         OSError: it can't be read.
     """
     path = find_checkpoint(path)
@@ -90,6 +92,11 @@ def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f'{path}: not a checkpoint: "format" must be "{FORMAT}"')
     _check(state, path)
+    if isinstance(state.get("config"), Mapping):
+        try:
+            state["config"] = modern(str(state.get("placer")), state["config"])
+        except OlderError as problem:
+            raise CheckpointError(f"{path}: {problem}; train again") from None
     return state
 
 

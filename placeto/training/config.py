@@ -8,61 +8,70 @@ from typing import Any, Literal
 import torch
 
 from placeto.environment.mdp import EnvConfig
-from placeto.policies import POLICIES, OneShotConfig
+from placeto.policies import POLICIES, IterativeConfig, OneShotConfig
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
+from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.training.settings import ConfigError, check_settings
 
 
 @dataclass(frozen=True)
 class LearningConfig:
-    """How a policy learns."""
+    """How an iterative policy learns: a supervised stage, then reinforcement if it is asked for.
 
-    warmup: float = 0.6
-    """Share of the training spent on the supervised stage, which fits the exact effect of single moves."""
-    labels: int = 24
-    """Moves of each visited state simulated for the supervised stage."""
-    warmup_lr: float = 2e-3
-    """Learning rate of the supervised stage."""
-    warmup_replicas: int = 2
-    """Episodes of each graph of an iteration of the supervised stage, from different starts; many small steps fit
-    better than few large ones."""
-    warmup_moves: int | None = None
-    """Moves of an episode of the supervised stage; None = as many as in reinforcement."""
-    replay: int = 0
-    """Labelled states that are remembered in the supervised stage; each of its gradient steps then fits as many of
-    them as there are episodes, drawn at random. 0 = an iteration's own, one move of all episodes after the other."""
-    fits: int = 1
-    """Times that each state is fitted, on average, where states are remembered."""
-    annealed: float = 0.0
-    """Share of the supervised stage's iterations whose episodes begin where annealing has been, somewhere within a
-    sweep: the states in which guided search asks the policy."""
-    lr: float = 3e-4
-    """Learning rate of the reinforcement stage, falling to zero."""
+    The supervised stage fits the exact effect of single moves in states that episodes and annealing have met.
+    Reinforcement improves whole episodes.
+    """
+
+    reinforcement: float = 0.0
+    """Share of the training, its end, spent on reinforcement; the rest is the supervised stage."""
     graphs: int = 4
     """Graphs of an iteration."""
     starts: Literal["heuristics", "single"] = "heuristics"
     """Where episodes begin: placements of the cheap heuristics, or all on one device, to learn from scratch."""
-    parts: float = 0.0
+    temperature: float = 0.3
+    """Temperature at which episodes are sampled while training; the paper's is 1."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    average: float = 0.8
+    """How much of itself the moving average of the parameters keeps in an iteration; the average is what validation
+    judges and a placer uses. 0 = the parameters as they are."""
+
+    supervised_lr: float = 2e-3
+    """Learning rate of the supervised stage, falling to a tenth."""
+    supervised_replicas: int = 1
+    """Episodes of each graph of an iteration of the supervised stage, from different starts."""
+    supervised_moves: int = 8
+    """Moves of an episode of the supervised stage."""
+    labels: int = 96
+    """Moves of each visited state simulated for their exact effect."""
+    replay: int = 2000
+    """Labelled states that are remembered; each gradient step fits as many of them as there are episodes, drawn at
+    random. 0 = an iteration's own, one move of all episodes after the other."""
+    fits: int = 2
+    """Times that each state is fitted, on average, where states are remembered."""
+    annealed: float = 0.7
+    """Share of the supervised stage's iterations whose episodes begin where annealing has been, somewhere within a
+    sweep: the states in which guided search asks the policy."""
+    parts: float = 0.4
     """Share of the training problems whose groups are split into parts, as guided search splits them."""
+
+    lr: float = 3e-4
+    """Learning rate of reinforcement, falling to zero."""
     replicas: int = 8
     """Episodes of each graph of an iteration of reinforcement, from one start; their mean return is the reward
     baseline."""
-    moves: int = 40
-    """Moves of an episode in training."""
-    temperature: float = 0.3
-    """Temperature at which episodes are sampled while training; the paper's is 1."""
+    moves: int | None = 40
+    """Moves of an episode of reinforcement; None = as many as the largest training graph has groups."""
     algorithm: Literal["ppo", "reinforce"] = "ppo"
     """Proximal policy optimisation, or the paper's REINFORCE."""
     baseline: Literal["replicas", "steps"] = "replicas"
     """Reward baseline: mean over replicas, or the paper's mean at each step over earlier rounds of the graph."""
     baseline_rounds: int = 10
     """Rounds that the "steps" baseline looks back."""
-    reward: Literal["best-so-far", "improvement"] = "best-so-far"
-    """Drop of the best makespan met, or the paper's drop of the current one."""
-    intermediate_rewards: bool = True
-    """Whether rewards are paid at every move, or all at the end."""
+    reward: Literal["best-so-far", "improvement", "at-the-end"] = "best-so-far"
+    """Drop of the best makespan met at every move, the paper's drop of the current one, or all of it at the end."""
     discount: float = 0.98
     """Discount of rewards, per move."""
     clip: float = 0.2
@@ -73,27 +82,27 @@ class LearningConfig:
     """Moves of all episodes that go into one gradient step of PPO."""
     entropy: float = 1e-3
     """Weight of the entropy bonus."""
-    max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm."""
-    average: float = 0.8
-    """How much of itself the moving average of the parameters keeps in an iteration; the average is what validation
-    judges and a placer uses. 0 = the parameters as they are."""
+
+    @property
+    def supervised(self) -> float:
+        """Share of the training spent on the supervised stage."""
+        return 1.0 - self.reinforcement
 
 
+PAPER_ENV = EnvConfig(order="topological", tolerance=None)
+"""The paper's traversal, in which every move is kept."""
 PAPER_LEARNING = LearningConfig(
-    warmup=0.0,
+    reinforcement=1.0,
     temperature=1.0,
+    moves=None,
     algorithm="reinforce",
     baseline="steps",
     reward="improvement",
     discount=1.0,
-    epochs=1,
     lr=1e-3,
+    parts=0.0,
 )
-"""The recipe of the Placeto paper: REINFORCE, improvement reward, reward baseline by step.
-
-Use it with the paper's features, pooling and order, and `tolerance=None`.
-"""
+"""The recipe of the Placeto paper: REINFORCE on whole traversals, improvement reward, reward baseline by step."""
 
 
 @dataclass(frozen=True)
@@ -102,20 +111,12 @@ class OneShotLearningConfig:
 
     algorithm: Literal["ppo", "reinforce"] = "ppo"
     """Proximal policy optimisation, or REINFORCE, as in the first papers."""
-    warmup: float = 0.5
-    """Share of the training spent on imitating a good placement of each training graph; 0 = as in the papers."""
-    teacher: int = 300
-    """Simulations of annealing behind each imitated placement; they count."""
-    warmup_lr: float = 2e-3
-    """Learning rate of the imitation."""
     lr: float = 1e-3
-    """Learning rate of the reinforcement stage, falling to zero."""
+    """Learning rate, falling to zero."""
     graphs: int = 4
     """Graphs of an iteration."""
     samples: int = 16
     """Placements of each graph of an iteration."""
-    reward: Literal["sqrt", "log", "linear"] = "sqrt"
-    """Minus the square root of the relative makespan, minus its logarithm, or minus itself."""
     baseline: Literal["moving", "samples", "quantile"] = "samples"
     """Reward baseline: moving average over earlier rounds of the graph, mean over the samples of this one, or their
     upper quantile, below which samples teach nothing."""
@@ -133,8 +134,6 @@ class OneShotLearningConfig:
     """Graphs that go into one gradient step of PPO."""
     entropy: float = 0.02
     """Weight of the entropy bonus, falling to zero."""
-    imitate_best: float = 0.0
-    """Weight of imitating the best placement of each graph that was met while training; 0 = as in the papers."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
     average: float = 0.0
@@ -144,9 +143,7 @@ class OneShotLearningConfig:
     choices to try others."""
 
 
-PAPER_ONE_SHOT_LEARNING = OneShotLearningConfig(
-    algorithm="reinforce", warmup=0.0, baseline="moving", reward="sqrt", normalise=False, entropy=0.0
-)
+PAPER_ONE_SHOT_LEARNING = OneShotLearningConfig(algorithm="reinforce", baseline="moving", normalise=False, entropy=0.0)
 """The recipe of Mirhoseini et al. 2017: REINFORCE, square root of the run time, moving average as reward baseline."""
 
 
@@ -181,7 +178,7 @@ class RunConfig:
 class TrainConfig(RunConfig):
     """Everything that defines the training of an iterative policy."""
 
-    policy: PlacetoConfig = field(default_factory=PlacetoConfig)
+    policy: IterativeConfig = field(default_factory=PlacetoConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
 
@@ -200,15 +197,16 @@ AnyTrainConfig = TrainConfig | OneShotTrainConfig
 
 
 ONE_SHOT_LEARNING = {
-    # units are few, and so are the groups that the grouper begins with: they are placed without an example
-    "seq2seq": OneShotLearningConfig(warmup=0.0, samples=32),
-    "grouper": OneShotLearningConfig(warmup=0.0),
-    # it imitates the graphs of the training well, but unseen ones then come out worse; samples take hardly any time
-    "gdp": OneShotLearningConfig(warmup=0.0, samples=64, entropy=0.05),
+    "seq2seq": OneShotLearningConfig(samples=32),
+    "grouper": OneShotLearningConfig(),
+    "gdp": OneShotLearningConfig(samples=64, entropy=0.05),  # samples take hardly any time
 }
-"""Recipes of one-shot placers that learn in a way of their own."""
-FINE_TUNING: dict[str, dict[str, Any]] = {"gdp": {"samples": 16, "epochs": 4, "lr": 5e-4, "soften": 3.0}}
-"""What differs from a one-shot placer's recipe where training begins with a checkpoint, and placements count."""
+"""Recipes of the one-shot placers."""
+FINE_TUNING: dict[str, dict[str, Any]] = {
+    "placeto": {"reinforcement": 1.0, "parts": 0.0},
+    "gdp": {"samples": 16, "epochs": 4, "lr": 5e-4, "soften": 3.0},
+}
+"""What differs from a placer's recipe where training begins with a checkpoint, and placements count."""
 
 
 _COUNT = (1, 1e9)
@@ -223,7 +221,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "learning.soften": (1e-3, 1e3),
     "learning.clip": (0.0, 1e3),
     "learning.entropy": (0.0, 1e3),
-    "learning.imitate_best": (0.0, 1e3),
     "learning.max_grad_norm": (0.0, 1e6),
     "learning.quantile": (0.0, 0.999),
     "learning.decay": (0.0, 0.999),
@@ -233,16 +230,15 @@ _RANGES: dict[str, tuple[float, float]] = {
     "policy.layers": (1, 1000),
     "policy.groups": (1, 65_536),
     "policy.max_devices": (1, 65_536),
-    "policy.fixed_devices": (1, 65_536),
+    "policy.devices": (1, 65_536),
     "policy.change_weight": (0.0, 1e6),
     "policy.prior": (0.0, 1e6),
     "env.tolerance": (0.0, 1e6),
-    **{f"learning.{name}": _SHARE for name in ("warmup", "parts", "annealed", "average")},
-    **{f"learning.{name}": _SHARE for name in ("lr", "warmup_lr", "discount")},
+    **{f"learning.{name}": _SHARE for name in ("reinforcement", "parts", "annealed", "average")},
+    **{f"learning.{name}": _SHARE for name in ("lr", "supervised_lr", "discount")},
     **{f"learning.{name}": _COUNT for name in ("graphs", "epochs", "minibatch", "labels", "fits", "moves")},
-    **{f"learning.{name}": _COUNT for name in ("warmup_moves", "warmup_replicas", "replicas", "baseline_rounds")},
-    **{f"learning.{name}": _COUNT for name in ("samples", "teacher")},
-    **dict.fromkeys(("validate_every", "save_every", "policy.heads", "policy.segment"), _COUNT),
+    **{f"learning.{name}": _COUNT for name in ("supervised_moves", "supervised_replicas", "replicas", "baseline_rounds")},
+    **dict.fromkeys(("validate_every", "save_every", "policy.heads", "policy.segment", "learning.samples"), _COUNT),
 }
 """Smallest and largest value of settings."""
 
@@ -257,8 +253,9 @@ def default_config(placer: str, out: str) -> AnyTrainConfig:
     policy = POLICIES[placer].config()
     if isinstance(policy, PlacetoConfig):
         return TrainConfig(out, placer=placer, policy=policy)
-    learning = ONE_SHOT_LEARNING.get(placer, OneShotLearningConfig())
-    return OneShotTrainConfig(out, placer=placer, policy=policy, learning=learning)
+    if isinstance(policy, PlacetoPaperConfig):
+        return TrainConfig(out, placer=placer, policy=policy, env=PAPER_ENV, learning=PAPER_LEARNING)
+    return OneShotTrainConfig(out, placer=placer, policy=policy, learning=ONE_SHOT_LEARNING[placer])
 
 
 def check_config(config: AnyTrainConfig) -> None:
@@ -296,9 +293,13 @@ def _check_iterative(config: TrainConfig) -> None:
     learning, policy = config.learning, config.policy
     if learning.baseline == "replicas" and learning.replicas < 2:
         raise ConfigError(f"learning.replicas must be at least 2 here, not {learning.replicas}")
-    if policy.messages == "pairs" and (policy.head != "pair" or policy.pooling != "none"):
-        raise ConfigError('policy.messages "pairs" needs policy.head "pair" and policy.pooling "none"')
-    episodes = learning.graphs * learning.warmup_replicas
+    if isinstance(policy, PlacetoPaperConfig):
+        if learning.reinforcement < 1:
+            raise ConfigError(f"learning.reinforcement must be 1 for {config.placer}, which predicts no effects of "
+                              f"moves, not {learning.reinforcement}")  # fmt: skip
+        if config.env.order != "topological":
+            raise ConfigError(f"env.order must be topological for {config.placer}, not {config.env.order}")
+    episodes = learning.graphs * learning.supervised_replicas
     if learning.replay and learning.replay < episodes:
         raise ConfigError(f"learning.replay must be 0 or at least the {episodes} episodes of an iteration, "
                           f"not {learning.replay}")  # fmt: skip
@@ -308,8 +309,6 @@ def _check_one_shot(config: OneShotTrainConfig) -> None:
     learning, policy = config.learning, config.policy
     if learning.baseline != "moving" and learning.samples < 2:
         raise ConfigError(f"learning.samples must be at least 2 here, not {learning.samples}")
-    if learning.warmup and config.simulations is not None and config.iterations is None:
-        raise ConfigError("learning.warmup simulates nothing while it imitates: limit iterations, or set it to 0")
     if policy.hidden % 2:
         raise ConfigError(f"policy.hidden must be even, not {policy.hidden}")
     if isinstance(policy, GdpConfig) and policy.hidden % policy.heads:

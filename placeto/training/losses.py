@@ -1,48 +1,12 @@
 """Returns, advantages, reward baselines and policy-gradient losses: pure functions.
 
-Legend: T steps of an episode, B episodes, C graphs of the family.
+Legend: T steps of an episode, B episodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-
-
-def improvement_reward(before: Tensor, after: Tensor, best: Tensor) -> Tensor:
-    """Drop in (relative, penalised) makespan; negative where a move made it worse. Placeto's reward, section 3.1.
-
-    >>> improvement_reward(torch.tensor([1.0]), torch.tensor([0.75]), torch.tensor([0.5]))
-    tensor([0.2500])
-    """
-    return before - after
-
-
-def best_so_far_reward(before: Tensor, after: Tensor, best: Tensor) -> Tensor:
-    """Drop of the best makespan met so far: a worsening on the way to something better costs nothing.
-
-    >>> best_so_far_reward(torch.tensor([1.0]), torch.tensor([0.5]), torch.tensor([0.75]))
-    tensor([0.2500])
-    """
-    return (best - after).clamp(min=0)
-
-
-REWARDS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "improvement": improvement_reward,
-    "best-so-far": best_so_far_reward,
-}
-
-
-def at_the_end_only(rewards: Tensor) -> Tensor:
-    """The same sum of rewards, all of it paid at the last step: (T, B) -> (T, B).
-
-    The paper's ablation without intermediate rewards (section 4.3).
-    """
-    late = torch.zeros_like(rewards)
-    late[-1] = rewards.sum(0)
-    return late
 
 
 def discounted_returns(rewards: Tensor, discount: float) -> Tensor:

@@ -253,8 +253,8 @@ def _check_ranks(config: AnyTrainConfig, problems: Mapping[str, PlacementProblem
     if isinstance(learning, OneShotLearningConfig):
         episodes = {"samples": learning.samples}
     else:
-        episodes = {"replicas": learning.replicas} if learning.warmup < 1.0 else {}
-        episodes |= {"warmup_replicas": learning.warmup_replicas} if learning.warmup > 0.0 else {}
+        episodes = {"replicas": learning.replicas} if learning.reinforcement > 0.0 else {}
+        episodes |= {"supervised_replicas": learning.supervised_replicas} if learning.supervised > 0.0 else {}
     graphs = min(learning.graphs, len(problems))
     for name, each in episodes.items():
         if graphs * each < ranks.size:
@@ -284,8 +284,7 @@ def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str)
     with matching(path):
         config, saved = default_config(checkpoint["placer"], out), checkpoint["config"]
         changes: dict[str, Any] = {"policy": type(config.policy)(**saved["policy"])}
-        tuning = FINE_TUNING.get(config.placer, {})
-        changes["learning"] = replace(config.learning, warmup=0.0, **tuning)
+        changes["learning"] = replace(config.learning, **FINE_TUNING.get(config.placer, {}))
         if isinstance(config, TrainConfig):
             changes["env"] = type(config.env)(**saved["env"])
         return replace(config, **changes)

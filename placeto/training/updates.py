@@ -1,31 +1,30 @@
-"""One gradient update of a policy from an iteration's episodes: supervised, PPO or REINFORCE.
+"""One gradient update of a policy from an iteration's episodes or samples: supervised, PPO or REINFORCE.
 
-Legend: T moves, B episodes, L labelled moves a state, V nodes of all episodes together, D devices.
+Legend: T moves, B episodes, L labelled moves a state, V nodes of all episodes together, D devices, K samples (or
+episodes) scored together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from placeto.policies.base import PairDistribution
-from placeto.training.config import LearningConfig
+from placeto.environment.rewards import REWARDS
+from placeto.training.config import LearningConfig, OneShotLearningConfig
 from placeto.training.losses import (
-    REWARDS,
-    at_the_end_only,
     discounted_returns,
-    normalise,
     ppo_loss,
     reinforce_loss,
     replica_advantages,
     step_baseline_update,
 )
 from placeto.training.ranks import ALONE, Ranks
-from placeto.training.rollout import DivergedError, Labels, Rollout
+from placeto.training.rollout import DivergedError, Labels
 
 CHANGE_CLIP = 0.2  # labels beyond it are equally bad (or good)
 SMALL_CHANGE = 0.02  # the error of a label of this size weighs half as much as that of one of no change
@@ -73,11 +72,7 @@ def advantages(
         graph: (B,) training instance of each episode.
         history: returns of earlier rounds by instance, for the "steps" baseline; updated in place.
     """
-    best = torch.cummin(makespan, 0).values
-    rewards = REWARDS[config.reward](makespan[:-1], makespan[1:], best[:-1])
-    if not config.intermediate_rewards:
-        rewards = at_the_end_only(rewards)
-    returns = discounted_returns(rewards, config.discount)
+    returns = discounted_returns(REWARDS[config.reward](makespan), config.discount)
     if config.baseline == "replicas":
         which, replica = np.unique(graph, return_inverse=True)
         return returns, replica_advantages(returns, torch.from_numpy(replica), len(which))
@@ -91,42 +86,59 @@ def advantages(
     return returns, result
 
 
+@dataclass(frozen=True)
+class Scored:
+    """Decisions that were made, under the policy as it is now: this rank's part of a move, or of a graph's samples."""
+
+    log_prob: Tensor  # (K,), or (K, A) of A decisions of each sample
+    old: Tensor  # the same shape, under the policy that decided
+    advantage: Tensor  # (K,) or (K, 1)
+    entropy: Tensor  # (K,)
+    weight: float  # this rank's share of what is scored together
+
+
 def policy_update(
     policy: nn.Module,
     optimizer: torch.optim.Optimizer,
-    episodes: Rollout,
-    advantage: Tensor,
-    config: LearningConfig,
-    orders: list[np.ndarray],
+    count: int,
+    score: Callable[[np.ndarray], Iterable[Scored]],
+    config: LearningConfig | OneShotLearningConfig,
+    random: np.random.Generator,
+    *,
+    entropy: float,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
-    """PPO or REINFORCE on the episodes' moves.
+    """PPO or REINFORCE: the one loop for moves of episodes and for samples of whole placements.
 
-    A gradient step takes `config.minibatch` moves of all B episodes; REINFORCE is on-policy, it takes all T at once.
-    `orders` holds one order (T,) of the moves for each epoch. `episodes` are this rank's, `advantage` those of all.
+    A gradient step takes `config.minibatch` of them; REINFORCE is on-policy, it takes all at once, and once. Losses are
+    means over decisions, so that large graphs weigh as much as small ones; PPO clips the ratio of each decision.
+
+    Args:
+        policy: whose parameters `optimizer` changes.
+        optimizer: of them.
+        count: how many moves, or graphs, there are.
+        score: of a minibatch of their numbers to what this rank scores of each.
+        config: algorithm and its settings.
+        random: draws the order of each epoch.
+        entropy: weight of the entropy bonus.
+        ranks: the processes that learn together.
     """
-    count = advantage.shape[1]
-    advantage = normalise(advantage)[:, ranks.share(count)]
-    weight = advantage.shape[1] / count
+    ppo = config.algorithm == "ppo"
+    orders = [random.permutation(count) for _ in range(config.epochs if ppo else 1)]
     totals, updates = {"loss/policy": 0.0, "train/gradient_norm": 0.0, "train/entropy": 0.0}, 0
     for order in orders:
-        size = config.minibatch if config.algorithm == "ppo" else len(order)
-        for minibatch in np.array_split(order, max(1, len(order) // size)):
+        for minibatch in np.array_split(order, max(1, count // config.minibatch) if ppo else 1):
             optimizer.zero_grad()
-            for t in minibatch:
-                data = episodes.data[t]
-                distribution = PairDistribution.from_logits(policy(data)[0], data, config.temperature)
-                log_prob, entropy = distribution.log_prob(episodes.action[t]), distribution.entropy()
-                if config.algorithm == "ppo":
-                    old = episodes.log_prob[t]
-                    loss = ppo_loss(log_prob, old, advantage[t], entropy, config.clip, config.entropy)
+            for of in score(minibatch):
+                if ppo:
+                    loss = ppo_loss(of.log_prob, of.old, of.advantage, of.entropy, config.clip, entropy)
                 else:
-                    loss = reinforce_loss(log_prob, advantage[t], entropy, config.entropy)
-                (weight * loss / len(minibatch)).backward()
-                totals["loss/policy"] += weight * float(loss.detach()) / len(minibatch)
-                totals["train/entropy"] += weight * float(entropy.detach().mean()) / len(minibatch)
+                    loss = reinforce_loss(of.log_prob, of.advantage, of.entropy, entropy)
+                (of.weight * loss / len(minibatch)).backward()
+                totals["loss/policy"] += of.weight * float(loss.detach()) / len(minibatch)
+                totals["train/entropy"] += of.weight * float(of.entropy.detach().mean()) / len(minibatch)
             norm = gradient_step(policy, optimizer, config.max_grad_norm, ranks)
-            totals["train/gradient_norm"] += weight * float(norm)
+            totals["train/gradient_norm"] += float(norm) / ranks.size
             updates += 1
     sums = ranks.sum(list(totals.values()))
     return {tag: total / updates for tag, total in zip(totals, sums, strict=True)}

@@ -98,7 +98,6 @@ def test_illegal_actions_are_refused(batch):
     state = reset(batch, EnvConfig(), np.array([0]), np.zeros((1, batch.max_groups), np.int64))
     with pytest.raises(ValueError, match="episode 0: moving group 0 to device 0 is not legal"):
         step(batch, EnvConfig(), state, np.array([0]))
-    step(batch, EnvConfig(stay=True), reset(batch, EnvConfig(stay=True), np.array([0]), state.placement), np.array([0]))
 
 
 def test_step_does_not_touch_the_state_it_is_given(batch):

@@ -19,9 +19,7 @@ from tests.toys import toy_cluster
 
 LOOKS_AT_ONE = {"single"}
 """These never use a second device."""
-SEARCHES = [
-    name for name in ("random", "hillclimb", "ils", "anneal", "multilevel", "genetic", "exact") if name in HEURISTICS
-]
+SEARCHES = [name for name in ("random", "hillclimb", "ils", "anneal", "multilevel", "exact") if name in HEURISTICS]
 """These use what budget they get, so they are to find what is there."""
 names = pytest.mark.parametrize("name", HEURISTICS)
 

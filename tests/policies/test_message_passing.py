@@ -3,11 +3,8 @@ from torch import nn
 
 from placeto.policies.message_passing import (
     DirectedMessagePassing,
-    GraphPooling,
-    NeighbourhoodPooling,
     PairMessagePassing,
     TwoWayMessagePassing,
-    device_pool,
     mlp,
 )
 
@@ -20,7 +17,6 @@ def as_sum(layer: DirectedMessagePassing) -> None:
     """Make h and g identities on positive numbers."""
     nn.init.eye_(layer.source.weight)
     nn.init.zeros_(layer.source.bias)
-    nn.init.zeros_(layer.edge.weight)
     for part in layer.update_mlp:
         if isinstance(part, nn.Linear):
             nn.init.eye_(part.weight)
@@ -29,29 +25,29 @@ def as_sum(layer: DirectedMessagePassing) -> None:
 
 def test_messages_go_along_the_arcs_and_are_scaled_by_the_root_of_their_number():
     x = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
-    along = DirectedMessagePassing(1, 1, "source_to_target")
+    along = DirectedMessagePassing(1, "source_to_target")
     as_sum(along)
-    torch.testing.assert_close(along(x, EDGES, ATTR).flatten(), torch.tensor([0.0, 1.0, 1.0, 5.0 / 2**0.5]))
-    against = DirectedMessagePassing(1, 1, "target_to_source")
+    torch.testing.assert_close(along(x, EDGES).flatten(), torch.tensor([0.0, 1.0, 1.0, 5.0 / 2**0.5]))
+    against = DirectedMessagePassing(1, "target_to_source")
     as_sum(against)
-    torch.testing.assert_close(against(x, EDGES, ATTR).flatten(), torch.tensor([5.0 / 2**0.5, 4.0, 4.0, 0.0]))
+    torch.testing.assert_close(against(x, EDGES).flatten(), torch.tensor([5.0 / 2**0.5, 4.0, 4.0, 0.0]))
 
 
 def test_message_passing_reaches_as_far_as_its_rounds_in_both_ways():
     torch.manual_seed(0)
     for rounds in (0, 1, 2):
-        layer = TwoWayMessagePassing(4, 1, rounds)
+        layer = TwoWayMessagePassing(4, rounds)
         x = torch.randn(4, 4, requires_grad=True)
-        layer(x, EDGES, ATTR)[3].sum().backward()
+        layer(x, EDGES)[3].sum().backward()
         touched = x.grad.abs().sum(1) > 0
         assert touched.tolist() == [rounds >= 2, rounds >= 1, rounds >= 1, True]
 
 
 def test_message_passing_does_not_depend_on_the_order_of_nodes():
     torch.manual_seed(0)
-    layer, x, order = TwoWayMessagePassing(4, 1, 2), torch.randn(4, 4), torch.tensor([2, 0, 3, 1])
+    layer, x, order = TwoWayMessagePassing(4, 2), torch.randn(4, 4), torch.tensor([2, 0, 3, 1])
     place = torch.argsort(order)  # new position of each old node
-    torch.testing.assert_close(layer(x[order], place[EDGES], ATTR), layer(x, EDGES, ATTR)[order])
+    torch.testing.assert_close(layer(x[order], place[EDGES]), layer(x, EDGES)[order])
 
 
 def test_messages_of_pairs_stay_with_their_device_but_for_where_the_sender_is():
@@ -77,33 +73,6 @@ def test_messages_of_pairs_depend_on_no_order():
     expected = layer(z, own, EDGES, ATTR)
     torch.testing.assert_close(layer(z[order], own[order], place[EDGES], ATTR), expected[order])
     torch.testing.assert_close(layer(z[:, devices], there[own], EDGES, ATTR), expected[:, devices])
-
-
-def test_pooling_sees_ancestors_descendants_and_parallel_nodes():
-    torch.manual_seed(0)
-    reach = torch.zeros(1, 4, 4, dtype=torch.bool)
-    for i, j in ((0, 1), (0, 2), (0, 3), (1, 3), (2, 3)):
-        reach[0, i, j] = True
-    pool = NeighbourhoodPooling(16)
-    x = torch.randn(4, 16, requires_grad=True)
-    pool(x, reach, torch.zeros(4, dtype=torch.long))[1].sum().backward()
-    touched = (x.grad.abs().sum(1) > 0).tolist()
-    assert touched == [True, False, True, True]  # ancestor, itself, parallel, descendant
-
-
-def test_simple_pooling_gives_all_nodes_of_a_graph_the_same():
-    torch.manual_seed(0)
-    pool, x, batch = GraphPooling(4), torch.randn(5, 4), torch.tensor([0, 0, 0, 1, 1])
-    pooled = pool(x, batch, 2)
-    torch.testing.assert_close(pooled[:3], pool.outer(pool.inner(x[:3]).mean(0)).expand(3, -1))
-    torch.testing.assert_close(pooled[3], pooled[4])
-    torch.testing.assert_close(pool(x[[2, 0, 1, 4, 3]], batch, 2), pooled)
-
-
-def test_device_pool_sums_by_slot():
-    x = torch.tensor([[1.0], [2.0], [4.0]])
-    pooled = device_pool(x, torch.ones(3), torch.tensor([0, 1, 0]), 3)
-    assert pooled.flatten().tolist() == [5.0, 2.0, 0.0]
 
 
 def test_mlp_ends_without_activation_unless_asked():

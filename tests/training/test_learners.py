@@ -28,11 +28,13 @@ from placeto.training.config import (
 )
 from placeto.training.learners import LEARNERS
 from placeto.training.learners.base import prepare, seconds, set_learning_rate
-from placeto.training.learners.iterative import Family, IterativeLearner
-from placeto.training.learners.one_shot import OneShotLearner, advantages, one_shot_update, standard_order
+from placeto.training.learners.iterative import Family, IterativeLearner, learning_rate
+from placeto.training.learners.one_shot import OneShotLearner, advantages, scoring
 from placeto.training.learners.replay import Replay, labelled_states
+from placeto.training.losses import normalise
 from placeto.training.rollout import Stopwatch, rollout
 from placeto.training.trainer import pretrained_config, train
+from placeto.training.updates import policy_update
 from tests.toys import fork_of_chains, random_graph, toy_cluster
 from tests.training.test_trainer import config, problems, same
 
@@ -64,7 +66,7 @@ def test_iterations_keep_the_best_placement_met_and_validation_changes_nothing(t
 
 def one_shot(tmp_path, **learning):
     base = default_config("seq2seq", str(tmp_path))
-    small = replace(base.learning, **({"graphs": 2, "samples": 4, "warmup": 0.0, "baseline": "moving"} | learning))
+    small = replace(base.learning, **({"graphs": 2, "samples": 4, "baseline": "moving"} | learning))
     return replace(base, policy=Seq2SeqConfig(hidden=16), learning=small, iterations=8, validate_every=3, save_every=1)
 
 
@@ -95,10 +97,10 @@ def test_advantages_in_closed_form():
     second = advantages(np.array([[16.0, 16.0]]), moving, [5], history)
     torch.testing.assert_close(second, torch.tensor([[-2.5, -2.5]]))
     torch.testing.assert_close(history[5], torch.tensor(0.75 * -1.5 + 0.25 * -4.0))
-    mean = advantages(relative, OneShotLearningConfig(baseline="samples", reward="linear"), [0, 1], {})
-    torch.testing.assert_close(mean, torch.tensor([[1.5, -1.5], [-4.0, 4.0]]))
-    best = OneShotLearningConfig(baseline="quantile", quantile=0.5, reward="log")
-    relative = np.exp(np.array([[1.0, 2.0, 4.0]]))
+    mean = advantages(relative, OneShotLearningConfig(baseline="samples"), [0, 1], {})
+    torch.testing.assert_close(mean, torch.tensor([[0.5, -0.5], [-1.0, 1.0]]))
+    best = OneShotLearningConfig(baseline="quantile", quantile=0.5)
+    relative = np.array([[1.0, 4.0, 16.0]])
     torch.testing.assert_close(advantages(relative, best, [0], {}), torch.tensor([[1.0, 0.0, 0.0]]))
 
 
@@ -111,18 +113,11 @@ def test_one_shot_updates_raise_the_probability_of_what_turned_out_well(placer, 
     graph = make_input(next(iter(problems(1).values())), policy.units)
     sample = policy.sample(graph, 4, torch.Generator().manual_seed(0))
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-4 if placer == "grouper" else 1e-3)
-    config = OneShotLearningConfig(algorithm=algorithm, clip=10.0)
-    advantage = torch.tensor([[1.0, 0.0, 0.0, -0.1]])
-    one_shot_update(
-        policy,
-        optimizer,
-        [graph],
-        [sample],
-        advantage,
-        config,
-        0.0,
-        [np.array([0])] * (20 if placer == "grouper" else 5),
-    )
+    config = OneShotLearningConfig(algorithm=algorithm, clip=10.0, epochs=1)
+    advantage, random = normalise(torch.tensor([[1.0, 0.0, 0.0, -0.1]])), np.random.default_rng(0)
+    for _ in range(20 if placer == "grouper" else 5):
+        score = scoring(policy, [graph], [sample], advantage)
+        policy_update(policy, optimizer, 1, score, config, random, entropy=0.0)
     gain = (policy.score(graph, sample.action)[0] - sample.log_prob).detach().sum(1)
     assert gain[0] > 0
     assert gain[0] > gain[3]
@@ -166,7 +161,7 @@ def test_fine_tuning_begins_with_the_best_parameters_of_a_checkpoint(placer, tmp
     first = load_checkpoint(tmp_path / "first")
     going_on = replace(make(tmp_path / "second"), iterations=1, learning=replace(make("x").learning, lr=0.0))
     if placer == "placeto":
-        going_on = replace(going_on, learning=replace(going_on.learning, warmup=0.0))
+        going_on = replace(going_on, learning=replace(going_on.learning, reinforcement=1.0))
     train(going_on, problems(1, 20), None, initial=first)
     second = load_checkpoint(tmp_path / "second")
     assert same(first["best_parameters"], second["parameters"])
@@ -203,45 +198,10 @@ def test_settings_out_of_range_are_refused(tmp_path):
         (replace(base, placer="gdp"), "placer 'gdp' needs a GdpConfig as policy"),
         (replace(base, learning=replace(base.learning, soften=0.0)), r"learning\.soften must be at least 0\.001"),
         (replace(base, learning=replace(base.learning, minibatch=0)), r"learning\.minibatch must be at least 1"),
-        (
-            replace(base, iterations=None, simulations=99, learning=replace(base.learning, warmup=0.5)),
-            r"learning\.warmup simulates nothing",
-        ),
     ]
     for wrong, says in cases:
         with pytest.raises(ConfigError, match=says):
             check_config(wrong)
-
-
-@pytest.mark.parametrize("placer", ["seq2seq", "grouper", "gdp"])
-def test_imitation_makes_a_placement_likely(placer):
-    torch.manual_seed(0)
-    entry = POLICIES[placer]
-    policy = entry.policy(entry.config(hidden=16, units="paper"))
-    graph = make_input(fork_of_chains(6, 2), "paper")
-    wanted = torch.tensor([[0, 1, 1, 0, 1, 0]])
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-    for _ in range(150):
-        optimizer.zero_grad()
-        policy.imitation(graph, wanted).backward()
-        optimizer.step()
-    learned = policy.sample(graph, 1, None).placement
-    assert torch.equal(learned, wanted) or (placer == "gdp" and torch.equal(learned, 1 - wanted))  # its own names
-
-
-def test_the_warm_up_imitates_annealing_and_counts_its_simulations(tmp_path):
-    config = one_shot(tmp_path, warmup=0.5, teacher=20, warmup_lr=1e-2)
-    learner = OneShotLearner(config, problems(3), problems(2, 10), lambda note: None)
-    state = learner.initial_state()
-    first = learner.iterate(state, 0.0)
-    assert state.simulations == 3 * 20
-    for _ in range(40):
-        state.iteration += 1
-        last = learner.iterate(state, 0.0)
-    assert last["loss/supervised"] < 0.8 * first["loss/supervised"]
-    assert state.simulations == 3 * 20
-    assert "loss/policy" in learner.iterate(state, 0.5)
-    assert state.simulations == 3 * 20 + 2 * 4
 
 
 def test_the_recipe_of_the_first_paper_trains(tmp_path):
@@ -252,20 +212,13 @@ def test_the_recipe_of_the_first_paper_trains(tmp_path):
     assert set(load_checkpoint(tmp_path)["history"]) <= {0, 1, 2}
 
 
-def test_standard_order_renames_equal_devices_by_first_use():
-    equal = fork_of_chains(4, 1, 3)
-    assert standard_order(equal, np.array([2, 2, 0, 1])).tolist() == [0, 0, 1, 2]
-    assert standard_order(equal, np.array([1, 1, 1, 1])).tolist() == [0, 0, 0, 0]
-    mixed = PlacementProblem(equal.graph, toy_cluster(speeds=(1.0, 0.5, 1.0)))
-    assert standard_order(mixed, np.array([1, 2, 0, 2])).tolist() == [1, 0, 2, 0]
-
-
-def test_learning_rate_falls_to_a_tenth_in_the_supervised_stage_and_then_to_zero(tmp_path):
-    learning = replace(config(tmp_path).learning, warmup=0.5, warmup_lr=1.0, lr=0.2)
-    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
-    rates = [set_learning_rate(optimizer, learning, done) for done in (0.0, 0.25, 0.5, 0.75, 1.0)]
+def test_learning_rate_falls_to_a_tenth_in_the_supervised_stage_and_then_to_zero():
+    learning = LearningConfig(reinforcement=0.5, supervised_lr=1.0, lr=0.2)
+    rates = [learning_rate(learning, done) for done in (0.0, 0.25, 0.5, 0.75, 1.0)]
     np.testing.assert_allclose(rates, [1.0, 0.55, 0.2, 0.1, 0.0])
-    assert optimizer.param_groups[0]["lr"] == 0.0
+    assert learning_rate(LearningConfig(supervised_lr=1.0), 0.5) == pytest.approx(0.55), "one stage unless asked"
+    optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    assert set_learning_rate(optimizer, 0.3) == optimizer.param_groups[0]["lr"] == 0.3
 
 
 def test_problems_are_prepared_in_order_and_reported():
@@ -296,13 +249,13 @@ def test_parts_and_annealed_placements_of_a_family():
         score = Evaluator(instance.problem, instance.groups).score_batch(searched) / instance.problem.single_device_us
         assert score.min() < starts.score[0]
         assert len(np.unique(searched, axis=0)) > 1
-    without = Family.of(problems, LearningConfig(), lambda _: None)
+    without = Family.of(problems, LearningConfig(parts=0.0, reinforcement=1.0), lambda _: None)
     assert [i.groups.num_groups for i in without.batch.instances] == coarse
     assert all(len(searched) == 0 for searched in without.annealed)
 
 
 def remembering(tmp_path):
-    learning = LearningConfig(warmup=1.0, graphs=2, moves=3, labels=5, replay=20, fits=2)
+    learning = LearningConfig(graphs=2, supervised_replicas=2, supervised_moves=3, labels=5, replay=20, annealed=0.0)
     run = {"iterations": 6, "validate_every": 3, "save_every": 1, "threads": 1}
     return TrainConfig(str(tmp_path), learning=learning, policy=PlacetoConfig(hidden=16), **run)
 
@@ -350,7 +303,7 @@ def test_a_run_that_remembers_states_resumes_bit_identically(tmp_path):
 
 def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):
     problems = {f"r{s}": PlacementProblem(random_graph(s, 40), toy_cluster(2)) for s in range(3)}
-    learning = LearningConfig(warmup=1.0, graphs=2, warmup_moves=2, labels=4, annealed=1.0)
+    learning = LearningConfig(graphs=2, supervised_replicas=2, supervised_moves=2, labels=4, annealed=1.0)
     learner = IterativeLearner(TrainConfig(str(tmp_path), learning=learning), problems, problems, lambda _: None)
     state = learner.initial_state()
     index, placement, visited = learner._choose_annealed(state, 2)
@@ -371,7 +324,7 @@ def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):
 
 def test_what_was_remembered_is_forgotten_with_its_stage(tmp_path):
     config = remembering(tmp_path / "whole")
-    config = replace(config, learning=replace(config.learning, warmup=0.5, replicas=2))
+    config = replace(config, learning=replace(config.learning, reinforcement=0.5, replicas=2, moves=3))
     half = replace(config, out=str(tmp_path / "half"))
     train(config, problems(3), problems(2, 10))
     with pytest.raises(Stop):

@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from placeto.training.losses import (
-    at_the_end_only,
-    best_so_far_reward,
     discounted_returns,
-    improvement_reward,
     normalise,
     ppo_loss,
     reinforce_loss,
@@ -16,33 +13,11 @@ from placeto.training.losses import (
 )
 
 
-def test_improvement_rewards_sum_to_the_whole_drop():
-    makespan = torch.tensor([[1.0], [0.7], [0.9], [0.6]])
-    best = torch.cummin(makespan, 0).values
-    rewards = improvement_reward(makespan[:-1], makespan[1:], best[:-1])
-    assert rewards.sum().item() == pytest.approx(0.4)
-    assert rewards[1].item() == pytest.approx(-0.2)
-
-
-def test_best_so_far_rewards_never_punish_and_sum_to_the_best_drop():
-    makespan = torch.tensor([[1.0], [1.3], [0.9], [0.95], [0.8]])
-    best = torch.cummin(makespan, 0).values
-    rewards = best_so_far_reward(makespan[:-1], makespan[1:], best[:-1])
-    torch.testing.assert_close(rewards.flatten(), torch.tensor([0.0, 0.1, 0.0, 0.1]))
-
-
 def test_discounted_returns_closed_form():
     rewards = torch.ones(5, 2)
     returns = discounted_returns(rewards, 0.9)
     expected = torch.tensor([(1 - 0.9**k) / 0.1 for k in (5, 4, 3, 2, 1)])
     torch.testing.assert_close(returns[:, 0], expected)
-
-
-def test_rewards_at_the_end_only_keep_their_sum():
-    rewards = torch.tensor([[0.1, 0.0], [0.2, -0.3], [0.0, 0.5]])
-    late = at_the_end_only(rewards)
-    torch.testing.assert_close(late.sum(0), rewards.sum(0))
-    assert not late[:-1].any()
 
 
 def test_replica_advantages_have_zero_mean_within_each_graph():

@@ -17,15 +17,27 @@ from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import EnvConfig
 from placeto.placers import load_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
 from placeto.problem.problem import PlacementProblem
 from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from placeto.training.config import PAPER_LEARNING, ConfigError, LearningConfig, TrainConfig
+from placeto.training.config import PAPER_ENV, PAPER_LEARNING, ConfigError, LearningConfig, TrainConfig, default_config
 from placeto.training.learners.base import TrainState
 from placeto.training.rollout import greedy_pass
 from placeto.training.trainer import TrainingError, train
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
-QUICK = LearningConfig(warmup=0.5, graphs=2, replicas=4, moves=6, labels=4)
+QUICK = LearningConfig(
+    reinforcement=0.5,
+    graphs=2,
+    supervised_replicas=2,
+    supervised_moves=6,
+    labels=4,
+    replay=0,
+    annealed=0.0,
+    parts=0.0,
+    replicas=4,
+    moves=6,
+)
 ROOT = Path(__file__).parents[2]
 
 
@@ -140,11 +152,11 @@ def test_checkpoint_needs_no_graphs_package_and_runs_no_code(uninterrupted):
 
 def test_a_checkpoint_from_before_a_setting_existed_is_resumed_with_its_default(uninterrupted, tmp_path):
     checkpoint = load_checkpoint(uninterrupted)
-    del checkpoint["config"]["learning"]["intermediate_rewards"], checkpoint["config"]["policy"]["pooling"]
+    del checkpoint["config"]["learning"]["average"], checkpoint["config"]["policy"]["rounds"]
     save_checkpoint(checkpoint, tmp_path / "checkpoint.pt")
     train(config(tmp_path), problems(3), problems(2, 10), resume=True)
-    other = config(tmp_path, policy=PlacetoConfig(pooling="devices"))
-    with pytest.raises(CheckpointError, match=r"policy\.pooling was none, now it is devices"):
+    other = config(tmp_path, policy=PlacetoConfig(rounds=1))
+    with pytest.raises(CheckpointError, match=r"policy\.rounds was 2, now it is 1"):
         train(other, problems(3), problems(2, 10), resume=True)
 
 
@@ -169,7 +181,9 @@ def test_learns_to_spread_independent_ops(tmp_path):
     """Trained on small forks it spreads an unseen, larger one optimally over more devices than it has seen."""
     sizes = ((4, 2), (6, 2), (3, 3), (6, 3), (9, 3))
     family = {f"fork{chains} on {devices}": fork_of_chains(chains, 1, devices) for chains, devices in sizes}
-    learning = LearningConfig(moves=8, labels=8, warmup=0.3, lr=1e-3, temperature=1.0)
+    learning = replace(
+        QUICK, graphs=4, replicas=8, moves=8, supervised_moves=8, labels=8, reinforcement=0.7, lr=1e-3, temperature=1.0
+    )
     numbers = train(
         TrainConfig(str(tmp_path), iterations=40, learning=learning, env=EnvConfig(tolerance=None), seed=1),
         family,
@@ -183,59 +197,30 @@ def test_learns_to_spread_independent_ops(tmp_path):
     assert best_of_one_pass(untrained, EnvConfig(tolerance=None), fork_of_chains(12, 1, 4)) > 31.0
 
 
-def test_the_papers_recipe_learns(tmp_path):
-    """REINFORCE in topological order with the paper's features, pooling, reward and reward baseline."""
-    policy, env = PlacetoConfig(features="paper", pooling="paper"), EnvConfig(order="topological", tolerance=None)
-    family = {f"fork{chains}": fork_of_chains(chains, 1) for chains in (4, 6, 10)}
-    learning = replace(PAPER_LEARNING, moves=10)
-    run = TrainConfig(str(tmp_path), iterations=80, learning=learning, policy=policy, env=env, validate_every=100)
-    numbers = train(run, family, {"fork8": fork_of_chains(8, 1)})
-    trained = PlacetoPolicy(policy)
+@pytest.mark.parametrize("learning", [PAPER_LEARNING, replace(PAPER_LEARNING, reward="at-the-end")])
+def test_the_papers_placeto_learns(learning, tmp_path):
+    """From all on one device it learns to spread independent ops over two; its checkpoint places graphs."""
+    learning = replace(learning, graphs=2, replicas=8, starts="single", lr=5e-3)
+    run = default_config("placeto-paper", str(tmp_path))
+    run = replace(run, policy=PlacetoPaperConfig(hidden=16, devices=2), learning=learning, iterations=40)
+    family = {f"fork{chains}": fork_of_chains(chains, 1) for chains in (4, 6)}
+    train(replace(run, validate_every=100), family, {"fork8": fork_of_chains(8, 1)})
+    trained, untrained = PlacetoPaperPolicy(run.policy), PlacetoPaperPolicy(run.policy)
     trained.load_state_dict(load_checkpoint(tmp_path)["parameters"])
-    assert numbers["hparam/simulations"] < 80_000
-    assert best_of_one_pass(trained, env, fork_of_chains(8, 1)) < 51.0  # the optimum is 40, no learning gives 80
+    assert best_of_one_pass(untrained, PAPER_ENV, fork_of_chains(8, 1)) == 80.0
+    assert best_of_one_pass(trained, PAPER_ENV, fork_of_chains(8, 1)) < 61.0  # the optimum is 40
+    problem = problems(1, 30)["r30"]
+    assert load_placer(tmp_path)(problem, simulations=60).simulations <= 60
 
 
 @pytest.mark.parametrize(("toy", "optimum"), [(fork_of_chains(8, 2), 80.0), (two_cliques(), 71.0)])
 def test_trained_for_a_toy_it_keeps_the_optimum_that_it_starts_from(toy, optimum, tmp_path):
     """The best cheap placement, where episodes begin, is optimal here; a single graph validates itself."""
-    learning = replace(QUICK, graphs=1, warmup=0.5)
+    learning = replace(QUICK, graphs=1)
     numbers = train(config(tmp_path, iterations=4, learning=learning), {"toy": toy}, None)
     assert numbers["hparam/simulations"] <= 4 * 4 * 7 + 2 * 4 * 6 * 4
     assert numbers["hparam/validation"] * toy.single_device_us == pytest.approx(optimum)
     assert numbers["makespan/train_best"] * toy.single_device_us == pytest.approx(optimum)
-
-
-ABLATIONS = {
-    "no message passing": {"policy": PlacetoConfig(features="paper", pooling="paper", rounds=0)},
-    "simple aggregator": {"policy": PlacetoConfig(features="paper", pooling="simple", rounds=0)},
-    "pooling over devices": {"policy": PlacetoConfig(pooling="devices")},
-    "no intermediate rewards": {"learning": replace(QUICK, intermediate_rewards=False)},
-    "one-hot fixed device head": {"policy": PlacetoConfig(features="paper", pooling="paper", head="fixed")},
-    "the paper's recipe": {
-        "policy": PlacetoConfig(features="paper", pooling="paper", head="fixed"),
-        "env": EnvConfig(order="topological", tolerance=None),
-        "learning": replace(PAPER_LEARNING, graphs=2, replicas=2, moves=6),
-    },
-}
-
-
-@pytest.mark.parametrize("changes", ABLATIONS.values(), ids=ABLATIONS)
-def test_the_papers_ablations_train(changes, tmp_path):
-    """Each is a setting, changes the parameters, and its checkpoint places graphs."""
-    run = config(tmp_path, iterations=2, **changes)
-    torch.manual_seed(run.seed)
-    before = PlacetoPolicy(run.policy).state_dict()
-    train(run, problems(2), problems(1, 10))
-    after = load_checkpoint(tmp_path)["parameters"]
-    moved = {name for name, value in after.items() if not torch.equal(value, before[name])}
-    assert any("aggregator" in name for name in after) == (run.policy.pooling == "simple")
-    assert any("message_passing.along" in name for name in after) == (run.policy.rounds > 0)
-    assert any(name.startswith("fixed") for name in after) == (run.policy.head == "fixed")
-    assert moved >= {name for name in after if name.endswith("weight") and ("aggregator" in name or "encoder" in name)}
-    problem = problems(1, 30)["r30"]
-    result = load_placer(tmp_path).one_pass(problem)
-    assert result.makespan_us <= problem.single_device_us
 
 
 def best_of_one_pass(policy, env, problem):
@@ -254,7 +239,7 @@ def test_a_run_that_ends_by_the_clock_is_validated_at_its_end(tmp_path):
 
 def test_a_run_ends_with_the_iteration_that_spends_its_simulations(tmp_path):
     """Warm-up is a share of them: 2 episodes of 1 + 6 placements and 6 x 4 labels each while it lasts, then 4."""
-    learning = replace(QUICK, graphs=1, warmup=0.5)
+    learning = replace(QUICK, graphs=1)
     limited = config(tmp_path, iterations=None, simulations=240, learning=learning)
     assert train(limited, problems(1), None)["placements/simulated"] == 2 * 2 * (7 + 24) + 5 * 4 * 7
     assert load_checkpoint(tmp_path)["iteration"] == 7
@@ -289,8 +274,8 @@ def test_settings_out_of_range_are_refused(tmp_path):
         train(config(tmp_path, placer="foo"), problems(2), problems(1, 10))
     with pytest.raises(ConfigError, match=r"learning\.replicas must be at least 2"):
         train(config(tmp_path, learning=replace(QUICK, replicas=1)), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"learning\.warmup_moves must be at least 1, not 0"):
-        train(config(tmp_path, learning=replace(QUICK, warmup_moves=0)), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"learning\.supervised_moves must be at least 1, not 0"):
+        train(config(tmp_path, learning=replace(QUICK, supervised_moves=0)), problems(2), problems(1, 10))
     with pytest.raises(ConfigError, match=r"replay must be 0 or at least the 4 episodes of an iteration, not 3"):
         train(config(tmp_path, learning=replace(QUICK, replay=3)), problems(2), problems(1, 10))
     with pytest.raises(ConfigError, match=r"learning\.fits must be at least 1, not 0"):
@@ -304,10 +289,11 @@ def test_settings_out_of_range_are_refused(tmp_path):
         train(config(tmp_path, seed=10**26), problems(2), problems(1, 10))
     with pytest.raises(ConfigError, match="out is empty: give the directory of the run"):
         train(config(""), problems(2), problems(1, 10))
-    with pytest.raises(
-        ConfigError, match=r'policy\.messages "pairs" needs policy\.head "pair" and policy\.pooling "none"'
-    ):
-        train(config(tmp_path, policy=PlacetoConfig(messages="pairs", pooling="devices")), problems(2), problems(1, 10))
+    paper = default_config("placeto-paper", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"learning\.reinforcement must be 1 for placeto-paper, .* not 0\.5"):
+        train(replace(paper, learning=QUICK), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"env\.order must be topological for placeto-paper, not policy"):
+        train(replace(paper, env=EnvConfig()), problems(2), problems(1, 10))
 
 
 def test_numba_does_not_give_torch_its_threads(tmp_path):

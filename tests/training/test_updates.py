@@ -10,8 +10,16 @@ from placeto.policies.base import PairDistribution
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.problem import PlacementProblem
 from placeto.training.config import PAPER_LEARNING, LearningConfig
-from placeto.training.rollout import DivergedError, greedy_pass, rollout
-from placeto.training.updates import SMALL_CHANGE, advantages, gradient_step, policy_update, supervised_update
+from placeto.training.losses import normalise
+from placeto.training.rollout import DivergedError, rollout
+from placeto.training.updates import (
+    SMALL_CHANGE,
+    Scored,
+    advantages,
+    gradient_step,
+    policy_update,
+    supervised_update,
+)
 from tests.toys import random_graph, toy_cluster
 
 
@@ -34,7 +42,7 @@ def test_supervised_updates_fit_the_labels(setting):
     assert last["train/label_error"] < 0.6 * first["train/label_error"]
 
 
-@pytest.mark.parametrize("config", [LearningConfig(lr=3e-3, entropy=0.0), PAPER_LEARNING])
+@pytest.mark.parametrize("config", [LearningConfig(lr=3e-3), PAPER_LEARNING])
 def test_policy_updates_raise_the_probability_of_what_turned_out_well(setting, config):
     policy, optimizer, episodes = setting
     advantage = torch.zeros(8, 4)
@@ -42,15 +50,22 @@ def test_policy_updates_raise_the_probability_of_what_turned_out_well(setting, c
     if torch.equal(episodes.action[0, 0], episodes.action[0, 1]):
         pytest.fail("choose another seed: the two episodes begin with the same move")
 
-    def log_probs():
-        logits = policy(episodes.data[0])[0]
-        distribution = PairDistribution.from_logits(logits, episodes.data[0], config.temperature)
-        return distribution.log_prob(episodes.action[0])
+    def scored(t):
+        data = episodes.data[t]
+        distribution = PairDistribution.from_logits(policy(data)[0], data, config.temperature)
+        log_prob = distribution.log_prob(episodes.action[t])
+        return Scored(log_prob, episodes.log_prob[t], normalise(advantage)[t], distribution.entropy(), 1.0)
 
-    before = log_probs().detach()
+    before, random, sizes = scored(0).log_prob.detach(), np.random.default_rng(0), []
+
+    def score(minibatch):
+        sizes.append(len(minibatch))
+        return map(scored, minibatch)
+
     for _ in range(3):
-        policy_update(policy, optimizer, episodes, advantage, config, [np.arange(8)] * config.epochs)
-    after = log_probs().detach()
+        policy_update(policy, optimizer, 8, score, config, random, entropy=0.0)
+    after = scored(0).log_prob.detach()
+    assert sizes == ([8, 8] * 3 if config.algorithm == "ppo" else [8] * 3), "REINFORCE uses what it met once"
     assert after[0] > before[0]
     assert after[1] < before[1]
 

@@ -53,8 +53,6 @@ class LocalSearch:
             critical=np.zeros(groups, np.int64),
             num_critical=np.zeros(1, np.int64),
             score=np.full(4, math.inf),
-            tried=np.zeros(len(MOVES), np.int64),
-            gained=np.zeros(len(MOVES)),
             pair=np.zeros((size, 2), np.int64),
             weight=np.zeros(size),
             num_pairs=np.zeros(1, np.int64),

@@ -36,8 +36,6 @@ class State(NamedTuple):
     critical: np.ndarray  # (G,) int64, groups with an op of no slack, the first `num_critical[0]` of them
     num_critical: np.ndarray  # (1,) int64
     score: np.ndarray  # (4,) penalised makespan now; of the best: penalised makespan, makespan, overflow
-    tried: np.ndarray  # (M,) int64, simulations of each kind of move
-    gained: np.ndarray  # (M,) float64, us by which they improved the best
     pair: np.ndarray  # (C, 2) int64, candidates of the guide: group and device
     weight: np.ndarray  # (C,) float64, of the first `num_pairs[0]` of them
     num_pairs: np.ndarray  # (1,) int64
@@ -148,7 +146,6 @@ def search(
             _move(near, state, chosen[k], target[k])
         makespan, overflow, num_sends = run_and_measure(flat, 0, state.placement, scratch.record, cutoff)
         score = penalised_makespan(makespan, overflow) if makespan < np.inf else np.inf
-        state.tried[kind] += 1
         done += 1
         state.seen[entry], state.bound[entry] = key, score if score < np.inf else cutoff
         if hot > 0.0:
@@ -164,7 +161,6 @@ def search(
         _look(flat, near, state, scratch, num_sends, makespan, rules.guide)
         fits, best_fits = overflow == 0.0, state.score[3] == 0.0
         if (fits and not best_fits) or (fits == best_fits and score < state.score[1]):
-            state.gained[kind] += max(0.0, state.score[1] - score)
             state.best[:] = state.placement
             state.score[1], state.score[2], state.score[3] = score, makespan, overflow
             log.simulation[logged], log.makespan[logged], log.overflow[logged] = done, makespan, overflow

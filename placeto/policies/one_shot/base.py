@@ -66,10 +66,6 @@ class OneShotPolicy(nn.Module):
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (K, A) of given decisions (K, A), and the mean entropy (K,) of a decision, in nats."""
 
-    def imitation(self, graph: OneShotInput, placement: Tensor) -> Tensor:
-        """Loss of given placements (K, U): minus the mean log-probability of a decision."""
-        return -self.score(graph, placement)[0].mean()
-
     def soften(self, temperature: float) -> None:
         """Divide the logits over devices by a temperature, for good: above 1, samples differ more."""
         for module in self.modules():

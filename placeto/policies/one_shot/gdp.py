@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
@@ -92,24 +91,6 @@ class GdpPolicy(OneShotPolicy):
         """Log-probabilities (K, U) and mean entropies (K,), from one forward pass."""
         log_prob, entropy = log_prob_and_entropy(self(graph), action)
         return log_prob, entropy.mean(-1)
-
-    def imitation(self, graph: OneShotInput, placement: Tensor) -> Tensor:
-        """Loss of given placements (K, U), each with equal devices renamed as the policy likes it best.
-
-        Decisions are independent: no rule of naming, such as by first use, can be kept.
-        """
-        log_probs = torch.log_softmax(self(graph), -1)
-        named = torch.stack([best_names(graph, log_probs.detach(), row)[row] for row in placement])
-        return -log_probs.expand(len(placement), -1, -1).gather(-1, named[..., None]).mean()
-
-
-def best_names(graph: OneShotInput, log_probs: Tensor, placement: Tensor) -> Tensor:
-    """(D,) new names of devices, equal ones exchanged, that make a placement (U,) most likely under (U, D)."""
-    alike = (graph.pair[:, :, None] == graph.pair[:, None]).all(0)
-    alike &= (graph.device[:, None] == graph.device).all(-1)
-    votes = torch.nn.functional.one_hot(placement, graph.num_devices).to(log_probs.dtype).T @ log_probs  # (D, D)
-    worst = float(votes.abs().sum()) + 1.0
-    return placement.new_tensor(linear_sum_assignment((-votes).masked_fill(~alike, worst).cpu().numpy())[1])
 
 
 def _sage(config: GdpConfig, flow: str) -> nn.ModuleList:

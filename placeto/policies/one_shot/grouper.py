@@ -92,21 +92,6 @@ class GrouperPolicy(OneShotPolicy):
         log_prob, entropy = log_prob.masked_fill(empty, 0.0), entropy.masked_fill(empty, 0.0)
         return torch.cat([group_log_prob, log_prob], 1), entropy.sum(1) / action.shape[1]
 
-    def imitation(self, graph: OneShotInput, placement: Tensor) -> Tensor:
-        """Loss of given placements (K, U), of the placer alone.
-
-        A group of the most likely grouping should go where most of its units' work is, an empty one to the first
-        device: what is fed back to the decoder must look as it does when sampling.
-        """
-        count, number = len(placement), graph.num_devices
-        group = self._group_logits(graph).detach().argmax(-1).expand(count, -1)
-        slot = (torch.arange(count, device=group.device)[:, None] * self.groups + group).flatten()
-        votes = graph.work.new_zeros(count * self.groups, number)
-        votes.index_put_((slot, placement.flatten()), graph.work.repeat(count) + 1e-9, accumulate=True)
-        device = votes.argmax(-1).view(count, -1)
-        log_prob, _ = self.placer.score(self._describe(graph, group)[0], device)
-        return -log_prob.mean()
-
     def _group_logits(self, graph: OneShotInput) -> Tensor:
         """(U, G) logits of the grouper."""
         place = torch.arange(graph.num_units, device=graph.features.device) / graph.num_units * self.groups

@@ -147,17 +147,8 @@ def prepare(
     return prepared
 
 
-def set_learning_rate(
-    optimizer: torch.optim.Optimizer, learning: LearningConfig | OneShotLearningConfig, done: float
-) -> float:
-    """Set and return the learning rate of all parameters at the share `done` of the training.
-
-    In the supervised stage it falls to a tenth, from then on to zero.
-    """
-    if done < learning.warmup:
-        lr = learning.warmup_lr * (1.0 - 0.9 * done / learning.warmup)
-    else:
-        lr = learning.lr * (1.0 - (done - learning.warmup) / (1.0 - learning.warmup))
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> float:
+    """Set and return the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = lr
     return lr

@@ -1,6 +1,6 @@
 """Learning of an iterative policy: episodes of moves from cheap and from good placements.
 
-A supervised stage fits the exact effect of single moves, then PPO or REINFORCE improves whole episodes.
+A supervised stage fits the exact effect of single moves; reinforcement, if asked for, then improves whole episodes.
 
 Legend: C training instances, K replicas, B episodes of an iteration, T moves, G groups, S starts.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
@@ -21,6 +22,7 @@ from placeto.environment.mdp import EnvConfig, reset
 from placeto.heuristics.local_search.search import anneal_within, parts_of
 from placeto.heuristics.naive import try_single
 from placeto.policies import POLICIES
+from placeto.policies.base import PairDistribution
 from placeto.policies.guided_search import Starts, cheap_starts
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem
@@ -28,9 +30,10 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.training.config import LearningConfig, TrainConfig
 from placeto.training.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.training.learners.replay import Replay, labelled_states
+from placeto.training.losses import normalise
 from placeto.training.ranks import ALONE, Ranks, concatenate
 from placeto.training.rollout import Labels, Rollout, Stopwatch, greedy_pass, rollout
-from placeto.training.updates import advantages, policy_update, supervised_update
+from placeto.training.updates import Scored, advantages, policy_update, supervised_update
 
 _ANNEALED = 8  # placements of each problem that annealing has met
 _SIMULATIONS = 20, 60, 150, 500  # after which it met them
@@ -65,7 +68,7 @@ class Family:
             starts = cheap = cheap_starts(instance)
             if learning.starts == "single":
                 starts = cheap_starts(instance, (try_single,))
-            if learning.annealed:
+            if learning.annealed and learning.supervised:
                 return instance, starts, cheap.score[0], annealed_placements(instance, _ANNEALED, number)
             return instance, starts, cheap.score[0], np.zeros((0, instance.groups.num_groups), np.int64)
 
@@ -102,6 +105,7 @@ class IterativeLearner:
         config, learning = self.config, self.config.learning
         torch.manual_seed(config.seed)
         policy = POLICIES[config.placer].policy(config.policy).to(config.device)
+        remembers = learning.replay and learning.supervised
         return TrainState(
             policy=policy,
             optimizer=torch.optim.Adam(policy.parameters(), lr=learning.lr),
@@ -109,53 +113,47 @@ class IterativeLearner:
             random=np.random.default_rng(config.seed),
             elite=self.family.best_starts,
             elite_score=np.array([starts.score[0] for starts in self.family.starts]),
-            replay=Replay(learning.replay, self.family.batch.max_groups, learning.labels) if learning.replay else None,
+            replay=Replay(learning.replay, self.family.batch.max_groups, learning.labels) if remembers else None,
         )
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
         """One iteration: roll out this rank's episodes, loss, step. Returns the numbers to log."""
         config, family, learning, ranks = self.config, self.family, self.config.learning, self.ranks
         began, watch = time.perf_counter(), Stopwatch()
-        warming_up = done < learning.warmup
-        replicas = learning.warmup_replicas if warming_up else learning.replicas
-        if warming_up and learning.annealed and state.random.random() < learning.annealed:
+        supervised = done < learning.supervised
+        replicas = learning.supervised_replicas if supervised else learning.replicas
+        if supervised and learning.annealed and state.random.random() < learning.annealed:
             index, placement, visited = self._choose_annealed(state, replicas)
         else:
-            index, placement = self._choose_starts(state, replicas, same=not warming_up)
+            index, placement = self._choose_starts(state, replicas, same=not supervised)
             visited = np.zeros(placement.shape, bool)
         watch.lap(None)
-        env = replace(config.env, tolerance=None) if warming_up else config.env  # labels of more different placements
+        env = replace(config.env, tolerance=None) if supervised else config.env  # labels of more different placements
         mine = ranks.share(len(index))
         begin = reset(family.batch, env, index[mine], placement[mine], visited[mine])
         watch.lap("simulation")
-        labels = learning.labels if warming_up else 0
         episodes = rollout(
             state.policy,
             family.batch,
             env,
             begin,
-            (learning.warmup_moves or learning.moves) if warming_up else learning.moves,
+            learning.supervised_moves if supervised else learning.moves or family.batch.max_groups,
             state.torch_random,
             temperature=learning.temperature,
-            labels=labels,
+            labels=learning.labels if supervised else 0,
             watch=watch,
             ranks=ranks,
             everyone=index,
         )
         makespan = _merge(state, episodes, ranks)
         watch.lap(None)
-        moves = len(episodes.data)
-        lr = set_learning_rate(state.optimizer, learning, done)
-        if warming_up:
+        lr = set_learning_rate(state.optimizer, learning_rate(learning, done))
+        if supervised:
             states = self._fitted_states(state, episodes, env, watch)
             numbers = supervised_update(state.policy, state.optimizer, states, learning, ranks)
         else:
             state.replay = None  # it is of the supervised stage
-            returns, advantage = advantages(makespan, learning, index, state.history)
-            epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
-            orders = [state.random.permutation(moves) for _ in range(epochs)]
-            numbers = policy_update(state.policy, state.optimizer, episodes, advantage, learning, orders, ranks)
-            numbers["train/return"] = float(returns[0].mean())
+            numbers = self._reinforce(state, episodes, makespan, index)
         watch.lap("network")
         best = makespan.min(0).values.numpy()
         return numbers | {
@@ -164,6 +162,33 @@ class IterativeLearner:
             "train/learning_rate": lr,
             **seconds(watch, began),
         }
+
+    def _reinforce(self, state: TrainState, episodes: Rollout, makespan: Tensor, index: np.ndarray) -> dict[str, float]:
+        """A gradient update from episodes of this rank and makespans (T+1, B) of all; `index` (B,) their instances."""
+        learning, ranks, policy = self.config.learning, self.ranks, state.policy
+        returns, advantage = advantages(makespan, learning, index, state.history)
+        mine = ranks.share(len(index))
+        own = normalise(advantage)[:, mine]
+        weight = own.shape[1] / len(index)
+
+        def score(minibatch: np.ndarray) -> Iterator[Scored]:
+            for t in minibatch:
+                data = episodes.data[t]
+                distribution = PairDistribution.from_logits(policy(data)[0], data, learning.temperature)
+                log_prob = distribution.log_prob(episodes.action[t])
+                yield Scored(log_prob, episodes.log_prob[t], own[t], distribution.entropy(), weight)
+
+        numbers = policy_update(
+            policy,
+            state.optimizer,
+            len(episodes.data),
+            score,
+            learning,
+            state.random,
+            entropy=learning.entropy,
+            ranks=ranks,
+        )
+        return numbers | {"train/return": float(returns[0].mean())}
 
     def _fitted_states(
         self, state: TrainState, episodes: Rollout, env: EnvConfig, watch: Stopwatch
@@ -251,6 +276,13 @@ class IterativeLearner:
         return index, placement, visited
 
 
+def learning_rate(learning: LearningConfig, done: float) -> float:
+    """At the share `done` of the training: in the supervised stage it falls to a tenth, in reinforcement to zero."""
+    if done < learning.supervised:
+        return learning.supervised_lr * (1.0 - 0.9 * done / learning.supervised)
+    return learning.lr * (1.0 - (done - learning.supervised) / learning.reinforcement)
+
+
 def annealed_placements(instance: Instance, count: int, seed: int) -> np.ndarray:
     """(count, G) placements that annealing met after more and less simulations, from cheap heuristics.
 
@@ -275,7 +307,7 @@ def annealed_placements(instance: Instance, count: int, seed: int) -> np.ndarray
     return rows
 
 
-def _merge(state: TrainState, episodes: Rollout, ranks: Ranks) -> torch.Tensor:
+def _merge(state: TrainState, episodes: Rollout, ranks: Ranks) -> Tensor:
     """Remember the best placement of each instance, whichever rank met it; (T+1, B) makespans of all ranks."""
     end = episodes.end
     of_ranks = ranks.gather((end.index, end.best, end.best_placement, episodes.makespan.numpy(), episodes.simulations))

@@ -9,14 +9,15 @@ Legend: C training problems, B of them in a round, K samples, A decisions of a s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from placeto.heuristics.local_search.search import anneal, best_cheap
+from placeto.environment.rewards import square_root
+from placeto.heuristics.local_search.search import best_cheap
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.base import OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind, make_input
@@ -28,10 +29,10 @@ from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import simulate_batch
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
 from placeto.training.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
-from placeto.training.losses import normalise, ppo_loss, reinforce_loss
+from placeto.training.losses import normalise
 from placeto.training.ranks import ALONE, Ranks, concatenate
 from placeto.training.rollout import Stopwatch
-from placeto.training.updates import gradient_step
+from placeto.training.updates import Scored, policy_update
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +91,6 @@ class OneShotLearner:
         self.family = Family.of(problems, config.policy.units, config.device, report)
         same = validation is problems  # what is cheap for others takes seconds for a graph of 50,000 ops
         self.held_out = self.family if same else Family.of(validation, config.policy.units, config.device, report)
-        self.labels = self._teach(report) if config.learning.warmup else ()
 
     def initial_state(self) -> TrainState:
         """A fresh policy, no placement met."""
@@ -109,27 +109,26 @@ class OneShotLearner:
         )
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:
-        """One round: sample, simulate all samples in one call, step; or imitate. Returns the numbers to log."""
+        """One round: sample, simulate all samples in one call, step. Returns the numbers to log."""
         family, learning, policy, ranks = self.family, self.config.learning, _policy(state), self.ranks
         began, watch = time.perf_counter(), Stopwatch()
         count = min(learning.graphs, len(family.inputs))
         chosen = state.random.choice(len(family.inputs), count, replace=False)
-        if done < learning.warmup:
-            return self._imitate(state, chosen.tolist(), done)
         samples, relative = self._sample(state, chosen, watch)
         self._keep_elite(state, chosen, samples, relative)
         state.simulations += relative.size
-        advantage = advantages(relative, learning, chosen.tolist(), state.history)
-        lr = set_learning_rate(state.optimizer, learning, done)
-        done = (done - learning.warmup) / (1.0 - learning.warmup)
-        inputs = [family.inputs[i] for i in chosen]
-        epochs = learning.epochs if learning.algorithm == "ppo" else 1  # REINFORCE is on-policy
-        orders = [state.random.permutation(count) for _ in range(epochs)]
-        entropy = learning.entropy * (1.0 - done)
-        advantage = advantage.to(self.config.device)
-        best = [self._best_units(state, i) for i in chosen.tolist()] if learning.imitate_best else None
-        numbers = one_shot_update(
-            policy, state.optimizer, inputs, samples, advantage, learning, entropy, orders, ranks, best
+        advantage = advantages(relative, learning, chosen.tolist(), state.history).to(self.config.device)
+        advantage = normalise(advantage) if learning.normalise else advantage
+        lr = set_learning_rate(state.optimizer, learning.lr * (1.0 - done))
+        numbers = policy_update(
+            policy,
+            state.optimizer,
+            count,
+            scoring(policy, [family.inputs[i] for i in chosen], samples, advantage, ranks),
+            learning,
+            state.random,
+            entropy=learning.entropy * (1.0 - done),
+            ranks=ranks,
         )
         watch.lap("network")
         return numbers | {
@@ -151,19 +150,6 @@ class OneShotLearner:
     def best_placement(self, state: TrainState, index: int) -> np.ndarray:
         """(N,) best placement of a training problem's ops met so far."""
         return state.elite[index, : self.family.batch.problems[index].num_ops]
-
-    def _teach(self, report: Callable[[str], None]) -> tuple[Tensor, ...]:
-        """(C,) placements (1, U) of the training problems' units by short annealing, devices in a standard order."""
-        mine = self.ranks.share(len(self.problems))
-        labels = []
-        for (name, problem), unit in list(zip(self.problems.items(), self.family.units, strict=True))[mine]:
-            report(f"annealing {name}")
-            result = anneal(problem, simulations=self.config.learning.teacher, seed=self.config.seed)
-            votes = np.zeros((unit.max() + 1, problem.num_devices))
-            np.add.at(votes, (unit, result.placement), problem.op_time.mean(1) + 1e-9)
-            labels.append(standard_order(problem, votes.argmax(1)))
-        everyones = [label for part in self.ranks.gather(labels) for label in part]
-        return tuple(torch.from_numpy(label)[None].to(self.config.device) for label in everyones)
 
     def _sample(self, state: TrainState, chosen: np.ndarray, watch: Stopwatch) -> tuple[list[Sample], np.ndarray]:
         """K samples of each of some problems (B,), and their relative makespans (B, K); each rank makes its share.
@@ -202,33 +188,6 @@ class OneShotLearner:
             samples.append(Sample(*(torch.cat(pieces).to(device) for pieces in fields)))
         return samples, concatenate([scores for _, scores in received])
 
-    def _imitate(self, state: TrainState, chosen: Sequence[int], done: float) -> dict[str, float]:
-        """A step towards the good placements of some graphs; each rank takes its share of them."""
-        learning, policy, began = self.config.learning, _policy(state), time.perf_counter()
-        if not state.iteration:
-            state.simulations += len(self.labels) * learning.teacher
-        lr = set_learning_rate(state.optimizer, learning, done)
-        state.optimizer.zero_grad()
-        total = 0.0
-        for index in chosen[self.ranks.share(len(chosen))]:
-            loss = policy.imitation(self.family.inputs[index], self.labels[index]) / len(chosen)
-            loss.backward()
-            total += float(loss.detach())
-        norm = float(gradient_step(policy, state.optimizer, learning.max_grad_norm, self.ranks))
-        return {
-            "loss/supervised": self.ranks.sum([total])[0],
-            "train/gradient_norm": norm,
-            "train/learning_rate": lr,
-            "seconds/network": time.perf_counter() - began,
-        }
-
-    def _best_units(self, state: TrainState, index: int) -> Tensor:
-        """(1, U) best placement of a training problem's units met so far."""
-        unit = self.family.units[index]
-        placement = np.zeros(unit.max() + 1, np.int64)
-        placement[unit] = self.best_placement(state, index)
-        return torch.from_numpy(placement)[None].to(self.config.device)
-
     def _keep_elite(
         self, state: TrainState, chosen: np.ndarray, samples: Sequence[Sample], relative: np.ndarray
     ) -> None:
@@ -240,34 +199,9 @@ class OneShotLearner:
                 state.elite[problem] = self.family.expand(problem, samples[b].placement[best : best + 1])[0]
 
 
-def standard_order(problem: PlacementProblem, placement: np.ndarray) -> np.ndarray:
-    """A placement (U,) with equal devices renamed by their first use, so that like placements have like names.
-
-    Links are not looked at: between unequal links the renamed placement may be better or worse.
-    """
-    cluster = problem.cluster
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for d in range(problem.num_devices):
-        key = (problem.op_time[:, d].tobytes(), float(cluster.overhead_us[d]), int(cluster.memory[d]))
-        alike.setdefault(key, []).append(d)
-    rename = np.arange(problem.num_devices)
-    used = list(dict.fromkeys(placement.tolist()))
-    for devices in alike.values():
-        first_used = [d for d in used if d in devices] + [d for d in devices if d not in used]
-        rename[first_used] = devices
-    return rename[placement]
-
-
 def _policy(state: TrainState) -> OneShotPolicy:
     assert isinstance(state.policy, OneShotPolicy)
     return state.policy
-
-
-REWARDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "sqrt": lambda relative: -np.sqrt(relative),
-    "log": lambda relative: -np.log(relative),
-    "linear": lambda relative: -relative,
-}
 
 
 def advantages(
@@ -280,11 +214,11 @@ def advantages(
 
     Args:
         relative: of K samples of each of B problems.
-        config: reward and reward baseline.
+        config: the reward baseline.
         problems: (B,) which training problems these are.
         history: the "moving" baseline's averages by training problem; updated in place.
     """
-    rewards = torch.from_numpy(REWARDS[config.reward](relative).astype(np.float32))
+    rewards = torch.from_numpy(square_root(relative).astype(np.float32))
     if config.baseline == "quantile":
         return (rewards - rewards.quantile(config.quantile, 1, keepdim=True)).clamp(min=0)
     mean = rewards.mean(1)
@@ -296,48 +230,20 @@ def advantages(
     return rewards - baseline[:, None]
 
 
-def one_shot_update(
+def scoring(
     policy: OneShotPolicy,
-    optimizer: torch.optim.Optimizer,
     inputs: Sequence[OneShotInput],
     samples: Sequence[Sample],
     advantage: Tensor,
-    config: OneShotLearningConfig,
-    entropy_weight: float,
-    orders: Sequence[np.ndarray],
     ranks: Ranks = ALONE,
-    best: Sequence[Tensor] | None = None,
-) -> dict[str, float]:
-    """PPO or REINFORCE on the samples; advantages (B, K). `orders` holds one order (B,) of the graphs for each epoch.
+) -> Callable[[np.ndarray], Iterator[Scored]]:
+    """What `policy_update` scores: K samples of each of B graphs with advantages (B, K); each rank takes its share."""
 
-    `best` has a placement (1, U) of each graph to imitate in the first epoch, with the weight `config.imitate_best`.
+    def score(minibatch: np.ndarray) -> Iterator[Scored]:
+        for place, rows in ranks.share_of_blocks(len(minibatch), advantage.shape[1]):
+            b = int(minibatch[place])
+            log_prob, entropy = policy.score(inputs[b], samples[b].action[rows])
+            weight = (rows.stop - rows.start) / advantage.shape[1]
+            yield Scored(log_prob, samples[b].log_prob[rows], advantage[b, rows, None], entropy, weight)
 
-    A gradient step takes `config.minibatch` graphs; REINFORCE is on-policy, it takes all B at once. Losses are means
-    over decisions, so that large graphs weigh as much as small ones; PPO clips the ratio of each decision. Each rank
-    takes its share of the samples of a step.
-    """
-    advantage = normalise(advantage) if config.normalise else advantage
-    totals, updates = {"loss/policy": 0.0, "train/gradient_norm": 0.0, "train/entropy": 0.0}, 0
-    for epoch, order in enumerate(orders):
-        size = config.minibatch if config.algorithm == "ppo" else len(order)
-        for minibatch in np.array_split(order, max(1, len(order) // size)):
-            optimizer.zero_grad()
-            for place, rows in ranks.share_of_blocks(len(minibatch), advantage.shape[1]):
-                b = int(minibatch[place])
-                weight = (rows.stop - rows.start) / advantage.shape[1]
-                log_prob, entropy = policy.score(inputs[b], samples[b].action[rows])
-                if config.algorithm == "ppo":
-                    old, each = samples[b].log_prob[rows], advantage[b, rows, None]
-                    loss = ppo_loss(log_prob, old, each, entropy, config.clip, entropy_weight)
-                else:
-                    loss = reinforce_loss(log_prob.mean(1), advantage[b, rows], entropy, entropy_weight)
-                if best is not None and not epoch:
-                    loss = loss + config.imitate_best * policy.imitation(inputs[b], best[b])
-                (weight * loss / len(minibatch)).backward()
-                totals["loss/policy"] += weight * float(loss.detach()) / len(minibatch)
-                totals["train/entropy"] += weight * float(entropy.detach().mean()) / len(minibatch)
-            norm = float(gradient_step(policy, optimizer, config.max_grad_norm, ranks))
-            totals["train/gradient_norm"] += norm / ranks.size
-            updates += 1
-    sums = ranks.sum(list(totals.values()))
-    return {tag: total / updates for tag, total in zip(totals, sums, strict=True)}
+    return score

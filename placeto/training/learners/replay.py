@@ -83,10 +83,14 @@ class Replay:
         return Labels((first[:, None] + group)[there], device[there].long(), change[there])
 
     def saved(self) -> dict[str, Any]:
-        """All of it, for a checkpoint."""
-        return {"added": self.added, **{name: torch.from_numpy(values) for name, values in self.states.items()}}
+        """What is remembered, for a checkpoint."""
+        return {
+            "added": self.added,
+            **{name: torch.from_numpy(values[: len(self)]) for name, values in self.states.items()},
+        }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Put back what `saved` gave."""
         self.added = saved["added"]
-        self.states = {name: saved[name].numpy().copy() for name in self.states}
+        for name, values in self.states.items():
+            values[: len(self)] = saved[name].numpy()
