@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from placeto.environment.observation import NODE_INDEX, reach_matrix
+from placeto.environment.columns import NODE
+from placeto.environment.observation import reach_matrix
 from placeto.policies.base import PolicyError
 from placeto.policies.message_passing import TwoWayMessagePassing, mlp
 from placeto.policies.pooling import NeighbourhoodPooling
 
-FEATURES = "time", "transfer_out", "visited", "is_current"  # beside the placement, which is one-hot
+FEATURES = NODE.time, NODE.transfer_out, NODE.visited, NODE.is_current  # beside the placement, which is one-hot
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class PlacetoPaperPolicy(nn.Module):
                 "train with a larger policy.devices"
             )
         reach, seen = reach_matrix(data).to(here), copy(data).to(here)
-        columns = [seen.x[:, NODE_INDEX[name]] for name in FEATURES]
+        columns = [seen.x[:, column] for column in FEATURES]
         placed = nn.functional.one_hot(seen.current, width).to(seen.x.dtype)
         h = self.encoder(torch.cat([torch.stack(columns, -1), placed], -1))
         h = self.message_passing(h, seen.edge_index)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import EnvConfig, reset, step
-from placeto.environment.observation import InstanceBatch, make_instance
 from placeto.heuristics.local_search.search import best_cheap
 from placeto.policies.base import PairDistribution
 from placeto.problem.problem import PlacementProblem

@@ -34,7 +34,7 @@ def checkpoint_path(path: str | Path) -> Path:
     """
     path = Path(path)
     if str(path) == "pretrained" and not path.exists():
-        return Path(__file__).parent / "pretrained" / "placeto.pt"
+        return Path(__file__).parents[1] / "pretrained" / "placeto.pt"
     return path / FILE_NAME if path.is_dir() else path
 
 

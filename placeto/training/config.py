@@ -237,7 +237,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     **{f"learning.{name}": _SHARE for name in ("reinforcement", "parts", "annealed", "average")},
     **{f"learning.{name}": _SHARE for name in ("lr", "supervised_lr", "discount")},
     **{f"learning.{name}": _COUNT for name in ("graphs", "epochs", "minibatch", "labels", "fits", "moves")},
-    **{f"learning.{name}": _COUNT for name in ("supervised_moves", "supervised_replicas", "replicas", "baseline_rounds")},
+    **{f"learning.{name}": _COUNT for name in ("supervised_moves", "supervised_replicas")},
+    **{f"learning.{name}": _COUNT for name in ("replicas", "baseline_rounds")},
     **dict.fromkeys(("validate_every", "save_every", "policy.heads", "policy.segment", "learning.samples"), _COUNT),
 }
 """Smallest and largest value of settings."""

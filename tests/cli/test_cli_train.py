@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from placeto.placers import LEARNED
 from placeto.problem.graph import ComputationGraph, save_graph
 from placeto.training.checkpoint import load_checkpoint
 from tests.command_line import OPS, fails, run
@@ -39,20 +40,19 @@ def test_train_place_simulate_agree_exactly(tmp_path: Path, capsys: pytest.Captu
     assert "| mine " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("placer", ["placeto", "seq2seq", "grouper", "gdp"])
+@pytest.mark.parametrize("placer", list(LEARNED))
 def test_train_for_one_graph_then_fine_tune(placer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = (tmp_path / f"fork{i}.json" for i in range(2))
     for i, path in enumerate((one, other)):
         save_graph(fork_of_chains(3 + i, 2).graph, path)
     on = ("--cluster", "2xv100")
     small = ["--iterations", "1", "--learning.graphs", "1"]
-    small += ["--learning.replicas", "2", "--learning.moves", "2"] if placer == "placeto" else ["--policy.hidden", "16"]
+    small += ["--learning.replicas", "2", "--learning.moves", "2"] if "placeto" in placer else ["--policy.hidden", "16"]
     assert run("train", one, *on, "--placer", placer, "--out", tmp_path / "a", *small) == 0
     captured = capsys.readouterr()
     assert "the training graphs choose the parameters" in captured.err
-    if placer in ("placeto", "gdp"):  # the others only imitate in their first iteration
-        assert f"best met     {one}: " in captured.out
-        assert run("simulate", one, *on, "--placement", tmp_path / "a" / "placement-0.json") == 0
+    assert f"best met     {one}: " in captured.out
+    assert run("simulate", one, *on, "--placement", tmp_path / "a" / "placement-0.json") == 0
     # the policy's settings come with the checkpoint
     tuned = [option for option in small if option not in ("--policy.hidden", "16")]
     start = ("--checkpoint", tmp_path / "a")
@@ -66,10 +66,15 @@ def test_train_for_one_graph_then_fine_tune(placer: str, tmp_path: Path, capsys:
 
 
 def test_help_of_train_shows_the_policy_of_the_placer(capsys: pytest.CaptureFixture[str]) -> None:
-    for placer, option in (("placeto", "--env.tolerance"), ("grouper", "--policy.groups"), ("gdp", "--policy.segment")):
+    for placer, option in (
+        ("placeto", "--env.tolerance"),
+        ("placeto-paper", "--policy.devices"),
+        ("grouper", "--policy.groups"),
+        ("gdp", "--policy.segment"),
+    ):
         assert run("train", f"--placer={placer}", "--help") == 0
         assert option in capsys.readouterr().out
-    assert "learned placers: placeto, seq2seq" in fails(capsys, "train", "--placer", "foo")
+    assert "learned placers: placeto, placeto-paper, seq2seq" in fails(capsys, "train", "--placer", "foo")
 
 
 @pytest.mark.parametrize(

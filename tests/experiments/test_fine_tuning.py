@@ -39,7 +39,7 @@ def test_fine_tuning_begins_with_the_checkpoint_and_both_with_the_heuristics(tmp
     assert {run.graphs for run in runs} == {("ptb:test:0",)}
     learning = [by_label[label].config.learning for label in (TUNED, FRESH)]
     assert [of.starts for of in learning] == ["heuristics", "heuristics"]  # type: ignore[union-attr]
-    assert learning[0].warmup == 0.0 < learning[1].warmup
+    assert learning[0].reinforcement == 1.0 > learning[1].reinforcement
 
 
 def test_one_command_makes_table_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

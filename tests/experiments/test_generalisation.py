@@ -57,7 +57,7 @@ def test_one_command_makes_tables_and_picture(
     monkeypatch.setitem(COMPARISONS, "small", Comparison({"ptb": ptb}, {"ptb": ptb, "eight": eight}))
 
     def short(out: str, *, minutes: float, seed: int) -> TrainConfig:
-        learning = LearningConfig(graphs=1, replicas=2, moves=2, labels=2)
+        learning = LearningConfig(graphs=1, supervised_moves=2, labels=2, annealed=0.0)
         return TrainConfig(out, iterations=2, seed=seed, learning=learning)
 
     monkeypatch.setattr("experiments.generalisation.TrainConfig", short)

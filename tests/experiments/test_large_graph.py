@@ -108,7 +108,7 @@ def test_one_forward_pass_by_a_policy_of_the_seed(graph: str, tmp_path: Path) ->
 def test_training_is_of_the_units_that_are_placed() -> None:
     run = training(LargeGraphConfig(units="paper", train=("gnmt-2:train:0",), samples=8, entropy=0.5))
     assert run.config.policy == GdpConfig(units="paper")
-    assert (run.config.learning.samples, run.config.learning.entropy, run.config.learning.warmup) == (8, 0.5, 0.0)
+    assert (run.config.learning.samples, run.config.learning.entropy) == (8, 0.5)
     assert (run.config.simulations, run.graphs) == (1600, ("gnmt-2:train:0",))
     assert training(LargeGraphConfig()).graphs == ("gnmt-8:test:0",)
 

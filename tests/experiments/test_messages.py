@@ -9,20 +9,20 @@ from experiments.recipes import Recipe
 
 def small(out, **changes):
     recipe = Recipe(graphs=("ptb:2",), validation=("ptb:1",), presets=("2xv100",), random_clusters=0)
-    learning = replace(recipe.training.learning, graphs=2, warmup_moves=2, labels=4, replay=10)
+    learning = replace(recipe.training.learning, graphs=2, supervised_moves=2, annealed=0.0, labels=4, replay=10)
     recipe = replace(recipe, training=replace(recipe.training, iterations=1, validate_every=1, learning=learning))
     common = {"families": ("ptb",), "count": 1, "clusters": ("2xv100",), "simulations": (100,), "processes": 1}
     return MessagesConfig(out, recipe=recipe, **common | {"seeds": 1} | changes)
 
 
 def test_one_command_trains_each_kind_and_makes_table_and_picture(tmp_path, capsys):
-    main(small(tmp_path, kinds=("between pairs", "none")))
+    main(small(tmp_path, kinds=("two rounds", "none")))
     printed = capsys.readouterr().out
     assert (tmp_path / "messages.md").read_text().strip() in printed
     assert (tmp_path / "messages.png").stat().st_size > 1000
-    made = {name: (tmp_path / name / "seed-0" / "pretrained.pt").stat() for name in ("between-pairs", "none")}
-    assert made["none"].st_size < made["between-pairs"].st_size
-    main(small(tmp_path, kinds=("between pairs", "none")))
+    made = {name: (tmp_path / name / "seed-0" / "pretrained.pt").stat() for name in ("two-rounds", "none")}
+    assert made["none"].st_size < made["two-rounds"].st_size
+    main(small(tmp_path, kinds=("two rounds", "none")))
     assert (tmp_path / "none" / "seed-0" / "pretrained.pt").stat().st_mtime_ns == made["none"].st_mtime_ns
     assert f"{tmp_path}/none/seed-0" not in capsys.readouterr().out, "trained again though it was there"
 

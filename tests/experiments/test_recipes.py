@@ -12,7 +12,7 @@ from tests.toys import random_graph
 
 def small(out):
     recipe = Recipe(out, graphs=("ptb:2",), validation=("ptb:1",), presets=("2xv100",), random_clusters=1)
-    learning = replace(recipe.training.learning, graphs=2, warmup_moves=3, labels=4, replay=20)
+    learning = replace(recipe.training.learning, graphs=2, supervised_moves=3, labels=4, replay=20)
     return replace(recipe, training=replace(recipe.training, iterations=4, validate_every=2, learning=learning))
 
 

@@ -10,7 +10,7 @@ from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import LearningConfig, TrainConfig
 
 GRAPH = "ptb:validation:0"
-LEARNING = LearningConfig(warmup=0.0, graphs=1, replicas=2, moves=2)
+LEARNING = LearningConfig(reinforcement=1.0, graphs=1, replicas=2, moves=2)
 
 
 def run(out: Path, iterations: int = 2) -> Run:

@@ -8,7 +8,9 @@ from placeto.training.config import LearningConfig
 
 
 def small(out, **changes):
-    learning = LearningConfig(warmup=0.5, graphs=2, replicas=2, warmup_replicas=1, moves=3, labels=4)
+    learning = LearningConfig(
+        reinforcement=0.5, graphs=2, replicas=2, moves=3, supervised_moves=3, labels=4, annealed=0.0
+    )
     recipe = Recipe(graphs=("ptb:2",), validation=("ptb:1",), presets=("2xv100",), random_clusters=0)
     recipe = replace(recipe, training=replace(recipe.training, iterations=4, validate_every=2, learning=learning))
     return CostConfig(out, recipe=recipe, **{"seeds": 2} | changes)

@@ -6,7 +6,7 @@ import pytest
 from experiments.runs import CHEAP, PRETRAINED
 from experiments.zero_shot import ZeroShotConfig, distribution, main, pretraining, table
 from placeto.evaluation.evaluate import Row, load_rows
-from placeto.training.config import LearningConfig, OneShotLearningConfig, default_config
+from placeto.training.config import PAPER_LEARNING, LearningConfig, OneShotLearningConfig, default_config
 
 
 def row(graph: str, placer: str, relative: float, seed: int = 0) -> Row:
@@ -38,7 +38,11 @@ def test_one_command_makes_tables_and_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.zero_shot.split_size", lambda family, split: 1)  # to train and to validate on
-    small = {"placeto": LearningConfig(replicas=2, moves=2, labels=2), "gdp": OneShotLearningConfig(warmup=0.0)}
+    small = {
+        "placeto": LearningConfig(supervised_moves=2, labels=2, annealed=0.0),
+        "placeto-paper": replace(PAPER_LEARNING, replicas=2, moves=2),
+        "gdp": OneShotLearningConfig(),
+    }
     monkeypatch.setattr(
         "experiments.zero_shot.default_config",
         lambda placer, out: replace(default_config(placer, out), learning=small[placer]),
@@ -47,7 +51,7 @@ def test_one_command_makes_tables_and_picture(
         out=tmp_path / "out",
         families=("ptb",),
         cluster="2xv100",
-        placers=("placeto", "gdp"),
+        placers=("placeto", "placeto-paper", "gdp"),
         minutes=0.01,
         seeds=1,
         count=2,
@@ -61,7 +65,7 @@ def test_one_command_makes_tables_and_picture(
     assert (tmp_path / "out" / "zero_shot.png").stat().st_size > 10_000
     rows = load_rows(tmp_path / "out" / "rows.json")
     counts = {placer: sum(row["placer"] == placer for row in rows) for placer in {row["placer"] for row in rows}}
-    expected = {"placeto zero-shot": 2, "gdp zero-shot": 2, "random": 2, "anneal@20": 2}
+    expected = {f"{placer} zero-shot": 2 for placer in small} | {"random": 2, "anneal@20": 2}
     assert counts == expected | {CHEAP: 2, PRETRAINED: 2, "placeto fine-tuned": 2}
     for row in rows:
         if row["placer"] == "placeto fine-tuned":

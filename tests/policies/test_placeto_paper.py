@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
+from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import reset
-from placeto.environment.observation import InstanceBatch, make_instance
 from placeto.policies.base import PolicyError
 from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
 from placeto.problem.problem import PlacementProblem

@@ -11,7 +11,7 @@ from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.problem import PlacementProblem
 from placeto.training.config import PAPER_LEARNING, LearningConfig
 from placeto.training.losses import normalise
-from placeto.training.rollout import DivergedError, rollout
+from placeto.training.rollout import DivergedError, greedy_pass, rollout
 from placeto.training.updates import (
     SMALL_CHANGE,
     Scored,

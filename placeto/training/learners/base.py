@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from placeto.problem.problem import PlacementProblem
 from placeto.training.checkpoint import capture_random, restore_random
-from placeto.training.config import LearningConfig, OneShotLearningConfig
 from placeto.training.learners.replay import Replay
 from placeto.training.rollout import Stopwatch
 
