@@ -67,10 +67,3 @@ class EdgeColumns(NamedTuple):
 NODE = NodeColumns(*range(len(NodeColumns._fields)))
 PAIR = PairColumns(*range(len(PairColumns._fields)))
 EDGE = EdgeColumns(*range(len(EdgeColumns._fields)))
-
-FEATURE_SETS = {
-    "schedule": (NODE._fields, PAIR._fields, EDGE._fields),
-    # section 3.2 of the paper: run time, output size, placement, visited and current flags
-    "paper": (("time", "transfer_out", "visited", "is_current"), ("current", "time"), ("transfer",)),
-}
-"""Columns (of nodes, of (node, device) pairs, of arcs) that a policy may ask for by name."""
