@@ -13,7 +13,8 @@ from placeto.policies.guided_search import GuidedPlacer, cheap_starts
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.grouping import group_ops, join_groups
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import MEMORY_PENALTY, Evaluator
+from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.memory import MEMORY_PENALTY
 from placeto.simulator.schedule import simulate
 from tests.toys import fork_of_chains, random_graph, toy_cluster
 
