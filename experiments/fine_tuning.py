@@ -22,7 +22,7 @@ import numpy as np
 import tyro
 
 from experiments.command import command
-from experiments.runs import Run, kept_rows, problem_of, result_row, train_runs, training_row
+from experiments.runs import Run, kept_rows, place_key, problem_of, result_row, train_runs, training_row
 from experiments.sample_efficiency import SCRATCH, first_reach
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from placeto.evaluation.evaluate import Row, save_rows
@@ -97,8 +97,7 @@ def searched(config: FineTuningConfig) -> dict[str, Callable[[], Row]]:
     content = sha256(path.read_bytes()).hexdigest()[:12]
     wanted: dict[str, Callable[[], Row]] = {}
     for graph in graphs(config):
-        problem = problem_of(graph, config.cluster)
-        where = f"{graph} {problem.graph.hash[:12]} {config.cluster} {problem.cluster.hash[:12]}"
+        where = place_key(graph, config.cluster)
         wanted[f"{PASS} {content} {where}"] = partial(_row, graph, config.cluster, PASS, str(path), None, 0)
         for seed in range(config.seeds):
             for label, placer in ((GUIDED, str(path)), ("anneal", "anneal")):

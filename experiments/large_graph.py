@@ -30,7 +30,7 @@ import torch
 import tyro
 
 from experiments.command import command
-from experiments.runs import Run, kept_rows, problem_of, result_row, train_runs
+from experiments.runs import Run, kept_rows, place_key, problem_of, result_row, train_runs
 from experiments.tables import Table, machine, markdown, publish, rule
 from placeto.evaluation.evaluate import Row, start_process, warm_up
 from placeto.formats.gantt import gantt_figure
@@ -267,7 +267,7 @@ def main(config: LargeGraphConfig) -> None:
         checkpoint = run.config.out
     stages = measure(config, checkpoint)
     problem = problem_of(config.graph, config.cluster)
-    key = f"{config.graph} {problem.graph.hash[:12]} {config.cluster} {problem.cluster.hash[:12]}"
+    key = place_key(config.graph, config.cluster)
     wanted = {f"{name} {key}": partial(_placer_row, name, config.graph, config.cluster) for name in config.placers}
     rows = kept_rows(config.out / "rows.json", wanted, "placing")
     placement = config.out / "placement.json"

@@ -15,9 +15,9 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from placeto.evaluation.evaluate import Row, in_processes, load_rows, save_rows, start_process
+from placeto.evaluation.evaluate import Row, code_version, in_processes, load_rows, save_rows, start_process
 from placeto.formats.placement import load_placement
-from placeto.heuristics.local_search.search import best_cheap
+from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import resolve_graph
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
@@ -91,9 +91,9 @@ def problem_of(graph: str, cluster: str) -> PlacementProblem:
 
 
 def place_key(graph: str, cluster: str) -> str:
-    """A graph on a cluster for the keys of kept rows: names, and hashes of what they stand for."""
+    """A graph on a cluster for the keys of kept rows: names, and hashes of what they stand for and of the code."""
     problem = problem_of(graph, cluster)
-    return f"{graph} {problem.graph.hash[:12]} {cluster} {problem.cluster.hash[:12]}"
+    return f"{graph} {cluster} {problem.hash[:12]} {code_version()[:12]}"
 
 
 def train_run(run: Run) -> Path:

@@ -36,7 +36,8 @@ from experiments.tables import Table, cells, machine, markdown, mean_and_spread,
 from placeto.evaluation.evaluate import Row, save_rows
 from placeto.evaluation.summary import mean_curves
 from placeto.formats.gantt import panel_figure
-from placeto.heuristics.local_search.search import annealing, climb
+from placeto.heuristics.local_search.annealing import annealing
+from placeto.heuristics.local_search.descents import climb
 from placeto.heuristics.naive import try_single
 from placeto.placers import LEARNED
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig

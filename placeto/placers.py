@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from placeto.pretrained import pretrained_path
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph
 
 if TYPE_CHECKING:
@@ -49,12 +50,6 @@ def placer_names() -> dict[str, str]:
 
     sentences = {name: first_line(heuristic) for name, heuristic in HEURISTICS.items()}
     return sentences | LEARNED
-
-
-def pretrained_path(name: str) -> Path | None:
-    """The checkpoint of a learned placer that comes with the package; None if none does."""
-    path = Path(__file__).parent / "pretrained" / f"{name}.pt"
-    return path if name in LEARNED and path.is_file() else None
 
 
 def load_placer(name_or_checkpoint: str | Path) -> Placer:
@@ -107,6 +102,7 @@ def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str,
 def _load_learned(path: str | Path) -> tuple[str, Placer]:
     from placeto.environment.mdp import EnvConfig
     from placeto.policies import POLICIES
+    from placeto.policies.guided_search import GuidedConfig
     from placeto.training.checkpoint import CheckpointError, load_checkpoint, matching
     from placeto.training.config import check_loaded
 
@@ -117,7 +113,9 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
     with matching(path):
         entry, config = POLICIES[name], checkpoint["config"]
         settings = entry.config(**config["policy"])
-        check_loaded(settings, EnvConfig(**config["env"]) if entry.kind == "iterative" else None)
+        check_loaded(policy=settings)
+        if entry.kind == "iterative":
+            check_loaded(env=EnvConfig(**config["env"]), search=GuidedConfig(**config.get("search", {})))
         return name, entry.placer(checkpoint, entry.policy(settings))
 
 

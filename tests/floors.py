@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FLOORS = {
     "terminal": 0,
+    "pretrained": 0,
     "problem": 0,
     "progress": 1,
     "simulator": 1,

@@ -14,7 +14,8 @@ from typing import Any
 from placeto.heuristics.baechi import m_etf, m_sct, m_topo
 from placeto.heuristics.exact.placer import exact
 from placeto.heuristics.list_scheduling import etf, heft
-from placeto.heuristics.local_search.search import anneal, hillclimb, ils, multilevel
+from placeto.heuristics.local_search.annealing import anneal, multilevel
+from placeto.heuristics.local_search.descents import hillclimb, ils
 from placeto.heuristics.naive import fastest, random, roundrobin, single
 from placeto.heuristics.partition import expert, metis
 from placeto.problem.problem import PlacementProblem

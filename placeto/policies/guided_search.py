@@ -18,35 +18,47 @@ from torch import nn
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.mdp import EnvConfig, EnvState, reset
 from placeto.heuristics.common import Rule
-from placeto.heuristics.local_search.search import (
-    CHEAP,
-    DEFAULT_SIMULATIONS,
-    anneal_within,
-    best_cheap,
-    parts_of,
-    round_best,
-    round_to_groups,
-)
+from placeto.heuristics.local_search.annealing import anneal_within, parts_of
+from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, best_cheap, round_best, round_to_groups
 from placeto.policies.base import PairDistribution
 from placeto.problem.grouping import join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.threads import one_torch_thread
 
-_LEVELS = (0.25, 1.0)  # shares of the groups to which they are joined for the sweeps of a pass, and of those after it
-_TIMED = (0.125, 0.25, 0.5)  # under a clock: a look of the policy takes as long as tens of annealing's simulations
-_PASS_PARTS = 4  # into how many parts a group is split for the end of a pass, on the average
-_PASS_ON_PARTS = 0.4  # of a pass's simulations go to them
-_FEWEST = 4  # groups of a level
-_TRIES = 8  # placements tried between two looks of the policy, at most
-_KEPT = 2  # of them are kept, at most
-_TOGETHER = 4  # moves of parts that are tried together, at first: twice as many after these are kept, half if not
-_MOST_TOGETHER = 32  # and never more
-_SHARE = 0.7  # of the simulations go to these sweeps, at most
-_SECONDS = 0.25  # of the time goes to them, at most
-_WORTH_PARTS = 6.0  # under a clock, simulations for each move of a group from which on splitting groups is worth while
-_ON_GROUPS = 0.3  # of what is then left goes to annealing of groups
-_ON_PARTS = 0.3  # of what is then left goes to a sweep over the parts of groups
+
+@dataclass(frozen=True)
+class GuidedConfig:
+    """How a policy's answers and annealing take turns."""
+
+    levels: tuple[float, ...] = (0.25, 1.0)
+    """Shares of the groups to which they are joined for the sweeps of a pass, and of those after it."""
+    timed_levels: tuple[float, ...] = (0.125, 0.25, 0.5)
+    """The same under a clock, where a look of the policy takes as long as tens of annealing's simulations."""
+    fewest: int = 4
+    """Groups of a level, at least."""
+    pass_parts: int = 4
+    """Into how many parts a group is split for the end of a pass, on the average."""
+    pass_on_parts: float = 0.4
+    """Share of a pass's simulations that go to them."""
+    tries: int = 8
+    """Placements tried between two looks of the policy, at most."""
+    kept: int = 2
+    """So many of them are kept, at most."""
+    together: int = 4
+    """Moves of parts that are tried together, at first: twice as many after these are kept, half if not."""
+    most_together: int = 32
+    """And never more."""
+    on_sweeps: float = 0.7
+    """Share of the simulations that go to sweeps of groups, at most."""
+    seconds_on_sweeps: float = 0.25
+    """Share of the time that goes to them, at most."""
+    worth_parts: float = 6.0
+    """Under a clock, simulations for each move of a group from which on splitting groups is worth while."""
+    on_groups: float = 0.3
+    """Share of what is then left that goes to annealing of groups."""
+    on_parts: float = 0.3
+    """Share of what is then left that goes to a sweep over the parts of groups."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +97,10 @@ class GuidedPlacer:
     is the answer, and what it simulates is not counted.
     """
 
-    def __init__(self, policy: nn.Module, env: EnvConfig) -> None:
+    def __init__(self, policy: nn.Module, env: EnvConfig, search: GuidedConfig | None = None) -> None:
         self.policy = policy.eval()
         self.env = env
+        self.search = search or GuidedConfig()
 
     def __call__(
         self,
@@ -130,34 +143,34 @@ class GuidedPlacer:
 
     def _search(self, instance: Instance, evaluator: Evaluator, random: np.random.Generator) -> None:
         """Spend what is left of a budget: first on joined groups and groups, then on the parts of groups."""
-        problem, timed = instance.problem, evaluator.seconds_limit is not None
+        problem, own, timed = instance.problem, self.search, evaluator.seconds_limit is not None
         round_best(evaluator)
-        with evaluator.limited_to(_SECONDS if timed else _SHARE):
-            for share in _TIMED if timed else _LEVELS:
+        with evaluator.limited_to(own.seconds_on_sweeps if timed else own.on_sweeps):
+            for share in own.timed_levels if timed else own.levels:
                 self._sweep(instance, share, evaluator, evaluator.best_groups[0])
         moves = instance.groups.num_groups * (problem.num_devices - 1)
-        short = evaluator.exhausted or (timed and evaluator.expected < _WORTH_PARTS * moves)
+        short = evaluator.exhausted or (timed and evaluator.expected < own.worth_parts * moves)
         parts = instance.groups if short else parts_of(problem, instance.groups)
         if parts.num_groups > instance.groups.num_groups:
-            with evaluator.limited_to(_ON_GROUPS):
+            with evaluator.limited_to(own.on_groups):
                 anneal_within(evaluator, random)
             evaluator.regroup(parts)
-            with evaluator.limited_to(_ON_PARTS):
-                self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], _TOGETHER)
+            with evaluator.limited_to(own.on_parts):
+                self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], own.together)
         anneal_within(evaluator, random)
 
     def _pass(self, instance: Instance, evaluator: Evaluator) -> None:
         """Sweep with as many simulations as there are groups, from the best placement of groups met."""
-        problem, groups = instance.problem, instance.groups
-        parts = parts_of(problem, groups, _PASS_PARTS)
+        problem, groups, own = instance.problem, instance.groups, self.search
+        parts = parts_of(problem, groups, own.pass_parts)
         split = parts.num_groups > groups.num_groups
         with evaluator.limited(evaluator.simulations + groups.num_groups, None):
-            with evaluator.limited_to(1.0 - _PASS_ON_PARTS if split else 1.0):
-                for share in _LEVELS if groups.num_groups > _FEWEST else (1.0,):
+            with evaluator.limited_to(1.0 - own.pass_on_parts if split else 1.0):
+                for share in own.levels if groups.num_groups > own.fewest else (1.0,):
                     self._sweep(instance, share, evaluator, evaluator.best_groups[0])
             if split:
                 with evaluator.split_into(parts):
-                    self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], _TOGETHER)
+                    self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], own.together)
 
     def _sweep(
         self, instance: Instance, share: float, evaluator: Evaluator, start: np.ndarray, together: int = 1
@@ -169,24 +182,24 @@ class GuidedPlacer:
         tried in turn until two are kept, so many `together`: more after some were kept, fewer after they weren't.
         What it observes was simulated before and counts once.
         """
-        problem, zero = instance.problem, np.zeros(1, np.int64)
+        problem, own, zero = instance.problem, self.search, np.zeros(1, np.int64)
         of = np.arange(len(start))  # (G,) in which joined group each group is
         if share < 1.0:
-            joined = join_groups(problem, instance.groups, max(_FEWEST, round(share * len(start))))
+            joined = join_groups(problem, instance.groups, max(own.fewest, round(share * len(start))))
             start = round_to_groups(problem, joined, start[instance.groups.group])
             of = joined.group[instance.groups.first_op]
             instance = make_instance(problem, joined)
         batch = InstanceBatch.of([instance])
         here, visited = start, np.zeros((1, len(start)), bool)
         best = evaluator.score(here[of]) if share < 1.0 else evaluator.best_groups[1]
-        most = _MOST_TOGETHER if together > 1 else 1
+        most = own.most_together if together > 1 else 1
         while not visited.all() and not evaluator.exhausted:
             state = reset(batch, self.env, zero, here[None], visited)
-            moves = self._likeliest(state, max(_TRIES, together))
+            moves = self._likeliest(state, max(own.tries, together))
             if not len(moves):  # the policy's numbers overflow: it has no opinion, and won't get one
                 break
             kept = tries = 0
-            while len(moves) and kept < _KEPT and tries < _TRIES and not evaluator.exhausted:
+            while len(moves) and kept < own.kept and tries < own.tries and not evaluator.exhausted:
                 chosen, device = moves[:together].T
                 moved = here.copy()
                 moved[chosen] = device
@@ -214,4 +227,5 @@ class GuidedPlacer:
 def guided_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> GuidedPlacer:
     """A placer from a checkpoint and a policy of its config, with the parameters that validated best."""
     policy.load_state_dict(checkpoint["best_parameters"])
-    return GuidedPlacer(policy, EnvConfig(**checkpoint["config"]["env"]))
+    config = checkpoint["config"]
+    return GuidedPlacer(policy, EnvConfig(**config["env"]), GuidedConfig(**config.get("search", {})))

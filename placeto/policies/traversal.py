@@ -13,7 +13,7 @@ from torch import nn
 
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import EnvConfig, reset, step
-from placeto.heuristics.local_search.search import best_cheap
+from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.base import PairDistribution
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult

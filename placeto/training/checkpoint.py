@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from placeto.pretrained import pretrained_path
 from placeto.problem.files import atomic_write
 from placeto.training.older import OlderError, modern
 
@@ -33,8 +34,8 @@ def checkpoint_path(path: str | Path) -> Path:
     "pretrained" is the one that comes with the package, unless there is such a file or directory.
     """
     path = Path(path)
-    if str(path) == "pretrained" and not path.exists():
-        return Path(__file__).parents[1] / "pretrained" / "placeto.pt"
+    if str(path) == "pretrained" and not path.exists() and (comes_along := pretrained_path("placeto")) is not None:
+        return comes_along
     return path / FILE_NAME if path.is_dir() else path
 
 

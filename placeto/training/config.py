@@ -9,6 +9,7 @@ import torch
 
 from placeto.environment.mdp import EnvConfig
 from placeto.policies import POLICIES, IterativeConfig, OneShotConfig
+from placeto.policies.guided_search import GuidedConfig
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
@@ -181,6 +182,8 @@ class TrainConfig(RunConfig):
     policy: IterativeConfig = field(default_factory=PlacetoConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
+    search: GuidedConfig = field(default_factory=GuidedConfig)
+    """How the trained policy guides a search; training takes no notice of it, nor does placeto-paper."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,10 @@ _RANGES: dict[str, tuple[float, float]] = {
     "policy.change_weight": (0.0, 1e6),
     "policy.prior": (0.0, 1e6),
     "env.tolerance": (0.0, 1e6),
+    "search.worth_parts": (0.0, 1e9),
+    **{f"search.{name}": _SHARE for name in ("pass_on_parts", "on_sweeps", "seconds_on_sweeps")},
+    **{f"search.{name}": _SHARE for name in ("on_groups", "on_parts", "levels", "timed_levels")},
+    **{f"search.{name}": _COUNT for name in ("fewest", "pass_parts", "tries", "kept", "together", "most_together")},
     **{f"learning.{name}": _SHARE for name in ("reinforcement", "parts", "annealed", "average")},
     **{f"learning.{name}": _SHARE for name in ("lr", "supervised_lr", "discount")},
     **{f"learning.{name}": _COUNT for name in ("graphs", "epochs", "minibatch", "labels", "fits", "moves")},
@@ -279,15 +286,14 @@ def check_config(config: AnyTrainConfig) -> None:
         _check_iterative(config)
 
 
-def check_loaded(policy: Any, env: Any = None) -> None:
-    """Refuse settings of a checkpoint that can't work.
+def check_loaded(**parts: Any) -> None:
+    """Refuse settings of a checkpoint that can't work: the dataclasses of policy, environment and search.
 
     Raises:
         ConfigError: one is out of its range.
     """
-    check_settings(policy, _RANGES, "policy.")
-    if env is not None:
-        check_settings(env, _RANGES, "env.")
+    for part, settings in parts.items():
+        check_settings(settings, _RANGES, f"{part}.")
 
 
 def _check_iterative(config: TrainConfig) -> None:

@@ -28,15 +28,22 @@ def check_settings(settings: Any, ranges: Mapping[str, tuple[float, float]], pre
     for name, hint, value in _fields(settings, prefix):
         if not _fits(value, hint):
             raise ConfigError(f"{name} must be {_described(hint)}, not {value!r:.60}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        if not (math.isfinite(value) if isinstance(value, float) else abs(value) < _LARGEST):
-            raise ConfigError(f"{name} must be {'finite' if isinstance(value, float) else 'below 2^63'}, "
-                              f"not {value!s:.60}")  # fmt: skip
-        low, high = ranges.get(name, (-math.inf, math.inf))
-        if not low <= value <= high:
-            bound = f"at least {low:g}" if value < low else f"at most {high:g}"
-            raise ConfigError(f"{name} must be {bound}, not {value}")
+        if isinstance(value, tuple):
+            for item in value:
+                _check_number(name, item, ranges)
+        elif not isinstance(value, bool) and isinstance(value, int | float):
+            _check_number(name, value, ranges)
+
+
+def _check_number(name: str, value: float, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Refuse a number that is not finite, or out of its range."""
+    if not (math.isfinite(value) if isinstance(value, float) else abs(value) < _LARGEST):
+        raise ConfigError(f"{name} must be {'finite' if isinstance(value, float) else 'below 2^63'}, "
+                          f"not {value!s:.60}")  # fmt: skip
+    low, high = ranges.get(name, (-math.inf, math.inf))
+    if not low <= value <= high:
+        bound = f"at least {low:g}" if value < low else f"at most {high:g}"
+        raise ConfigError(f"{name} must be {bound}, not {value}")
 
 
 def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
@@ -51,6 +58,8 @@ def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
     kinds = get_args(hint) or (hint,)
     if isinstance(value, bool):
         return bool in kinds

@@ -361,12 +361,8 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
 
 
 def fingerprint(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem]) -> list[str]:
-    """Name, graph and cluster of every problem, as the checkpoint's "problems" has them."""
-    return [
-        f"{name} {problem.graph.hash} {problem.cluster.hash}"
-        for part in (problems, validation)
-        for name, problem in part.items()
-    ]
+    """Name and hash of every problem, as the checkpoint's "problems" has them."""
+    return [f"{name} {problem.hash}" for part in (problems, validation) for name, problem in part.items()]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from placeto.heuristics.exact.placer import MAX_GROUPS, ExactError, exact, solve
 from placeto.heuristics.list_scheduling import etf, heft
-from placeto.heuristics.local_search.search import anneal, hillclimb
+from placeto.heuristics.local_search.annealing import anneal
+from placeto.heuristics.local_search.descents import hillclimb
 from placeto.heuristics.naive import fastest, roundrobin, single
 from placeto.heuristics.partition import metis
 from placeto.problem.cluster import Cluster

@@ -8,7 +8,8 @@ from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import EnvConfig
 from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.local_search.search import annealing, best_cheap
+from placeto.heuristics.local_search.annealing import annealing
+from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.guided_search import GuidedPlacer, cheap_starts
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.grouping import group_ops, join_groups

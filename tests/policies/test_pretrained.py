@@ -8,7 +8,7 @@ import pytest
 
 import placeto
 from placeto.evaluation.evaluate import parse_spec
-from placeto.heuristics.local_search.search import best_cheap
+from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import choose_placer, load_placer, pretrained_path
 from placeto.policies.guided_search import GuidedPlacer
 from placeto.problem.cluster_files import load_cluster

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from placeto.heuristics.local_search.search import best_cheap
+from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
 from placeto.policies.traversal import TraversalPlacer
 from placeto.problem.grouping import group_ops

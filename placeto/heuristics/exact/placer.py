@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from placeto.heuristics.exact.schedule_model import ROUNDING, ExactError, ScheduleModel, ortools
-from placeto.heuristics.local_search.search import annealing, follow
+from placeto.heuristics.local_search.annealing import annealing
+from placeto.heuristics.local_search.starts import follow
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 

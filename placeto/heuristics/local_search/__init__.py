@@ -3,6 +3,7 @@
 In comes an evaluator with a budget and a placement to begin with; better ones go back to it. The moves are compiled.
 """
 
-from placeto.heuristics.local_search.search import anneal, hillclimb, ils, multilevel
+from placeto.heuristics.local_search.annealing import anneal, multilevel
+from placeto.heuristics.local_search.descents import hillclimb, ils
 
 __all__ = ["anneal", "hillclimb", "ils", "multilevel"]

@@ -1,4 +1,4 @@
-"""Driving the compiled search of `_moves` within a budget.
+"""Driving the compiled search of `moves` within a budget.
 
 Legend: N ops, G groups, D devices, M kinds of moves.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,15 +15,32 @@ from placeto.heuristics.local_search.moves import MOVES, Log, Rules, State, ente
 from placeto.heuristics.local_search.neighbourhood import neighbourhood
 from placeto.simulator.evaluator import Chunks, Evaluator
 
-_GUIDE = 0.01  # differences of the guide's estimates that matter, as a share of the makespan
-_TEMPERATURE = 1e-3  # at first, as a share of the makespan; it is steered from there
-_MEMO = 1 << 16  # placements remembered; new ones overwrite old ones
-_BLOCK = 12  # groups of a connected block that moves together, at most
-_CRITICAL_SETS = 0.8  # share of the moves of sets that are of one with a critical group
-_WINDOWS = 0.5  # share of the moves of sets that are of a window of it
-_KNOWN = 2000  # proposals in a row that need no simulation, after which one is accepted whatever it costs
-_STEER = 0.1  # how fast the temperature follows the share of accepted proposals
-_CHUNK = 1000  # simulations between two looks at the clock, at most
+
+@dataclass(frozen=True)
+class LocalSearchConfig:
+    """What all local searches have in common."""
+
+    guide: float = 0.01
+    """Differences of the guide's estimates that matter, as a share of the makespan."""
+    temperature: float = 1e-3
+    """The temperature at first, as a share of the makespan; it is steered from there."""
+    memo: int = 1 << 16
+    """Placements remembered, a power of two; new ones overwrite old ones."""
+    largest_block: int = 12
+    """Groups of a connected block that moves together, at most."""
+    critical_sets: float = 0.8
+    """Share of the moves of sets that are of one with a critical group."""
+    windows: float = 0.5
+    """Share of the moves of sets that are of a window of it."""
+    known: int = 2000
+    """Proposals in a row that need no simulation, after which one is accepted whatever it costs."""
+    steer: float = 0.1
+    """How fast the temperature follows the share of accepted proposals."""
+    chunk: int = 1000
+    """Simulations between two looks at the clock, at most."""
+
+
+LOCAL_SEARCH = LocalSearchConfig()
 
 
 class LocalSearch:
@@ -44,8 +62,10 @@ class LocalSearch:
         self.near = neighbourhood(problem, evaluator.groups)
         self.rng = rng
         chances = np.cumsum([mix.get(move, 0.0) for move in MOVES])
-        guide = _GUIDE if mix.get("guided") else 0.0
-        self.rules = Rules(chances / chances[-1], guide, _BLOCK, _CRITICAL_SETS, _WINDOWS, _KNOWN, _STEER)
+        own = LOCAL_SEARCH
+        guide = own.guide if mix.get("guided") else 0.0
+        mixed = chances / chances[-1]
+        self.rules = Rules(mixed, guide, own.largest_block, own.critical_sets, own.windows, own.known, own.steer)
         self.state = State(
             placement=np.zeros(problem.num_ops, np.int64),
             device=np.zeros(groups, np.int64),
@@ -58,14 +78,14 @@ class LocalSearch:
             num_pairs=np.zeros(1, np.int64),
             salt=rng.integers(1, 2**64, (groups, devices), np.uint64),
             hash=np.zeros(1, np.uint64),
-            seen=np.zeros(_MEMO, np.uint64),
-            bound=np.zeros(_MEMO),
+            seen=np.zeros(own.memo, np.uint64),
+            bound=np.zeros(own.memo),
             temperature=np.zeros(1),
         )
-        self._log = Log(np.empty(_CHUNK, np.int64), np.empty(_CHUNK), np.empty(_CHUNK))
+        self._log = Log(np.empty(own.chunk, np.int64), np.empty(own.chunk), np.empty(own.chunk))
         self._chunks = Chunks(evaluator)
         self.restart(start)
-        self.state.temperature[0] = _TEMPERATURE * self.score
+        self.state.temperature[0] = own.temperature * self.score
 
     @property
     def device(self) -> np.ndarray:
@@ -93,7 +113,7 @@ class LocalSearch:
         """
         evaluator, ratio = self.evaluator, cold / hot if hot > 0.0 else 1.0
         began, fruitless = evaluator.progress, 0
-        while (count := self._chunks.next(_CHUNK)) > 0:
+        while (count := self._chunks.next(len(self._log.simulation))) > 0:
             done = (evaluator.progress - began) / (1.0 - began)
             share = count / evaluator.limit if evaluator.limit is not None else 0.0
             if evaluator.seconds_limit is not None:

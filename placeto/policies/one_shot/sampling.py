@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from placeto.heuristics.local_search.search import annealing, best_cheap, round_best
+from placeto.heuristics.local_search.annealing import annealing
+from placeto.heuristics.local_search.starts import best_cheap, round_best
 from placeto.heuristics.repair import repair
 from placeto.policies.one_shot.base import OneShotPolicy
 from placeto.policies.one_shot.inputs import OneShotInput, make_input

@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.mdp import EnvConfig, reset
-from placeto.heuristics.local_search.search import anneal_within, parts_of
+from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.naive import try_single
 from placeto.policies import POLICIES
 from placeto.policies.base import PairDistribution

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from placeto.environment.rewards import square_root
-from placeto.heuristics.local_search.search import best_cheap
+from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.base import OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind, make_input

@@ -1,0 +1,121 @@
+"""Annealing of groups, and of the parts that they are split into.
+
+Legend: N ops, G groups, D devices, M kinds of moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from placeto.heuristics.local_search.local_search import LocalSearch
+from placeto.heuristics.local_search.starts import search_from_cheap
+from placeto.problem.grouping import Groups, split_groups
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+
+
+@dataclass(frozen=True)
+class AnnealConfig:
+    """How groups are annealed."""
+
+    mix: dict[str, float] = field(
+        default_factory=lambda: {
+            "guided": 0.3,
+            "critical": 0.3,
+            "random": 0.15,
+            "swap": 0.1,
+            "set": 0.04,
+            "part": 0.05,
+            "exchange": 0.06,
+            "block": 0.03,
+        }
+    )
+    """Probability of each kind of move; see `MOVES`."""
+    mix_of_few: dict[str, float] = field(
+        default_factory=lambda: {
+            "guided": 0.2,
+            "critical": 0.15,
+            "random": 0.3,
+            "swap": 0.1,
+            "set": 0.1,
+            "part": 0.1,
+            "exchange": 0.03,
+            "block": 0.02,
+        }
+    )
+    """The same where single moves are so few that the critical ones are soon known."""
+    few: int = 100
+    """Single moves below which they are few."""
+    hot: float = 0.15
+    """Share of the proposals that are accepted though worse, at the beginning, at most."""
+    cold: float = 0.01
+    """Such a share at the end."""
+    warmth: float = 0.01
+    """So much at the beginning for each simulation that a single move can have, up to `hot`."""
+
+
+@dataclass(frozen=True)
+class MultilevelConfig:
+    """How groups are split into parts, and the simulations divided between the two."""
+
+    parts: int = 8
+    """Into how many parts a group is split, on the average."""
+    most_parts: int = 1000
+    """Parts of all groups together, at most."""
+    on_parts: float = 0.4
+    """Share of the simulations that go to the parts."""
+    enough: float = 3.0
+    """Groups are split if there are so many simulations for each move of one."""
+
+
+ANNEAL = AnnealConfig()
+MULTILEVEL = MultilevelConfig()
+
+
+def anneal(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """Annealing from the best cheap placement, with most proposals on critical groups; few get worse."""
+    return search_from_cheap(annealing, problem, simulations, seconds, seed)
+
+
+def multilevel(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """Multilevel annealing: of groups, then of the parts they are split into; with few simulations of groups alone."""
+    return search_from_cheap(annealing_of_parts, problem, simulations, seconds, seed)
+
+
+def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
+    """The method behind `anneal`: the fewer the simulations for the number of moves, the colder it begins."""
+    moves = evaluator.groups.num_groups * (evaluator.problem.num_devices - 1)
+    hot = min(ANNEAL.hot, max(ANNEAL.cold, ANNEAL.warmth * evaluator.expected / moves))
+    mix = ANNEAL.mix if moves >= ANNEAL.few else ANNEAL.mix_of_few
+    LocalSearch(evaluator, start, mix, rng).run(hot, ANNEAL.cold)
+
+
+def annealing_of_parts(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
+    """The method behind `multilevel`; the evaluator's groups are then parts of its groups before."""
+    problem, groups = evaluator.problem, evaluator.groups
+    enough = evaluator.expected >= MULTILEVEL.enough * groups.num_groups * (problem.num_devices - 1)
+    parts = parts_of(problem, groups) if enough else groups
+    if parts.num_groups == groups.num_groups:
+        annealing(evaluator, start, rng)
+        return
+    with evaluator.limited_to(1.0 - MULTILEVEL.on_parts):
+        annealing(evaluator, start, rng)
+    evaluator.regroup(parts)
+    anneal_within(evaluator, rng)
+
+
+def parts_of(problem: PlacementProblem, groups: Groups, each: int = MULTILEVEL.parts) -> Groups:
+    """The parts that groups are split into, `each` to a group on the average: what multilevel annealing anneals."""
+    return split_groups(problem, groups, max(groups.num_groups, min(each * groups.num_groups, MULTILEVEL.most_parts)))
+
+
+def anneal_within(evaluator: Evaluator, rng: np.random.Generator) -> None:
+    """Anneal from the best placement of the evaluator's groups, if anything is left of the budget."""
+    if not evaluator.exhausted:
+        annealing(evaluator, evaluator.best_groups[0], rng)

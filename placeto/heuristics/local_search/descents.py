@@ -1,0 +1,82 @@
+"""Searches that only descend: hill climbing, and iterated local search.
+
+Legend: G groups, D devices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from placeto.heuristics.local_search.annealing import ANNEAL
+from placeto.heuristics.local_search.local_search import LocalSearch
+from placeto.heuristics.local_search.starts import search_from_cheap
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+
+
+@dataclass(frozen=True)
+class DescentConfig:
+    """How searches descend, and begin again."""
+
+    mix: dict[str, float] = field(default_factory=lambda: {"random": 0.6, "swap": 0.1, "set": 0.15, "part": 0.15})
+    """Probability of each kind of move of hill climbing; iterated local search moves as annealing does."""
+    patience: float = 1.0
+    """Proposals without an improvement that end a descent, as a multiple of the number of single moves."""
+    worse: float = 0.002
+    """Iterated local search goes on from a descent that ends so much above its best."""
+    kicked: float = 0.03
+    """Share of the groups that are moved at random to begin a new descent."""
+
+
+DESCENT = DescentConfig()
+
+
+def hillclimb(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """Hill climbing: random moves of groups and modules from the best cheap placement, kept unless they are worse."""
+    return search_from_cheap(climb, problem, simulations, seconds, seed)
+
+
+def ils(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """Iterated local search: descend, move a few groups or a module at random, descend again, go on from the better."""
+    return search_from_cheap(iterate, problem, simulations, seconds, seed)
+
+
+def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
+    """The method behind `hillclimb`; ends early where no single move is left to try."""
+    LocalSearch(evaluator, start, DESCENT.mix, rng).run()
+
+
+def iterate(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
+    """The method behind `ils`."""
+    search = LocalSearch(evaluator, start, ANNEAL.mix, rng)
+    groups, devices = evaluator.groups.num_groups, evaluator.problem.num_devices
+    patience = math.ceil(DESCENT.patience * groups * (devices - 1))
+    home, home_score = search.device.copy(), search.score
+    while not evaluator.exhausted:
+        search.run(patience=patience)
+        if search.score <= home_score * (1.0 + DESCENT.worse):
+            home, home_score = search.device.copy(), search.score
+        if not evaluator.exhausted:
+            search.restart(_kicked(home, evaluator, rng))
+
+
+def _kicked(device: np.ndarray, evaluator: Evaluator, rng: np.random.Generator) -> np.ndarray:
+    """A placement (G,) with a few groups moved at random, or a whole set of them together."""
+    sets, devices = evaluator.groups.sets, evaluator.problem.num_devices
+    kicked = device.copy()
+    if sets and rng.random() < 0.5:
+        members = sets[rng.integers(len(sets))]
+        together = rng.random() < 0.5
+        kicked[members] = rng.integers(devices) if together else (kicked[members] + rng.integers(1, devices)) % devices
+    else:
+        count = min(len(device), max(2, round(DESCENT.kicked * len(device))))
+        chosen = rng.choice(len(device), count, replace=False)
+        kicked[chosen] = rng.integers(devices, size=count)
+    return kicked

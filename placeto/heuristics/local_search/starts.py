@@ -1,0 +1,87 @@
+"""Where searches begin: the best placement of all that place by a rule.
+
+Legend: N ops, G groups, D devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from placeto.heuristics.baechi import try_m_sct, try_m_topo
+from placeto.heuristics.common import Rule
+from placeto.heuristics.list_scheduling import try_etf, try_heft
+from placeto.heuristics.naive import try_fastest, try_roundrobin, try_single
+from placeto.heuristics.partition import try_expert, try_metis
+from placeto.heuristics.repair import repair
+from placeto.problem.grouping import Groups
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+
+CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
+"""What training begins from, the one that is best most often first."""
+LP_OPS = 2000
+"""Ops of a graph for which m-SCT's linear programs count as cheap: .2 to .6 s."""
+_LP_SHARE = 0.05  # of the time that is left, at most, for each of these
+CONSTRUCTIVE: tuple[Rule, ...] = (
+    *CHEAP,
+    partial(try_m_sct, most_ops=LP_OPS, share=_LP_SHARE),
+    try_m_topo,
+    try_fastest,
+    try_roundrobin,
+)
+"""What `best_cheap` tries: all placers that build one placement. m-ETF's are among those of ETF."""
+DEFAULT_SIMULATIONS = 1000
+Method = Callable[[Evaluator, np.ndarray, np.random.Generator], None]
+"""Spends what is left of a budget on a search from a placement (G,) of groups."""
+
+
+def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
+    """Run the constructive placers within the budget: the best placement (G,) of groups, and its penalised makespan.
+
+    What doesn't fit into memory is repaired, as these placers do. m-SCT does without linear programs above `LP_OPS`
+    ops. If the best placement is one op by op, it is rounded to groups (each goes where most of its work is) and
+    counts too.
+    """
+    for rule in CONSTRUCTIVE:
+        if not evaluator.exhausted:
+            with evaluator.anew():
+                rule(evaluator, seed)
+                if not evaluator.best_fits:
+                    repair(evaluator)
+    round_best(evaluator)
+    return evaluator.best_groups
+
+
+def round_best(evaluator: Evaluator) -> None:
+    """Where the best placement doesn't keep groups together, score what is next to it and does."""
+    if evaluator.best is not None and evaluator.best_score < evaluator.best_groups[1]:
+        evaluator.score(round_to_groups(evaluator.problem, evaluator.groups, evaluator.best))
+
+
+def round_to_groups(problem: PlacementProblem, groups: Groups, placement: np.ndarray) -> np.ndarray:
+    """(G,) the device on which a placement (N,) has most of each group's work."""
+    votes = np.zeros((groups.num_groups, problem.num_devices))
+    np.add.at(votes, (groups.group, placement), problem.op_time.mean(axis=1) + 1e-9)
+    return votes.argmax(axis=1)
+
+
+def search_from_cheap(
+    method: Method, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int
+) -> PlacementResult:
+    """Follow a method from the best cheap placement, within a budget; `DEFAULT_SIMULATIONS` where there is none."""
+    if simulations is None and seconds is None:
+        simulations = DEFAULT_SIMULATIONS
+    evaluator = Evaluator(problem, None, simulations, seconds)
+    follow(method, evaluator, seed)
+    return evaluator.result()
+
+
+def follow(method: Method, evaluator: Evaluator, seed: int) -> None:
+    """Follow a method from the best cheap placement, as far as the evaluator's budget goes."""
+    start, score = best_cheap(evaluator, seed)
+    if evaluator.problem.num_devices > 1 and score < math.inf and not evaluator.exhausted:
+        method(evaluator, start, np.random.default_rng(seed))
