@@ -25,7 +25,7 @@ from experiments.command import command
 from experiments.runs import CHEAP, cheap_rows
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate, save_rows
-from placeto.formats.gantt import panel_figure
+from placeto.evaluation.figures import panel_figure
 from placeto.placers import load_placer, load_split
 from placeto.problem.cluster_files import load_cluster
 from placeto.progress import ProgressBar

@@ -26,8 +26,8 @@ from experiments.runs import Run, kept_rows, place_key, problem_of, result_row, 
 from experiments.sample_efficiency import SCRATCH, first_reach
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from placeto.evaluation.evaluate import Row, save_rows
+from placeto.evaluation.figures import panel_figure
 from placeto.evaluation.summary import mean_curves
-from placeto.formats.gantt import panel_figure
 from placeto.placers import load_placer
 from placeto.training.checkpoint import checkpoint_path, load_checkpoint
 from placeto.training.config import TrainConfig

@@ -34,8 +34,8 @@ from experiments.runs import (
 )
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
 from placeto.evaluation.evaluate import Row, save_rows
+from placeto.evaluation.figures import panel_figure
 from placeto.evaluation.summary import mean_curves
-from placeto.formats.gantt import panel_figure
 from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.descents import climb
 from placeto.heuristics.naive import try_single

@@ -36,8 +36,8 @@ from experiments.runs import (
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from graphs import SHIPPED
 from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate, parse_spec, save_rows
+from placeto.evaluation.figures import panel_figure
 from placeto.evaluation.summary import summarize
-from placeto.formats.gantt import panel_figure
 from placeto.placers import DEFAULT_PLACER, LEARNED, load_placer, load_split, split_size, zero_shot
 from placeto.problem.cluster_files import load_cluster
 from placeto.progress import ProgressBar

@@ -110,8 +110,9 @@ def run(arguments: Arguments) -> None:
         write_text("\n".join(tables), markdown)
         print(f"wrote {arguments.output} and {markdown}", file=sys.stderr)
     if arguments.curve is not None:
+        from placeto.evaluation.figures import curve_figure
         from placeto.evaluation.summary import held, mean_curves
-        from placeto.formats.gantt import curve_figure, save_figure
+        from placeto.formats.gantt import save_figure
 
         if not any(map(held, rows)):
             note(f"{arguments.curve} is not drawn: no single device holds a graph, and to that makespans are relative")

@@ -1,23 +1,24 @@
-"""Pictures: a schedule as a Gantt chart by device, makespan against budget, and panels of step lines.
+"""Pictures of schedules: Gantt charts by device.
 
 Figures are made without pyplot, so they share no state and need no display.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from placeto.problem.files import atomic_write
+from placeto.problem.units import format_us
 from placeto.simulator.evaluator import best_single
 
 if TYPE_CHECKING:
@@ -43,28 +44,55 @@ class PlotError(ValueError):
 def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
     """Gantt chart: a row per device that is used, ops coloured by module, and a thin row below with what it sends."""
     graph, cluster = schedule.problem.graph, schedule.problem.cluster
-    used, row = np.unique(schedule.placement, return_inverse=True)
-    row_of = dict(zip(used.tolist(), range(len(used)), strict=True))
-    labels = _color_labels(schedule)
+    single = best_single(schedule.problem)
+    of_one = "no single device holds the graph"
+    if single is not None:
+        of_one = f"{schedule.makespan_us / (single.makespan_us or 1.0):.3f} of one device"
+    time = format_us(schedule.makespan_us)
+    return gantt_panels({f"{title or f'{graph.name} on {cluster.name}'}: {time}, {of_one}": schedule})
+
+
+def gantt_panels(schedules: Mapping[str, Schedule], title: str | None = None) -> Figure:
+    """Gantt charts of one graph below each other, on one time axis and in the same colours; by their headings."""
+    first = next(iter(schedules.values()))
+    labels, end_us = _color_labels(first), max(schedule.makespan_us for schedule in schedules.values()) or 1.0
     shown = list(dict.fromkeys(label for label in labels if label != _OTHER))
     palette = colormaps["tab10"].resampled(10) if len(shown) <= 10 else colormaps["turbo"].resampled(len(shown))
     colors = {label: palette(i) for i, label in enumerate(shown)} | {_OTHER: (0.75, 0.75, 0.75, 1.0)}
-    height = min(_ROW_INCHES, _MOST_INCHES / len(used))
-    figure = Figure(figsize=(11, max(1.3 + height * len(used), _LEGEND_INCHES * len(shown))), layout="constrained")
+    rows = [len(np.unique(schedule.placement)) for schedule in schedules.values()]
+    row_inches = min(_ROW_INCHES, _MOST_INCHES / sum(rows))
+    height = max(0.6 + 0.7 * len(rows) + row_inches * sum(rows), _LEGEND_INCHES * len(shown))
+    figure = Figure(figsize=(11, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    unit, scale = ("ms", 1e3) if schedule.makespan_us >= 2e3 else ("µs", 1.0)
+    panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
+    for axes, (heading, schedule) in zip(panels, schedules.items(), strict=True):
+        _draw(axes, schedule, labels, colors, end_us, row_inches == _ROW_INCHES)
+        axes.set_title(heading, loc="left", fontsize="medium")
+    if title is not None:
+        figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    patches = [Patch(color=color, label=label) for label, color in colors.items() if label in set(labels)]
+    patches.append(Patch(color=_LINK_COLOR, label="sends"))
+    figure.legend(handles=patches, loc="outside right upper", fontsize="x-small", frameon=False)
+    return figure
+
+
+def _draw(
+    axes: Axes, schedule: Schedule, labels: list[str], colors: Mapping[str, Color], end_us: float, spacious: bool
+) -> None:
+    """One schedule on a time axis that ends at `end_us`, with captions where rows are high enough."""
+    cluster = schedule.problem.cluster
+    used, row = np.unique(schedule.placement, return_inverse=True)
+    row_of = dict(zip(used.tolist(), range(len(used)), strict=True))
+    unit, scale = ("ms", 1e3) if end_us >= 2e3 else ("µs", 1.0)
     boxes = _boxes(schedule.start_us / scale, schedule.finish_us / scale, row - 0.36, 0.5)
     axes.add_collection(PolyCollection(list(boxes), facecolors=[colors[label] for label in labels], linewidths=0))
     senders = np.array([row_of[device] for device in schedule.send_src.tolist()], float)
     sends = _boxes(schedule.send_start_us / scale, schedule.send_finish_us / scale, senders + 0.18, 0.16)
     axes.add_collection(PolyCollection(list(sends), facecolors=_LINK_COLOR, linewidths=0))
-    end = schedule.makespan_us / scale
-    axes.set_xlim(0.0, end * 1.002 or 1.0)
+    axes.set_xlim(0.0, end_us / scale * 1.002)
     axes.set_ylim(len(used) - 0.5, -0.5)
-    spacious = height == _ROW_INCHES
     if spacious:
-        for middle, line, text, color in _captions(schedule, row, labels, colors):
+        for middle, line, text, color in _captions(schedule, row, labels, colors, _LETTER * end_us):
             axes.text(middle / scale, line - 0.11, text, color=color, fontsize="xx-small", ha="center", va="center")
     busy = 100.0 * schedule.busy_us[used] / (schedule.makespan_us or 1.0)
     between = "\n" if spacious else ", "
@@ -72,109 +100,7 @@ def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
     axes.set_yticks(range(len(used)), names, fontsize="medium" if spacious else "x-small")
     idle = cluster.num_devices - len(used)
     axes.set_xlabel(f"time ({unit})" + (f"; {idle} of {cluster.num_devices} devices are idle" if idle else ""))
-    single = best_single(schedule.problem)
-    of_one = "no single device holds the graph"
-    if single is not None:
-        of_one = f"{schedule.makespan_us / (single.makespan_us or 1.0):.3f} of one device"
-    heading = title or f"{graph.name} on {cluster.name}"
-    axes.set_title(f"{heading}: {end:.4g} {unit}, {of_one}", loc="left", fontsize="medium")
     axes.spines[["top", "right"]].set_visible(False)
-    patches = [Patch(color=color, label=label) for label, color in colors.items() if label in set(labels)]
-    patches.append(Patch(color=_LINK_COLOR, label="sends"))
-    figure.legend(handles=patches, loc="outside right upper", fontsize="x-small", frameon=False)
-    return figure
-
-
-def curve_figure(
-    simulations: Mapping[str, Sequence[tuple[float, float]]],
-    seconds: Mapping[str, Sequence[tuple[float, float]]],
-    title: str,
-) -> Figure:
-    """Makespan relative to one device against simulations and against seconds, a line per placer.
-
-    A line ends in a dot where the placer was done, and goes on dotted, for comparison with those that took longer.
-
-    Args:
-        simulations: placer -> points (simulations, relative makespan), in order.
-        seconds: placer -> points (seconds, relative makespan), in order.
-        title: of the picture.
-    """
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left = figure.add_subplot(1, 2, 1)
-    right = figure.add_subplot(1, 2, 2, sharey=left)
-    names = sorted(simulations, key=lambda placer: simulations[placer][-1][1])
-    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
-    for axes, label, curves in ((left, "simulations", simulations), (right, "seconds", seconds)):
-        end = max(points[-1][0] for points in curves.values())
-        for number, placer in enumerate(names):
-            x, y = np.array(curves[placer]).T
-            color = palette(number % palette.N)
-            axes.plot(x, y, label=placer, color=color, drawstyle="steps-post", linewidth=1.6)
-            axes.plot(x[-1], y[-1], color=color, marker="o", markersize=4)
-            axes.plot([x[-1], end], [y[-1], y[-1]], color=color, linestyle=":", linewidth=1.0)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel(label)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    left.set_ylabel("mean makespan / one device")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize="small", frameon=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
-    return figure
-
-
-def panel_figure(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
-    x_label: str,
-    y_label: str,
-    title: str,
-    *,
-    log: bool = False,
-    steps: bool = True,
-    levels: Mapping[str, Mapping[str, float]] | None = None,
-) -> Figure:
-    """Lines in panels, up to three in a row: makespans against budgets, or cumulative distributions.
-
-    Args:
-        panels: title of a panel -> label -> points (x, y), in order; a label has one colour in all panels.
-        x_label: below each panel.
-        y_label: left of each panel.
-        title: of the picture.
-        log: whether x is on a log scale.
-        steps: whether y stays until the next point; else points are joined, and x has ticks at them.
-        levels: title of a panel -> label -> height of a dotted line across it.
-    """
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(3.4 * columns + 2.0, 2.9 * rows + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    names = list(dict.fromkeys(label for lines in panels.values() for label in lines))
-    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
-    color = {name: palette(number % palette.N) for number, name in enumerate(names)}
-    shown: dict[str, Line2D] = {}
-    for number, (heading, lines) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(rows, columns, number)
-        for label, points in lines.items():
-            x, y = np.array(points).T
-            style, marker = ("steps-post", "") if steps else ("default", "o")
-            (shown[label],) = axes.plot(x, y, color=color[label], drawstyle=style, marker=marker, linewidth=1.5)
-        for place, (label, height) in enumerate((levels or {}).get(heading, {}).items()):
-            shown[label] = axes.axhline(height, color="0.3", linestyle=(":", "--", "-.")[place % 3], linewidth=1.0)
-        if log:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter("")
-        if not steps:
-            axes.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
-        axes.set_title(heading, loc="left", fontsize="medium")
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(list(shown.values()), list(shown), loc="outside right upper", fontsize="small", frameon=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
-    return figure
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
@@ -206,10 +132,13 @@ def _boxes(start: np.ndarray, finish: np.ndarray, bottom: np.ndarray, height: fl
 
 
 def _captions(
-    schedule: Schedule, row: np.ndarray, labels: list[str], colors: Mapping[str, Color]
+    schedule: Schedule, row: np.ndarray, labels: list[str], colors: Mapping[str, Color], letter: float
 ) -> list[tuple[float, int, str, str]]:
-    """Middle in microseconds, row, text and colour of what stands in runs of ops of one label that are wide enough."""
-    start, finish, letter = schedule.start_us, schedule.finish_us, _LETTER * (schedule.makespan_us or 1.0)
+    """Middle in microseconds, row, text and colour of what stands in runs of ops of one label that are wide enough.
+
+    `letter` is the width of a letter, in microseconds.
+    """
+    start, finish = schedule.start_us, schedule.finish_us
     runs: list[list[int]] = []
     for op in np.lexsort((start, row)).tolist():
         if start[op] == finish[op] or labels[op] == _OTHER:

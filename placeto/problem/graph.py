@@ -70,7 +70,7 @@ _OP = {
     "module": Field(text, ""),
     "time_us": Field(mapping(number()), {}),
     "trained_bytes": Field(optional(size), None),
-    "resident_outputs": Field(optional(items(_INDEX, "an index")), None),
+    "resident_outputs": Field(optional(items(_INDEX, "an index of resident_outputs")), None),
 }
 _GRAPH = {
     "format": Field(text),

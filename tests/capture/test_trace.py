@@ -195,7 +195,7 @@ class Branching(nn.Module):
         (mlp(), [meta(2, 8)], lambda y: y.detach().sum(), "doesn't depend on any trainable parameter"),
         (mlp(), meta(2, 8), None, "inputs must be a sequence of arguments, such as .*, not a tensor"),
         (nn.ReLU(), [meta(2, 8)], lambda y: y.sum(), "has no trainable parameter"),
-        (Branching(), [meta(2, 8)], lambda y: y.sum(), r"test_capture.py:\d+: DataDependentOutput.*; .* torch.where"),
+        (Branching(), [meta(2, 8)], lambda y: y.sum(), r"test_trace.py:\d+: DataDependentOutput.*; .* torch.where"),
         (mlp(), [meta(2, 8)], torch.zeros(2), r"not a tensor of shape \(2,\); targets go into targets=\[...\]"),
         (mlp(), [meta(2, 8)], nn.MSELoss, r"the loss is the class MSELoss: give an instance, MSELoss\(\)"),
         (mlp(), [meta(2, 8)], nn.MSELoss(), "the loss: TypeError: .* missing 1 required .*'target'; .*shapes"),
@@ -249,7 +249,7 @@ class Awkward(nn.Module):
 def test_what_fails_in_a_module_is_told_with_its_line(
     then: Callable[[Tensor], object], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(CaptureError, match=rf"^net: module '0' \(Awkward\), .*test_capture.py:\d+: .*{message}"):
+    with pytest.raises(CaptureError, match=rf"^net: module '0' \(Awkward\), .*test_trace.py:\d+: .*{message}"):
         training(nn.Sequential(Awkward(then)), meta(2, 8), name="net")
     assert capfd.readouterr() == ("", ""), "the message is all"
 

@@ -85,10 +85,10 @@ def test_an_unfit_placement_is_told_with_what_is_missing_where(
 def test_the_ratio_is_to_the_fastest_device_that_holds_the_graph(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = Device("small", "fast", 2e12, 1e12, 100, 0.0)
-    large = Device("large", "slow", 1e12, 1e12, 10**6, 0.0)
+    small = Device("small", "fast", 2e12, 1e12, 10**6, 0.0)
+    large = Device("large", "slow", 1e12, 1e12, 10**8, 0.0)
     save_cluster(Cluster("two", (small, large), np.ones((2, 2)), np.zeros((2, 2))), tmp_path / "two.json")
-    op = {"name": "a", "flops": 2e6, "param_bytes": 100, "outputs": [4]}
+    op = {"name": "a", "flops": 2e6, "param_bytes": 10**6, "outputs": [4]}
     save_graph(ComputationGraph.from_ops("one", [op]), tmp_path / "one.json")
     assert run("place", tmp_path / "one.json", "--cluster", tmp_path / "two.json", "--placer", "single") == 0
     assert "1.0000 of the best single device that holds the graph (large), " in capsys.readouterr().out

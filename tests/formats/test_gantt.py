@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from placeto.formats.gantt import PlotError, curve_figure, gantt_figure, panel_figure, save_figure
+from placeto.evaluation.figures import curve_figure, panel_figure
+from placeto.formats.gantt import PlotError, gantt_figure, save_figure
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph

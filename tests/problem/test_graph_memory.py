@@ -59,7 +59,7 @@ def test_fields_are_kept_in_files_and_in_the_hash(tmp_path: Path) -> None:
         ("inference", "w", {"trained_bytes": 1}, "'w': trained_bytes must be 0 in inference, not 1"),
         ("training", "w", {"trained_bytes": -1}, "'w': trained_bytes"),
         ("training", "grad", {"resident_outputs": [2]}, "'grad': resident_outputs must be an index from 0 to 1, not 2"),
-        ("training", "grad", {"resident_outputs": [True]}, "'grad': resident_outputs must be .*, not True"),
+        ("training", "grad", {"resident_outputs": [True]}, "'grad': an index of resident_outputs must be .*, not True"),
         ("training", "grad", {"resident_outputs": 1}, "'grad': resident_outputs must be a list, not 1"),
     ],
 )

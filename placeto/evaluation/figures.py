@@ -1,0 +1,106 @@
+"""Pictures of comparisons: makespan against budget, and panels of lines.
+
+Figures are made without pyplot, so they share no state and need no display.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+
+def curve_figure(
+    simulations: Mapping[str, Sequence[tuple[float, float]]],
+    seconds: Mapping[str, Sequence[tuple[float, float]]],
+    title: str,
+) -> Figure:
+    """Makespan relative to one device against simulations and against seconds, a line per placer.
+
+    A line ends in a dot where the placer was done, and goes on dotted, for comparison with those that took longer.
+
+    Args:
+        simulations: placer -> points (simulations, relative makespan), in order.
+        seconds: placer -> points (seconds, relative makespan), in order.
+        title: of the picture.
+    """
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left = figure.add_subplot(1, 2, 1)
+    right = figure.add_subplot(1, 2, 2, sharey=left)
+    names = sorted(simulations, key=lambda placer: simulations[placer][-1][1])
+    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
+    for axes, label, curves in ((left, "simulations", simulations), (right, "seconds", seconds)):
+        end = max(points[-1][0] for points in curves.values())
+        for number, placer in enumerate(names):
+            x, y = np.array(curves[placer]).T
+            color = palette(number % palette.N)
+            axes.plot(x, y, label=placer, color=color, drawstyle="steps-post", linewidth=1.6)
+            axes.plot(x[-1], y[-1], color=color, marker="o", markersize=4)
+            axes.plot([x[-1], end], [y[-1], y[-1]], color=color, linestyle=":", linewidth=1.0)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.set_ylabel("mean makespan / one device")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize="small", frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    return figure
+
+
+def panel_figure(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    x_label: str,
+    y_label: str,
+    title: str,
+    *,
+    log: bool = False,
+    steps: bool = True,
+    levels: Mapping[str, Mapping[str, float]] | None = None,
+) -> Figure:
+    """Lines in panels, up to three in a row: makespans against budgets, or cumulative distributions.
+
+    Args:
+        panels: title of a panel -> label -> points (x, y), in order; a label has one colour in all panels.
+        x_label: below each panel.
+        y_label: left of each panel.
+        title: of the picture.
+        log: whether x is on a log scale.
+        steps: whether y stays until the next point; else points are joined, and x has ticks at them.
+        levels: title of a panel -> label -> height of a dotted line across it.
+    """
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.4 * columns + 2.0, 2.9 * rows + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    names = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
+    color = {name: palette(number % palette.N) for number, name in enumerate(names)}
+    shown: dict[str, Line2D] = {}
+    for number, (heading, lines) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, columns, number)
+        for label, points in lines.items():
+            x, y = np.array(points).T
+            style, marker = ("steps-post", "") if steps else ("default", "o")
+            (shown[label],) = axes.plot(x, y, color=color[label], drawstyle=style, marker=marker, linewidth=1.5)
+        for place, (label, height) in enumerate((levels or {}).get(heading, {}).items()):
+            shown[label] = axes.axhline(height, color="0.3", linestyle=(":", "--", "-.")[place % 3], linewidth=1.0)
+        if log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter("")
+        if not steps:
+            axes.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
+        axes.set_title(heading, loc="left", fontsize="medium")
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(list(shown.values()), list(shown), loc="outside right upper", fontsize="small", frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    return figure
