@@ -50,6 +50,21 @@ def two_cliques(size: int = 6) -> PlacementProblem:
     return PlacementProblem(ComputationGraph.from_ops("cliques", ops), toy_cluster(2))
 
 
+def two_kinds(first: int, second: int) -> PlacementProblem:
+    """Independent ops, so many that take 10 us on one of two devices and 40 on the other, and so many vice versa.
+
+    They come in turn, as long as there are of both. Where the counts differ by one at most, the optimum is each op on
+    the device that suits it: ten times the larger count.
+    """
+    kinds = [0, 1] * min(first, second) + [int(second > first)] * abs(first - second)
+    names = "kind1", "kind0.5"
+    ops = [
+        {"name": f"o{i}", "type": "op", "time_us": {names[kind]: 10.0, names[1 - kind]: 40.0}, "outputs": [1]}
+        for i, kind in enumerate(kinds)
+    ]
+    return PlacementProblem(ComputationGraph.from_ops("kinds", ops), toy_cluster(speeds=(1.0, 0.5)))
+
+
 def random_graph(seed: int, ops: int = 60) -> ComputationGraph:
     """A random layered graph with op costs and tensors of about the same weight."""
     random = np.random.default_rng(seed)

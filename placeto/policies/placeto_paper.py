@@ -22,7 +22,8 @@ from placeto.policies.base import PolicyError
 from placeto.policies.message_passing import TwoWayMessagePassing, mlp
 from placeto.policies.pooling import NeighbourhoodPooling
 
-FEATURES = NODE.time, NODE.transfer_out, NODE.visited, NODE.is_current  # beside the placement, which is one-hot
+SIZES = [NODE.time, NODE.transfer_out]  # relative to the largest of the graph, so that they differ alike in all graphs
+FLAGS = [NODE.visited, NODE.is_current]
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,9 @@ class PlacetoPaperPolicy(nn.Module):
         super().__init__()
         self.config = config
         hidden = config.hidden
-        self.encoder = mlp([len(FEATURES) + config.devices, hidden, hidden])
+        self.encoder = mlp([len(SIZES) + len(FLAGS) + config.devices, hidden, hidden])
         self.message_passing = TwoWayMessagePassing(hidden, config.rounds)
         self.pooling = NeighbourhoodPooling(hidden)
-        self.norm = nn.LayerNorm(2 * hidden)
         self.head = mlp([2 * hidden, 64, config.devices])
 
     def forward(self, data: Data) -> tuple[Tensor, Tensor]:
@@ -65,10 +65,12 @@ class PlacetoPaperPolicy(nn.Module):
                 "train with a larger policy.devices"
             )
         reach, seen = reach_matrix(data).to(here), copy(data).to(here)
-        columns = [seen.x[:, column] for column in FEATURES]
-        placed = nn.functional.one_hot(seen.current, width).to(seen.x.dtype)
-        h = self.encoder(torch.cat([torch.stack(columns, -1), placed], -1))
+        sizes = seen.x[:, SIZES]
+        of = seen.batch[:, None].expand_as(sizes)
+        largest = sizes.new_zeros(seen.num_graphs, len(SIZES)).scatter_reduce_(0, of, sizes, "amax")
+        placed = nn.functional.one_hot(seen.current, width).to(sizes.dtype)
+        h = self.encoder(torch.cat([sizes / largest.clamp(min=1e-9)[seen.batch], seen.x[:, FLAGS], placed], -1))
         h = self.message_passing(h, seen.edge_index)
-        h = self.norm(torch.cat([h, self.pooling(h, reach, seen.batch)], -1))
+        h = torch.cat([h, self.pooling(h, reach, seen.batch)], -1)
         logits = self.head(h)[:, :devices].to(data.x.device)
         return logits, torch.zeros_like(logits)
