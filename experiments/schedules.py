@@ -14,6 +14,7 @@ from experiments.command import command
 from experiments.runs import problem_of
 from placeto.formats.gantt import gantt_panels, save_figure
 from placeto.placers import load_placer
+from placeto.problem.units import format_us
 from placeto.simulator.schedule import simulate
 
 HEURISTICS = ("metis", "heft", "etf", "expert", "m-topo", "m-etf", "m-sct")
@@ -38,10 +39,10 @@ def main(config: Schedules) -> None:
     best = min(HEURISTICS, key=lambda name: results[name].makespan_us)
     results["placeto"] = load_placer("placeto")(problem)
     titles = {"single": "one device", best: f"best heuristic ({best})", "placeto": "Placeto, 1,000 simulations"}
-    schedules = {title: simulate(problem, results[name].placement) for name, title in titles.items()}
+    found = {title: simulate(problem, results[name].placement) for name, title in titles.items()}
+    schedules = {f"{title}: {format_us(schedule.makespan_us)}": schedule for title, schedule in found.items()}
     save_figure(gantt_panels(schedules, f"One training step of {config.graph} on {config.cluster}"), config.picture)
-    for title, schedule in schedules.items():
-        print(f"{title:32} {schedule.makespan_us / 1e3:8.2f} ms")
+    print("\n".join(schedules))
 
 
 if __name__ == "__main__":

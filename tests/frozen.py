@@ -83,9 +83,9 @@ def trainings(folder: Path) -> dict[str, dict[str, Any]]:
                      *SMALL, *options)  # fmt: skip
         saved = torch.load(out / "checkpoint.pt", weights_only=True)["best_parameters"]
         digest, total = hashlib.sha256(), 0.0
-        for name in sorted(saved):
-            digest.update(saved[name].numpy().tobytes())
-            total += float(saved[name].double().abs().sum())
+        for _, tensor in sorted(saved.items()):
+            digest.update(tensor.numpy().tobytes())
+            total += float(tensor.double().abs().sum())
         found[name] = {"bits": digest.hexdigest(), "sum": total}
     return found
 

@@ -68,6 +68,7 @@ def gantt_panels(schedules: Mapping[str, Schedule], title: str | None = None) ->
     for axes, (heading, schedule) in zip(panels, schedules.items(), strict=True):
         _draw(axes, schedule, labels, colors, end_us, row_inches == _ROW_INCHES)
         axes.set_title(heading, loc="left", fontsize="medium")
+    panels[-1].set_xlabel("; ".join(filter(None, (f"time ({_unit(end_us)[0]})", panels[-1].get_xlabel()))))
     if title is not None:
         figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     patches = [Patch(color=color, label=label) for label, color in colors.items() if label in set(labels)]
@@ -83,7 +84,7 @@ def _draw(
     cluster = schedule.problem.cluster
     used, row = np.unique(schedule.placement, return_inverse=True)
     row_of = dict(zip(used.tolist(), range(len(used)), strict=True))
-    unit, scale = ("ms", 1e3) if end_us >= 2e3 else ("µs", 1.0)
+    _, scale = _unit(end_us)
     boxes = _boxes(schedule.start_us / scale, schedule.finish_us / scale, row - 0.36, 0.5)
     axes.add_collection(PolyCollection(list(boxes), facecolors=[colors[label] for label in labels], linewidths=0))
     senders = np.array([row_of[device] for device in schedule.send_src.tolist()], float)
@@ -99,8 +100,13 @@ def _draw(
     names = [f"{cluster.device_names[d]}{between}{share:.0f} % busy" for d, share in zip(used, busy, strict=True)]
     axes.set_yticks(range(len(used)), names, fontsize="medium" if spacious else "x-small")
     idle = cluster.num_devices - len(used)
-    axes.set_xlabel(f"time ({unit})" + (f"; {idle} of {cluster.num_devices} devices are idle" if idle else ""))
+    axes.set_xlabel(f"{idle} of {cluster.num_devices} devices are idle" if idle else "")
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _unit(end_us: float) -> tuple[str, float]:
+    """The unit of a time axis, and how many microseconds it has."""
+    return ("ms", 1e3) if end_us >= 2e3 else ("µs", 1.0)
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
