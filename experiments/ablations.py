@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from experiments.command import command
 from experiments.runs import Run, train_runs
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
-from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate
+from placeto.evaluation.comparison import PlacerSpec, Row, evaluate
 from placeto.placers import DEFAULT_PLACER, load_split, split_size
 from placeto.problem.cluster_files import load_cluster
 from placeto.progress import ProgressBar

@@ -24,7 +24,7 @@ import tyro
 from experiments.command import command
 from experiments.tables import Table, markdown, rule
 from graphs import SHIPPED
-from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate
+from placeto.evaluation.comparison import PlacerSpec, Row, evaluate
 from placeto.evaluation.summary import Summary, ratio, summarize
 from placeto.formats.importers import find_importer
 from placeto.heuristics import HEURISTICS, SEARCHES

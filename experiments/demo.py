@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.command import command
-from placeto.evaluation.evaluate import Row, evaluate, parse_spec
+from placeto.evaluation.comparison import Row, evaluate, parse_spec
 from placeto.evaluation.summary import markdown_table, summarize
 from placeto.formats.gantt import gantt_figure, save_figure
 from placeto.formats.placement import save_placement

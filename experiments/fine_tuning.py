@@ -25,7 +25,7 @@ from experiments.command import command
 from experiments.runs import Run, kept_rows, place_key, problem_of, result_row, train_runs, training_row
 from experiments.sample_efficiency import SCRATCH, first_reach
 from experiments.tables import Table, cells, machine, markdown, publish, rule
-from placeto.evaluation.evaluate import Row, save_rows
+from placeto.evaluation.comparison import Row, save_rows
 from placeto.evaluation.figures import panel_figure
 from placeto.evaluation.summary import mean_curves
 from placeto.placers import load_placer

@@ -29,7 +29,7 @@ import numpy as np
 
 from experiments.command import command
 from experiments.tables import machine, markdown, publish, rule
-from placeto.evaluation.evaluate import EvaluationError, Row, load_rows, save_rows
+from placeto.evaluation.comparison import EvaluationError, Row, load_rows, save_rows
 from placeto.evaluation.summary import markdown_table, summarize
 from placeto.formats import dnn_partitioning, pipedream
 from placeto.formats.importers import ImporterError

@@ -22,7 +22,7 @@ from experiments.classical import external_graphs
 from experiments.command import command
 from experiments.runs import CHEAP, PRETRAINED, Run, cheap_rows, problem_of, train_runs
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
-from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate, save_rows
+from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, save_rows
 from placeto.placers import DEFAULT_PLACER, split_size
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph

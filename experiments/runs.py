@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from placeto.evaluation.evaluate import Row, code_version, in_processes, load_rows, save_rows, start_process
+from placeto.evaluation.comparison import Row, code_version, in_processes, load_rows, save_rows, start_process
 from placeto.formats.placement import load_placement
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import resolve_graph

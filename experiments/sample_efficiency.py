@@ -33,7 +33,7 @@ from experiments.runs import (
     training_row,
 )
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
-from placeto.evaluation.evaluate import Row, save_rows
+from placeto.evaluation.comparison import Row, save_rows
 from placeto.evaluation.figures import panel_figure
 from placeto.evaluation.summary import mean_curves
 from placeto.heuristics.local_search.annealing import annealing

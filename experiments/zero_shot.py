@@ -35,7 +35,7 @@ from experiments.runs import (
 )
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from graphs import SHIPPED
-from placeto.evaluation.evaluate import PlacerSpec, Row, evaluate, parse_spec, save_rows
+from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, parse_spec, save_rows
 from placeto.evaluation.figures import panel_figure
 from placeto.evaluation.summary import summarize
 from placeto.placers import DEFAULT_PLACER, LEARNED, load_placer, load_split, split_size, zero_shot

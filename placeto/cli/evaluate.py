@@ -31,7 +31,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 
 if TYPE_CHECKING:
-    from placeto.evaluation.evaluate import PlacerSpec
+    from placeto.evaluation.comparison import PlacerSpec
     from placeto.evaluation.summary import Row
     from placeto.problem.cluster import Cluster
 
@@ -74,7 +74,7 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Evaluate, print the tables, write what was asked for."""
     _check(arguments)
-    from placeto.evaluation.evaluate import evaluate, parse_spec
+    from placeto.evaluation.comparison import evaluate, parse_spec
     from placeto.evaluation.summary import markdown_table, summarize
 
     clusters, budget = _clusters(arguments.cluster), arguments.budget

@@ -52,7 +52,7 @@ def run(arguments: Arguments) -> None:
         from placeto.formats.gantt import check_suffix
 
         check_suffix(arguments.plot)
-    from placeto.evaluation.evaluate import warm_up
+    from placeto.evaluation.comparison import warm_up
     from placeto.formats.placement import save_placement
     from placeto.problem.cluster_files import load_cluster
     from placeto.problem.problem import PlacementProblem

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from experiments.ablations import CHANGES, DEFAULT, AblationConfig, difference, main, relative, variant
-from placeto.evaluation.evaluate import Row, load_rows
+from placeto.evaluation.comparison import Row, load_rows
 from placeto.training.config import LearningConfig, TrainConfig, check_config, default_config
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from experiments.classical import ClassicalConfig, best_known, constructive, external_graphs, main, overview, searches
-from placeto.evaluation.evaluate import Row
+from placeto.evaluation.comparison import Row
 from placeto.heuristics import HEURISTICS
 
 LAYER = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=4.0, parameter_size=8.0"

@@ -3,7 +3,7 @@ import pytest
 
 from experiments.equal_budgets import BudgetConfig, difference, main, pass_gain, specs
 from experiments.runs import CHEAP
-from placeto.evaluation.evaluate import load_rows
+from placeto.evaluation.comparison import load_rows
 from placeto.placers import LoadError
 
 

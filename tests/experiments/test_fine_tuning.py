@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.fine_tuning import FRESH, PASS, TUNED, FineTuningConfig, main, placements, plan, table
-from placeto.evaluation.evaluate import Row, load_rows
+from placeto.evaluation.comparison import Row, load_rows
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import default_config
 

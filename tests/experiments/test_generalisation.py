@@ -13,7 +13,7 @@ from experiments.generalisation import (
     training_runs,
 )
 from experiments.runs import CHEAP, PRETRAINED, problem_of
-from placeto.evaluation.evaluate import Row, load_rows
+from placeto.evaluation.comparison import Row, load_rows
 from placeto.training.config import LearningConfig, TrainConfig
 
 

@@ -18,7 +18,7 @@ from experiments.large_graph import (
     stage_table,
     training,
 )
-from placeto.evaluation.evaluate import Row
+from placeto.evaluation.comparison import Row
 from placeto.formats.placement import load_placement
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.problem.graph import save_graph

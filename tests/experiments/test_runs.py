@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.runs import CHEAP, Run, cheap_row, kept_rows, problem_of, train_run, train_runs, training_row
-from placeto.evaluation.evaluate import Row
+from placeto.evaluation.comparison import Row
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import LearningConfig, TrainConfig
 

@@ -15,7 +15,7 @@ from experiments.sample_efficiency import (
     targets,
     tuning_table,
 )
-from placeto.evaluation.evaluate import Row, load_rows
+from placeto.evaluation.comparison import Row, load_rows
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.training.config import ONE_SHOT_LEARNING, OneShotTrainConfig
 from placeto.training.trainer import train

@@ -5,7 +5,7 @@ import pytest
 
 from experiments.runs import CHEAP, PRETRAINED
 from experiments.zero_shot import ZeroShotConfig, distribution, main, pretraining, table
-from placeto.evaluation.evaluate import Row, load_rows
+from placeto.evaluation.comparison import Row, load_rows
 from placeto.training.config import PAPER_LEARNING, LearningConfig, OneShotLearningConfig, default_config
 
 

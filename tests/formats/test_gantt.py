@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from placeto.evaluation.figures import curve_figure, panel_figure
-from placeto.formats.gantt import PlotError, gantt_figure, save_figure
+from placeto.formats.gantt import PlotError, gantt_figure, gantt_panels, save_figure
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
@@ -85,6 +84,18 @@ def test_only_devices_in_use_have_a_row() -> None:
     assert every.get_size_inches()[1] < 14.0
 
 
+def test_panels_share_the_time_axis_and_the_colours() -> None:
+    slow = schedule_of()
+    fast = simulate(slow.problem, np.zeros(3, np.int64))
+    figure = gantt_panels({"apart": slow, "together": fast}, "two schedules")
+    above, below = figure.axes
+    assert above.get_xlim() == below.get_xlim()
+    assert above.get_xlim()[1] >= max(slow.makespan_us, fast.makespan_us)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["apart", "together"]
+    assert (above.get_xlabel(), below.get_xlabel()) == ("1 of 4 devices are idle", "time (µs); 3 of 4 devices are idle")
+    np.testing.assert_array_equal(above.collections[0].get_facecolor(), below.collections[0].get_facecolor())
+
+
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_files(tmp_path: Path, suffix: str, magic: bytes) -> None:
     save_figure(gantt_figure(schedule_of()), tmp_path / f"gantt{suffix}")
@@ -94,41 +105,3 @@ def test_files(tmp_path: Path, suffix: str, magic: bytes) -> None:
 def test_other_endings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PlotError, match=r"gantt\.bmp: a picture's name must end in \.png, \.svg, \.pdf"):
         save_figure(gantt_figure(schedule_of()), tmp_path / "gantt.bmp")
-
-
-def test_curves_against_simulations_and_seconds() -> None:
-    simulations = {"etf": [(1.0, 0.9)], "anneal": [(1.0, 1.0), (10.0, 0.8)]}
-    seconds = {"etf": [(0.01, 0.9)], "anneal": [(0.02, 1.0), (0.5, 0.8)]}
-    figure = curve_figure(simulations, seconds, "title")
-    assert [axes.get_xlabel() for axes in figure.axes] == ["simulations", "seconds"]
-    assert all(axes.get_xscale() == "log" for axes in figure.axes)
-    best, dot, beyond = figure.axes[0].lines[:3]
-    assert (best.get_xdata().tolist(), best.get_ydata().tolist()) == ([1.0, 10.0], [1.0, 0.8])
-    assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (10.0, 0.8)
-    assert list(beyond.get_xdata()) == [10.0, 10.0]
-    short = figure.axes[1].lines[5]  # etf goes on where anneal is still at work
-    assert (list(short.get_xdata()), list(short.get_ydata())) == ([0.01, 0.5], [0.9, 0.9])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["anneal", "etf"]  # the best first
-
-
-def test_points_may_be_joined_instead_of_steps() -> None:
-    figure = panel_figure({"a": {"p": [(300.0, 0.9), (1000.0, 0.5)]}}, "x", "y", "title", log=True, steps=False)
-    (axes,) = figure.axes
-    assert axes.lines[0].get_drawstyle() == "default"
-    assert axes.lines[0].get_marker() == "o"
-    assert axes.get_xticks().tolist() == [300.0, 1000.0]
-    figure.canvas.draw()
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["300", "1000"]
-
-
-def test_a_label_has_one_colour_in_all_panels() -> None:
-    panels = {"a": {"p": [(1.0, 0.9), (10.0, 0.5)]}, "b": {"q": [(1.0, 0.8)], "p": [(2.0, 0.7)]}, "c": {}, "d": {}}
-    figure = panel_figure(panels, "placements", "makespan", "title", log=True, levels={"b": {"bound": 0.4}})
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a", "b", "c", "d"]
-    assert figure.axes[0].get_position().x0 == figure.axes[3].get_position().x0, "the second row"
-    (first,), (q, p, bound) = figure.axes[0].lines, figure.axes[1].lines
-    assert (first.get_xdata().tolist(), first.get_ydata().tolist()) == ([1.0, 10.0], [0.9, 0.5])
-    assert first.get_color() == p.get_color() != q.get_color()
-    assert first.get_drawstyle() == "steps-post"
-    assert set(bound.get_ydata()) == {0.4}
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["p", "q", "bound"]

@@ -1,3 +1,5 @@
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.starts import best_cheap
-from placeto.policies.guided_search import GuidedPlacer, cheap_starts
+from placeto.policies.guided_search import GuidedConfig, GuidedPlacer, cheap_starts, guided_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.grouping import group_ops, join_groups
 from placeto.problem.problem import PlacementProblem
@@ -330,3 +332,13 @@ def test_a_policy_whose_numbers_overflow_ends_too():
     evaluator = Evaluator(problem, instance.groups)
     best_cheap(evaluator)
     assert result.makespan_us <= evaluator.best_score
+
+
+def test_settings_of_the_search_travel_in_the_checkpoint():
+    torch.manual_seed(0)
+    policy, own = PlacetoPolicy(PlacetoConfig()), GuidedConfig(levels=(0.5, 1.0), tries=3)
+    config = {"env": asdict(EnvConfig()), "search": asdict(own)}
+    checkpoint = {"best_parameters": policy.state_dict(), "config": config}
+    assert guided_placer(checkpoint, policy).search == own
+    older = {"best_parameters": policy.state_dict(), "config": {"env": asdict(EnvConfig())}}
+    assert guided_placer(older, policy).search == GuidedConfig()

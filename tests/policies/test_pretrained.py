@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import placeto
-from placeto.evaluation.evaluate import parse_spec
+from placeto.evaluation.comparison import parse_spec
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import choose_placer, load_placer, pretrained_path
 from placeto.policies.guided_search import GuidedPlacer

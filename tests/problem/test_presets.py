@@ -62,9 +62,9 @@ def test_hosts_of_nvlink_islands() -> None:
         assert cluster.latency_us[0, size] > cluster.latency_us[0, 1]
 
 
-def test_the_file_in_the_readme_is_the_preset(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (text,) = re.findall(r"```json\n(.*?)```", readme, re.DOTALL)
+def test_the_file_in_the_documents_is_the_preset(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     path = tmp_path / "mine.json"
     path.write_text(text)
     assert load_cluster(path).hash == load_cluster("2x4xv100").hash

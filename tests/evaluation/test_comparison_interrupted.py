@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from placeto.evaluation.evaluate import Row, load_rows
+from placeto.evaluation.comparison import Row, load_rows
 from placeto.problem.graph import ComputationGraph, save_graph
 
 PLACERS = "random=random@2,slow=random@100000"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.evaluation.evaluate import EvaluationError, PlacerSpec, evaluate, load_rows, parse_spec, save_rows
+from placeto.evaluation.comparison import EvaluationError, PlacerSpec, evaluate, load_rows, parse_spec, save_rows
 from placeto.evaluation.summary import mean_curves
 from placeto.heuristics import HEURISTICS
 from placeto.placers import LoadError
@@ -138,6 +138,18 @@ def test_rows_of_another_budget_or_graph_are_made_again_and_others_kept(
     changed = graphs | {"small": diamond("small", 50.0)}
     again = evaluate(changed, cluster, SPECS[:1], out=out, processes=1)
     assert again[0]["makespan_us"] == 5 * 50.0 + 4 * 5.0
+
+
+def test_rows_that_other_code_made_are_made_again(
+    graphs: dict[str, ComputationGraph], cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "rows.json"
+    first = evaluate(graphs, cluster, SPECS, out=out, processes=1)
+    assert evaluate(graphs, cluster, SPECS, out=out, processes=1) == first  # with their seconds: none was made again
+    monkeypatch.setattr("placeto.evaluation.comparison.code_version", lambda: "another")
+    again = evaluate(graphs, cluster, SPECS, out=out, processes=1)
+    assert {row["key"] for row in again}.isdisjoint(row["key"] for row in first)
+    assert len(load_rows(out)) == len(first)
 
 
 def test_rows_of_another_cluster_of_the_same_name_are_made_again(
