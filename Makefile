@@ -16,8 +16,9 @@ STAMP := $(VENV)/installed
 demo: $(STAMP)
 	$(BIN)/python -m experiments.demo --out $(OUT) --results $(OUT)/results.md
 
+# Two processes: one compiles or waits while the other works; a file's tests stay together, with what they share.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
