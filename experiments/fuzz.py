@@ -44,7 +44,16 @@ from placeto.simulator.schedule import simulate
 HOW = ("structure", "bytes")
 _LONGEST_MESSAGE = 500  # characters, without the path
 _OPS: list[dict[str, Any]] = [
-    {"name": "a", "type": "mm", "flops": 2e9, "bytes_accessed": 12e6, "param_bytes": 400, "outputs": [40, 8]},
+    {
+        "name": "a",
+        "type": "mm",
+        "flops": 2e9,
+        "bytes_accessed": 12e6,
+        "param_bytes": 400,
+        "outputs": [40, 8],
+        "trained_bytes": 200,
+        "resident_outputs": [0],
+    },
     {"name": "b", "outputs": [4], "inputs": [["a", 0]], "colocation": "g", "module": "net.0"},
     {"name": "c", "outputs": [4], "inputs": [["a", 1], ["a", 0]], "colocation": "g", "time_us": {"k80": 3.5, "*": 2}},
     {"name": "d", "inputs": [["b", 0], ["c", 0]]},

@@ -4,6 +4,13 @@ In come an `nn.Module`, example inputs and a loss; out goes the `ComputationGrap
 with the costs of every op. The map from ops back to what was traced is kept, so that a placed graph can be run.
 """
 
-from placeto.capture.trace import CaptureError, capture_inference, capture_training
+from placeto.capture.trace import (
+    Capture,
+    CaptureError,
+    capture_inference,
+    capture_training,
+    trace_inference,
+    trace_training,
+)
 
-__all__ = ["CaptureError", "capture_inference", "capture_training"]
+__all__ = ["Capture", "CaptureError", "capture_inference", "capture_training", "trace_inference", "trace_training"]
