@@ -271,12 +271,13 @@ def _hold_back(builder: _Builder, loss: Any) -> None:
     for op, sources in enumerate(producers):
         for source in sources:
             consumers[source].append(op)
+    after_loss = _descendants(consumers, loss.op) if isinstance(loss, _Tensor) else set()
     for op, sources in enumerate(producers):
         backward, early = builder.backward[op], op in builder.random and not sources
         if not (backward or early) or any(builder.backward[source] for source in sources):
             continue
         awaited = _partner(builder.backward if backward else computed, producers, consumers, op)
-        if backward and awaited is None and isinstance(loss, _Tensor) and not _depends(producers, op, loss.op):
+        if backward and awaited is None and isinstance(loss, _Tensor) and op not in after_loss:
             awaited = loss.op
         if awaited is not None:
             made_by = builder.records[awaited]
@@ -304,13 +305,14 @@ def _partner(
     return None
 
 
-def _depends(producers: Sequence[set[int]], op: int, on: int) -> bool:
+def _descendants(consumers: Sequence[Sequence[int]], op: int) -> set[int]:
+    """The op, and all that needs it, directly or not."""
     stack, seen = [op], {op}
-    while stack and on not in seen:
-        new = producers[stack.pop()] - seen
+    while stack:
+        new = set(consumers[stack.pop()]) - seen
         seen |= new
         stack.extend(new)
-    return on in seen
+    return seen
 
 
 def _is_view(node: Node) -> bool:

@@ -19,7 +19,10 @@ from placeto.simulator.timelines import first_after, timelines
 
 
 class Situation(NamedTuple):
-    """One placement of one instance and its schedule: slices of the flat arrays."""
+    """One placement of one instance and its schedule: slices of the flat arrays.
+
+    Kernels take its fields into locals first: each look at a field of a tuple counts a reference.
+    """
 
     place: np.ndarray  # (N,) int64, device of each op
     op_time: np.ndarray  # (N, D)
@@ -155,56 +158,65 @@ def describe(s: Situation, single: float, bound: float, node: np.ndarray, pair: 
     loads = Loads(
         np.zeros(devices), np.zeros(devices), np.zeros(devices), np.zeros(devices), np.zeros(devices), np.zeros(devices)
     )
-    for g in range(len(s.resident)):
-        _describe_group(s, g, 1.0 / single, loads, node, pair)
-        node[g, NODE.makespan] = s.makespan * (1.0 / single)
-        node[g, NODE.lower_bound] = bound * (1.0 / single)
+    node[:, NODE.makespan] = s.makespan * (1.0 / single)
+    node[:, NODE.lower_bound] = bound * (1.0 / single)
+    _describe_groups(s, 1.0 / single, loads, node, pair)
     _describe_arcs(s, 1.0 / single, loads, node, pair, edge)
     _describe_pairs(s, single, loads, pair)
+    _describe_moves(s, pair)
 
 
-@njit(cache=True, error_model="numpy")
-def _arrival(s: Situation, op: int, tensor: int, device: int) -> float:
-    """When an op's output would be on a device."""
-    arrival, source = s.finish[op], s.place[op]
+@njit(cache=True, error_model="numpy", inline="always")
+def _arrival(
+    finish: np.ndarray, place: np.ndarray, latency: np.ndarray, bandwidth: np.ndarray, op: int, size: int, device: int
+) -> float:
+    """When an op's output of so many bytes would be on a device."""
+    arrival, source = finish[op], place[op]
     if source != device:
-        arrival += s.latency[source, device] + s.tensor_bytes[tensor] / s.bandwidth[source, device]
+        arrival += latency[source, device] + size / bandwidth[source, device]
     return arrival
 
 
 @njit(cache=True, error_model="numpy")
-def _describe_group(s: Situation, g: int, norm: float, loads: Loads, node: np.ndarray, pair: np.ndarray) -> None:
-    """What is known of a group where it is, and its time on each device."""
-    inverse, devices = 1.0 / s.makespan, len(s.overhead)
-    first_start, last_finish, least = np.inf, 0.0, np.inf
-    time, critical, wait = 0.0, 0.0, 0.0
-    c = s.place[s.ops[s.op_ptr[g]]]
-    for k in range(s.op_ptr[g], s.op_ptr[g + 1]):
-        i = s.ops[k]
-        t, w = s.op_time[i, c], s.weight[i]
-        first_start = min(first_start, s.start[i])
-        last_finish = max(last_finish, s.finish[i])
-        time += t
-        critical += w * t
-        least = min(least, s.slack[i])
-        ready = 0.0
-        for e in range(s.in_ptr[i], s.in_ptr[i + 1]):
-            ready = max(ready, _arrival(s, s.in_src[e], s.in_tensor[e], c))
-        wait += w * max(0.0, s.start[i] - ready)
-        for d in range(devices):
-            pair[g, d, PAIR.time] += s.op_time[i, d] * norm
-    loads.time[c] += time
-    loads.critical[c] += critical
-    loads.last[c] = max(loads.last[c], last_finish)
-    loads.resident[c] += s.resident[g]
-    node[g, NODE.time] = time * norm
-    node[g, NODE.critical_time] = critical * inverse
-    node[g, NODE.min_slack] = np.sqrt(max(0.0, least) * inverse)
-    node[g, NODE.critical_wait] = min(4.0, wait * inverse)
-    node[g, NODE.first_start] = first_start * inverse
-    node[g, NODE.last_finish] = last_finish * inverse
-    node[g, NODE.memory] = s.resident[g] / s.memory[c]
-    node[g, NODE.log_ops] = np.log1p(s.op_ptr[g + 1] - s.op_ptr[g]) / 5.0
+def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, pair: np.ndarray) -> None:
+    """What is known of each group where it is, and its time on each device."""
+    overhead, place, ops, op_ptr, op_time = s.overhead, s.place, s.ops, s.op_ptr, s.op_time
+    weight, start, finish, slack, in_ptr = s.weight, s.start, s.finish, s.slack, s.in_ptr
+    latency, bandwidth, in_src, tensor_bytes, in_tensor = s.latency, s.bandwidth, s.in_src, s.tensor_bytes, s.in_tensor
+    resident, memory = s.resident, s.memory
+    inverse, devices = 1.0 / s.makespan, len(overhead)
+    for g in range(len(resident)):
+        first_start, last_finish, least = np.inf, 0.0, np.inf
+        time, critical, wait = 0.0, 0.0, 0.0
+        c = place[ops[op_ptr[g]]]
+        for k in range(op_ptr[g], op_ptr[g + 1]):
+            i = ops[k]
+            t, w = op_time[i, c], weight[i]
+            first_start = min(first_start, start[i])
+            last_finish = max(last_finish, finish[i])
+            time += t
+            critical += w * t
+            least = min(least, slack[i])
+            ready = 0.0
+            for e in range(in_ptr[i], in_ptr[i + 1]):
+                ready = max(
+                    ready, _arrival(finish, place, latency, bandwidth, in_src[e], tensor_bytes[in_tensor[e]], c)
+                )
+            wait += w * max(0.0, start[i] - ready)
+            for d in range(devices):
+                pair[g, d, PAIR.time] += op_time[i, d] * norm
+        loads.time[c] += time
+        loads.critical[c] += critical
+        loads.last[c] = max(loads.last[c], last_finish)
+        loads.resident[c] += resident[g]
+        node[g, NODE.time] = time * norm
+        node[g, NODE.critical_time] = critical * inverse
+        node[g, NODE.min_slack] = np.sqrt(max(0.0, least) * inverse)
+        node[g, NODE.critical_wait] = min(4.0, wait * inverse)
+        node[g, NODE.first_start] = first_start * inverse
+        node[g, NODE.last_finish] = last_finish * inverse
+        node[g, NODE.memory] = resident[g] / memory[c]
+        node[g, NODE.log_ops] = np.log1p(op_ptr[g + 1] - op_ptr[g]) / 5.0
 
 
 @njit(cache=True, error_model="numpy")
@@ -212,17 +224,25 @@ def _describe_arcs(
     s: Situation, norm: float, loads: Loads, node: np.ndarray, pair: np.ndarray, edge: np.ndarray
 ) -> None:
     """What groups send each other, and how urgent it is for the most urgent reader."""
+    arc_src, place, start, slack, in_ptr = s.arc_src, s.place, s.start, s.slack, s.in_ptr
+    in_arc, finish, latency, bandwidth, in_src = s.in_arc, s.finish, s.latency, s.bandwidth, s.in_src
+    tensor_bytes, in_tensor, arc_dst, arc_tensor, group = s.tensor_bytes, s.in_tensor, s.arc_dst, s.arc_tensor, s.group
+    ops, op_ptr, arc_pair = s.ops, s.op_ptr, s.arc_pair
     inverse = 1.0 / s.makespan
-    arc_slack = np.full(len(s.arc_src), np.inf)
-    for i in range(len(s.place)):
-        latest = s.start[i] + s.slack[i]
-        for e in range(s.in_ptr[i], s.in_ptr[i + 1]):
-            a = s.in_arc[e]
+    arc_slack = np.full(len(arc_src), np.inf)
+    for i in range(len(place)):
+        latest = start[i] + slack[i]
+        for e in range(in_ptr[i], in_ptr[i + 1]):
+            a = in_arc[e]
             if a >= 0:
-                arc_slack[a] = min(arc_slack[a], latest - _arrival(s, s.in_src[e], s.in_tensor[e], s.place[i]))
-    for a in range(len(s.arc_src)):
-        u, h, size = s.arc_src[a], s.arc_dst[a], s.tensor_bytes[s.arc_tensor[a]]
-        g, c, d = s.group[u], s.place[u], s.place[s.ops[s.op_ptr[h]]]
+                arc_slack[a] = min(
+                    arc_slack[a],
+                    latest
+                    - _arrival(finish, place, latency, bandwidth, in_src[e], tensor_bytes[in_tensor[e]], place[i]),
+                )
+    for a in range(len(arc_src)):
+        u, h, size = arc_src[a], arc_dst[a], tensor_bytes[arc_tensor[a]]
+        g, c, d = group[u], place[u], place[ops[op_ptr[h]]]
         mean = s.mean_latency + size * s.mean_rate
         tight = np.exp(-max(0.0, arc_slack[a]) / s.soft)
         node[g, NODE.transfer_out] += mean * norm
@@ -231,11 +251,11 @@ def _describe_arcs(
         pair[g, d, PAIR.affinity_out] += mean * norm
         pair[h, c, PAIR.tight_in] += tight * mean * inverse
         pair[g, d, PAIR.tight_out] += tight * mean * inverse
-        p = s.arc_pair[a]
+        p = arc_pair[a]
         edge[p, EDGE.transfer] += mean * norm
         edge[p, EDGE.tight] = max(edge[p, EDGE.tight], tight)
         if c != d:
-            actual = s.latency[c, d] + size / s.bandwidth[c, d]
+            actual = latency[c, d] + size / bandwidth[c, d]
             loads.egress[c] += actual
             loads.ingress[d] += actual
             node[g, NODE.tight_out] += tight * actual * inverse
@@ -248,11 +268,13 @@ def _describe_arcs(
 @njit(cache=True, error_model="numpy")
 def _describe_pairs(s: Situation, single: float, loads: Loads, pair: np.ndarray) -> None:
     """What is known of each device for each group, and what moving the group there would do."""
-    inverse, guess = 1.0 / s.makespan, np.empty(len(s.place))
-    for g in range(len(s.resident)):
-        c = s.place[s.ops[s.op_ptr[g]]]
+    place, resident, ops, op_ptr, overhead = s.place, s.resident, s.ops, s.op_ptr, s.overhead
+    memory = s.memory
+    inverse = 1.0 / s.makespan
+    for g in range(len(resident)):
+        c = place[ops[op_ptr[g]]]
         here = pair[g, c, PAIR.affinity_in] + pair[g, c, PAIR.affinity_out]
-        for d in range(len(s.overhead)):
+        for d in range(len(overhead)):
             pair[g, d, PAIR.time_change] = pair[g, d, PAIR.time] - pair[g, c, PAIR.time]
             pair[g, d, PAIR.load] = loads.time[d] * inverse
             pair[g, d, PAIR.affinity_change] = pair[g, d, PAIR.affinity_in] + pair[g, d, PAIR.affinity_out] - here
@@ -263,55 +285,69 @@ def _describe_pairs(s: Situation, single: float, loads: Loads, pair: np.ndarray)
             if d == c:
                 pair[g, d, PAIR.current] = 1.0
                 pair[g, d, PAIR.load_after] = loads.time[d] * inverse
-                pair[g, d, PAIR.memory_after] = loads.resident[d] / s.memory[d]
+                pair[g, d, PAIR.memory_after] = loads.resident[d] / memory[d]
             else:
                 pair[g, d, PAIR.load_after] = loads.time[d] * inverse + pair[g, d, PAIR.time] * single * inverse
-                pair[g, d, PAIR.memory_after] = (loads.resident[d] + s.resident[g]) / s.memory[d]
-                _describe_move(s, g, d, guess, pair[g, d])
+                pair[g, d, PAIR.memory_after] = (loads.resident[d] + resident[g]) / memory[d]
 
 
 @njit(cache=True, error_model="numpy")
-def _describe_move(s: Situation, g: int, d: int, guess: np.ndarray, row: np.ndarray) -> None:
-    """Lateness and gain, estimated, if group `g` moved to device `d`; `guess` (N,) is scratch space."""
-    late_self, late_child, late_displaced = -np.inf, -np.inf, -np.inf
-    gain, mean_late, total_wait, total_time, free = 0.0, 0.0, 0.0, 1e-9, 0.0
-    first, stop = s.line_ptr[d], s.line_ptr[d + 1]
-    cursor = first
-    for k in range(s.op_ptr[g], s.op_ptr[g + 1]):
-        i = s.ops[k]
-        ready = free
-        for e in range(s.in_ptr[i], s.in_ptr[i + 1]):
-            u = s.in_src[e]
-            ready = max(ready, guess[u] if s.in_arc[e] < 0 else _arrival(s, u, s.in_tensor[e], d))
-        t, end = s.op_time[i, d], ready
-        if t > 0.0:
-            cursor = first_after(s.start, s.line, first, stop, cursor, ready)
-            begin = ready
-            if cursor > first:  # the op before may still run
-                begin = max(begin, s.finish[s.line[cursor - 1]] + s.overhead[d])
-            end = begin + t
-            free = end + s.overhead[d]
-            total_wait += begin - ready
-            if cursor < stop:
-                after = s.line[cursor]
-                late_displaced = max(late_displaced, free - s.start[after] - s.slack[after])
-        guess[i] = end
-        late = end - s.finish[i] - s.slack[i]
-        late_self = max(late_self, late)
-        mean_late += t * max(0.0, late)
-        total_time += t
-        gain = max(gain, s.weight[i] * (s.finish[i] - end))
-        for e in range(s.out_ptr[i], s.out_ptr[i + 1]):
-            j = s.out_child[e]
-            if s.group[j] != g:
-                arrival = end
-                if s.place[j] != d:
-                    arrival += s.latency[d, s.place[j]] + s.tensor_bytes[s.out_tensor[e]] / s.bandwidth[d, s.place[j]]
-                late_child = max(late_child, arrival - s.start[j] - s.slack[j])
-    inverse = 1.0 / s.makespan
-    row[PAIR.late_self] = min(1.0, max(-0.3, late_self * inverse))
-    row[PAIR.late_child] = min(1.0, max(-0.3, late_child * inverse))
-    row[PAIR.late_displaced] = min(1.0, max(-0.3, late_displaced * inverse))
-    row[PAIR.gain] = min(1.0, gain * inverse)
-    row[PAIR.mean_late] = min(1.0, mean_late / total_time * inverse)
-    row[PAIR.wait] = min(1.0, total_wait * inverse)
+def _describe_moves(s: Situation, pair: np.ndarray) -> None:
+    """Lateness and gain, estimated, of each group on each device where it is not."""
+    line_ptr, op_ptr, ops, in_ptr, in_src = s.line_ptr, s.op_ptr, s.ops, s.in_ptr, s.in_src
+    in_arc, finish, place, latency, bandwidth = s.in_arc, s.finish, s.place, s.latency, s.bandwidth
+    tensor_bytes, in_tensor, op_time, start, line = s.tensor_bytes, s.in_tensor, s.op_time, s.start, s.line
+    overhead, slack, weight, out_ptr, out_child = s.overhead, s.slack, s.weight, s.out_ptr, s.out_child
+    group, out_tensor = s.group, s.out_tensor
+    inverse, guess = 1.0 / s.makespan, np.empty(len(s.place))  # the latter is scratch space
+    for g in range(len(s.resident)):
+        for d in range(len(s.overhead)):
+            if d == s.place[s.ops[s.op_ptr[g]]]:
+                continue
+            row = pair[g, d]
+            late_self, late_child, late_displaced = -np.inf, -np.inf, -np.inf
+            gain, mean_late, total_wait, total_time, free = 0.0, 0.0, 0.0, 1e-9, 0.0
+            first, stop = line_ptr[d], line_ptr[d + 1]
+            cursor = first
+            for k in range(op_ptr[g], op_ptr[g + 1]):
+                i = ops[k]
+                ready = free
+                for e in range(in_ptr[i], in_ptr[i + 1]):
+                    u = in_src[e]
+                    ready = max(
+                        ready,
+                        guess[u]
+                        if in_arc[e] < 0
+                        else _arrival(finish, place, latency, bandwidth, u, tensor_bytes[in_tensor[e]], d),
+                    )
+                t, end = op_time[i, d], ready
+                if t > 0.0:
+                    cursor = first_after(start, line, first, stop, cursor, ready)
+                    begin = ready
+                    if cursor > first:  # the op before may still run
+                        begin = max(begin, finish[line[cursor - 1]] + overhead[d])
+                    end = begin + t
+                    free = end + overhead[d]
+                    total_wait += begin - ready
+                    if cursor < stop:
+                        after = line[cursor]
+                        late_displaced = max(late_displaced, free - start[after] - slack[after])
+                guess[i] = end
+                late = end - finish[i] - slack[i]
+                late_self = max(late_self, late)
+                mean_late += t * max(0.0, late)
+                total_time += t
+                gain = max(gain, weight[i] * (finish[i] - end))
+                for e in range(out_ptr[i], out_ptr[i + 1]):
+                    j = out_child[e]
+                    if group[j] != g:
+                        arrival = end
+                        if place[j] != d:
+                            arrival += latency[d, place[j]] + tensor_bytes[out_tensor[e]] / bandwidth[d, place[j]]
+                        late_child = max(late_child, arrival - start[j] - slack[j])
+            row[PAIR.late_self] = min(1.0, max(-0.3, late_self * inverse))
+            row[PAIR.late_child] = min(1.0, max(-0.3, late_child * inverse))
+            row[PAIR.late_displaced] = min(1.0, max(-0.3, late_displaced * inverse))
+            row[PAIR.gain] = min(1.0, gain * inverse)
+            row[PAIR.mean_late] = min(1.0, mean_late / total_time * inverse)
+            row[PAIR.wait] = min(1.0, total_wait * inverse)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.base import PairDistribution
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.threads import one_torch_thread
 
 
 class TraversalPlacer:
@@ -43,15 +45,17 @@ class TraversalPlacer:
         Raises:
             PolicyError: the cluster has more devices than the policy knows.
         """
-        instance = make_instance(problem)
-        evaluator = Evaluator(problem, instance.groups, simulations, seconds, time.perf_counter())
-        start, score = best_cheap(evaluator, seed)
-        if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
-            batch, random = InstanceBatch.of([instance]), torch.Generator().manual_seed(seed)
-            self._traverse(batch, evaluator, start, None)
-            while not evaluator.exhausted and (simulations is not None or seconds is not None):
-                self._traverse(batch, evaluator, start, random)
-        return evaluator.result()
+        began = time.perf_counter()
+        with one_torch_thread():
+            instance = make_instance(problem)
+            evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
+            start, score = best_cheap(evaluator, seed)
+            if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
+                batch, random = InstanceBatch.of([instance]), torch.Generator().manual_seed(seed)
+                self._traverse(batch, evaluator, start, None)
+                while not evaluator.exhausted and (simulations is not None or seconds is not None):
+                    self._traverse(batch, evaluator, start, random)
+            return replace(evaluator.result(), placer="placeto-paper")
 
     def _traverse(
         self, batch: InstanceBatch, evaluator: Evaluator, start: np.ndarray, random: torch.Generator | None

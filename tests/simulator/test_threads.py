@@ -13,6 +13,9 @@ from placeto.problem.problem import ProblemBatch
 from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
 from placeto.policies.guided_search import GuidedPlacer
 from placeto.policies.one_shot.sampling import SamplingPlacer
+from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
+from placeto.policies.traversal import TraversalPlacer
+from placeto.environment.mdp import EnvConfig
 from placeto.simulator.schedule import simulate_batch
 from placeto.simulator.threads import set_threads
 from tests.toys import random_graph, toy_cluster
@@ -29,9 +32,11 @@ def watch(owner, name):
 
 watch(GuidedPlacer, "_likeliest")
 watch(GdpPolicy, "sample")
+watch(TraversalPlacer, "_traverse")
 torch.set_num_threads(2)
 problem = placeto.PlacementProblem(random_graph(2, 30), toy_cluster(3))
-for place in placeto.load_placer("placeto"), SamplingPlacer(GdpPolicy(GdpConfig())):
+paper = TraversalPlacer(PlacetoPaperPolicy(PlacetoPaperConfig()), EnvConfig(order="topological", tolerance=None))
+for place in placeto.load_placer("placeto"), SamplingPlacer(GdpPolicy(GdpConfig())), paper:
     place(problem, simulations=100)
     assert seen and set(seen) == {1}, seen
     assert torch.get_num_threads() == 2
