@@ -5,8 +5,8 @@ python -m experiments.fuzz [--documents 50400] [--seed 0] [--out runs/fuzz]
 Valid documents are changed in structure (fields removed, renamed, doubled, exchanged, replaced by what breaks readers)
 or in their bytes, plain and compressed, and read. What is accepted must survive what follows: a graph is hashed,
 written and simulated, or refused by its problem; a cluster likewise; a placement is turned into devices, or refused for
-the graph; an evaluation is summed up. What ends in another error, in a warning, or in a message of several lines or
-more than 500 characters counts as "else".
+the graph; an evaluation is summed up. Another error, a warning, a message of several lines or of more than 500
+characters counts as "else".
 """
 
 from __future__ import annotations
@@ -44,16 +44,8 @@ from placeto.simulator.schedule import simulate
 HOW = ("structure", "bytes")
 _LONGEST_MESSAGE = 500  # characters, without the path
 _OPS: list[dict[str, Any]] = [
-    {
-        "name": "a",
-        "type": "mm",
-        "flops": 2e9,
-        "bytes_accessed": 12e6,
-        "param_bytes": 400,
-        "outputs": [40, 8],
-        "trained_bytes": 200,
-        "resident_outputs": [0],
-    },
+    {"name": "a", "type": "mm", "flops": 2e9, "bytes_accessed": 12e6, "param_bytes": 400, "outputs": [40, 8]}
+    | {"trained_bytes": 200, "resident_outputs": [0]},
     {"name": "b", "outputs": [4], "inputs": [["a", 0]], "colocation": "g", "module": "net.0"},
     {"name": "c", "outputs": [4], "inputs": [["a", 1], ["a", 0]], "colocation": "g", "time_us": {"k80": 3.5, "*": 2}},
     {"name": "d", "inputs": [["b", 0], ["c", 0]]},

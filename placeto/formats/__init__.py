@@ -1,12 +1,12 @@
 """Files of others, and files and pictures for others.
 
 In come graphs that other programs wrote (PipeDream, dnn-partitioning) and placement files; out go placement files,
-Chrome traces and Gantt charts. A format is a module here and a line in a table.
+Chrome traces and Gantt charts. A format is a module here and a line in a table. `gantt` is imported where a chart is
+drawn: matplotlib takes a second to load.
 """
 
 from placeto.formats.chrome_trace import save_chrome_trace
 from placeto.formats.errors import ImporterError
-from placeto.formats.gantt import gantt_figure, save_figure
 from placeto.formats.importers import IMPORTERS, find_importer
 from placeto.formats.placement import PlacementFile, load_placement, save_placement
 
@@ -15,9 +15,7 @@ __all__ = [
     "ImporterError",
     "PlacementFile",
     "find_importer",
-    "gantt_figure",
     "load_placement",
     "save_chrome_trace",
-    "save_figure",
     "save_placement",
 ]

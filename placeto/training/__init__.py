@@ -2,6 +2,7 @@
 
 In come problems of a family and a config; a trainer lets a learner roll out episodes, work out losses and update a
 policy, on one process or several ranks; out go checkpoints and tensorboard curves.
+`trainer.train` is imported where something is trained: tensorboard and matplotlib take two seconds to load.
 """
 
 from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -12,7 +13,6 @@ from placeto.training.config import (
     TrainConfig,
     default_config,
 )
-from placeto.training.trainer import train
 
 __all__ = [
     "CheckpointError",
@@ -23,5 +23,4 @@ __all__ = [
     "default_config",
     "load_checkpoint",
     "save_checkpoint",
-    "train",
 ]
