@@ -30,6 +30,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator import kernel, memory
 from placeto.simulator.schedule import simulate_batch
+from placeto.simulator.slack import fill_slack
 from tests.reference import reference
 
 THREADS = numba.get_num_threads()
@@ -41,6 +42,7 @@ begin = time.perf_counter()
 import numpy as np
 from placeto import PlacementProblem, ComputationGraph, load_cluster, simulate
 from placeto.simulator.schedule import ProblemBatch, simulate_batch
+from placeto.simulator.slack import fill_slack
 problem = PlacementProblem(ComputationGraph.from_ops("one", [{"name": "a"}]), load_cluster("2xk80"))
 imported = time.perf_counter()
 simulate(problem, np.array([0]))
@@ -116,7 +118,7 @@ def bench(graph: ComputationGraph, num_devices: int, mode: str, seconds: float) 
 
     def with_slack(row: np.ndarray) -> None:
         makespan, num_sends = kernel.run(flat, 0, row, record, np.inf)
-        kernel.slack(flat, 0, row, record, num_sends, makespan, op_slack, send_slack)
+        fill_slack(flat, 0, row, record, num_sends, makespan, op_slack, send_slack)
 
     def with_memory(row: np.ndarray) -> None:
         _, num_sends = kernel.run(flat, 0, row, record, np.inf)

@@ -72,7 +72,7 @@ def heading(name: str, description: str, arguments: list[str]) -> str:
         f"# {question}\n\n"
         f"    {shlex.join(['python', '-m', f'experiments.{name}', *arguments])}\n\n"
         f"{machine()}; commit {commit()}; Python {platform.python_version()}, {versions}.\n"
-        "Times are simulated: roofline times of ops, dispatched first ready first served (fifo).\n"
+        "Times are simulated: by the default cost model, and dispatched by priority, unless the table says otherwise.\n"
     )
 
 

@@ -21,7 +21,6 @@ from placeto.problem.cluster_files import load_cluster
 from placeto.problem.files import write_text
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
-from placeto.simulator.schedule import simulate
 from placeto.training.trainer import TrainConfig, train
 
 CHEAP = ("single", "random", "metis", "expert", "heft", "etf")
@@ -86,7 +85,7 @@ def main(config: DemoConfig) -> list[Row]:
     result = zero_shot(load_placer(run), problem)
     save_placement(result, config.out / "placement.json")
     title = f"{name} on {cluster.name}, placeto zero-shot"
-    save_figure(gantt_figure(simulate(problem, result.placement), title), config.out / "gantt.png")
+    save_figure(gantt_figure(result.schedule(), title), config.out / "gantt.png")
     print(_what_next(config, name, time.perf_counter() - began))
     return rows
 

@@ -15,7 +15,6 @@ from experiments.runs import problem_of
 from placeto.formats.gantt import gantt_panels, save_figure
 from placeto.placers import load_placer
 from placeto.problem.units import format_us
-from placeto.simulator.schedule import simulate
 
 HEURISTICS = ("metis", "heft", "etf", "expert", "m-topo", "m-etf", "m-sct")
 
@@ -39,7 +38,7 @@ def main(config: Schedules) -> None:
     best = min(HEURISTICS, key=lambda name: results[name].makespan_us)
     results["placeto"] = load_placer("placeto")(problem)
     titles = {"single": "one device", best: f"best heuristic ({best})", "placeto": "Placeto, 1,000 simulations"}
-    found = {title: simulate(problem, results[name].placement) for name, title in titles.items()}
+    found = {title: results[name].schedule() for name, title in titles.items()}
     schedules = {f"{title}: {format_us(schedule.makespan_us)}": schedule for title, schedule in found.items()}
     save_figure(gantt_panels(schedules, f"One training step of {config.graph} on {config.cluster}"), config.picture)
     print("\n".join(schedules))

@@ -67,7 +67,7 @@ def makespans(folder: Path) -> dict[str, float]:
             problem = fork_of_chains(3, 2)
         else:
             graph = placeto.load_graph(graph_file(family, folder))
-            problem = placeto.PlacementProblem(graph, placeto.load_cluster(cluster))
+            problem = placeto.PlacementProblem(graph, placeto.load_cluster(cluster), dispatch="fifo")
         result = placeto.load_placer(placer)(problem, simulations=simulations, seed=seed)
         found[f"{family} {cluster} {placer} {simulations} {seed}"] = result.makespan_us
     return found
@@ -79,7 +79,7 @@ def trainings(folder: Path) -> dict[str, dict[str, Any]]:
     for name, options in TRAININGS.items():
         out = folder / name
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            _command("train", graph_file("ptb", folder), "--cluster", "2xv100", "--out", out,
+            _command("train", graph_file("ptb", folder), "--cluster", "2xv100", "--dispatch", "fifo", "--out", out,
                      *SMALL, *options)  # fmt: skip
         saved = torch.load(out / "checkpoint.pt", weights_only=True)["best_parameters"]
         digest, total = hashlib.sha256(), 0.0
@@ -94,7 +94,8 @@ def evaluation(folder: Path) -> list[list[Any]]:
     """Rows of an evaluation table: graph, placer, seed, relative makespan, simulations."""
     out = folder / "table.json"
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        _command("evaluate", graph_file("ptb", folder), "--cluster", "2xv100", "--placers", "etf,anneal,placeto",
+        _command("evaluate", graph_file("ptb", folder), "--cluster", "2xv100", "--dispatch", "fifo",
+                 "--placers", "etf,anneal,placeto",
                  "--simulations", "60", "--seeds", "2", "--processes", "1", "-o", out)  # fmt: skip
     rows = json.loads(out.read_text())["rows"]
     return [[row[key] for key in ("placer", "seed", "relative", "simulations", "fits")] for row in rows]

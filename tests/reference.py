@@ -6,8 +6,8 @@ Events in a heap, queues in deques, names compared as strings, one delivery per 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from random import Random
@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster import Cluster, Device, SharedLink
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 
-DELIVERY, LINK, DEVICE = 0, 1, 2
+DELIVERY, JOIN, LINK, DEVICE = 0, 1, 2, 3
 
 
 @dataclass
@@ -46,6 +46,7 @@ class Result:
     sends: list[Send] = field(default_factory=list)
     device_order: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     link_order: dict[Any, list[Send]] = field(default_factory=lambda: defaultdict(list))
+    shared_order: dict[str, list[Send]] = field(default_factory=lambda: defaultdict(list))
 
 
 def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
@@ -64,11 +65,17 @@ def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
         waiting[child] += 1
     size = {(n, o): int(b) for i, n in enumerate(names) for o, b in enumerate(_outputs(graph, i))}
 
+    place = _places(problem)
+    listed = {
+        device: [op for op in sorted(names, key=place.__getitem__) if device_of[op] == device] for device in devices
+    }
     result = Result()
-    device_queue: dict[str, deque[str]] = {device: deque() for device in devices}
-    link_queue: dict[Any, deque[Send]] = defaultdict(deque)
+    device_queue: dict[str, list[str]] = {device: [] for device in devices}
+    link_queue: dict[Any, list[Send]] = defaultdict(list)
+    shared_free: dict[str, float] = defaultdict(float)
     idle_devices = set(devices)
     busy_links: set[Any] = set()
+    sends_of_op: dict[str, list[Send]] = {}
     heap: list[tuple[float, int, Any, int]] = []
     pushed = 0
 
@@ -80,9 +87,39 @@ def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
     def become_ready(op: str, time: float) -> None:
         device = device_of[op]
         device_queue[device].append(op)
-        if device in idle_devices:
+        if device in idle_devices and next_op(device) is not None:
             idle_devices.remove(device)
             push(time, DEVICE, device)
+
+    def next_op(device: str) -> str | None:
+        """What the device starts next of what is ready, if anything."""
+        ready = device_queue[device]
+        if problem.dispatch == "list":
+            ahead = [op for op in listed[device] if op not in result.start][:1]
+            return ahead[0] if ahead and ahead[0] in ready else None
+        if problem.dispatch == "priority":
+            return min(ready, key=place.__getitem__, default=None)
+        return ready[0] if ready else None
+
+    def next_send(link: Any) -> Send | None:
+        queue = link_queue[link]
+        if problem.dispatch == "priority":
+            queue = sorted(queue, key=lambda send: min(place[child] for child in send.consumers))  # stable
+        return queue[0] if queue else None
+
+    def join(send: Send, time: float) -> None:
+        """The tensor waits for its link, or is on its way at once."""
+        if cluster.link == "free":
+            send.start, send.finish = send.ready, send.ready + send.cost
+            for child in send.consumers:  # an op's tensors that arrive together do so one by one
+                push(send.finish, DELIVERY, (send.tensor[0], result.sends.index(send), child, send.tensor[1]))
+            push(send.finish, LINK, None)
+            return
+        link = send.src if cluster.link == "egress" else (send.src, device_of[send.consumers[0]])
+        link_queue[link].append(send)
+        if link not in busy_links:
+            busy_links.add(link)
+            push(time, LINK, link)
 
     for op in names:
         if waiting[op] == 0:
@@ -92,29 +129,43 @@ def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
         now, kind, tie, _ = heapq.heappop(heap)
         result.makespan = max(result.makespan, now)
         if kind == DELIVERY:
-            child = tie[1]
+            child = tie[2]
             waiting[child] -= 1
             if waiting[child] == 0:
                 become_ready(child, now)
         elif kind == LINK:
-            queue = link_queue[tie]
-            if not queue:
-                busy_links.remove(tie)
-            elif queue[0].ready > now:
-                push(queue[0].ready, LINK, tie)
+            send = next_send(tie)
+            if send is None:
+                busy_links.discard(tie)
+            elif send.ready > now:
+                push(send.ready, LINK, tie)
             else:
-                send = queue.popleft()
-                send.start, send.finish = now, now + send.cost
+                link_queue[tie].remove(send)
+                crossed = [
+                    link
+                    for link in cluster.shared_links
+                    if send.src in link.senders and device_of[send.consumers[0]] in link.receivers
+                ]
+                send.start = max([now, *(shared_free[link.name] for link in crossed)])
+                for link in crossed:
+                    shared_free[link.name] = send.start + size[send.tensor] / link.bandwidth
+                    result.shared_order[link.name].append(send)
+                send.finish = send.start + send.cost
                 result.link_order[tie].append(send)
                 for child in send.consumers:
-                    push(send.finish, DELIVERY, (send.tensor[0], child, send.tensor[1]))
+                    push(send.finish, DELIVERY, (send.tensor[0], 0, child, send.tensor[1]))
                 push(send.finish + cluster.link_gap_us, LINK, tie)
+        elif kind == JOIN:
+            for send in sends_of_op[tie]:
+                join(send, now)
         else:
             device = tie
-            if not device_queue[device]:
+            starting = next_op(device)
+            if starting is None:
                 idle_devices.add(device)
                 continue
-            op = device_queue[device].popleft()
+            op = starting
+            device_queue[device].remove(op)
             finish = now + time_of[op]
             result.start[op], result.finish[op] = now, finish
             result.device_order[device].append(op)
@@ -123,7 +174,7 @@ def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
             sends: dict[Any, Send] = {}
             for child, output in out_edges[op]:  # in op order of the children
                 if device_of[child] == device:
-                    push(finish, DELIVERY, (op, child, output))
+                    push(finish, DELIVERY, (op, 0, child, output))
                     continue
                 broadcast = cluster.transfers == "broadcast" and cluster.link == "egress"
                 key = output if broadcast else (output, device_of[child])
@@ -134,16 +185,39 @@ def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
                 s, d = number[device], number[device_of[child]]
                 cost = cluster.latency_us[s, d] + size[op, output] / cluster.bandwidth[s, d]
                 send.cost = max(send.cost, cost)
-            for send in sends.values():
-                link = device if cluster.link == "egress" else (device, device_of[send.consumers[0]])
-                link_queue[link].append(send)
-                result.sends.append(send)
-                if link not in busy_links:
-                    busy_links.add(link)
-                    push(send.ready, LINK, link)
+            result.sends += sends.values()
+            if problem.dispatch == "priority" and sends:  # they are chosen from when they exist
+                sends_of_op[op] = list(sends.values())
+                push(finish, JOIN, op)
+            else:
+                for send in sends.values():
+                    join(send, send.ready)
 
     assert len(result.start) == len(names)
     return result
+
+
+def _places(problem: PlacementProblem) -> dict[str, int]:
+    """Place of each op in the order of dispatch: by falling longest path to the end, or in the order of the program."""
+    graph = problem.graph
+    consumers = defaultdict(set)
+    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
+        consumers[src].add(dst)
+    if problem.dispatch != "priority":
+        return {graph.op_names[op]: place for place, op in enumerate(graph.topological_order.tolist())}
+    longest: dict[int, float] = {}
+    for op in TopologicalSorter({op: consumers[op] for op in range(graph.num_ops)}).static_order():
+        times = [
+            t + (o if t > 0 else 0.0) for t, o in zip(problem.op_time[op], problem.cluster.overhead_us, strict=True)
+        ]
+        longest[op] = np.mean(times) + max((longest[child] for child in consumers[op]), default=0.0)
+    ranked = sorted(range(graph.num_ops), key=lambda op: (-longest[op], graph.op_names[op]))
+    return {graph.op_names[op]: place for place, op in enumerate(ranked)}
+
+
+def _size(problem: PlacementProblem, tensor: tuple[str, int]) -> int:
+    graph = problem.graph
+    return int(_outputs(graph, graph.index[tensor[0]])[tensor[1]])
 
 
 def _outputs(graph: ComputationGraph, op: int) -> np.ndarray:
@@ -205,15 +279,23 @@ def reference_slack(problem: PlacementProblem, placement: np.ndarray, result: Re
         if placement[src] == placement[dst]:
             arcs[names[src]].append((names[dst], time[names[dst]]))
     number = {id(send): n for n, send in enumerate(result.sends)}
+    gap = 0.0 if cluster.link == "free" else cluster.link_gap_us
     for n, send in enumerate(result.sends):
-        arcs[n] = [(None, cluster.link_gap_us), *((child, time[child]) for child in send.consumers)]
+        arcs[n] = [
+            (None, gap),
+            *((child, time[child]) for child in send.consumers),
+        ]
         arcs[send.tensor[0]].append((n, send.cost))
     for order in result.device_order.values():
         for first, second in pairwise(order):
             arcs[first].append((second, busy[first] + time[second]))
     for sends in result.link_order.values():
         for before, after in pairwise(sends):
-            arcs[number[id(before)]].append((number[id(after)], cluster.link_gap_us + after.cost))
+            arcs[number[id(before)]].append((number[id(after)], gap + after.cost))
+    for link in cluster.shared_links:
+        for before, after in pairwise(result.shared_order[link.name]):
+            passed = _size(problem, before.tensor) / link.bandwidth - before.cost  # from its end on: below 0
+            arcs[number[id(before)]].append((number[id(after)], passed + after.cost))
     longest: dict[Any, float] = {None: 0.0}
     backward = TopologicalSorter({node: [to for to, _ in out] for node, out in arcs.items()}).static_order()
     for node in backward:
@@ -272,14 +354,30 @@ def random_cluster(rng: np.random.Generator, transfers: str, link: str, memory: 
     ]
     bandwidth = np.full((size, size), 7600.0) if alike else rng.choice([7600.0, 12000.0, 333.3], (size, size))
     latency = np.full((size, size), rng.choice([0.0, 10.0])) if alike else rng.choice([0.0, 10.0, 12.3], (size, size))
-    return Cluster("random", tuple(devices), bandwidth, latency, transfers, link, float(rng.choice([0.0, 10.0, 25.0])))
+    gap = float(rng.choice([0.0, 10.0, 25.0]))
+    return Cluster("random", tuple(devices), bandwidth, latency, transfers, link, gap, "fifo")
 
 
-def random_problem(rng: np.random.Generator, transfers: str, link: str) -> tuple[PlacementProblem, np.ndarray]:
+def random_shared_links(rng: np.random.Generator, cluster: Cluster) -> tuple[SharedLink, ...]:
+    """Up to three, each from some devices to some; as fast as the pairs' links, or slower."""
+    names, links = cluster.device_names, []
+    for number in range(int(rng.integers(1, 4))):
+        sides = [tuple(name for name in names if rng.random() < 0.6) for _ in range(2)]
+        if any(sender != receiver for sender in sides[0] for receiver in sides[1]):
+            links.append(SharedLink(f"shared {number}", float(rng.choice([333.3, 7600.0, 12000.0])), *sides))
+    return tuple(links)
+
+
+def random_problem(
+    rng: np.random.Generator, transfers: str, link: str, dispatch: str = "fifo", shared: bool = False
+) -> tuple[PlacementProblem, np.ndarray]:
     """A problem of 1-400 ops, mostly small, and a placement: random, or in runs of ops."""
     num_ops = int(rng.choice([rng.integers(1, 40), rng.integers(40, 120), rng.integers(120, 400)], p=[0.8, 0.17, 0.03]))
     graph = random_graph(rng, num_ops, str(rng.choice(["training", "inference"])))
-    problem = PlacementProblem(graph, random_cluster(rng, transfers, link))
+    cluster = random_cluster(rng, transfers, link)
+    if shared:
+        cluster = replace(cluster, shared_links=random_shared_links(rng, cluster))
+    problem = PlacementProblem(graph, cluster, dispatch=dispatch)
     devices = rng.integers(0, problem.num_devices, num_ops)
     run = int(rng.choice([1, 1, 4, 10]))
     return problem, np.repeat(devices, run)[:num_ops]

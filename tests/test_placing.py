@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import placeto
-from placeto.simulator.schedule import simulate
 from tests.captures import meta, mlp
 
 
@@ -14,7 +13,7 @@ def test_a_module_is_captured_and_placed(tmp_path: Path) -> None:
     trained = placeto.place(mlp(), inputs, cluster="2xv100", loss=lambda y, t: (y - t).sum(), targets=(meta(32, 4),))
     assert trained.problem.graph.mode == "training"
     assert (trained.placer, trained.simulations) == ("placeto", 1000)
-    assert trained.makespan_us == simulate(trained.problem, trained.placement).makespan_us
+    assert trained.makespan_us == trained.schedule().makespan_us
     used = placeto.place(mlp(), inputs, cluster=placeto.load_cluster("2xv100"), placer="heft", simulations=3)
     assert used.problem.graph.mode == "inference"
     assert (used.placer, used.simulations) == ("heft", 3)

@@ -10,11 +10,11 @@ from placeto.problem.problem import PlacementProblem
 
 
 def toy_cluster(devices: int = 2, speeds: tuple[float, ...] | None = None, memory: int = 10**12) -> Cluster:
-    """Equal devices without overhead, links of 1 byte/us."""
+    """Equal devices without overhead, first ready first served, links of 1 byte/us."""
     speeds = speeds or (1.0,) * devices
     made = tuple(Device(f"gpu:{i}", f"kind{s:g}", s * 1e6, 1e12, memory, 0.0) for i, s in enumerate(speeds))
     matrix = np.ones((len(made), len(made)))
-    return Cluster("toy", made, matrix, np.zeros_like(matrix), "unicast", "egress", 0.0)
+    return Cluster("toy", made, matrix, np.zeros_like(matrix), "unicast", "egress", 0.0, "fifo")
 
 
 def fork_of_chains(chains: int, length: int, devices: int = 2) -> PlacementProblem:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from tyro.conf import Positional, arg
@@ -17,6 +17,7 @@ from placeto.problem.units import format_bytes, format_us
 from placeto.terminal import printable
 
 if TYPE_CHECKING:
+    from placeto.problem.cluster import Cluster
     from placeto.simulator.schedule import Schedule
 
 GraphArgument = Annotated[Positional[str], arg(metavar="GRAPH")]
@@ -35,6 +36,7 @@ OptionalInt = Annotated[
     ),
 ]
 OptionalFloat = Annotated[float | None, arg(metavar="FLOAT")]
+DispatchOption = Annotated[Literal["fifo", "priority", "list"] | None, arg(metavar="NAME")]
 OutputPath = Annotated[Path | None, arg(name="out", aliases=["-o"], metavar="PATH")]
 
 
@@ -85,6 +87,18 @@ class BudgetOptions:
 
 
 Budget = Annotated[BudgetOptions, arg(name="")]
+
+
+def find_cluster(name: str, dispatch: str | None) -> Cluster:
+    """The cluster of that name or file, with another dispatch if one is given.
+
+    Raises:
+        ClusterError: no such preset, or not such a file.
+    """
+    from placeto.problem.cluster_files import load_cluster
+
+    cluster = load_cluster(name)
+    return cluster if dispatch is None else replace(cluster, dispatch=dispatch)
 
 
 def check_output(option: str, path: Path | None) -> None:

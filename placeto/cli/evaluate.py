@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from placeto.cli.common import (
     Budget,
     BudgetOptions,
+    DispatchOption,
     GraphArguments,
     OptionalInt,
     OptionalPath,
@@ -21,6 +22,7 @@ from placeto.cli.common import (
     UsageError,
     check_output,
     check_positive,
+    find_cluster,
     note,
     say,
 )
@@ -52,6 +54,8 @@ class Arguments:
     """a name from `placeto list clusters`, or a cluster file; or several, comma-separated: a table for each"""
     placers: str
     """comma-separated, e.g. placeto,etf,anneal"""
+    dispatch: DispatchOption = None
+    """which of its ready ops a device runs next: fifo, priority or list (program order); the cluster's if not given"""
     graphs: GraphArguments = ()
     """files or family:split:index, in addition to those of --family"""
     family: OptionalText = None
@@ -77,7 +81,7 @@ def run(arguments: Arguments) -> None:
     from placeto.evaluation.comparison import evaluate, parse_spec
     from placeto.evaluation.summary import markdown_table, summarize
 
-    clusters, budget = _clusters(arguments.cluster), arguments.budget
+    clusters, budget = _clusters(arguments), arguments.budget
     graphs = _timed(_graphs(arguments), clusters)
     names = [name for name in arguments.placers.split(",") if name.strip()]
     specs = [parse_spec(n, budget.checkpoint, budget.simulations, budget.seconds) for n in names]
@@ -99,7 +103,7 @@ def run(arguments: Arguments) -> None:
             )
     made = f"{_budgets(specs)}, {_count(arguments.seeds, 'seed')}"
     tables = [
-        f"{_count(len(own), 'graph')} on {cluster.name}, {made}\n\n"
+        f"{_count(len(own), 'graph')} on {cluster.name}, dispatch {cluster.dispatch}, {made}\n\n"
         f"{markdown_table(summarize([row for row in rows if row['cluster'] == cluster.name]))}\n"
         f"{_without_ratio([row for row in rows if row['cluster'] == cluster.name])}"
         for own, cluster in zip(graphs, clusters, strict=True)
@@ -170,10 +174,9 @@ def _timed(graphs: Mapping[str, ComputationGraph], clusters: Sequence[Cluster]) 
     return timed
 
 
-def _clusters(text: str) -> list[Cluster]:
-    from placeto.problem.cluster_files import load_cluster
-
-    clusters = [load_cluster(name.strip()) for name in text.split(",") if name.strip()]
+def _clusters(arguments: Arguments) -> list[Cluster]:
+    text = arguments.cluster
+    clusters = [find_cluster(name.strip(), arguments.dispatch) for name in text.split(",") if name.strip()]
     if not clusters:
         raise UsageError("--cluster names no cluster; see `placeto list clusters`")
     name, count = Counter(cluster.name for cluster in clusters).most_common(1)[0]

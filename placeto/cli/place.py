@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from placeto.cli.common import (
     Budget,
     BudgetOptions,
+    DispatchOption,
     GraphArgument,
     OptionalPath,
     OptionalText,
@@ -14,6 +15,7 @@ from placeto.cli.common import (
     UsageError,
     check_output,
     describe,
+    find_cluster,
     missing_memory,
     note,
     say,
@@ -32,6 +34,8 @@ class Arguments:
     """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
+    dispatch: DispatchOption = None
+    """which of its ready ops a device runs next: fifo, priority or list (program order); the cluster's if not given"""
     placer: OptionalText = None
     """a name from `placeto list placers`; the checkpoint's if not given, or placeto, which comes trained"""
     budget: Budget = field(default_factory=BudgetOptions)
@@ -54,20 +58,18 @@ def run(arguments: Arguments) -> None:
         check_suffix(arguments.plot)
     from placeto.evaluation.comparison import warm_up
     from placeto.formats.placement import save_placement
-    from placeto.problem.cluster_files import load_cluster
     from placeto.problem.problem import PlacementProblem
-    from placeto.simulator.schedule import simulate
 
     budget = arguments.budget
     placer_name, placer = choose_placer(arguments.placer, budget.checkpoint)
     name, graph = resolve_graph(arguments.graph)
-    problem = PlacementProblem(graph, load_cluster(arguments.cluster))
+    problem = PlacementProblem(graph, find_cluster(arguments.cluster, arguments.dispatch))
     if arguments.seed < 0:
         raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
     if budget.seconds is not None:
         warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
     result = placer(problem, simulations=budget.simulations, seconds=budget.seconds, seed=arguments.seed)
-    schedule = simulate(problem, result.placement)
+    schedule = result.schedule()
     if arguments.output is not None:
         save_placement(result, arguments.output)
     if arguments.plot is not None:
@@ -76,7 +78,7 @@ def run(arguments: Arguments) -> None:
         save_figure(gantt_figure(schedule, f"{name} on {problem.cluster.name}, {placer_name}"), arguments.plot)
     cluster = problem.cluster
     say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
-    say(f"cluster      {cluster.name}")
+    say(f"cluster      {cluster.name}, dispatch {problem.dispatch if result.order is None else 'list'}")
     say(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
     say(describe(schedule))
     if missing := missing_memory(schedule):

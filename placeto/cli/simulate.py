@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from placeto.cli.common import GraphArgument, OptionalPath, check_output, describe, missing_memory, note, say
+from placeto.cli.common import (
+    DispatchOption,
+    GraphArgument,
+    OptionalPath,
+    check_output,
+    describe,
+    find_cluster,
+    missing_memory,
+    note,
+    say,
+)
 from placeto.placers import resolve_graph
 
 
@@ -19,6 +29,8 @@ class Arguments:
     """a placement file, as `placeto place -o` writes it"""
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
+    dispatch: DispatchOption = None
+    """which of its ready ops a device runs next: fifo, priority or list (program order); the file's if not given"""
     trace: OptionalPath = None
     """write the schedule as a Chrome trace (.json, .json.gz), for https://ui.perfetto.dev"""
     plot: OptionalPath = None
@@ -29,24 +41,43 @@ def run(arguments: Arguments) -> None:
     """Simulate, print, write what was asked for."""
     check_output("--trace", arguments.trace)
     check_output("--plot", arguments.plot)
+    from placeto.evaluation.summary import ratio
     from placeto.formats.chrome_trace import save_chrome_trace
     from placeto.formats.placement import load_placement
-    from placeto.problem.cluster_files import load_cluster
+    from placeto.problem.cluster import DISPATCHES
     from placeto.problem.problem import PlacementProblem
+    from placeto.problem.units import format_us
     from placeto.simulator.schedule import simulate
 
+    names = {
+        "fifo": "first ready first served (fifo)",
+        "priority": "longest remaining path first (priority)",
+        "list": "in program order (list)",
+    }
     if arguments.plot is not None:
         from placeto.formats.gantt import check_suffix
 
         check_suffix(arguments.plot)
     file = load_placement(arguments.placement)
     name, graph = resolve_graph(arguments.graph)
-    problem = PlacementProblem(graph, load_cluster(arguments.cluster))
-    cluster = problem.cluster
-    schedule = simulate(problem, file.devices(graph, cluster))
+    cluster = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch)
+    problem, placement = PlacementProblem(graph, cluster), file.devices(graph, cluster)
+    own = file.op_order(graph)
+    kept = own is not None and file.dispatch == "list" and arguments.dispatch is None
+    schedule = simulate(problem, placement, order=own if kept else None)
     say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
-    say(f"cluster      {cluster.name}")
+    say(f"cluster      {cluster.name}, dispatch {problem.dispatch}{', the order of the file' if kept else ''}")
     say(describe(schedule))
+    others = {
+        names[dispatch]: simulate(PlacementProblem(graph, cluster, dispatch=dispatch), placement)
+        for dispatch in DISPATCHES
+        if kept or dispatch != problem.dispatch
+    }
+    if own is not None and not kept:
+        others["in the order of the file"] = simulate(problem, placement, order=own)
+    for how, other in others.items():
+        factor = ratio(other.makespan_us, schedule.makespan_us)
+        say(f"{how:<40} {format_us(other.makespan_us):>10}, {factor:.3f} times that")
     if file.makespan_us is not None and file.makespan_us != schedule.makespan_us:
         made_for = f" on cluster {file.cluster}" if file.cluster else ""
         note(f"{arguments.placement} says {file.makespan_us!r} us{made_for}, not {float(schedule.makespan_us)!r} us")

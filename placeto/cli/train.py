@@ -12,17 +12,18 @@ from tyro import MISSING
 from tyro.conf import AvoidSubcommands, arg
 
 from placeto.cli.common import (
+    DispatchOption,
     GraphArguments,
     GraphList,
     OptionalPath,
     OptionalText,
     UsageError,
     check_positive,
+    find_cluster,
 )
 from placeto.formats.placement import load_placement
 from placeto.placers import load_split, resolve_graph
 from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import FILE_NAME, load_checkpoint
@@ -43,6 +44,8 @@ class Arguments:
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
     config: AvoidSubcommands[Annotated[AnyTrainConfig, arg(name="")]]
+    dispatch: DispatchOption = None
+    """which of its ready ops a device runs next: fifo, priority or list (program order); the cluster's if not given"""
     graphs: GraphArguments = ()
     """files or family:split:index to train on, in addition to those of --family"""
     family: OptionalText = None
@@ -86,7 +89,7 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"--out {out}: must be a directory")
     if arguments.family is None and not arguments.graphs:
         raise UsageError("nothing to train on: give --family NAME, or GRAPHs")
-    cluster = load_cluster(arguments.cluster)
+    cluster = find_cluster(arguments.cluster, arguments.dispatch)
     initial = load_checkpoint(arguments.checkpoint) if arguments.checkpoint is not None else None
     with Ranks.from_environment(config.device) as ranks:
         _train(replace(arguments, config=config), cluster, initial, ranks)

@@ -18,6 +18,7 @@ from placeto.problem.flat import FlatProblems
 from placeto.simulator import kernel, memory
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import SERIAL_BELOW
+from placeto.simulator.slack import fill_slack
 
 
 def observe(
@@ -168,7 +169,7 @@ def _observe_batch(
         makespan[b] = span
         overflow[b] = memory.memory_overflow(flat, p, ops, record, num_sends)
         op_slack, send_slack = np.empty(len(group)), np.empty(num_sends)
-        kernel.slack(flat, p, ops, record, num_sends, span, op_slack, send_slack)
+        fill_slack(flat, p, ops, record, num_sends, span, op_slack, send_slack)
         describe(
             situation(flat, instances, p, ops, record, num_sends, span, op_slack),
             instances.single_us[p],

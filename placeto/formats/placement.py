@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placeto.problem.cluster import DISPATCHES
+from placeto.problem.dispatch import OrderError, order_of_lists
 from placeto.problem.fields import (
     Field,
+    choice,
     flag,
     integer,
+    items,
     listed,
     mapping,
     number,
@@ -28,7 +32,7 @@ from placeto.problem.fields import (
     within,
     write_json,
 )
-from placeto.simulator.schedule import PlacementError, simulate
+from placeto.simulator.schedule import PlacementError
 
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
@@ -52,6 +56,8 @@ _FIELDS = {
     "makespan_us": Field(optional(number()), None),
     "peak_memory": Field(mapping(size), {}),
     "fits": Field(optional(flag), None),
+    "dispatch": Field(optional(choice(*DISPATCHES)), None),
+    "order": Field(optional(mapping(items(text, "an op"))), None),
     "placer": Field(optional(text), None),
     "simulations": Field(optional(integer()), None),
     "seconds": Field(optional(number()), None),
@@ -68,6 +74,8 @@ class PlacementFile:
     makespan_us: float | None = None
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # device name -> bytes
     fits: bool | None = None
+    dispatch: str | None = None  # what the makespan is of: see `placeto.problem.dispatch`
+    order: Mapping[str, list[str]] | None = None  # device name -> its ops as they start
     placer: str | None = None
     simulations: int | None = None
     seconds: float | None = None
@@ -93,6 +101,28 @@ class PlacementFile:
             raise PlacementError(f"the placement is for another graph: its hash begins {theirs}, not {ours}")
         return np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
 
+    def op_order(self, graph: ComputationGraph) -> np.ndarray | None:
+        """(N,) int64, an order of all ops in which each device has its own as the file lists them; None = no lists.
+
+        Raises:
+            PlacementError: lists that leave an op out, name an unknown one, stand under another device than the
+                placement's, or contradict the graph.
+        """
+        if self.order is None:
+            return None
+        lists = []
+        for device, names in self.order.items():
+            for op in names:
+                if op not in graph.index:
+                    raise PlacementError(f"op {quote(op)} in the order of {quote(device)} is not in the graph")
+                if self.placement.get(op) != device:
+                    raise PlacementError(f"op {quote(op)} in the order of {quote(device)} is placed elsewhere")
+            lists.append([graph.index[op] for op in names])
+        try:
+            return order_of_lists(graph, lists)
+        except OrderError as problem:
+            raise PlacementError(str(problem)) from None
+
 
 def load_placement(path: str | Path) -> PlacementFile:
     """Read a placement file; `PlacementFile.devices` turns it into an array.
@@ -114,15 +144,18 @@ def save_placement(placement: PlacementFile | PlacementResult, path: str | Path)
     file = placement if isinstance(placement, PlacementFile) else _described(placement)
     document: dict[str, Any] = {"format": FORMAT}
     values = {key: value for key, value in vars(file).items() if value is not None}
-    order = ["graph_hash", "cluster", "makespan_us", "fits", "peak_memory", "placer", "simulations", "seconds"]
-    document.update({key: values[key] for key in order if key in values})
+    first = ["graph_hash", "cluster", "dispatch", "makespan_us", "fits", "peak_memory"]
+    document.update({key: values[key] for key in [*first, "placer", "simulations", "seconds"] if key in values})
     document["placement"] = dict(file.placement)
+    if file.order is not None:
+        document["order"] = {device: list(ops) for device, ops in file.order.items()}
     write_json(document, path)
 
 
 def _described(result: PlacementResult) -> PlacementFile:
     graph, cluster = result.problem.graph, result.problem.cluster
-    schedule = simulate(result.problem, result.placement)
+    schedule = result.schedule()
+    names = np.array(graph.op_names)
     return PlacementFile(
         placement=result.devices(),
         graph_hash=graph.hash,
@@ -130,6 +163,10 @@ def _described(result: PlacementResult) -> PlacementFile:
         makespan_us=float(schedule.makespan_us),
         peak_memory=dict(zip(cluster.device_names, schedule.peak_memory.tolist(), strict=True)),
         fits=schedule.fits,
+        dispatch="list" if result.order is not None else result.problem.dispatch,
+        order={
+            device: names[ops].tolist() for device, ops in zip(cluster.device_names, schedule.device_order, strict=True)
+        },
         placer=result.placer or None,
         simulations=int(result.simulations),
         seconds=float(result.seconds),

@@ -29,9 +29,9 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from placeto.heuristics.common import demands, run, within_memory
+from placeto.heuristics.common import demands, run
 from placeto.heuristics.list_kernels import Favourites
-from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, upward_rank
+from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, try_lists, upward_rank
 from placeto.problem.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
@@ -73,7 +73,7 @@ def try_m_topo(evaluator: Evaluator, seed: int) -> None:
 def try_m_etf(evaluator: Evaluator, seed: int) -> None:
     """The rule behind `m_etf`."""
     for follow in _variants(evaluator):
-        within_memory(evaluator, partial(place_by_start, evaluator.problem, follow, True))
+        try_lists(evaluator, [partial(place_by_start, evaluator.problem, follow, True)])
 
 
 def try_m_sct(evaluator: Evaluator, seed: int, most_ops: int = LP_OPS, share: float = 1.0) -> None:
@@ -85,7 +85,7 @@ def try_m_sct(evaluator: Evaluator, seed: int, most_ops: int = LP_OPS, share: fl
         limit = evaluator.seconds_limit
         left = None if limit is None else max(1e-3, share * (limit - evaluator.seconds))  # 0 would be no limit
         favourites = favourite_children(problem, follow, left, most_ops)
-        within_memory(evaluator, partial(place_by_start, problem, follow, True, favourites=favourites))
+        try_lists(evaluator, [partial(place_by_start, problem, follow, True, favourites=favourites)])
 
 
 def _variants(evaluator: Evaluator) -> tuple[np.ndarray, np.ndarray]:

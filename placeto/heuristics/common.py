@@ -5,7 +5,8 @@ Legend: N ops, G groups, D devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult, busy_us
 
+Made = TypeVar("Made")
 Rule = Callable[[Evaluator, int], None]
 """Scores one or a few placements of the evaluator's problem; the second argument is a seed."""
 
@@ -55,14 +57,20 @@ def demands(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
     return resident, resident + share * outputs
 
 
-def within_memory(evaluator: Evaluator, place: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Score the placement (N,) that `place` makes; should it not fit, that of the more cautious of `demands`."""
+def within_memory(evaluator: Evaluator, place: Callable[[np.ndarray], Made]) -> Iterator[Made]:
+    """What `place` makes, to be scored by the caller; should that not fit, that of the more cautious of `demands`."""
     for demand in demands(evaluator.problem):
         if evaluator.exhausted:
             return
-        evaluator.score_ops(place(demand))
+        yield place(demand)
         if evaluator.last_fits:
             return
+
+
+def score_within_memory(evaluator: Evaluator, place: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Score the placements (N,) of `within_memory`."""
+    for placement in within_memory(evaluator, place):
+        evaluator.score_ops(placement)
 
 
 def device_speeds(problem: PlacementProblem) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FREE, PAIR, FlatProblems
 
 
 class Favourites(NamedTuple):
@@ -56,7 +56,7 @@ def _nothing(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
         home=np.full(len(order.demand), -1),
         used=np.zeros(d),
         delivered=np.full((flat.tensor_offset[1], d), -1.0),
-        link_free=np.zeros(d * d if queueing else 0),
+        link_free=np.zeros(d * d if queueing and flat.link[0] != FREE else 0),
     )
 
 
@@ -137,7 +137,7 @@ def _settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
 def _arrival(flat: FlatProblems, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
     """When all inputs of an op are on a device; `commit` books the links."""
     num_devices = flat.device_offset[1]
-    pair = flat.pair_links[0] == 1
+    pair = flat.link[0] == PAIR
     finish, delivered, link_free = booked.finish, booked.delivered, booked.link_free
     ready = 0.0
     for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
@@ -168,8 +168,8 @@ def _arrival(flat: FlatProblems, order: Order, booked: Booked, op: int, device: 
 
 
 @njit(cache=True)
-def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> np.ndarray:
-    """HEFT with insertion into idle gaps."""
+def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[np.ndarray, np.ndarray]:
+    """HEFT with insertion into idle gaps: devices (N,), and starts (N,) as it thinks."""
     n, d = flat.op_offset[1], flat.device_offset[1]
     booked = _nothing(flat, order, queueing)
     home, used = booked.home, booked.used
@@ -177,6 +177,7 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> np.ndar
     # busy times of each device, sorted by start; `length` of them
     begin, end = np.empty((d, n)), np.empty((d, n))
     length = np.zeros(d, np.int64)
+    starts = np.zeros(n)
     for op in _ranked(flat, order.rank, flat.num_inputs.copy()):
         if order.floats[op]:
             continue
@@ -201,12 +202,12 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> np.ndar
         _bind(order, booked, op, best, found)
         _arrival(flat, order, booked, op, best, True)
         busy = flat.op_time[op * d + best]
-        booked.finish[op] = best_start + busy
+        booked.finish[op], starts[op] = best_start + busy, best_start
         if busy > 0.0:
             busy += flat.overhead_us[best]
             _book(begin[best], end[best], length[best], best_start, best_start + busy)
             length[best] += 1
-    return _settled(flat, order, booked)
+    return _settled(flat, order, booked), starts
 
 
 @njit(cache=True)
@@ -260,13 +261,17 @@ def _book(begin: np.ndarray, end: np.ndarray, length: int, start: float, stop: f
 
 
 @njit(cache=True)
-def earliest_start(flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites) -> np.ndarray:
+def earliest_start(
+    flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites
+) -> tuple[np.ndarray, np.ndarray]:
     """ETF, ties by upward rank. When an op becomes ready, its arrival on each device is estimated, and again when a
     group is bound while one of its inputs floats.
 
     A device that waits for a favourite child starts nothing else in that time, but what all devices have the inputs of.
+    Returns devices (N,), and starts (N,) as it thinks.
     """
     n, d = flat.op_offset[1], flat.device_offset[1]
+    starts = np.zeros(n)
     booked = _nothing(flat, order, queueing)
     placed, home, used, rank, follow = booked.placed, booked.home, booked.used, order.rank, order.follow
     found = np.empty(len(order.demand) + 1, np.int64)
@@ -333,7 +338,7 @@ def earliest_start(flat: FlatProblems, order: Order, queueing: bool, favourites:
         _arrival(flat, order, booked, op, best, True)
         busy = flat.op_time[op * d + best]
         placed[op] = True
-        booked.finish[op] = best_start + busy
+        booked.finish[op], starts[op] = best_start + busy, best_start
         device_free[best] = best_start + busy
         if busy > 0.0:
             device_free[best] += flat.overhead_us[best]
@@ -348,4 +353,4 @@ def earliest_start(flat: FlatProblems, order: Order, queueing: bool, favourites:
                 awaited[child] = found[0] >= 0
                 for device in range(d):
                     arrival[child, device] = _arrival(flat, order, booked, child, device, False)
-    return _settled(flat, order, booked)
+    return _settled(flat, order, booked), starts

@@ -10,7 +10,8 @@ Legend: N ops, G groups, D devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,9 @@ from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, 
 from placeto.problem.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
+
+Listed = tuple[np.ndarray, np.ndarray]
+"""A placement (N,) and the order (N,) in which the ops are meant to start."""
 
 
 def heft(
@@ -47,15 +51,28 @@ def try_etf(evaluator: Evaluator, seed: int) -> None:
     _best_of_four(evaluator, place_by_start)
 
 
-def _best_of_four(evaluator: Evaluator, place: Callable[..., np.ndarray]) -> None:
-    problem = evaluator.problem
-    for queueing in (True, False):
-        for follow in (evaluator.groups.group, hard_groups(problem)):
-            within_memory(evaluator, partial(place, problem, follow, queueing))
+def _best_of_four(evaluator: Evaluator, place: Callable[..., Listed]) -> None:
+    problem, groups = evaluator.problem, (evaluator.groups.group, hard_groups(evaluator.problem))
+    try_lists(evaluator, [partial(place, problem, follow, wait) for wait in (True, False) for follow in groups])
 
 
-def place_by_finish(problem: PlacementProblem, follow: np.ndarray, queueing: bool, demand: np.ndarray) -> np.ndarray:
-    """Placement (N,) by HEFT.
+def try_lists(evaluator: Evaluator, variants: Sequence[Callable[[np.ndarray], Listed]]) -> None:
+    """Score the placement that each variant makes under the problem's dispatch, and the best in its own order too.
+
+    First ready first served keeps no orders. `within_memory` tells what a variant is called with.
+    """
+    best, own = math.inf, None
+    for variant in variants:
+        for placement, order in within_memory(evaluator, variant):
+            score = evaluator.score_ops(placement)
+            if score < best:
+                best, own = score, (placement, order)
+    if own is not None and evaluator.problem.dispatch != "fifo":
+        evaluator.score_ops(*own)
+
+
+def place_by_finish(problem: PlacementProblem, follow: np.ndarray, queueing: bool, demand: np.ndarray) -> Listed:
+    """Placement (N,) by HEFT, and the order (N,) in which it means the ops to start.
 
     Args:
         problem: what to place.
@@ -63,7 +80,7 @@ def place_by_finish(problem: PlacementProblem, follow: np.ndarray, queueing: boo
         queueing: whether tensors wait for their link.
         demand: (N,) bytes that each op needs for good.
     """
-    return earliest_finish(problem.arrays, _order(problem, follow, demand), queueing)
+    return _by_start(problem, *earliest_finish(problem.arrays, _order(problem, follow, demand), queueing))
 
 
 def place_by_start(
@@ -72,11 +89,18 @@ def place_by_start(
     queueing: bool,
     demand: np.ndarray,
     favourites: Favourites | None = None,
-) -> np.ndarray:
-    """Placement (N,) by ETF; arguments as of `place_by_finish`. Devices wait for favourite children, if there are."""
+) -> Listed:
+    """The same by ETF; arguments as of `place_by_finish`. Devices wait for favourite children, if there are."""
     if favourites is None:
         favourites = Favourites(np.full(problem.num_ops, -1), np.zeros(problem.num_ops))
-    return earliest_start(problem.arrays, _order(problem, follow, demand), queueing, favourites)
+    return _by_start(problem, *earliest_start(problem.arrays, _order(problem, follow, demand), queueing, favourites))
+
+
+def _by_start(problem: PlacementProblem, placement: np.ndarray, start_us: np.ndarray) -> Listed:
+    """The placement, and the order (N,) of its starts."""
+    place = np.empty(problem.num_ops, np.int64)
+    place[problem.graph.topological_order] = np.arange(problem.num_ops)
+    return placement, np.lexsort((place, start_us))
 
 
 def _order(problem: PlacementProblem, follow: np.ndarray, demand: np.ndarray) -> Order:

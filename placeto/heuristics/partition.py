@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import pymetis
 
-from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, run, within_memory
+from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, run, score_within_memory
 from placeto.problem.coarsening import transfer_us
 from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
@@ -51,9 +51,9 @@ def try_expert(evaluator: Evaluator, seed: int) -> None:
     def place(order: np.ndarray, demand: np.ndarray) -> np.ndarray:
         return cut_in_order(order, work, group_sum(groups, demand), problem)[groups.group]
 
-    within_memory(evaluator, partial(place, by_module))
+    score_within_memory(evaluator, partial(place, by_module))
     if any(groups.modules) and not np.array_equal(by_module, by_position):
-        within_memory(evaluator, partial(place, by_position))
+        score_within_memory(evaluator, partial(place, by_position))
 
 
 def try_metis(evaluator: Evaluator, seed: int) -> None:
@@ -68,7 +68,7 @@ def try_metis(evaluator: Evaluator, seed: int) -> None:
     for ufactor in METIS_UFACTORS:
         for recursive in (True, False):
             options = pymetis.Options(ufactor=ufactor, seed=seed)
-            within_memory(evaluator, partial(place, options, recursive))
+            score_within_memory(evaluator, partial(place, options, recursive))
 
 
 def group_transfers(problem: PlacementProblem, groups: Groups) -> tuple[np.ndarray, np.ndarray]:

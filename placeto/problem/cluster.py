@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +31,8 @@ from placeto.problem.units import format_bytes
 
 FORMAT = "placeto.cluster/1"
 TRANSFERS = ("unicast", "broadcast")
-LINKS = ("egress", "pair")
+LINKS = ("egress", "pair", "free")
+DISPATCHES = ("fifo", "priority", "list")
 BYTES_PER_US = 1e6  # 1 byte/us = 1e6 bytes/s
 
 
@@ -59,6 +60,7 @@ LINK_FIELDS = {
     "transfers": Field(choice(*TRANSFERS), "unicast"),
     "link": Field(choice(*LINKS), "egress"),
     "link_gap_us": Field(number(), 0.0),
+    "dispatch": Field(choice(*DISPATCHES), "priority"),
 }
 
 
@@ -86,19 +88,47 @@ class Device:
                 object.__setattr__(self, key, getattr(self, key).item())
 
 
+@dataclass(frozen=True)
+class SharedLink:
+    """What the transfers from some devices to some others cross together: a switch, a bridge, a network card one way.
+
+    A transfer goes on when all that it crosses are free, and keeps each busy for ``bytes / bandwidth``; those that
+    wait are served in the order in which they asked. `senders` and `receivers` are names of devices; a transfer
+    between two that stand on one side only does not cross the link.
+    """
+
+    name: str
+    bandwidth: float  # bytes/us
+    senders: tuple[str, ...]
+    receivers: tuple[str, ...]
+
+
+def crossings(cluster: Cluster) -> list[np.ndarray]:
+    """For each shared link, which transfers cross it: (D, D) bool, from row to column."""
+    names = np.array(cluster.device_names)
+    masks = []
+    for link in cluster.shared_links:
+        mask = np.isin(names, link.senders)[:, None] & np.isin(names, link.receivers)[None]
+        np.fill_diagonal(mask, False)
+        masks.append(mask)
+    return masks
+
+
 @dataclass(frozen=True, eq=False)
 class Cluster:
     """Devices and the links between them.
 
     A transfer from device s to device d takes ``latency_us[s, d] + bytes / bandwidth[s, d]``. With "egress"
     links each device sends through one first-in-first-out link, with "pair" links through one per destination.
+    "free" links let each tensor leave at once, whatever else is on its way: the model of the scheduling literature.
     With "unicast" transfers a tensor is sent once per destination device, with "broadcast" once for all, in the
-    time of the slowest destination; over pair links the two are the same, as each destination has its own link.
-    Links contend for nothing else: neither for the receiver, nor for a network card or a PCIe switch that the devices
-    of one host share. The diagonals mean nothing: they are set to infinite bandwidth and no latency.
+    time of the slowest destination; over pair and free links the two are the same. Shared links are network cards and
+    switches that the transfers of several devices cross: see `SharedLink`. The diagonals mean nothing: they are set
+    to infinite bandwidth and no latency.
 
     Raises:
-        ClusterError: no device, duplicate names, a matrix that is not (D, D), a number out of range, an unknown mode.
+        ClusterError: no device, duplicate names, a matrix that is not (D, D), a number out of range, an unknown mode,
+            a shared link of devices that aren't there, or with broadcast or free links.
     """
 
     name: str
@@ -106,8 +136,10 @@ class Cluster:
     bandwidth: np.ndarray  # (D, D) float64, bytes/us, from row to column
     latency_us: np.ndarray  # (D, D) float64
     transfers: str = "unicast"  # "unicast" | "broadcast"
-    link: str = "egress"  # "egress" | "pair"
+    link: str = "egress"  # "egress" | "pair" | "free"
     link_gap_us: float = 0.0  # a link stays busy for this long after each delivery
+    dispatch: str = "priority"  # of problems on it, where they don't say: see `placeto.problem.dispatch`
+    shared_links: tuple[SharedLink, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
@@ -122,6 +154,7 @@ class Cluster:
         links = read_fields({key: getattr(self, key) for key in LINK_FIELDS}, LINK_FIELDS, ClusterError)
         if isinstance(self.link_gap_us, np.generic):
             object.__setattr__(self, "link_gap_us", links["link_gap_us"])
+        self._check_shared_links()
         for key, diagonal in (("bandwidth", math.inf), ("latency_us", 0.0)):
             try:
                 matrix = np.array(getattr(self, key), np.float64)
@@ -138,8 +171,25 @@ class Cluster:
                 where = f"{key} from {quote(names[src])} to {quote(names[dst])}"
                 raise ClusterError(f"{where} must be finite and {least}, not {matrix[src, dst]}")
             np.fill_diagonal(matrix, diagonal)
+            if key == "bandwidth":
+                for shared, pairs in zip(self.shared_links, crossings(self), strict=True):
+                    matrix[pairs] = np.minimum(matrix[pairs], shared.bandwidth)
             matrix.setflags(write=False)
             object.__setattr__(self, key, matrix)
+
+    def _check_shared_links(self) -> None:
+        object.__setattr__(self, "shared_links", tuple(self.shared_links))
+        for link in self.shared_links:
+            with within(ClusterError, "shared link", link.name):
+                number(above=0.0)(link.bandwidth, "bandwidth", ClusterError)
+                for side in (link.senders, link.receivers):
+                    for name in side:
+                        if name not in self.device_names:
+                            raise ClusterError(f"there is no device {quote(name)}, but {', '.join(self.device_names)}")
+                if not any(sender != receiver for sender in link.senders for receiver in link.receivers):
+                    raise ClusterError("no transfer crosses it: it needs senders and receivers")
+        if self.shared_links and (self.link == "free" or (self.transfers, self.link) == ("broadcast", "egress")):
+            raise ClusterError(f"shared_links need unicast transfers that wait, not {self.transfers} over {self.link}")
 
     @classmethod
     def from_topology(
@@ -182,7 +232,17 @@ class Cluster:
         """SHA-256 of the content (name of the cluster excluded), 64 hex digits."""
         described = [[getattr(device, key) for key in vars(device)] for device in self.devices]
         links = [self.bandwidth.tolist(), self.latency_us.tolist(), self.transfers, self.link]
-        return hashlib.sha256(json.dumps([described, links, self.link_gap_us]).encode()).hexdigest()
+        shared = [astuple(link) for link in self.shared_links]
+        content = [described, links, self.link_gap_us, self.dispatch, shared]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    @cached_property
+    def paths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which shared links each pair's transfers cross: offsets (D*D+1,) into the links' numbers, pairs row-major."""
+        crossed = np.array([pairs.ravel() for pairs in crossings(self)], bool).reshape(-1, self.num_devices**2)
+        pairs, links = np.nonzero(crossed.T)
+        ptr = np.searchsorted(pairs, np.arange(self.num_devices**2 + 1))
+        return _frozen(ptr.astype(np.int64)), _frozen(links.astype(np.int64))
 
     @cached_property
     def memory(self) -> np.ndarray:

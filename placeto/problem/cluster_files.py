@@ -75,6 +75,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         "bandwidth": bandwidth.tolist(),
         "latency_us": cluster.latency_us.tolist(),
         "link_gap_us": cluster.link_gap_us,
+        "dispatch": cluster.dispatch,
     }
     write_json(document, path)
 

@@ -10,8 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.problem.cluster import Cluster
+from placeto.problem.cluster import LINKS, Cluster
 from placeto.problem.graph import ComputationGraph
+
+EGRESS, PAIR, FREE = 0, 1, 2
+"""Links of a problem: one per sender, one per ordered pair of devices, none (transfers wait for nothing)."""
+FIFO, PRIORITY, LIST = 0, 1, 2
+"""Dispatch of a problem: see `placeto.problem.dispatch`."""
 
 
 class FlatProblems(NamedTuple):
@@ -27,14 +32,18 @@ class FlatProblems(NamedTuple):
     device_offset: np.ndarray  # (P+1,) devices
     time_offset: np.ndarray  # (P+1,) N * D
     pair_offset: np.ndarray  # (P+1,) D * D
+    shared_offset: np.ndarray  # (P+1,) shared links
+    path_offset: np.ndarray  # (P+1,) shared links crossed, over all pairs of devices
     # per problem
-    broadcast: np.ndarray  # (P,) int64, 1 = one send for all destinations (never with pair links: see Cluster)
-    pair_links: np.ndarray  # (P,) int64, 1 = one link per ordered pair of devices
+    broadcast: np.ndarray  # (P,) int64, 1 = one send for all destinations (over egress links alone: see Cluster)
+    link: np.ndarray  # (P,) int64, EGRESS, PAIR or FREE
+    dispatch: np.ndarray  # (P,) int64, FIFO, PRIORITY or LIST
     link_gap_us: np.ndarray  # (P,)
     # per op
     op_time: np.ndarray  # (N*D,) us, row-major
     tail_us: np.ndarray  # (N,) lower bound of the time from the op's end to the makespan
     op_rank: np.ndarray  # (N,) int64, rank of the op's name
+    priority: np.ndarray  # (N,) int64, place of each op in the order of dispatch, 0 first; not read under FIFO
     num_inputs: np.ndarray  # (N,) int64, edges into the op
     resident: np.ndarray  # (N,) int64, bytes of parameters, gradients and optimizer state
     # edges out of an op, three orders
@@ -54,12 +63,25 @@ class FlatProblems(NamedTuple):
     device_rank: np.ndarray  # (D,) int64
     bandwidth: np.ndarray  # (D*D,) bytes/us
     latency_us: np.ndarray  # (D*D,)
+    path_ptr: np.ndarray  # (D*D+1,) offsets of each pair's shared links in `path_link`, from the problem's first
+    # per shared link that a pair's transfers cross, and per shared link
+    path_link: np.ndarray  # int64, number of the shared link
+    shared_bandwidth: np.ndarray  # bytes/us
 
 
 def flatten(
-    graph: ComputationGraph, cluster: Cluster, op_time: np.ndarray, resident: np.ndarray, live: np.ndarray
+    graph: ComputationGraph,
+    cluster: Cluster,
+    op_time: np.ndarray,
+    resident: np.ndarray,
+    live: np.ndarray,
+    dispatch: int,
+    priority: np.ndarray,
 ) -> FlatProblems:
-    """One problem as flat arrays; `op_time` is (N, D), in microseconds, `resident` (N,) and `live` (T,) are bytes."""
+    """One problem as flat arrays.
+
+    `op_time` is (N, D), in microseconds, `resident` (N,) and `live` (T,) are bytes, `priority` (N,) a permutation.
+    """
     num_ops, num_tensors, num_devices = graph.num_ops, len(graph.output_bytes), cluster.num_devices
     src, dst, tensor, rank = graph.edge_src, graph.edge_dst, graph.edge_tensor, graph.name_rank
     in_op_order = np.argsort(src, kind="stable")  # edges are stored by consumer, in op order
@@ -68,6 +90,8 @@ def flatten(
     fastest = op_time.min(axis=1)
     # A hair below the sum, so that rounding never makes the bound exceed the makespan.
     tail = (longest_path(graph, fastest, fastest) - fastest) * (1 - 1e-9)
+
+    path_ptr, path_link = cluster.paths
 
     def offset(count: int) -> np.ndarray:
         return np.array([0, count], np.int64)
@@ -79,12 +103,16 @@ def flatten(
         device_offset=offset(num_devices),
         time_offset=offset(num_ops * num_devices),
         pair_offset=offset(num_devices**2),
+        shared_offset=offset(len(cluster.shared_links)),
+        path_offset=offset(len(path_link)),
         broadcast=np.array([cluster.transfers == "broadcast" and cluster.link == "egress"], np.int64),
-        pair_links=np.array([cluster.link == "pair"], np.int64),
+        link=np.array([LINKS.index(cluster.link)], np.int64),
+        dispatch=np.array([dispatch], np.int64),
         link_gap_us=np.array([cluster.link_gap_us], np.float64),
         op_time=op_time.ravel(),
         tail_us=np.maximum(tail, 0.0),
         op_rank=rank.astype(np.int64),
+        priority=priority.astype(np.int64),
         num_inputs=np.bincount(dst, minlength=num_ops).astype(np.int64),
         resident=resident,
         out_ptr=np.searchsorted(src[in_op_order], np.arange(num_ops + 1)).astype(np.int64),
@@ -101,6 +129,9 @@ def flatten(
         device_rank=cluster.device_rank.copy(),
         bandwidth=cluster.bandwidth.ravel(),
         latency_us=cluster.latency_us.ravel(),
+        path_ptr=path_ptr,
+        path_link=path_link,
+        shared_bandwidth=np.array([link.bandwidth for link in cluster.shared_links], np.float64),
     )
     return FlatProblems(*(_frozen(np.ascontiguousarray(array)) for array in arrays))
 

@@ -58,12 +58,13 @@ def _cluster(
     transfers: str = "unicast",
     link: str = "egress",
     link_gap_us: float = 0.0,
+    dispatch: str = "priority",
 ) -> Cluster:
     """A preset: devices named "gpu:0"... (or "cpu:0"...) in order; bandwidth in bytes/s, one number or (D, D)."""
     named = _named(devices)
     size = (len(named), len(named))
     matrix = np.broadcast_to(bandwidth, size) / 1e6  # bytes/us
-    return Cluster(name, named, matrix, np.broadcast_to(latency_us, size), transfers, link, link_gap_us)
+    return Cluster(name, named, matrix, np.broadcast_to(latency_us, size), transfers, link, link_gap_us, dispatch)
 
 
 def _named(devices: Sequence[Device]) -> tuple[Device, ...]:
@@ -77,7 +78,7 @@ def _named(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 def _k80(name: str, count: int) -> Cluster:
     """The published Placeto simulator: 7600 bytes/us, and 25 us of link time after each delivery."""
-    return _cluster(name, [K80] * count, 7.6e9, 0.0, "broadcast", "egress", 25.0)
+    return _cluster(name, [K80] * count, 7.6e9, 0.0, "broadcast", "egress", 25.0, "fifo")
 
 
 def _dgx1(name: str, count: int) -> Cluster:

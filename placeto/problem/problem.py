@@ -6,7 +6,6 @@ Legend: N ops, D devices, P problems of a batch.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from placeto.problem.cluster import Cluster
+from placeto.problem.cluster import DISPATCHES, Cluster
 from placeto.problem.costs import ROOFLINE, CostModel, with_measured
+from placeto.problem.dispatch import order_alone, priorities
 from placeto.problem.fields import INT64_MAX, quote
 from placeto.problem.flat import FlatProblems, concatenated, flatten, longest_path
 from placeto.problem.graph import ComputationGraph, GraphError
@@ -40,9 +40,13 @@ class PlacementProblem:
     graph: ComputationGraph
     cluster: Cluster
     costs: CostModel = ROOFLINE
+    dispatch: str = ""  # "fifo" | "priority" | "list", see `placeto.problem.dispatch`; "" = the cluster's
 
     def __post_init__(self) -> None:
         _check_types(self.graph, self.cluster)
+        if self.dispatch not in ("", *DISPATCHES):
+            raise ValueError(f"dispatch must be one of {', '.join(DISPATCHES)}, not {self.dispatch!r}")
+        object.__setattr__(self, "dispatch", self.dispatch or self.cluster.dispatch)
         most = sum(self.graph.param_bytes.tolist()) + _TRAINED_EXTRA * sum(self.graph.trained_bytes.tolist())
         most += sum(self.graph.output_bytes.tolist())
         if most > INT64_MAX:
@@ -63,12 +67,12 @@ class PlacementProblem:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles without what is derived: arrays that come back writable are another type to numba, which compiles."""
-        return PlacementProblem, (self.graph, self.cluster, self.costs)
+        return PlacementProblem, (self.graph, self.cluster, self.costs, self.dispatch)
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 of all that decides what a placement costs, 64 hex digits."""
-        text = f"{self.graph.hash} {self.cluster.hash} {self.costs.name}"
+        text = f"{self.graph.hash} {self.cluster.hash} {self.costs.name} {self.dispatch}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -104,7 +108,7 @@ class PlacementProblem:
     @cached_property
     def single_device_us(self) -> float:
         """Makespan with all ops on the best single device, to the bit what the simulator gives."""
-        order = _fifo_order(self.graph)
+        order = order_alone(self.graph, self.dispatch, self.priority)
         best = np.inf
         for device in range(self.num_devices):
             time_us = self.op_time[order, device]
@@ -127,7 +131,13 @@ class PlacementProblem:
     @cached_property
     def arrays(self) -> FlatProblems:
         """The problem as flat arrays, a batch of one: what the simulator's kernel reads."""
-        return flatten(self.graph, self.cluster, self.op_time, self.resident_bytes, self.live_bytes)
+        memory, dispatch = (self.resident_bytes, self.live_bytes), DISPATCHES.index(self.dispatch)
+        return flatten(self.graph, self.cluster, self.op_time, *memory, dispatch, self.priority)
+
+    @cached_property
+    def priority(self) -> np.ndarray:
+        """(N,) int64, place of each op in the order of dispatch, 0 first; under "fifo" nothing reads it."""
+        return _frozen(priorities(self.graph, self.dispatch, self.busy_us))
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,21 +205,3 @@ def _horizon(problem: PlacementProblem) -> float:
     largest = float(graph.output_bytes.max(initial=0))
     transfer = float(cluster.latency_us.max()) + largest / float(cluster.bandwidth.min()) + cluster.link_gap_us
     return ops + graph.num_edges * transfer
-
-
-def _fifo_order(graph: ComputationGraph) -> np.ndarray:
-    """(N,) int64, the order in which one device alone runs the ops: first ready first, siblings by name."""
-    by_name = np.lexsort((graph.name_rank[graph.edge_dst], graph.edge_src))
-    child = graph.edge_dst[by_name].tolist()
-    ptr = np.searchsorted(graph.edge_src[by_name], np.arange(graph.num_ops + 1)).tolist()
-    missing = np.bincount(graph.edge_dst, minlength=graph.num_ops).tolist()
-    queue = deque(i for i in range(graph.num_ops) if missing[i] == 0)
-    order = []
-    while queue:
-        op = queue.popleft()
-        order.append(op)
-        for c in child[ptr[op] : ptr[op + 1]]:
-            missing[c] -= 1
-            if missing[c] == 0:
-                queue.append(c)
-    return np.array(order, np.int64)

@@ -17,7 +17,7 @@ from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.problem.units import format_us
 from placeto.simulator.memory import penalised, score
-from placeto.simulator.schedule import Schedule, check_placement, simulate, simulate_batch
+from placeto.simulator.schedule import Schedule, check_placement, in_order, simulate, simulate_batch
 
 _CHUNK_SECONDS = 0.02  # between two looks at the clock
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
@@ -35,12 +35,17 @@ class PlacementResult:
     history: tuple[tuple[int, float, float], ...]  # (simulations, seconds, makespan_us) of each improvement
     problem: PlacementProblem
     placer: str = ""  # its name, where it has one
+    order: np.ndarray | None = None  # (N,) the ops in the order that each device must keep; None = by dispatch
 
     def __repr__(self) -> str:
         used = f"{len(np.unique(self.placement))} of {self.problem.num_devices} devices"
         spent = f"{self.simulations} simulations in {self.seconds:.2f} s{f' by {self.placer}' if self.placer else ''}"
         fits = "fits" if self.fits else "doesn't fit"
         return f"PlacementResult({self.problem.graph.name!r}, {format_us(self.makespan_us)}, {used}, {fits}, {spent})"
+
+    def schedule(self) -> Schedule:
+        """What runs where and when; its makespan is `makespan_us`."""
+        return simulate(self.problem, self.placement, order=self.order)
 
     def devices(self) -> dict[str, str]:
         """Name of each op -> name of its device."""
@@ -100,6 +105,7 @@ class Evaluator:
         self._best: np.ndarray | None = None  # (N,)
         self._best_key = (True, math.inf)  # (exceeds memory, penalised makespan)
         self._best_makespan = math.inf
+        self._best_order: np.ndarray | None = None  # (N,)
         self._best_groups: np.ndarray | None = None  # (G,)
         self._best_groups_score = math.inf
         self._history: list[tuple[int, float, float]] = []
@@ -154,13 +160,16 @@ class Evaluator:
     @contextmanager
     def anew(self) -> Iterator[None]:
         """Within it the best placement is that of those scored within it, afterwards that of all."""
-        before, key, makespan, history = self._best, self._best_key, self._best_makespan, self._history
-        self._best, self._best_key, self._best_makespan, self._history = None, (True, math.inf), math.inf, []
+        before, order, history = self._best, self._best_order, self._history
+        key, makespan = self._best_key, self._best_makespan
+        self._best, self._best_order, self._history = None, None, []
+        self._best_key, self._best_makespan = (True, math.inf), math.inf
         try:
             yield
         finally:
             if before is not None and key <= self._best_key:
-                self._best, self._best_key, self._best_makespan, self._history = before, key, makespan, history
+                self._best, self._best_order, self._history = before, order, history
+                self._best_key, self._best_makespan = key, makespan
             elif before is not None:
                 self._history = [*history, self._history[-1]]
 
@@ -198,7 +207,7 @@ class Evaluator:
 
     def regroup(self, parts: Groups) -> None:
         """Go on with parts of the groups; `best_groups` becomes the best placement so far that keeps these together."""
-        met = [(self._best, self._best_key[1])]
+        met = [(self._best, self._best_key[1])] if self._best_order is None else []
         if self._best_groups is not None:
             met.append((self._best_groups[self.groups.group], self._best_groups_score))
         self.groups, self._best_groups, self._best_groups_score = parts, None, math.inf
@@ -226,13 +235,22 @@ class Evaluator:
         """
         return self.score_ops(np.asarray(group_placement)[self.groups.group])
 
-    def score_ops(self, placement: np.ndarray) -> float:
-        """Penalised makespan of a placement (N,) of ops, in microseconds.
+    def score_ops(self, placement: np.ndarray, order: np.ndarray | None = None) -> float:
+        """Penalised makespan of a placement (N,) of ops, in microseconds; with an order (N,) as `simulate` takes it.
 
         Raises:
             PlacementError: not one device of the cluster per op.
+            OrderError: the order contradicts the graph.
         """
-        return float(self._score_rows(np.asarray(placement)[None])[0])
+        if order is None:
+            return float(self._score_rows(np.asarray(placement)[None])[0])
+        if self.exhausted:
+            return math.inf
+        checked = check_placement(self.problem, placement)
+        makespan, overflow = score(in_order(self.problem, order), 0, checked, math.inf)
+        self.simulations += 1
+        self._offer(checked, makespan, overflow, order)
+        return float(penalised(makespan, overflow))
 
     def score_batch(self, group_placements: np.ndarray) -> np.ndarray:
         """Penalised makespans (B,) of placements (B, G) of groups; inf for those beyond the budget.
@@ -276,13 +294,14 @@ class Evaluator:
 
         The fallback's schedule is worked out only to describe it, and is not counted.
         """
+        order = self._best_order
         if self._best is None:
             schedule = simulate(self.problem, np.full(self.problem.num_ops, busy_us(self.problem).argmin()))
             placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
         else:
             placement, makespan, fits = self._best, self._best_makespan, not self._best_key[0]
         return PlacementResult(
-            placement, makespan, fits, self.simulations, self.seconds, tuple(self._history), self.problem
+            placement, makespan, fits, self.simulations, self.seconds, tuple(self._history), self.problem, order=order
         )
 
     def _score_rows(self, placements: np.ndarray) -> np.ndarray:
@@ -305,14 +324,16 @@ class Evaluator:
                 check_placement(self.problem, row)
         return scores
 
-    def _offer(self, placement: np.ndarray, makespan_us: float, overflow: float) -> None:
+    def _offer(
+        self, placement: np.ndarray, makespan_us: float, overflow: float, order: np.ndarray | None = None
+    ) -> None:
         self.last_fits = overflow == 0
         key = _key(makespan_us, overflow)
         if self._best is None or key < self._best_key:
             self._best = np.array(placement, np.int64)
-            self._best_key, self._best_makespan = key, makespan_us
+            self._best_key, self._best_makespan, self._best_order = key, makespan_us, order
             self._history.append((self.simulations, self.seconds, makespan_us))
-        if key[1] < self._best_groups_score:
+        if order is None and key[1] < self._best_groups_score:
             per_group = np.asarray(placement)[self.groups.first_op]
             if np.array_equal(per_group[self.groups.group], placement):
                 self._best_groups, self._best_groups_score = per_group, key[1]

@@ -1,11 +1,11 @@
-"""The simulator's numba kernels: one schedule and its slack; `placeto.simulator.memory` has its memory.
+"""The simulator's kernel: one schedule. `placeto.simulator.slack` has its slack, `memory` its memory.
 
-They read a `FlatProblems` and the index of one problem in it, write into arrays the caller owns, and may be called
+Kernels read a `FlatProblems` and the index of one problem in it, write into arrays the caller owns, and may be called
 from any other numba function, inside prange too (one `Record` per thread or iteration):
 
     record = new_record(flat, p)
     makespan, num_sends = run(flat, p, placement, record, np.inf)
-    slack(flat, p, placement, record, num_sends, makespan, op_slack, send_slack)
+    fill_slack(flat, p, placement, record, num_sends, makespan, op_slack, send_slack)
 
 Events happen at slots: one per device, one per link. A slot has at most one pending event, so the next event is the
 least (time, key) over the slots; no heap is needed. Its key orders equal times: deliveries by their producer's rank,
@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import FREE, LIST, PAIR, PRIORITY, FlatProblems
 
 _LINK = 1 << 40  # keys: deliveries from 0, links from _LINK, devices from 2 * _LINK
 _DEVICE = 2 << 40
@@ -75,6 +75,28 @@ def new_record(flat: FlatProblems, p: int) -> Record:
 
 
 @njit(cache=True, nogil=True)
+def _merged(a: int, b: int, key: np.ndarray, tie: np.ndarray, left: np.ndarray, right: np.ndarray) -> int:
+    """Root of the skew heap of two (Sleator and Tarjan, 1986), least `key` first, then least `tie`; -1 = empty."""
+    if a < 0:
+        return b
+    if b < 0:
+        return a
+    if key[b] < key[a] or (key[b] == key[a] and tie[b] < tie[a]):
+        a, b = b, a
+    root = a
+    while True:
+        below = right[a]
+        right[a] = left[a]
+        if below < 0:
+            left[a] = b
+            return root
+        if key[b] < key[below] or (key[b] == key[below] and tie[b] < tie[below]):
+            below, b = b, below
+        left[a] = below
+        a = below
+
+
+@njit(cache=True, nogil=True)
 def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float) -> tuple[float, int]:
     """Simulate problem `p` under `placement` (N or more entries, each in 0..D-1, not checked); fills `record`.
 
@@ -85,31 +107,40 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
     tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
     device0, device1 = flat.device_offset[p], flat.device_offset[p + 1]
+    pair0, pair1 = flat.pair_offset[p], flat.pair_offset[p + 1]
+    shared0, shared1 = flat.shared_offset[p], flat.shared_offset[p + 1]
     n, d = op1 - op0, device1 - device0
-    broadcast, pair = flat.broadcast[p] == 1, flat.pair_links[p] == 1
+    broadcast, pair, free_links = flat.broadcast[p] == 1, flat.link[p] == PAIR, flat.link[p] == FREE
+    by_priority, by_list = flat.dispatch[p] == PRIORITY, flat.dispatch[p] == LIST
     gap = flat.link_gap_us[p]
     op_time = flat.op_time[flat.time_offset[p] : flat.time_offset[p + 1]]
-    tail, rank = flat.tail_us[op0:op1], flat.op_rank[op0:op1]
+    tail, rank, priority = flat.tail_us[op0:op1], flat.op_rank[op0:op1], flat.priority[op0:op1]
     out_ptr = flat.out_ptr[op0 + p : op1 + p + 1]
     out_child, out_tensor = flat.out_child[edge0:edge1], flat.out_tensor[edge0:edge1]
     named_child, tensor_child = flat.named_child[edge0:edge1], flat.tensor_child[edge0:edge1]
     tensor_ptr = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1]
     tensor_src, tensor_bytes = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
     overhead, device_rank = flat.overhead_us[device0:device1], flat.device_rank[device0:device1]
-    bandwidth = flat.bandwidth[flat.pair_offset[p] : flat.pair_offset[p + 1]]
-    latency = flat.latency_us[flat.pair_offset[p] : flat.pair_offset[p + 1]]
+    bandwidth, latency = flat.bandwidth[pair0:pair1], flat.latency_us[pair0:pair1]
+    path_ptr = flat.path_ptr[pair0 + p : pair1 + p + 1]
+    path_link = flat.path_link[flat.path_offset[p] : flat.path_offset[p + 1]]
+    shared_bandwidth, shared_free = flat.shared_bandwidth[shared0:shared1], np.zeros(shared1 - shared0)
     start, finish, order = record.start, record.finish, record.order
     send_tensor, send_dst = record.send_tensor, record.send_dst
     send_start, send_finish = record.send_start, record.send_finish
 
-    num_slots = d + (d * d if pair else d)
+    num_slots = d + (d * d if pair else 1 if free_links else d)
     slot_time, slot_key = np.full(num_slots, np.inf), np.zeros(num_slots, np.int64)
     base_key = np.empty(num_slots, np.int64)  # the key of the slot's next start
     free = np.zeros(num_slots)
-    head, last = np.full(num_slots, -1), np.full(num_slots, -1)  # queues of ops, resp. sends, as linked lists
+    head, last = np.full(num_slots, -1), np.full(num_slots, -1)  # queues of ops, resp. sends: linked lists, or heaps
     running = np.zeros(num_slots, np.int64)  # op or send that the slot's pending delivery is of
     next_op, next_send = np.empty(n, np.int64), np.empty(edge1 - edge0, np.int64)
     send_cost = np.empty(edge1 - edge0)
+    heaps = edge1 - edge0 if by_priority or free_links else 0
+    left_op, left_send = np.empty(n if by_priority else 0, np.int64), np.empty(heaps, np.int64)
+    send_key, send_tie = np.empty(heaps), np.empty(heaps, np.int64)
+    new_sends = np.zeros((d, 2), np.int64)  # those of the op that runs, as (first, stop), where they wait for its end
     copies = 1 if broadcast else d
     send_of = np.full((tensor1 - tensor0) * copies, -1)  # send of a tensor (to a device)
     missing = flat.num_inputs[op0:op1].copy()
@@ -120,16 +151,30 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
         link_rank = device_rank[link // d] * d + device_rank[link % d] if pair else device_rank[link]
         base_key[s] = _LINK + link_rank
 
-    for i in range(n):
-        if missing[i] == 0:
-            s = placement[i]
-            if head[s] < 0:
-                head[s] = i
+    if by_list:
+        listed = np.empty(n, np.int64)
+        for i in range(n):
+            listed[priority[i]] = i
+        for position in range(n - 1, -1, -1):
+            i = listed[position]
+            next_op[i], head[placement[i]] = head[placement[i]], i
+        for s in range(d):
+            if head[s] >= 0 and missing[head[s]] == 0:
                 slot_time[s], slot_key[s] = 0.0, base_key[s]
-            else:
-                next_op[last[s]] = i
-            last[s] = i
-            next_op[i] = -1
+    else:
+        for i in range(n):
+            if missing[i] == 0:
+                s = placement[i]
+                next_op[i] = -1
+                if by_priority:
+                    left_op[i] = -1
+                    head[s] = _merged(head[s], i, priority, priority, left_op, next_op)
+                elif head[s] < 0:
+                    head[s] = i
+                else:
+                    next_op[last[s]] = i
+                last[s] = i
+                slot_time[s], slot_key[s] = 0.0, base_key[s]
 
     num_sends, num_starts, makespan = 0, 0, 0.0
     while True:
@@ -143,7 +188,10 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
 
         if key >= _DEVICE:  # the device starts the head of its queue
             i = head[slot]
-            head[slot] = next_op[i]
+            if by_priority:
+                head[slot] = _merged(left_op[i], next_op[i], priority, priority, left_op, next_op)
+            else:
+                head[slot] = next_op[i]
             duration = op_time[i * d + slot]
             end = now + duration
             start[i], finish[i] = now, end
@@ -154,6 +202,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
             order[num_starts] = i
             num_starts += 1
             has_local = False
+            first_send = num_sends
             for k in range(out_ptr[i], out_ptr[i + 1]):
                 dst = placement[out_child[k]]
                 if dst == slot:
@@ -166,30 +215,59 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 send = send_of[which]
                 if send >= 0:
                     send_cost[send] = max(send_cost[send], cost)
+                    if by_priority:
+                        send_key[send] = min(send_key[send], priority[out_child[k]])
                     continue
                 send = num_sends
                 num_sends += 1
                 send_of[which] = send
                 send_cost[send] = cost
                 send_tensor[send], send_dst[send] = tensor, BROADCAST if broadcast else dst
-                next_send[send] = -1
-                s = d + link if pair else d + slot
-                if head[s] < 0:
-                    head[s] = send
-                    if slot_time[s] == np.inf:
-                        slot_time[s], slot_key[s] = max(free[s], end), base_key[s]
-                else:
-                    next_send[last[s]] = send
-                last[s] = send
+                if by_priority:
+                    send_key[send] = priority[out_child[k]]
+            if free_links:  # sends are on their way from the op's end on, each by itself
+                for send in range(first_send, num_sends):
+                    send_start[send], send_finish[send] = end, end + send_cost[send]
+                    makespan = max(makespan, send_finish[send])
+                    order[num_starts] = n + send
+                    num_starts += 1
+                    send_tie[send], left_send[send], next_send[send] = rank[i] * (edge1 - edge0) + send, -1, -1
+                    head[d] = _merged(head[d], send, send_finish, send_tie, left_send, next_send)
+                if head[d] >= 0:
+                    slot_time[d], slot_key[d] = send_finish[head[d]], rank[tensor_src[send_tensor[head[d]]]]
+            elif by_priority:  # sends join their queue when the op ends, or a better one would wait behind them
+                new_sends[slot, 0], new_sends[slot, 1] = first_send, num_sends
+                has_local = has_local or num_sends > first_send
+            else:
+                for send in range(first_send, num_sends):
+                    s = d + (slot * d + send_dst[send] if pair else slot)
+                    next_send[send] = -1
+                    if head[s] < 0:
+                        head[s] = send
+                        if slot_time[s] == np.inf:
+                            slot_time[s], slot_key[s] = max(free[s], end), base_key[s]
+                    else:
+                        next_send[last[s]] = send
+                    last[s] = send
             if has_local:
                 running[slot] = i
                 slot_time[slot], slot_key[slot] = end, rank[i]
             else:
-                slot_time[slot] = free[slot] if head[slot] >= 0 else np.inf
+                slot_time[slot] = free[slot] if head[slot] >= 0 and missing[head[slot]] == 0 else np.inf
 
         elif key >= _LINK:  # the link starts the head of its queue
             send = head[slot]
-            head[slot] = next_send[send]
+            tensor = send_tensor[send]
+            if by_priority:
+                head[slot] = _merged(left_send[send], next_send[send], send_key, send_tie, left_send, next_send)
+            else:
+                head[slot] = next_send[send]
+            if len(path_link) > 0:  # it holds its own link while it waits for those that it shares
+                link = placement[tensor_src[tensor]] * d + send_dst[send]
+                for k in range(path_ptr[link], path_ptr[link + 1]):
+                    now = max(now, shared_free[path_link[k]])
+                for k in range(path_ptr[link], path_ptr[link + 1]):
+                    shared_free[path_link[k]] = now + tensor_bytes[tensor] / shared_bandwidth[path_link[k]]
             end = now + send_cost[send]
             send_start[send], send_finish[send] = now, end
             free[slot] = end + gap
@@ -197,7 +275,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
             order[num_starts] = n + send
             num_starts += 1
             running[slot] = send
-            slot_time[slot], slot_key[slot] = end, rank[tensor_src[send_tensor[send]]]
+            slot_time[slot], slot_key[slot] = end, rank[tensor_src[tensor]]
 
         else:  # a delivery: consumers lose a dependency, in order of name
             local = slot < d
@@ -205,18 +283,32 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 i = running[slot]
                 first, stop = out_ptr[i], out_ptr[i + 1]
                 src, dst = slot, slot
+                if by_priority and not free_links:
+                    for send in range(new_sends[slot, 0], new_sends[slot, 1]):
+                        s = d + (slot * d + send_dst[send] if pair else slot)
+                        send_tie[send], left_send[send], next_send[send] = send, -1, -1
+                        head[s] = _merged(head[s], send, send_key, send_tie, left_send, next_send)
+                        if slot_time[s] == np.inf:
+                            slot_time[s], slot_key[s] = max(free[s], now), base_key[s]
+                if head[slot] >= 0 and missing[head[slot]] == 0:
+                    slot_time[slot], slot_key[slot] = free[slot], base_key[slot]
+                else:
+                    slot_time[slot] = np.inf
             else:
                 send = running[slot]
+                if free_links:
+                    send = head[d]
+                    head[d] = _merged(left_send[send], next_send[send], send_finish, send_tie, left_send, next_send)
                 tensor = send_tensor[send]
                 first, stop = tensor_ptr[tensor], tensor_ptr[tensor + 1]
                 src, dst = placement[tensor_src[tensor]], send_dst[send]
-            if head[slot] < 0:
-                slot_time[slot] = np.inf
-            elif local:
-                slot_time[slot], slot_key[slot] = free[slot], base_key[slot]
-            else:
-                ready = finish[tensor_src[send_tensor[head[slot]]]]
-                slot_time[slot], slot_key[slot] = max(free[slot], ready), base_key[slot]
+                if head[slot] < 0:
+                    slot_time[slot] = np.inf
+                elif free_links:
+                    slot_time[d], slot_key[d] = send_finish[head[d]], rank[tensor_src[send_tensor[head[d]]]]
+                else:
+                    ready = finish[tensor_src[send_tensor[head[slot]]]]
+                    slot_time[slot], slot_key[slot] = max(free[slot], ready), base_key[slot]
             for k in range(first, stop):
                 child = named_child[k] if local else tensor_child[k]
                 s = placement[child]
@@ -224,79 +316,19 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                     continue
                 missing[child] -= 1
                 if missing[child] == 0:
-                    if head[s] < 0:
-                        head[s] = child
-                        if slot_time[s] == np.inf:
-                            slot_time[s], slot_key[s] = max(free[s], now), base_key[s]
-                    else:
-                        next_op[last[s]] = child
-                    last[s] = child
-                    next_op[child] = -1
+                    if by_priority:
+                        left_op[child], next_op[child] = -1, -1
+                        head[s] = _merged(head[s], child, priority, priority, left_op, next_op)
+                    elif not by_list:
+                        if head[s] < 0:
+                            head[s] = child
+                        else:
+                            next_op[last[s]] = child
+                        last[s] = child
+                        next_op[child] = -1
+                    if slot_time[s] == np.inf and missing[head[s]] == 0:
+                        slot_time[s], slot_key[s] = max(free[s], now), base_key[s]
 
+    if num_starts < n + num_sends:  # lists that wait for each other: the problem's own never do
+        return np.inf, num_sends
     return (makespan if makespan <= cutoff else np.inf), num_sends
-
-
-@njit(cache=True, nogil=True)
-def slack(
-    flat: FlatProblems,
-    p: int,
-    placement: np.ndarray,
-    record: Record,
-    num_sends: int,
-    makespan: float,
-    op_slack: np.ndarray,
-    send_slack: np.ndarray,
-) -> None:
-    """Fill `op_slack` (N,) and `send_slack` (S,): how late each may end, in us, without growing the makespan.
-
-    One pass backward over the recorded starts, along the arcs from op to consumer on its device, op to send, send to
-    consumer, op to the device's next op (after the overhead) and send to the link's next send (after the gap).
-    """
-    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
-    edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
-    tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
-    device0 = flat.device_offset[p]
-    n, d = op1 - op0, flat.device_offset[p + 1] - device0
-    pair, gap = flat.pair_links[p] == 1, flat.link_gap_us[p]
-    op_time = flat.op_time[flat.time_offset[p] : flat.time_offset[p + 1]]
-    out_ptr, out_child = flat.out_ptr[op0 + p : op1 + p + 1], flat.out_child[edge0:edge1]
-    tensor_ptr = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1]
-    tensor_child, tensor_src = flat.tensor_child[edge0:edge1], flat.tensor_src[tensor0:tensor1]
-    start, finish, order = record.start, record.finish, record.order
-    send_tensor, send_dst = record.send_tensor, record.send_dst
-    send_start, send_finish = record.send_start, record.send_finish
-
-    # Latest start of what follows on the device or link, at first its idle time: as (start, slack of it).
-    next_start = np.full(d + d * d, makespan)
-    next_slack = np.zeros(d + d * d)
-    op_slack[:n] = np.inf
-    for position in range(n + num_sends - 1, -1, -1):
-        i = order[position]
-        if i < n:
-            src = placement[i]
-            free = finish[i]
-            if op_time[i * d + src] != 0.0:
-                free += flat.overhead_us[device0 + src]
-            least = min(op_slack[i], next_start[src] - free + next_slack[src])
-            for k in range(out_ptr[i], out_ptr[i + 1]):
-                child = out_child[k]
-                if placement[child] == src:
-                    least = min(least, start[child] - finish[i] + op_slack[child])
-            op_slack[i] = least
-            next_start[src], next_slack[src] = start[i], least
-        else:
-            send = i - n
-            tensor, dst = send_tensor[send], send_dst[send]
-            producer = tensor_src[tensor]
-            src = placement[producer]
-            link = d + (src * d + dst if pair else src)
-            least = next_start[link] - (send_finish[send] + gap) + next_slack[link]
-            for k in range(tensor_ptr[tensor], tensor_ptr[tensor + 1]):
-                child = tensor_child[k]
-                s = placement[child]
-                if s == dst or (dst < 0 and s != src):
-                    least = min(least, start[child] - send_finish[send] + op_slack[child])
-            send_slack[send] = least
-            next_start[link], next_slack[link] = send_start[send], least
-            # The producer starts before its sends do, so it is still to come.
-            op_slack[producer] = min(op_slack[producer], send_start[send] - finish[producer] + least)

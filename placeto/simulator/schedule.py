@@ -1,9 +1,9 @@
 """Discrete-event simulation of a placed graph.
 
-Each device runs one op at a time, first ready first served; after an op of non-zero cost it stays busy for its
-overhead. A tensor used on another device is sent when its producer ends, through a first-in-first-out link. Times
-tie-break by kind (deliveries, links, devices) and then by name, so a schedule never depends on memory layout. With the
-"k80" presets this is the simulator of Addanki et al., "Placeto", NeurIPS 2019.
+Each device runs one op at a time, of those that are ready the one that the problem's dispatch says; after an op of
+non-zero cost it stays busy for its overhead. A tensor used on another device is sent when its producer ends, through
+the sender's link. Times tie-break by kind (deliveries, links, devices) and then by name, so a schedule never depends on
+memory layout. With the "k80" presets this is the simulator of Addanki et al., "Placeto", NeurIPS 2019.
 
 `simulate` runs one placement, `simulate_batch` many at once; `placeto.simulator.kernel` tells how to call the kernels
 from other numba code on the flat arrays of a `ProblemBatch`.
@@ -20,10 +20,12 @@ from functools import cached_property
 import numpy as np
 from numba import njit, prange
 
+from placeto.problem.dispatch import places
 from placeto.problem.fields import quote
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import LIST, FlatProblems
 from placeto.problem.problem import PlacementProblem, ProblemBatch, check_problem
 from placeto.simulator import kernel, memory
+from placeto.simulator.slack import fill_slack
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
 
@@ -54,6 +56,12 @@ class Schedule:
     def num_sends(self) -> int:
         """S, the number of transfers."""
         return len(self.send_tensor)
+
+    @cached_property
+    def device_order(self) -> tuple[np.ndarray, ...]:
+        """(D,) int64 arrays, the ops of each device in the order in which they start."""
+        ops = self.order[self.order < self.problem.num_ops]
+        return tuple(ops[self.placement[ops] == device] for device in range(self.problem.num_devices))
 
     @cached_property
     def busy_us(self) -> np.ndarray:
@@ -121,8 +129,15 @@ def check_placement(problem: PlacementProblem, placement: np.ndarray) -> np.ndar
     return array
 
 
-def simulate(problem: PlacementProblem, placement: np.ndarray, cutoff: float = math.inf) -> Schedule:
-    """Run one placement (N,) of integers in 0..D-1.
+def simulate(
+    problem: PlacementProblem,
+    placement: np.ndarray,
+    cutoff: float = math.inf,
+    order: np.ndarray | None = None,
+) -> Schedule:
+    """Run one placement (N,) of integers in 0..D-1, under the problem's dispatch.
+
+    With an `order`, a permutation (N,) of the ops, each device runs its ops strictly in it, whatever the dispatch.
 
     With a `cutoff` in microseconds, a makespan above it comes back as inf, earlier than it would otherwise; such a
     schedule has no sends, and its times mean nothing.
@@ -137,11 +152,12 @@ def simulate(problem: PlacementProblem, placement: np.ndarray, cutoff: float = m
 
     Raises:
         PlacementError: not one device of the cluster per op; the message names the op and the valid devices.
+        OrderError: the order is no permutation, or contradicts the graph; the message names an op.
     """
     array = check_placement(problem, placement)
     if array is placement:
         array = array.copy()
-    flat = problem.arrays
+    flat = problem.arrays if order is None else in_order(problem, order)
     record = kernel.new_record(flat, 0)
     makespan, num_sends = kernel.run(flat, 0, array, record, float(cutoff))
     if makespan == math.inf:
@@ -162,6 +178,19 @@ def simulate(problem: PlacementProblem, placement: np.ndarray, cutoff: float = m
     )
 
 
+def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
+    """The problem's arrays with a list for each device: an order (N,) of all ops.
+
+    Raises:
+        OrderError: it is no permutation, or contradicts the graph; the message names an op.
+    """
+    place = places(problem.graph, order)
+    dispatch = np.array([LIST], np.int64)
+    for array in (place, dispatch):
+        array.setflags(write=False)  # writable arrays are another type to numba
+    return problem.arrays._replace(dispatch=dispatch, priority=place)
+
+
 def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
     """(N,) float64, microseconds by which each op's end may slip without growing the makespan, all orders kept.
 
@@ -169,7 +198,7 @@ def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
     the end of the schedule. Never negative; 0 along the critical path.
     """
     op_slack, send_slack = np.empty(problem.num_ops), np.empty(schedule.num_sends)
-    kernel.slack(
+    fill_slack(
         problem.arrays,
         0,
         schedule.placement,

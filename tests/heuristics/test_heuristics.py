@@ -11,7 +11,6 @@ from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.schedule import simulate
 
 MB, GB = 1_000_000, 1_000_000_000
 names = pytest.mark.parametrize("name", HEURISTICS)
@@ -60,7 +59,7 @@ def forks(chains: int, length: int, cluster: str) -> PlacementProblem:
 
 def check(problem: PlacementProblem, name: str, **budget: float) -> None:
     result = HEURISTICS[name](problem, **budget)
-    schedule = simulate(problem, result.placement)
+    schedule = result.schedule()
     assert result.makespan_us == schedule.makespan_us
     assert result.fits == schedule.fits
     assert result.makespan_us >= problem.lower_bound_us * (1 - 1e-9)

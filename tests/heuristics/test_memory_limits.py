@@ -90,7 +90,7 @@ IMPOSSIBLE = {
 def place(name: str, problem: PlacementProblem, simulations: int = 1000) -> PlacementResult:
     """The result, which must say of itself what the simulator says."""
     result = HEURISTICS[name](problem, simulations=simulations, seed=0)
-    schedule = simulate(problem, result.placement)
+    schedule = result.schedule()
     assert result.makespan_us == schedule.makespan_us
     assert result.fits == schedule.fits == bool((schedule.peak_memory <= problem.cluster.memory).all())
     assert result.simulations <= simulations

@@ -26,6 +26,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator import evaluator, kernel
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
+from placeto.simulator.slack import fill_slack
 from placeto.simulator.timelines import timelines
 from tests.heuristics.test_heuristics import forks, random_cluster, random_graph
 from tests.heuristics.test_memory_limits import chain, devices
@@ -38,7 +39,7 @@ def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
     placement = device[groups.group]
     scratch = new_scratch(flat, near)
     makespan, sends = kernel.run(flat, 0, placement, scratch.record, np.inf)
-    kernel.slack(flat, 0, placement, scratch.record, sends, makespan, scratch.op_slack, scratch.send_slack)
+    fill_slack(flat, 0, placement, scratch.record, sends, makespan, scratch.op_slack, scratch.send_slack)
     timelines(flat, 0, placement, scratch.record, sends, scratch.line_ptr, scratch.line)
     table = np.zeros((groups.num_groups, problem.num_devices))
     for group, target in np.ndindex(table.shape):

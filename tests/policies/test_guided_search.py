@@ -34,7 +34,7 @@ def test_budget_is_kept_and_the_result_is_what_the_simulator_says(placer, seed, 
     problem = PlacementProblem(random_graph(seed, 20), toy_cluster(devices))
     result = placer(problem, simulations=budget, seed=seed)
     assert result.simulations <= budget
-    assert result.makespan_us == simulate(problem, result.placement).makespan_us
+    assert result.makespan_us == result.schedule().makespan_us
     history = [makespan for _, _, makespan in result.history]
     assert history == sorted(history, reverse=True)
 
@@ -44,7 +44,7 @@ CONSTRUCTIVE = ("single", "fastest", "roundrobin", "expert", "metis", "heft", "e
 
 def quality(result):
     """Smaller is better: what fits, then the penalised makespan."""
-    overflow = simulate(result.problem, result.placement).overflow
+    overflow = result.schedule().overflow
     return overflow > 0, result.makespan_us * (1.0 + MEMORY_PENALTY * overflow)
 
 
@@ -155,7 +155,7 @@ def test_a_pass_ends_with_the_parts_of_groups(placer, monkeypatch):
     evaluator = Evaluator(problem)
     best_cheap(evaluator)
     assert result.simulations == evaluator.simulations + groups
-    assert result.makespan_us == simulate(problem, result.placement).makespan_us
+    assert result.makespan_us == result.schedule().makespan_us
     joined, whole, parts = swept
     assert joined[:2] == (0.25, groups)
     assert whole[:2] == (1.0, groups)
@@ -266,7 +266,7 @@ def test_without_simulations_the_pass_is_the_answer(placer, devices):
     problem = PlacementProblem(random_graph(4, 30), toy_cluster(devices))
     result = placer(problem, simulations=0)
     assert result.simulations == 0
-    assert result.makespan_us == simulate(problem, result.placement).makespan_us
+    assert result.makespan_us == result.schedule().makespan_us
     np.testing.assert_array_equal(result.placement, placer.one_pass(problem).placement)
 
 
@@ -328,7 +328,7 @@ def test_a_policy_whose_numbers_overflow_ends_too():
     instance = make_instance(problem)
     for budget in ({}, {"simulations": 0}, {"simulations": 200}):
         result = GuidedPlacer(policy, EnvConfig())(problem, **budget)
-        assert result.makespan_us == simulate(problem, result.placement).makespan_us
+        assert result.makespan_us == result.schedule().makespan_us
     evaluator = Evaluator(problem, instance.groups)
     best_cheap(evaluator)
     assert result.makespan_us <= evaluator.best_score

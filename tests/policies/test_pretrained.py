@@ -14,7 +14,6 @@ from placeto.policies.guided_search import GuidedPlacer
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import checkpoint_path, load_checkpoint
 from tests.toys import random_graph
 
@@ -55,7 +54,7 @@ def test_it_places_on_any_cluster_and_never_worse_than_the_best_cheap_heuristic(
     best_cheap(evaluator)
     result = placer(problem, simulations=150, seed=0)
     assert result.makespan_us <= evaluator.best_score
-    assert result.makespan_us == simulate(problem, result.placement).makespan_us
+    assert result.makespan_us == result.schedule().makespan_us
     assert result.simulations <= 150
     assert np.isin(result.placement, np.arange(problem.num_devices)).all()
 

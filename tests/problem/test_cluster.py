@@ -125,7 +125,7 @@ def test_pickles_with_read_only_arrays() -> None:
         ({"latency_us": [[0, -1], [1, 0]]}, "latency_us from 'gpu:0' to 'gpu:1' must be finite and >= 0, not -1"),
         ({"latency_us": [[0, 1]]}, "latency_us must be a 2 x 2 matrix"),
         ({"transfers": "multicast"}, "transfers must be one of unicast, broadcast, not 'multicast'"),
-        ({"link": "bus"}, "link must be one of egress, pair, not 'bus'"),
+        ({"link": "bus"}, "link must be one of egress, pair, free, not 'bus'"),
         ({"link_gap_us": -1}, "link_gap_us must be a finite number >= 0, not -1"),
         ({"link_gap_us": "1"}, "link_gap_us must be a finite number >= 0, not '1'"),
         ({"link_gap_us": True}, "link_gap_us must be a finite number >= 0, not True"),
@@ -153,7 +153,7 @@ def test_pickles_with_read_only_arrays() -> None:
         ({"devices": [{**DEVICE, "count": 10**9}]}, "count must be an integer from 1 to 4096, not 1000000000"),
         ({"topology": {}}, "topology stands in place of bandwidth: leave one of the two out"),
         ({"transfers": ["unicast"]}, "transfers must be one of unicast, broadcast"),
-        ({"link": None}, "link must be one of egress, pair, not None"),
+        ({"link": None}, "link must be one of egress, pair, free, not None"),
     ],
 )
 def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -14,29 +14,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster import DISPATCHES, Cluster, Device
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator import kernel, schedule
 from placeto.simulator.schedule import PlacementError, Schedule, simulate, simulate_batch
+from placeto.simulator.slack import fill_slack
 from tests.reference import Result, random_graph, random_problem, reference, reference_memory, reference_slack
 
 ROOT = Path(__file__).parents[2]
 MODES = [("unicast", "egress"), ("unicast", "pair"), ("broadcast", "egress"), ("broadcast", "pair")]
+ALL_MODES = [(transfers, link, False) for transfers, link in [*MODES, ("unicast", "free")]] + [
+    ("unicast", "egress", True),
+    ("unicast", "pair", True),
+]
+
+GRAPHS = 20  # an example of hypothesis is this many graphs, of which each mode sees 16 times as many
 
 
-GRAPHS = 20  # an example of hypothesis is this many graphs, of which each mode sees 40 times as many
-
-
-@pytest.mark.parametrize(("transfers", "link"), MODES)
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("dispatch", DISPATCHES)
+@pytest.mark.parametrize(("transfers", "link", "shared"), ALL_MODES)
+@settings(max_examples=16, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_equals_the_plain_reference(transfers: str, link: str, seed: int) -> None:
+def test_equals_the_plain_reference(transfers: str, link: str, shared: bool, dispatch: str, seed: int) -> None:
     """To the bit, but slack, whose sums the reference adds up in another order."""
     rng = np.random.default_rng(seed)
     for _ in range(GRAPHS):
-        problem, placement = random_problem(rng, transfers, link)
+        problem, placement = random_problem(rng, transfers, link, dispatch, shared)
         schedule, expected = simulate(problem, placement), reference(problem, placement)
         _assert_same_times(schedule, expected)
         names = problem.graph.op_names
@@ -157,7 +162,7 @@ def test_at_equal_times_deliveries_go_by_the_name_of_the_producer(transfers: str
 def _plain_problem(ops: list[dict[str, Any]], names: tuple[str, ...], transfers: str, link: str) -> PlacementProblem:
     """Devices without overhead, links of 1000 bytes/us without latency or gap."""
     devices, size = tuple(Device(name, "x", 1.0, 1.0, 10**9) for name in names), (len(names), len(names))
-    cluster = Cluster("plain", devices, np.full(size, 1000.0), np.zeros(size), transfers, link)
+    cluster = Cluster("plain", devices, np.full(size, 1000.0), np.zeros(size), transfers, link, dispatch="fifo")
     return PlacementProblem(ComputationGraph.from_ops("ties", ops), cluster)
 
 
@@ -208,6 +213,7 @@ THREADS = """
 import hashlib
 import numpy as np
 from placeto.simulator.schedule import simulate_batch
+from placeto.simulator.slack import fill_slack
 from tests.simulator.test_schedule import _batch
 digest = hashlib.sha256()
 for array in simulate_batch(*_batch(np.random.default_rng(6), 300)):
@@ -248,7 +254,7 @@ def test_nothing_is_compiled_twice(rows: int) -> None:
     batch, index, placements = ProblemBatch.of([problem]), np.zeros(rows, np.int64), np.stack([placement] * rows)
     once, (makespans, overflows) = simulate(problem, placement), simulate_batch(batch, index, placements)
     run = schedule._run_serial if rows < schedule.SERIAL_BELOW else schedule._run_parallel
-    kernels = (kernel.new_record, kernel.run, kernel.slack, schedule._first_invalid, run)
+    kernels = (kernel.new_record, kernel.run, fill_slack, schedule._first_invalid, run)
     assert once.slack_us.min() == 0.0
     before = [len(kernel.signatures) for kernel in kernels]
 

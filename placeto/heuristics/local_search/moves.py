@@ -16,8 +16,8 @@ from numba import njit
 from placeto.heuristics.local_search.guide import Scratch, estimate, new_scratch
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.problem.flat import FlatProblems
-from placeto.simulator import kernel
 from placeto.simulator.memory import penalised_makespan, run_and_measure
+from placeto.simulator.slack import fill_slack
 from placeto.simulator.timelines import timelines
 
 MOVES = ("guided", "critical", "random", "swap", "set", "part", "exchange", "block")
@@ -187,7 +187,7 @@ def _look(
 ) -> None:
     """Find the critical groups of the schedule in the scratch record, and what the guide says about moving them."""
     num_devices, marked = flat.device_offset[1], scratch.marked
-    kernel.slack(flat, 0, state.placement, scratch.record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
+    fill_slack(flat, 0, state.placement, scratch.record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
     count = 0
     for op in range(len(near.group)):
         group = near.group[op]

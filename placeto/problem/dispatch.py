@@ -1,0 +1,111 @@
+"""Dispatch: which of its ready ops a device runs next, and which of its tensors a link sends next.
+
+- "fifo": first ready first served, as TensorFlow's executor and the published Placeto simulator did.
+- "priority": the ready op with the longest remaining path first. Static, and without transfers, so that it does not
+  depend on the placement. Links send first what the first of its consumers needs first.
+- "list": each device runs a list strictly in order and waits for its head, as streams and generated programs do; links
+  send in the order in which tensors are made. Where no list is given it is the order of the program.
+
+Legend: N ops, D devices.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from placeto.problem.fields import quote
+from placeto.problem.flat import longest_path
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import topological_order
+
+
+class OrderError(ValueError):
+    """An order of ops that contradicts its graph."""
+
+
+def priorities(graph: ComputationGraph, dispatch: str, busy_us: np.ndarray) -> np.ndarray:
+    """(N,) int64, place of each op in the order of dispatch, 0 first; `busy_us` (N, D) is what it keeps devices busy.
+
+    Under "priority" by longest remaining path, each op at its mean over devices, ties by name; else program order.
+    """
+    place = np.empty(graph.num_ops, np.int64)
+    if dispatch == "priority":
+        mean = busy_us.mean(axis=1)
+        place[np.lexsort((graph.name_rank, -longest_path(graph, mean, mean)))] = np.arange(graph.num_ops)
+    else:
+        place[graph.topological_order] = np.arange(graph.num_ops)
+    return place
+
+
+def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) -> np.ndarray:
+    """(N,) int64, the order in which one device alone runs the ops; `priority` (N,) as `priorities` gives it."""
+    if dispatch == "list":
+        return np.argsort(priority)
+    by_name = np.lexsort((graph.name_rank[graph.edge_dst], graph.edge_src))
+    child = graph.edge_dst[by_name].tolist()
+    ptr = np.searchsorted(graph.edge_src[by_name], np.arange(graph.num_ops + 1)).tolist()
+    missing = np.bincount(graph.edge_dst, minlength=graph.num_ops).tolist()
+    place = priority.tolist() if dispatch == "priority" else None
+    ready: list[tuple[int, int]] = []  # (key, op); first ready first served keeps counting
+    count = 0
+
+    def push(op: int) -> None:
+        nonlocal count
+        heapq.heappush(ready, (count if place is None else place[op], op))
+        count += 1
+
+    for op in range(graph.num_ops):
+        if missing[op] == 0:
+            push(op)
+    order = []
+    while ready:
+        _, op = heapq.heappop(ready)
+        order.append(op)
+        for c in child[ptr[op] : ptr[op + 1]]:
+            missing[c] -= 1
+            if missing[c] == 0:
+                push(c)
+    return np.array(order, np.int64)
+
+
+def places(graph: ComputationGraph, order: np.ndarray) -> np.ndarray:
+    """(N,) int64, place of each op in an order (N,) of all.
+
+    Raises:
+        OrderError: it is no permutation, or an op comes before one that it needs; the message names an op.
+    """
+    array = np.asarray(order)
+    count = graph.num_ops
+    if array.shape != (count,) or not np.array_equal(np.sort(array), np.arange(count)):
+        raise OrderError(f"an order of {quote(graph.name)} must have each of its {count} ops once")
+    place = np.empty(count, np.int64)
+    place[array] = np.arange(count)
+    early = np.flatnonzero(place[graph.edge_src] > place[graph.edge_dst])
+    if len(early):
+        src, dst = (quote(graph.op_names[ops[early[0]]]) for ops in (graph.edge_src, graph.edge_dst))
+        raise OrderError(f"op {dst} comes before {src}, which it needs: the order contradicts the graph")
+    return place
+
+
+def order_of_lists(graph: ComputationGraph, lists: Sequence[Sequence[int]]) -> np.ndarray:
+    """(N,) int64, an order of all ops that keeps both the graph and the lists of each device.
+
+    Raises:
+        OrderError: an op that stands in no list or in two, or lists that contradict the graph or each other; the
+            message names an op.
+    """
+    listed = [op for ops in lists for op in ops]
+    count = np.bincount(np.array(listed, np.int64), minlength=graph.num_ops)
+    if (count != 1).any():
+        op = int((count != 1).argmax())
+        raise OrderError(f"op {quote(graph.op_names[op])} stands {count[op]} times in the lists of devices, not once")
+    src = np.concatenate([graph.edge_src, *(np.array(ops[:-1], np.int64) for ops in lists)])
+    dst = np.concatenate([graph.edge_dst, *(np.array(ops[1:], np.int64) for ops in lists)])
+    order = topological_order(graph.num_ops, src, dst)
+    if len(order) < graph.num_ops:
+        op = min(set(range(graph.num_ops)) - set(order.tolist()))
+        raise OrderError(f"op {quote(graph.op_names[op])} would wait for itself: the order contradicts the graph")
+    return order

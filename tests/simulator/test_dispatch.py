@@ -1,0 +1,175 @@
+"""Schedules worked out by hand: each dispatch, shared links, links without contention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from placeto.formats.placement import PlacementError, PlacementFile, load_placement, save_placement
+from placeto.placers import load_placer
+from placeto.problem.cluster import Cluster, ClusterError, Device, SharedLink
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.dispatch import OrderError
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+from tests.reference import random_problem
+
+
+def plain_cluster(size: int, link: str = "egress", shared: tuple[SharedLink, ...] = ()) -> Cluster:
+    """Devices d0, d1... without overhead, links of 1000 bytes/us without latency."""
+    devices = tuple(Device(f"d{n}", "x", 1e12, 1e12, 10**9) for n in range(size))
+    matrix = np.full((size, size), 1000.0)
+    return Cluster("plain", devices, matrix, np.zeros_like(matrix), "unicast", link, shared_links=shared)
+
+
+def op(name: str, time_us: float, *inputs: str, outputs: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    """An op; of an input "a.1" output 1 of op a."""
+    read = [[text.split(".")[0], int(f"{text}.0".split(".")[1])] for text in inputs]
+    return {"name": name, "time_us": {"*": time_us}, "inputs": read, "outputs": list(outputs)}
+
+
+# s makes x and y ready; what waits for y, over a transfer of 4 us, is long
+FORK = [op("s", 1.0), op("x", 2.0, "s"), op("y", 3.0, "s", outputs=(4000,)), op("z", 10.0, "y")]
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "start", "makespan"),
+    [
+        ("fifo", [0.0, 1.0, 3.0, 10.0], 20.0),  # x became ready with y, and stands before it
+        ("priority", [0.0, 4.0, 1.0, 8.0], 18.0),  # y first: 13 us of work hang on it, 2 us on x
+        ("list", [0.0, 1.0, 3.0, 10.0], 20.0),  # as the program has it
+    ],
+)
+def test_each_dispatch(dispatch: str, start: list[float], makespan: float) -> None:
+    problem = PlacementProblem(ComputationGraph.from_ops("fork", FORK), plain_cluster(2), dispatch=dispatch)
+    schedule = simulate(problem, np.array([0, 0, 0, 1]))
+    assert (schedule.start_us.tolist(), schedule.makespan_us) == (start, makespan)
+
+
+def test_a_list_waits_for_its_head() -> None:
+    """d1 could run w from the start; its list wants z before."""
+    graph = ComputationGraph.from_ops("wait", [*FORK, op("w", 5.0)])
+    problem, placement = PlacementProblem(graph, plain_cluster(2)), np.array([0, 0, 0, 1, 1])
+    assert simulate(problem, placement).start_us.tolist() == [0.0, 4.0, 1.0, 8.0, 0.0]
+    listed = simulate(problem, placement, order=np.array([0, 2, 1, 3, 4]))
+    assert listed.start_us.tolist() == [0.0, 4.0, 1.0, 8.0, 18.0]
+    assert [ops.tolist() for ops in listed.device_order] == [[0, 2, 1], [3, 4]]
+
+
+def test_by_priority_a_link_sends_first_what_is_waited_for_most() -> None:
+    """a's three outputs, 1 us each, go to p, q and r on a device each."""
+    ops = [op("a", 1.0, outputs=(1000,) * 3), op("p", 1.0, "a.0"), op("q", 5.0, "a.1"), op("r", 10.0, "a.2")]
+    graph = ComputationGraph.from_ops("fan", ops)
+    ends = {
+        dispatch: simulate(PlacementProblem(graph, plain_cluster(4), dispatch=dispatch), np.arange(4)).finish_us[1:]
+        for dispatch in ("fifo", "priority", "list")
+    }
+    assert ends["priority"].tolist() == [5.0, 8.0, 12.0]
+    assert ends["fifo"].tolist() == ends["list"].tolist() == [3.0, 8.0, 14.0]
+
+
+PAIR_OF_CHAINS = [op(f"a{n}", 10.0, outputs=(5000,)) for n in range(2)] + [op(f"b{n}", 1.0, f"a{n}") for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "start"),
+    [
+        (500.0, [20.0, 30.0]),  # the card carries one transfer of 10 us after the other
+        (1000.0, [15.0, 20.0]),
+        (2000.0, [15.0, 17.5]),  # half of it is free beside a transfer, which a pair's link holds to 1000
+    ],
+)
+def test_transfers_queue_for_a_shared_link(bandwidth: float, start: list[float]) -> None:
+    card = SharedLink("card of host 0, out", bandwidth, ("d0", "d1"), ("d2", "d3"))
+    problem = PlacementProblem(ComputationGraph.from_ops("chains", PAIR_OF_CHAINS), plain_cluster(4, shared=(card,)))
+    schedule = simulate(problem, np.arange(4))
+    assert schedule.start_us[2:].tolist() == start
+    assert simulate(problem, np.array([0, 2, 1, 3])).start_us[2:].tolist() == [15.0, 15.0], (
+        "within hosts it isn't crossed"
+    )
+    wait = start[1] - start[0]
+    assert schedule.slack_us.tolist() == [0.0, wait, wait, 0.0]
+
+
+def test_free_links_let_everything_leave_at_once() -> None:
+    ops = [op("a", 10.0, outputs=(1000, 1000)), op("b", 1.0, "a.0"), op("c", 1.0, "a.1")]
+    graph = ComputationGraph.from_ops("two", ops)
+    start = {
+        link: simulate(PlacementProblem(graph, plain_cluster(2, link)), np.array([0, 1, 1])).start_us.tolist()
+        for link in ("egress", "free")
+    }
+    assert start == {"egress": [0.0, 11.0, 12.0], "free": [0.0, 11.0, 12.0]}
+    spread = [simulate(PlacementProblem(graph, plain_cluster(3, link)), np.arange(3)) for link in ("egress", "free")]
+    assert [schedule.start_us.tolist() for schedule in spread] == [[0.0, 11.0, 12.0], [0.0, 11.0, 11.0]]
+
+
+def test_what_contradicts_is_refused_in_one_line() -> None:
+    graph = ComputationGraph.from_ops("fork", FORK)
+    problem, placement = PlacementProblem(graph, plain_cluster(2)), np.zeros(4, np.int64)
+    with pytest.raises(OrderError, match="op 'y' comes before 's', which it needs: the order contradicts the graph"):
+        simulate(problem, placement, order=np.array([2, 0, 1, 3]))
+    with pytest.raises(OrderError, match="an order of 'fork' must have each of its 4 ops once"):
+        simulate(problem, placement, order=np.array([0, 1, 2, 2]))
+    with pytest.raises(ValueError, match="dispatch must be one of fifo, priority, list, not 'lifo'"):
+        PlacementProblem(graph, plain_cluster(2), dispatch="lifo")
+    with pytest.raises(ClusterError, match="shared link 'card': there is no device 'gpu:9', but d0, d1"):
+        plain_cluster(2, shared=(SharedLink("card", 1.0, ("d0",), ("gpu:9",)),))
+    with pytest.raises(
+        ClusterError, match="shared link 'card': no transfer crosses it: it needs senders and receivers"
+    ):
+        plain_cluster(2, shared=(SharedLink("card", 1.0, ("d0",), ("d0",)),))
+    with pytest.raises(ClusterError, match="shared_links need unicast transfers that wait, not unicast over free"):
+        plain_cluster(2, "free", (SharedLink("card", 1.0, ("d0",), ("d1",)),))
+
+
+def test_the_order_is_in_the_placement_file(tmp_path: Path) -> None:
+    problem, _ = random_problem(np.random.default_rng(3), "unicast", "pair", "priority")
+    result = load_placer("heft")(problem)
+    save_placement(result, tmp_path / "p.json")
+    file = load_placement(tmp_path / "p.json")
+    placement, order = file.devices(problem.graph, problem.cluster), file.op_order(problem.graph)
+    schedule = simulate(problem, placement, order=order)
+    lists = [[problem.graph.op_names[i] for i in ops] for ops in schedule.device_order]
+    assert dict(zip(problem.cluster.device_names, lists, strict=True)) == file.order
+    assert file.makespan_us == result.makespan_us == result.schedule().makespan_us
+
+
+def test_a_bad_order_in_a_placement_file_is_refused() -> None:
+    graph = ComputationGraph.from_ops("fork", FORK)
+    file = PlacementFile({"s": "d0", "x": "d0", "y": "d0", "z": "d1"}, order={"d0": ["s", "x", "y"], "d1": ["z"]})
+    assert file.op_order(graph) is not None
+    for order, message in (
+        ({"d0": ["y", "s", "x"], "d1": ["z"]}, "op 's' would wait for itself: the order contradicts the graph"),
+        ({"d0": ["s", "x"], "d1": ["z"]}, "op 'y' stands 0 times in the lists of devices, not once"),
+        ({"d0": ["s", "x", "q"]}, "op 'q' in the order of 'd0' is not in the graph"),
+        ({"d1": ["s"]}, "op 's' in the order of 'd1' is placed elsewhere"),
+    ):
+        with pytest.raises(PlacementError, match=f"^{message}$"):
+            replace(file, order=order).op_order(graph)
+
+
+def test_list_schedulers_keep_their_orders_where_these_are_better() -> None:
+    """Over random problems: HEFT's order wins somewhere, and never costs anything."""
+    rng = np.random.default_rng(0)
+    kept = 0
+    for _ in range(30):
+        problem, _ = random_problem(rng, "unicast", "pair", "priority")
+        result = load_placer("heft")(problem)
+        assert result.makespan_us <= simulate(problem, result.placement).makespan_us
+        kept += result.order is not None
+        fifo = PlacementProblem(problem.graph, problem.cluster, dispatch="fifo")
+        assert load_placer("heft")(fifo).order is None
+    assert kept > 0
+
+
+def test_the_published_simulator_keeps_first_ready_first_served() -> None:
+    graph = ComputationGraph.from_ops("fork", FORK)
+    assert PlacementProblem(graph, load_cluster("4xk80")).dispatch == "fifo"
+    assert PlacementProblem(graph, load_cluster("4xv100")).dispatch == "priority"
+    hashes = {PlacementProblem(graph, load_cluster("4xv100"), dispatch=d).hash for d in ("fifo", "priority", "list")}
+    assert len(hashes) == 3
