@@ -51,5 +51,6 @@ def _describe(cluster: Cluster) -> str:
         parts.append(f"{counts[kind]} {kind.upper()} ({size}{' each' if counts[kind] > 1 else ''})")
     rates = cluster.bandwidth[~np.eye(cluster.num_devices, dtype=bool)] / 1e3  # GB/s
     speed = f"{rates.min():.3g}" if rates.min() == rates.max() else f"{rates.min():.3g} to {rates.max():.3g}"
-    link = "one per pair of devices" if cluster.link == "pair" else "one per sender"
-    return f"{' and '.join(parts)}; links of {speed} GB/s, {link}, {cluster.transfers}."
+    link = {"pair": "one per pair of devices", "egress": "one per sender", "free": "free"}[cluster.link]
+    shared = f", {len(cluster.shared_links)} shared" if cluster.shared_links else ""
+    return f"{' and '.join(parts)}; links of {speed} GB/s, {link}{shared}, {cluster.transfers}; {cluster.dispatch}."

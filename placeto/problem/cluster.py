@@ -200,6 +200,7 @@ class Cluster:
         transfers: str = "unicast",
         link: str = "egress",
         link_gap_us: float = 0.0,
+        dispatch: str = "priority",
     ) -> Cluster:
         """A cluster whose matrices follow from hosts and islands; see `placeto.problem.topology`.
 
@@ -207,7 +208,22 @@ class Cluster:
             ClusterError: the topology holds another number of devices, or any of the above.
         """
         bandwidth, latency_us = topology.matrices(len(devices))
-        return cls(name, tuple(devices), bandwidth / BYTES_PER_US, latency_us, transfers, link, link_gap_us)
+        names, shared = [device.name for device in devices], []
+        for link_name, crossed, senders, receivers in topology.shared():
+            latency_us[np.ix_(senders, receivers)] += crossed.latency_us
+            sides = (tuple(names[device] for device in side) for side in (senders, receivers))
+            shared.append(SharedLink(link_name, crossed.bandwidth / BYTES_PER_US, *sides))
+        return cls(
+            name,
+            tuple(devices),
+            bandwidth / BYTES_PER_US,
+            latency_us,
+            transfers,
+            link,
+            link_gap_us,
+            dispatch,
+            tuple(shared),
+        )
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(device.kind for device in self.devices).items())

@@ -12,8 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from placeto.problem.cluster import BYTES_PER_US, DEVICE_FIELDS, FORMAT, LINK_FIELDS, Cluster, Device
-from placeto.problem.fields import Field, anything, integer, quote, read_fields, read_json, text, within, write_json
+from placeto.problem.cluster import BYTES_PER_US, DEVICE_FIELDS, FORMAT, LINK_FIELDS, Cluster, Device, SharedLink
+from placeto.problem.fields import (
+    Field,
+    anything,
+    integer,
+    items,
+    number,
+    quote,
+    read_fields,
+    read_json,
+    text,
+    within,
+    write_json,
+)
 from placeto.problem.presets import CLUSTERS
 from placeto.problem.topology import MOST_DEVICES, ClusterError, topology_from_document
 
@@ -25,6 +37,13 @@ def _records(value: Any, key: str, error: type[ValueError]) -> list[Any]:
 
 
 _RECORD = DEVICE_FIELDS | {"count": Field(integer(1, MOST_DEVICES), None)}
+_SHARED_LINK = {
+    "name": Field(text),
+    "bandwidth": Field(number(above=0.0)),
+    "latency_us": Field(number(), 0.0),
+    "from": Field(items(text, "device names")),
+    "to": Field(items(text, "device names")),
+}
 _CLUSTER = LINK_FIELDS | {
     "format": Field(text),
     "name": Field(text, None),
@@ -32,6 +51,7 @@ _CLUSTER = LINK_FIELDS | {
     "topology": Field(anything, None),
     "bandwidth": Field(anything, None),
     "latency_us": Field(anything, 0.0),
+    "shared_links": Field(anything, ()),
 }
 _LEAST = 1e6
 _UNITS = {  # what numbers of a file are in, and what they look like
@@ -77,6 +97,16 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         "link_gap_us": cluster.link_gap_us,
         "dispatch": cluster.dispatch,
     }
+    if cluster.shared_links:  # their latency is in that of the pairs
+        document["shared_links"] = [
+            {
+                "name": link.name,
+                "bandwidth": _bytes_per_second(link.bandwidth),
+                "from": list(link.senders),
+                "to": list(link.receivers),
+            }
+            for link in cluster.shared_links
+        ]
     write_json(document, path)
 
 
@@ -94,14 +124,17 @@ def _from_document(document: Any, default_name: str) -> Cluster:
         raise ClusterError(f'not a cluster file: "format" must be "{FORMAT}"')
     values = read_fields(document, _CLUSTER, ClusterError)
     devices = _devices(values["devices"])
-    bandwidth, latency_us = _links(document, len(devices))
-    cluster = Cluster(
-        name=default_name if values["name"] is None else values["name"],
-        devices=devices,
-        bandwidth=bandwidth / BYTES_PER_US,
-        latency_us=latency_us,
-        **{key: values[key] for key in LINK_FIELDS},
-    )
+    name = default_name if values["name"] is None else values["name"]
+    links = {key: values[key] for key in LINK_FIELDS}
+    if "topology" in document:
+        for key in (*_MATRICES, "shared_links"):
+            if key in document:
+                raise ClusterError(f"topology stands in place of {key}: leave one of the two out")
+        cluster = Cluster.from_topology(name, devices, topology_from_document(document["topology"]), **links)
+    else:
+        bandwidth, latency_us = _links(document, len(devices))
+        shared = _shared_links(values["shared_links"], devices, latency_us)
+        cluster = Cluster(name, devices, bandwidth / BYTES_PER_US, latency_us, **links, shared_links=shared)
     for device in devices:
         with within(ClusterError, "device", device.name):
             for key in ("flops", "memory_bandwidth", "memory"):
@@ -132,16 +165,26 @@ def _devices(records: list[dict[str, Any]]) -> tuple[Device, ...]:
 
 
 def _links(document: dict[str, Any], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bandwidth in bytes/s and latency of a file, each (D, D): its matrices, or those of its topology."""
-    if "topology" in document:
-        for key in _MATRICES:
-            if key in document:
-                raise ClusterError(f"topology stands in place of {key}: leave one of the two out")
-        return topology_from_document(document["topology"]).matrices(size)
+    """Bandwidth in bytes/s and latency of a file, each (D, D)."""
     if "bandwidth" not in document:
         raise ClusterError("bandwidth is missing (or topology in its place)")
     latency_us = _matrix(document.get("latency_us", 0.0), "latency_us", size)
     return _matrix(document["bandwidth"], "bandwidth", size), latency_us
+
+
+def _shared_links(records: list[Any], devices: tuple[Device, ...], latency_us: np.ndarray) -> tuple[SharedLink, ...]:
+    """The shared links of a file; their latency is added to that of the pairs (D, D) that cross them."""
+    if not isinstance(records, list | tuple):
+        raise ClusterError(f"shared_links must be a list of objects, not {quote(records)}")
+    names, links = [device.name for device in devices], []
+    for position, record in enumerate(records):
+        with within(ClusterError, f"shared_links[{position}]"):
+            values = read_fields(record, _SHARED_LINK, ClusterError)
+            _refuse_implausible("bandwidth", values["bandwidth"])
+        senders, receivers = tuple(values["from"]), tuple(values["to"])
+        latency_us += values["latency_us"] * np.outer(np.isin(names, senders), np.isin(names, receivers))
+        links.append(SharedLink(values["name"], values["bandwidth"] / BYTES_PER_US, senders, receivers))
+    return tuple(links)
 
 
 def _matrix(value: Any, key: str, size: int) -> np.ndarray:

@@ -97,17 +97,19 @@ def _mixed(name: str) -> Cluster:
 
 
 def _hosts(name: str, device: Device, topology: Topology) -> Cluster:
-    """Alike devices on several hosts. One link per sender: each GPU of a host sends to the network by itself."""
+    """Alike devices on several hosts, whose network cards they share."""
     return Cluster.from_topology(name, _named([device] * topology.num_devices), topology)
 
 
 # Two hosts, each with four V100 like a quad of the DGX-1: 8 NVLinks among 6 pairs, here spread evenly. 25 Gb/s Ethernet
 # is 3.125e9 bytes/s, of which TCP leaves 1448 in each 1538 of a full frame (IEEE 802.3). Latency through both hosts'
-# memory: an estimate.
-_2X4XV100 = Topology(((4,), (4,)), island=Link(8 / 6 * NVLINK2, LATENCY_US), network=Link(2.9e9, 50.0))
+# memory: an estimate. The four GPUs of a host share its card.
+_2X4XV100 = Topology(
+    ((4,), (4,)), island=Link(8 / 6 * NVLINK2, LATENCY_US), network=Link(2.9e9, 50.0), card=Link(2.9e9)
+)
 # Two DGX H100: NVSwitch within (as in 8xh100), and a ConnectX-7 with 400 Gb/s of InfiniBand for each GPU (NVIDIA, DGX
 # H100 datasheet): 50e9 bytes/s on paper. The share of it that transfers get, and the latency, are estimates.
-_2X8XH100 = Topology(((8,), (8,)), island=Link(380e9, 8.0), network=Link(45e9, 15.0))
+_2X8XH100 = Topology(((8,), (8,)), island=Link(380e9, 8.0), network=Link(45e9, 15.0), card=Link(45e9), cards=8)
 
 CLUSTERS: dict[str, Callable[[], Cluster]] = {
     "2xk80": partial(_k80, "2xk80", 2),

@@ -11,6 +11,15 @@ four GPUs, all four of a host joined by NVLink, with 25 Gb/s between the hosts:
 host with two pairs, ``[[1, 1, 1, 1]]`` one with four devices on PCIe alone. `island`, `host` and `network` are the
 links within an island, between islands of one host, and between hosts; those that join no two may be left out.
 
+Each pair of devices has the link of the closest level that joins it, but what several pairs share, all their transfers
+cross together (optional; each way by itself): `switch` is an island's way out, such as a PCIe switch, `bridge` leads
+from an island to the others of its host, and `card` is a host's network card, or each of its `cards`, to which its
+devices belong in turn:
+
+    "card": {"bandwidth": 2.9e9}, "cards": 1
+
+Their latency comes on top of the pair's.
+
 Legend: D devices.
 """
 
@@ -21,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from placeto.problem.fields import Field, anything, number, quote, read_fields, within
+from placeto.problem.fields import Field, anything, integer, number, quote, read_fields, within
 
 LEVELS = {"island": "two devices share an island", "host": "a host has two islands", "network": "there are two hosts"}
 MOST_DEVICES = 4096
@@ -53,16 +62,17 @@ def _link(value: Any, key: str, error: type[ValueError]) -> Link:
         return Link(**read_fields(value, _LINK, error))
 
 
-_TOPOLOGY = {"hosts": Field(anything), **dict.fromkeys(LEVELS, Field(_link, None))}
+SHARED = ("switch", "bridge", "card")
+_TOPOLOGY = {
+    "hosts": Field(anything),
+    **dict.fromkeys((*LEVELS, *SHARED), Field(_link, None)),
+    "cards": Field(integer(1), 1),
+}
 
 
 @dataclass(frozen=True)
 class Topology:
     """Hosts, each with islands of devices, and the links of the three levels.
-
-    Each pair of devices gets the link of the closest level that joins it, as if it had it for itself: that the GPUs of
-    a host share one network card is not modelled; give `network` the bandwidth that is left for one of them where all
-    send at once.
 
     Raises:
         ClusterError: no host, a host without islands, a size that is not a positive integer, or a missing link.
@@ -72,6 +82,10 @@ class Topology:
     island: Link | None = None  # within an island, e.g. NVLink
     host: Link | None = None  # between islands of one host, e.g. PCIe
     network: Link | None = None  # between hosts
+    switch: Link | None = None  # shared: what leaves or enters an island
+    bridge: Link | None = None  # shared: what goes from an island to the others of its host
+    card: Link | None = None  # shared: what leaves or enters a host over one of its cards
+    cards: int = 1  # network cards of a host
 
     def __post_init__(self) -> None:
         if not _is_list(self.hosts) or not self.hosts:
@@ -109,9 +123,7 @@ class Topology:
         """
         if self.num_devices != num_devices:
             raise ClusterError(f"topology: hosts has room for {self.num_devices} devices, but there are {num_devices}")
-        host = np.repeat(np.arange(len(self.hosts)), [sum(sizes) for sizes in self.hosts])
-        islands = [size for sizes in self.hosts for size in sizes]
-        island = np.repeat(np.arange(len(islands)), islands)
+        host, island = self._where()
         level = np.where(host[:, None] != host, 2, np.where(island[:, None] != island, 1, 0))
         links = [self.island, self.host, self.network]  # None joins no two devices: see __post_init__
         bandwidth = np.array([link.bandwidth if link else 0.0 for link in links], np.float64)[level]
@@ -119,6 +131,33 @@ class Topology:
         np.fill_diagonal(bandwidth, 0.0)
         np.fill_diagonal(latency_us, 0.0)
         return bandwidth, latency_us
+
+    def shared(self) -> list[tuple[str, Link, np.ndarray, np.ndarray]]:
+        """What transfers share: name, link, and the numbers of its senders and of its receivers."""
+        host, island = self._where()
+        found: list[tuple[str, Link, np.ndarray, np.ndarray]] = []
+
+        def both_ways(name: str, link: Link | None, inside: np.ndarray, outside: np.ndarray) -> None:
+            if link is not None and len(inside) and len(outside):
+                found.extend([(f"{name}, out", link, inside, outside), (f"{name}, in", link, outside, inside)])
+
+        for place in range(len(self.hosts)):
+            here, others = np.flatnonzero(host == place), np.flatnonzero(host != place)
+            for card in range(self.cards):
+                both_ways(f"card {card} of host {place}", self.card, here[card :: self.cards], others)
+        for place in range(int(island.max()) + 1):
+            inside = island == place
+            both_ways(f"switch of island {place}", self.switch, np.flatnonzero(inside), np.flatnonzero(~inside))
+            rest = np.flatnonzero(~inside & (host == host[inside.argmax()]))
+            if self.bridge is not None and len(rest):
+                found.append((f"bridge from island {place}", self.bridge, np.flatnonzero(inside), rest))
+        return found
+
+    def _where(self) -> tuple[np.ndarray, np.ndarray]:
+        """(D,) host, and (D,) island, of each device."""
+        host = np.repeat(np.arange(len(self.hosts)), [sum(sizes) for sizes in self.hosts])
+        islands = [size for sizes in self.hosts for size in sizes]
+        return host, np.repeat(np.arange(len(islands)), islands)
 
 
 def topology_from_document(value: Any) -> Topology:

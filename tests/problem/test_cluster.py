@@ -247,3 +247,51 @@ def test_numbers_of_numpy_are_plain_in_hash_and_file(tmp_path: Path) -> None:
     assert replace(cluster, devices=tuple(replace(d, flops=np.int64(1)) for d in devices)).hash
     save_cluster(other, tmp_path / "mine.json")
     assert load_cluster(tmp_path / "mine.json").hash == cluster.hash
+
+
+def test_topology_makes_shared_links_and_files_keep_them(tmp_path: Path) -> None:
+    """Two hosts of two islands: a card each, a switch for each island, a bridge between those of a host."""
+    level, shared = Link(10e9, 1.0), Link(4e9, 2.0)
+    topology = Topology(((2, 1), (1,)), level, level, level, switch=shared, bridge=shared, card=shared)
+    devices = [Device(f"d{n}", "x", 1e12, 1e12, 10**9) for n in range(4)]
+    cluster = Cluster.from_topology("mine", devices, topology)
+    crossed = {link.name: (link.senders, link.receivers) for link in cluster.shared_links}
+    assert crossed["card 0 of host 0, out"] == (("d0", "d1", "d2"), ("d3",))
+    assert crossed["switch of island 0, in"] == (("d2", "d3"), ("d0", "d1"))
+    assert crossed["bridge from island 1"] == (("d2",), ("d0", "d1"))
+    assert len(crossed) == 4 + 6 + 2
+    # d0 to d3: both cards, both switches; d0 to d2: two switches and the bridge; d0 to d1: nothing
+    assert cluster.latency_us[0].tolist() == [0.0, 1.0, 1.0 + 3 * 2.0, 1.0 + 4 * 2.0]
+    assert (cluster.bandwidth[0, 1:] * 1e6).tolist() == [10e9, 4e9, 4e9]
+    ptr, links = cluster.paths
+    names = [cluster.shared_links[link].name for link in links[ptr[3] : ptr[4]]]
+    assert names == [
+        "card 0 of host 0, out",
+        "card 0 of host 1, in",
+        "switch of island 0, out",
+        "switch of island 2, in",
+    ]
+    save_cluster(cluster, tmp_path / "mine.json")
+    again = load_cluster(tmp_path / "mine.json")
+    assert again.hash == cluster.hash
+    assert again.shared_links == cluster.shared_links
+
+
+def test_shared_links_of_a_file(tmp_path: Path) -> None:
+    device = {"name": "gpu", "count": 2, "flops": 1e12, "memory_bandwidth": 1e12, "memory": 10**9}
+    card = {"name": "card", "bandwidth": 1e9, "latency_us": 3.0, "from": ["gpu:0"], "to": ["gpu:1"]}
+    document = {"format": "placeto.cluster/1", "devices": [device], "bandwidth": 12e9, "shared_links": [card]}
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(document))
+    cluster = load_cluster(path)
+    assert cluster.latency_us.tolist() == [[0.0, 3.0], [0.0, 0.0]]
+    assert cluster.bandwidth[0, 1] == 1e3
+    for change, message in (
+        ({"bandwidth": 25}, r"shared_links\[0\]: bandwidth = 25 bytes/s is implausible"),
+        ({"to": "gpu:1"}, r"shared_links\[0\]: to must be a list"),
+        ({"to": ["gpu:7"]}, "shared link 'card': there is no device 'gpu:7'"),
+        ({"too": []}, r"shared_links\[0\]: unknown field 'too'"),
+    ):
+        path.write_text(json.dumps(document | {"shared_links": [card | change]}))
+        with pytest.raises(ClusterError, match=message):
+            load_cluster(path)
