@@ -44,6 +44,7 @@ class FlatProblems(NamedTuple):
     tail_us: np.ndarray  # (N,) lower bound of the time from the op's end to the makespan
     op_rank: np.ndarray  # (N,) int64, rank of the op's name
     priority: np.ndarray  # (N,) int64, place of each op in the order of dispatch, 0 first; not read under FIFO
+    ranked: np.ndarray  # (N,) int64, the ops by that place
     num_inputs: np.ndarray  # (N,) int64, edges into the op
     resident: np.ndarray  # (N,) int64, bytes of parameters, gradients and optimizer state
     # edges out of an op, three orders
@@ -113,6 +114,7 @@ def flatten(
         tail_us=np.maximum(tail, 0.0),
         op_rank=rank.astype(np.int64),
         priority=priority.astype(np.int64),
+        ranked=np.argsort(priority).astype(np.int64),
         num_inputs=np.bincount(dst, minlength=num_ops).astype(np.int64),
         resident=resident,
         out_ptr=np.searchsorted(src[in_op_order], np.arange(num_ops + 1)).astype(np.int64),

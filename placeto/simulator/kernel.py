@@ -24,12 +24,14 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.cpython.unsafe.numbers import trailing_zeros
 
 from placeto.problem.flat import FREE, LIST, PAIR, PRIORITY, FlatProblems
 
 _LINK = 1 << 40  # keys: deliveries from 0, links from _LINK, devices from 2 * _LINK
 _DEVICE = 2 << 40
 BROADCAST = -1
+_ONE = np.uint64(1)
 
 
 def _drop_stale_caches() -> None:
@@ -97,6 +99,29 @@ def _merged(a: int, b: int, key: np.ndarray, tie: np.ndarray, left: np.ndarray, 
 
 
 @njit(cache=True, nogil=True)
+def _keep(place: int, number: int, words: np.ndarray, summary: np.ndarray, num_words: int, num_upper: int) -> None:
+    """Add a place to set `number`: bits in its words, and in its summary the bits of the words that aren't 0."""
+    word = place >> 6
+    words[number * num_words + word] |= _ONE << np.uint64(place & 63)
+    summary[number * num_upper + (word >> 6)] |= _ONE << np.uint64(word & 63)
+
+
+@njit(cache=True, nogil=True)
+def _take_first(number: int, words: np.ndarray, summary: np.ndarray, num_words: int, num_upper: int) -> int:
+    """The least place of set `number`, which must not be empty; it is taken out."""
+    upper = 0
+    while summary[number * num_upper + upper] == 0:
+        upper += 1
+    marks = summary[number * num_upper + upper]
+    word = (upper << 6) + trailing_zeros(marks)  # type: ignore[call-arg]
+    bits = words[number * num_words + word]
+    words[number * num_words + word] = bits & (bits - _ONE)
+    if bits & (bits - _ONE) == 0:
+        summary[number * num_upper + upper] = marks & (marks - _ONE)
+    return (word << 6) + trailing_zeros(bits)
+
+
+@njit(cache=True, nogil=True)
 def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float) -> tuple[float, int]:
     """Simulate problem `p` under `placement` (N or more entries, each in 0..D-1, not checked); fills `record`.
 
@@ -114,7 +139,8 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     by_priority, by_list = flat.dispatch[p] == PRIORITY, flat.dispatch[p] == LIST
     gap = flat.link_gap_us[p]
     op_time = flat.op_time[flat.time_offset[p] : flat.time_offset[p + 1]]
-    tail, rank, priority = flat.tail_us[op0:op1], flat.op_rank[op0:op1], flat.priority[op0:op1]
+    tail, rank = flat.tail_us[op0:op1], flat.op_rank[op0:op1]
+    priority, ranked = flat.priority[op0:op1], flat.ranked[op0:op1]
     out_ptr = flat.out_ptr[op0 + p : op1 + p + 1]
     out_child, out_tensor = flat.out_child[edge0:edge1], flat.out_tensor[edge0:edge1]
     named_child, tensor_child = flat.named_child[edge0:edge1], flat.tensor_child[edge0:edge1]
@@ -133,13 +159,17 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     slot_time, slot_key = np.full(num_slots, np.inf), np.zeros(num_slots, np.int64)
     base_key = np.empty(num_slots, np.int64)  # the key of the slot's next start
     free = np.zeros(num_slots)
-    head, last = np.full(num_slots, -1), np.full(num_slots, -1)  # queues of ops, resp. sends: linked lists, or heaps
+    head, last = np.full(num_slots, -1), np.full(num_slots, -1)  # queues of ops, resp. sends, as linked lists
     running = np.zeros(num_slots, np.int64)  # op or send that the slot's pending delivery is of
     next_op, next_send = np.empty(n, np.int64), np.empty(edge1 - edge0, np.int64)
     send_cost = np.empty(edge1 - edge0)
     heaps = edge1 - edge0 if by_priority or free_links else 0
-    left_op, left_send = np.empty(n if by_priority else 0, np.int64), np.empty(heaps, np.int64)
+    left_send = np.empty(heaps, np.int64)  # by priority and over free links sends queue in heaps
     send_key, send_tie = np.empty(heaps), np.empty(heaps, np.int64)
+    others = np.zeros(d, np.int64)  # by priority ops queue as the first, in `head`, and a set of so many others
+    num_words = (n >> 6) + 1 if by_priority else 1
+    num_upper = (num_words >> 6) + 1
+    words, summary = np.zeros(d * num_words, np.uint64), np.zeros(d * num_upper, np.uint64)
     new_sends = np.zeros((d, 2), np.int64)  # those of the op that runs, as (first, stop), where they wait for its end
     copies = 1 if broadcast else d
     send_of = np.full((tensor1 - tensor0) * copies, -1)  # send of a tensor (to a device)
@@ -152,11 +182,8 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
         base_key[s] = _LINK + link_rank
 
     if by_list:
-        listed = np.empty(n, np.int64)
-        for i in range(n):
-            listed[priority[i]] = i
         for position in range(n - 1, -1, -1):
-            i = listed[position]
+            i = ranked[position]
             next_op[i], head[placement[i]] = head[placement[i]], i
         for s in range(d):
             if head[s] >= 0 and missing[head[s]] == 0:
@@ -165,15 +192,16 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
         for i in range(n):
             if missing[i] == 0:
                 s = placement[i]
-                next_op[i] = -1
-                if by_priority:
-                    left_op[i] = -1
-                    head[s] = _merged(head[s], i, priority, priority, left_op, next_op)
-                elif head[s] < 0:
+                if head[s] < 0:
                     head[s] = i
+                elif by_priority:
+                    _keep(max(priority[i], priority[head[s]]), s, words, summary, num_words, num_upper)
+                    others[s] += 1
+                    if priority[i] < priority[head[s]]:
+                        head[s] = i
                 else:
                     next_op[last[s]] = i
-                last[s] = i
+                last[s], next_op[i] = i, -1
                 slot_time[s], slot_key[s] = 0.0, base_key[s]
 
     num_sends, num_starts, makespan = 0, 0, 0.0
@@ -188,10 +216,13 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
 
         if key >= _DEVICE:  # the device starts the head of its queue
             i = head[slot]
-            if by_priority:
-                head[slot] = _merged(left_op[i], next_op[i], priority, priority, left_op, next_op)
-            else:
+            if not by_priority:
                 head[slot] = next_op[i]
+            elif others[slot] > 0:
+                head[slot] = ranked[_take_first(slot, words, summary, num_words, num_upper)]
+                others[slot] -= 1
+            else:
+                head[slot] = -1
             duration = op_time[i * d + slot]
             end = now + duration
             start[i], finish[i] = now, end
@@ -316,16 +347,17 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                     continue
                 missing[child] -= 1
                 if missing[child] == 0:
-                    if by_priority:
-                        left_op[child], next_op[child] = -1, -1
-                        head[s] = _merged(head[s], child, priority, priority, left_op, next_op)
-                    elif not by_list:
-                        if head[s] < 0:
+                    if head[s] < 0:
+                        head[s] = child
+                        last[s], next_op[child] = child, -1
+                    elif by_priority:
+                        _keep(max(priority[child], priority[head[s]]), s, words, summary, num_words, num_upper)
+                        others[s] += 1
+                        if priority[child] < priority[head[s]]:
                             head[s] = child
-                        else:
-                            next_op[last[s]] = child
-                        last[s] = child
-                        next_op[child] = -1
+                    elif not by_list:
+                        next_op[last[s]] = child
+                        last[s], next_op[child] = child, -1
                     if slot_time[s] == np.inf and missing[head[s]] == 0:
                         slot_time[s], slot_key[s] = max(free[s], now), base_key[s]
 

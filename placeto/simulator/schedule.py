@@ -184,11 +184,11 @@ def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
     Raises:
         OrderError: it is no permutation, or contradicts the graph; the message names an op.
     """
-    place = places(problem.graph, order)
+    place, ranked = places(problem.graph, order), np.array(order, np.int64)
     dispatch = np.array([LIST], np.int64)
-    for array in (place, dispatch):
+    for array in (place, ranked, dispatch):
         array.setflags(write=False)  # writable arrays are another type to numba
-    return problem.arrays._replace(dispatch=dispatch, priority=place)
+    return problem.arrays._replace(dispatch=dispatch, priority=place, ranked=ranked)
 
 
 def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:

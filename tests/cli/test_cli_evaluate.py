@@ -18,7 +18,10 @@ def test_evaluate_prints_and_writes_a_table(
     captured = capsys.readouterr()
     assert [row["seed"] for row in json.loads(out.read_text())["rows"]] == [0, 1] * 3
     assert "| single" in captured.out
-    assert "1 graph on 2xv100, no budget for single, etf; 20 simulations for random@20, 2 seeds" in captured.out
+    assert (
+        "1 graph on 2xv100, dispatch priority, no budget for single, etf; 20 simulations for random@20, 2 seeds"
+        in captured.out
+    )
     assert (tmp_path / "table.md").read_text() == captured.out[:-1]
     assert "evaluating: 100 %" in captured.err
     assert curve.stat().st_size > 1000
@@ -27,8 +30,11 @@ def test_evaluate_prints_and_writes_a_table(
 @pytest.mark.parametrize(
     ("placers", "says"),
     [
-        ("single@5,mine=etf@5", "on 2xv100, 5 simulations, 1 seed\n"),
-        ("single,etf@pass", "on 2xv100, 9 simulations or 60 seconds for single; no budget for etf@pass, 1 seed\n"),
+        ("single@5,mine=etf@5", "on 2xv100, dispatch priority, 5 simulations, 1 seed\n"),
+        (
+            "single,etf@pass",
+            "on 2xv100, dispatch priority, 9 simulations or 60 seconds for single; no budget for etf@pass, 1 seed\n",
+        ),
     ],
 )
 def test_evaluate_says_which_budgets(
@@ -73,8 +79,8 @@ def test_evaluate_files_of_one_name_and_families_on_several_clusters(
     single = {row["graph"]: row["makespan_us"] for row in rows if row["placer"] == "single"}
     assert single[str(files[1])] > 1.9 * single[str(files[0])]
     tables = capsys.readouterr().out
-    assert "4 graphs on 2xv100, no budget, 1 seed\n" in tables
-    assert "4 graphs on 4xv100, no budget, 1 seed\n" in tables
+    assert "4 graphs on 2xv100, dispatch priority, no budget, 1 seed\n" in tables
+    assert "4 graphs on 4xv100, dispatch priority, no budget, 1 seed\n" in tables
     assert (tmp_path / "table.md").read_text() == tables[:-1]
     evaluated = out.read_bytes()
     assert run("evaluate", *files, *more, *options) == 0
