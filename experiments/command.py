@@ -26,6 +26,9 @@ from placeto.cli.command import user_errors
 Config = TypeVar("Config")
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "numpy", "numba", "scipy")
+SIMULATED = (
+    "Times are simulated: by the default cost model, and dispatched by priority, unless the table says otherwise."
+)
 HELP = "file for what is printed, below the command, date, commit and machine; written at the end"
 
 
@@ -45,10 +48,12 @@ class Both(io.TextIOBase):
         self.stream.flush()
 
 
-def command(main: Callable[[Config], object], config: type[Config], name: str, description: str) -> None:
+def command(
+    main: Callable[[Config], object], config: type[Config], name: str, description: str, times: str = SIMULATED
+) -> None:
     """Run an experiment with its config from the command line, and keep what it printed.
 
-    What Placeto refuses ends it with 2 and one line; the results of before stay.
+    What Placeto refuses ends it with 2 and one line; the results of before stay. `times` says where times come from.
     """
     results = Annotated[Path, tyro.conf.arg(help=HELP)]
     settings = Annotated[config, tyro.conf.arg(name="", help="")]  # type: ignore[valid-type]
@@ -58,13 +63,13 @@ def command(main: Callable[[Config], object], config: type[Config], name: str, d
             make_dataclass("Arguments", fields), prog=f"python -m experiments.{name}", description=description
         )
         arguments.results.parent.mkdir(parents=True, exist_ok=True)  # refused now rather than after hours
-        head = heading(name, description, sys.argv[1:])
+        head = heading(name, description, sys.argv[1:], times)
         with redirect_stdout(Both(sys.stdout)) as printed:
             main(arguments.settings)
         arguments.results.write_text(f"{head}\n{printed.kept.rstrip()}\n")
 
 
-def heading(name: str, description: str, arguments: list[str]) -> str:
+def heading(name: str, description: str, arguments: list[str], times: str) -> str:
     """What stands above the results: question, command, commit, machine, versions."""
     question = " ".join(description.split("\n\n")[0].split())
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
@@ -72,7 +77,7 @@ def heading(name: str, description: str, arguments: list[str]) -> str:
         f"# {question}\n\n"
         f"    {shlex.join(['python', '-m', f'experiments.{name}', *arguments])}\n\n"
         f"{machine()}; commit {commit()}; Python {platform.python_version()}, {versions}.\n"
-        "Times are simulated: by the default cost model, and dispatched by priority, unless the table says otherwise.\n"
+        f"{times}\n"
     )
 
 

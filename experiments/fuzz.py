@@ -5,8 +5,8 @@ python -m experiments.fuzz [--documents 50400] [--seed 0] [--out runs/fuzz]
 Valid documents are changed in structure (fields removed, renamed, doubled, exchanged, replaced by what breaks readers)
 or in their bytes, plain and compressed, and read. What is accepted must survive what follows: a graph is hashed,
 written and simulated, or refused by its problem; a cluster likewise; a placement is turned into devices, or refused for
-the graph; an evaluation is summed up. Another error, a warning, a message of several lines or of more than 500
-characters counts as "else".
+the graph; an evaluation is summed up; costs price a graph. Another error, a warning, a message of several lines or of
+more than 500 characters counts as "else".
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster, save_cluster
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.profiled import CostsError, Profiled, load_profiled, save_profiled, torch_version
 from placeto.problem.topology import ClusterError
 from placeto.simulator.schedule import simulate
 
@@ -94,6 +95,17 @@ _ROW = {
     "key": "0123",
     "history": [[1, 0.1, 3.0], [5, 0.2, 2.0]],
 }
+_COSTS = {
+    "format": "placeto.costs/1",
+    "torch": torch_version(),
+    "machine": "x86_64",
+    "steps": [
+        {"name": "g", "kind": "p100", "signatures": 1, "held_out_error": 0.1, "predicted_us": 2.0}
+        | {"measured_us": 3.0, "eager_us": None}
+    ],
+    "fits": {"p100": {"*": {"fixed_us": 3.1, "us_per_flop": 2.5e-5, "us_per_byte": 1e-4}}},
+    "ops": [{"signature": "mm(f32[2])", "type": "mm", "flops": 6.0, "bytes_accessed": 8.0, "time_us": {"p100": 7.0}}],
+}
 _NODE = {"supportedOnFpga": 1, "cpuLatency": 2.0, "fpgaLatency": 0.5, "isBackwardNode": 0, "size": 90.0}
 _WORKLOAD = {
     "maxFPGAs": 4,
@@ -112,47 +124,29 @@ _PROFILE = [
 RAW = ["[" * 100_000 + "]" * 100_000, '{"a":' * 40 + "1" + "}" * 40, "9" * 400, "9" * 5000, "1e400", "-1e400", "NaN"]
 """JSON that can't be made of Python's values, or only by limits of its own."""
 EVIL: list[Any] = [
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        2,
-        3,
-        0.5,
-        -0.0,
-        1e-300,
-        5e-324,
-        1e15,
-        1e18,
-        1e25,
-        1e308,
-        10**30,
-        2**53,
-        2**62,
-        2**63,
-    ),
+    *(None, True, False, 0, -1, 1, 2, 3, 0.5, -0.0, 1e-300, 5e-324, 1e15, 1e18, 1e25, 1e308),
+    *(10**30, 2**53, 2**62, 2**63),
     *("", "a", "0", "²", "k80", "*", "gpu:0", "\x1b[31m", "\ud800", "\n", "é", "x" * 100_000, "training", "1e3"),
     *([], {}, [[]], ["a"], [0], ["a", 0], ["a", 10**30], [["a", 0]], {"a": 1}, {"k80": 3.0}, [[0, 1e9], [1e9, 0]]),
     *(f"@raw{i}@" for i in range(len(RAW))),
 ]
 TOKENS = [
-    "²",
-    "-1",
-    "nan",
-    "inf",
-    "1e400",
-    "9" * 30_000,
-    "",
-    " -- ",
-    "[1.0; 2.0]",
-    "1_0",
-    "\x1b[31m",
-    "node2",
-    "0",
-    "Input",
+    *(
+        "²",
+        "-1",
+        "nan",
+        "inf",
+        "1e400",
+        "9" * 30_000,
+        "",
+        " -- ",
+        "[1.0; 2.0]",
+        "1_0",
+        "\x1b[31m",
+        "node2",
+        "0",
+        "Input",
+    ),
 ]
 """What parts of a PipeDream line are replaced by."""
 
@@ -204,6 +198,14 @@ def _use_cluster(cluster: Cluster, path: Path) -> None:
     assert load_cluster(path).hash == cluster.hash
 
 
+def _use_costs(costs: Profiled, path: Path) -> None:
+    graph = ComputationGraph.from_ops("g", [*_OPS, {"name": "e", "signature": "mm(f32[2])"}])
+    with suppress(GraphError, CostsError):  # times that are too long, or no time for the kind
+        PlacementProblem(graph, load_cluster("2xp100"), costs)
+    save_profiled(costs, path)
+    assert load_profiled(path).name == costs.name
+
+
 FORMATS: dict[str, Format] = {
     "graph": Format(
         ({"format": "placeto.graph/1", "name": "tiny", "mode": "training", "ops": _OPS},),
@@ -227,6 +229,7 @@ FORMATS: dict[str, Format] = {
         EvaluationError,
         _use_rows,
     ),
+    "costs": Format((_COSTS,), ".json", load_profiled, CostsError, _use_costs),
     "dnn-partitioning": Format((_WORKLOAD,), ".json", dnn_partitioning.load, ImporterError, _use_graph),
     "PipeDream": Format((_PROFILE,), ".graph.txt", pipedream.load, ImporterError, _use_graph),
 }

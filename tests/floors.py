@@ -22,6 +22,7 @@ FLOORS = {
     "heuristics": 2,
     "environment": 2,
     "policies": 3,
+    "runtime": 3,
     "training": 4,
     "placers": 5,
     "placing": 6,

@@ -12,6 +12,7 @@ from placeto.evaluation.comparison import load_rows
 from placeto.formats.placement import PlacementFile, load_placement
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.profiled import load_profiled, torch_version
 
 ROOT = Path(__file__).parents[1]
 RESULTS = (ROOT / "experiments" / "RESULTS.md").read_text()
@@ -63,11 +64,14 @@ def test_every_experiment_stands_in_the_list() -> None:
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
     """What the examples of file formats load as, by format."""
-    loaders = {"graph": load_graph, "cluster": load_cluster, "placement": load_placement, "evaluation": load_rows}
+    loaders = {
+        "graph": load_graph, "cluster": load_cluster, "placement": load_placement, "evaluation": load_rows,
+        "costs": load_profiled,
+    }  # fmt: skip
     found: dict[str, list[object]] = {name: [] for name in loaders}
     for number, text in enumerate(examples("json", FORMATS)):
         path = tmp_path_factory.mktemp("examples") / f"{number}.json"
-        path.write_text(text)
+        path.write_text(text.replace('"torch": "2.13.0"', f'"torch": "{torch_version()}"'))
         name = json.loads(text)["format"].removeprefix("placeto.").removesuffix("/1")
         found[name].append(loaders[name](path))
     return found
@@ -75,7 +79,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
 
 def test_examples_of_all_formats_load(loaded: dict[str, list[object]]) -> None:
     assert {name: len(of) for name, of in loaded.items()} == {
-        "graph": 1, "cluster": 2, "placement": 1, "evaluation": 1,
+        "graph": 1, "cluster": 2, "placement": 1, "evaluation": 1, "costs": 1,
     }  # fmt: skip
 
 
@@ -94,7 +98,7 @@ def test_examples_belong_together(loaded: dict[str, list[object]]) -> None:
 def test_every_field_of_the_examples_is_described() -> None:
     described = set(re.findall(r"`(\w+)`", FORMATS))
     names = set(re.findall(r'"(\w+)":', "".join(examples("json", FORMATS))))
-    names -= {"weight", "add", "v100"}  # ops of the placement, a kind of device
+    names -= {"weight", "add", "v100", "cpu"}  # ops of the placement, kinds of devices
     assert names - described == set()
 
 

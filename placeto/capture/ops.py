@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
 from placeto.capture.costs import bytes_accessed, flops, nodes_read, tensor_bytes
+from placeto.capture.signatures import signature
 from placeto.problem.graph import ComputationGraph
 
 aten = torch.ops.aten
@@ -90,6 +91,8 @@ class _Builder:
         self.records.append(
             {"name": unique, "type": kind, "module": label.module, "inputs": list(pairs), "outputs": list(outputs)}
         )
+        if node.op == "call_function":
+            self.records[-1]["signature"] = signature(node)
         self.leader.append(len(self.leader))
         self.backward.append(label.backward)
         self.nodes.append([node.name])

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from torch import nn
 from tyro.conf import Positional, UseAppendAction, arg
 
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.cli.common import UsageError, check_output
-from placeto.cli.factory import make
+from placeto.cli.factory import make, step_parts
 from placeto.problem.graph import save_graph
 from placeto.problem.units import format_bytes, format_flop
-
-_RETURNS = "must return (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets)"
 
 
 @dataclass(frozen=True)
@@ -45,17 +42,12 @@ def run(arguments: Arguments) -> None:
     check_output("--out", path)
     if not path.name.endswith((".json", ".json.gz")):
         raise UsageError(f"--out {path}: must end in .json or .json.gz")
-    made = make(arguments.factory, arguments.settings)
-    if not isinstance(made, tuple) or not 2 <= len(made) <= 4 or not isinstance(made[0], nn.Module):
-        parts = f" of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else ""
-        raise UsageError(f"{arguments.factory} {_RETURNS}, not a {type(made).__name__}{parts}")
-    module, inputs, *rest = made
+    module, inputs, loss, targets = step_parts(make(arguments.factory, arguments.settings), arguments.factory)
     name = path.name.split(".")[0]
     if arguments.inference:
         graph = capture_inference(module, inputs, name=name)
     else:
-        loss = rest[0] if rest else None
-        graph = capture_training(module, inputs, loss, targets=rest[1] if len(rest) > 1 else (), name=name)
+        graph = capture_training(module, inputs, loss, targets=targets, name=name)
     save_graph(graph, path)
     print(f"graph        {path}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     print(f"work         {format_flop(graph.flops.sum())}")

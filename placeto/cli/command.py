@@ -22,6 +22,7 @@ COMMANDS = {
     "evaluate": "Compare placers on many graphs at equal budgets.",
     "simulate": "Simulate a placement and say what it costs.",
     "capture": "Turn a PyTorch model into a graph file.",
+    "profile": "Measure the ops of models on this machine.",
     "list": "List the graph families, clusters or placers.",
 }
 _EXAMPLE = """\

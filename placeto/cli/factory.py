@@ -17,16 +17,18 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from placeto.capture.errors import explain
 from placeto.cli.common import UsageError
 
 _FORM = "must be package.module:function or file.py:function"
+_RETURNS = "must return (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets)"
 _SHOWN = 8  # names of other functions in a message
 
 
-def make(factory: str, settings: Sequence[str]) -> Any:
-    """What the function that `factory` names returns, called under ``torch.device("meta")``.
+def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
+    """What the function that `factory` names returns, called under ``torch.device(device)``.
 
     Args:
         factory: see above.
@@ -52,10 +54,22 @@ def make(factory: str, settings: Sequence[str]) -> Any:
     except ValueError:  # a function that doesn't tell
         pass
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             return function(*positional, **named)
     except (Exception, SystemExit) as problem:
         raise UsageError(f"{factory}: {explain(problem)}") from problem
+
+
+def step_parts(made: Any, factory: str) -> tuple[nn.Module, Any, Any, Any]:
+    """(module, inputs, loss or None, targets) of what a factory has returned.
+
+    Raises:
+        UsageError: it returned something else.
+    """
+    if not isinstance(made, tuple) or not 2 <= len(made) <= 4 or not isinstance(made[0], nn.Module):
+        parts = f" of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else ""
+        raise UsageError(f"{factory} {_RETURNS}, not a {type(made).__name__}{parts}")
+    return made[0], made[1], made[2] if len(made) > 2 else None, made[3] if len(made) > 3 else ()
 
 
 def _parse(call: str, factory: str) -> tuple[str, list[Any], dict[str, Any]]:

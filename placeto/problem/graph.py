@@ -71,6 +71,7 @@ _OP = {
     "time_us": Field(mapping(number()), {}),
     "trained_bytes": Field(optional(size), None),
     "resident_outputs": Field(optional(items(_INDEX, "an index of resident_outputs")), None),
+    "signature": Field(text, ""),
 }
 _GRAPH = {
     "format": Field(text),
@@ -114,6 +115,8 @@ class ComputationGraph:
     trained_bytes: np.ndarray = None  # type: ignore[assignment]
     # (T,) bool, tensors that are resident memory, as a parameter itself; None = the outputs of parameters
     resident_outputs: np.ndarray = None  # type: ignore[assignment]
+    # (N,) what measured times are kept under, "" where unknown; no part of the hash, as nothing else depends on it
+    signatures: tuple[str, ...] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         validate(self)
@@ -279,6 +282,7 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
         edge_dst=np.array(dst, np.int64),
         edge_output=np.array(out, np.int64),
         time_us={k: np.array([record["time_us"].get(k, np.nan) for record in records]) for k in kinds},
+        signatures=tuple(record["signature"] for record in records),
         **graph_memory.overwrite(memory, output_ptr, trained, resident),
     )
 
@@ -302,5 +306,7 @@ def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
         if times:
             record["time_us"] = times
         record |= memory[i]
+        if graph.signatures[i]:
+            record["signature"] = graph.signatures[i]
         records.append(record)
     return records

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
 
 MODES = ("training", "inference")
-_STRINGS = ("op_names", "op_types", "modules")
+_STRINGS = ("op_names", "op_types", "modules", "signatures")
 _ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # dtype, and one for each of what
     "flops": (np.float64, "op"),
     "bytes_accessed": (np.float64, "op"),
@@ -43,6 +43,8 @@ def validate(graph: ComputationGraph) -> None:
         raise GraphError("the graph is empty: it has no op")
     text(graph.name, "the name of the graph", GraphError)
     choice(*MODES)(graph.mode, "mode", GraphError)
+    if graph.signatures is None:
+        object.__setattr__(graph, "signatures", ("",) * num_ops)
     for key in _STRINGS:
         strings = getattr(graph, key)
         if not isinstance(strings, tuple) or len(strings) != num_ops:

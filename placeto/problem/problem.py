@@ -6,6 +6,7 @@ Legend: N ops, D devices, P problems of a batch.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,6 +74,8 @@ class PlacementProblem:
     def hash(self) -> str:
         """SHA-256 of all that decides what a placement costs, 64 hex digits."""
         text = f"{self.graph.hash} {self.cluster.hash} {self.costs.name} {self.dispatch}"
+        if any(self.graph.signatures):  # costs may go by them
+            text += json.dumps(self.graph.signatures)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property

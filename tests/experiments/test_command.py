@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import experiments.family_stats
-from experiments.command import command
+from experiments.command import SIMULATED, command
 from experiments.family_stats import StatisticsConfig
 from experiments.zero_shot import ZeroShotConfig, main
 
@@ -46,7 +46,7 @@ def test_what_is_printed_is_kept_below_question_command_and_machine(
     small = ["--families", "ptb", "--splits", "test", "--graphs", "1", "--simulations", "20", "--results", str(kept)]
     monkeypatch.setattr(sys, "argv", ["x", *small])
     command(experiments.family_stats.main, StatisticsConfig, "family_stats", "What graphs\nare like.\n\nAnd more.")
-    head, _, table = kept.read_text().partition("(fifo).\n\n")
+    head, _, table = kept.read_text().partition(f"{SIMULATED}\n\n")
     assert table == capsys.readouterr().out, "not as printed"
     assert "| ptb test | " in table
     assert head.startswith("# What graphs are like.\n\n    python -m experiments.family_stats --families ptb --splits")

@@ -1,0 +1,95 @@
+"""``placeto profile``: measure the ops of models, and the transfers between devices, on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from placeto.cli.common import OptionalPath, UsageError, check_output, check_positive, say
+from placeto.cli.factory import make, step_parts
+from placeto.problem.units import format_us
+
+if TYPE_CHECKING:
+    from placeto.runtime.profiling import Profile
+    from placeto.runtime.steps import RealStep
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Measure the ops of models on this machine: a file of costs for `placeto place --costs`.
+
+    FACTORY is as for `placeto capture`, but it is called on the CPU, and what it returns is run. Ops of one type that
+    weren't measured are fitted to those that were: the more models, the better.
+    """
+
+    factories: Annotated[Positional[tuple[str, ...]], arg(metavar="FACTORY ...")]
+    """package.module:function or file.py:function, one or several"""
+    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    """the file of costs to write, .json or .json.gz"""
+    devices: Annotated[str, arg(metavar="NAMES")] = "cpu:0"
+    """devices of this machine, as cpu:0,cpu:1,cuda:0: cpu:i is one core"""
+    cluster_out: OptionalPath = None
+    """write these devices, with what transfers between them take, to this cluster file"""
+    seconds: float = 20.0
+    """how long to run the steps; three passes are made in any case"""
+    inference: bool = False
+    """the forward pass only"""
+    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
+    """an argument of the factories, such as depth=4; may be given several times"""
+
+
+def run(arguments: Arguments) -> None:
+    """Measure, write, and say how far off predictions are."""
+    for option, path in (("--out", arguments.output), ("--cluster-out", arguments.cluster_out)):
+        check_output(option, path)
+        if path is not None and not path.name.endswith((".json", ".json.gz")):
+            raise UsageError(f"{option} {path}: must end in .json or .json.gz")
+    check_positive("--seconds", arguments.seconds)
+    if not arguments.factories:
+        raise UsageError("FACTORY: at least one is needed, package.module:function or file.py:function")
+    from placeto.problem.cluster_files import save_cluster
+    from placeto.problem.profiled import save_profiled
+    from placeto.runtime.devices import open_devices
+    from placeto.runtime.profiling import profile
+
+    devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
+    steps = [_step(factory, arguments) for factory in arguments.factories]
+    name = (arguments.cluster_out or arguments.output).name.split(".")[0]
+    made = profile(steps, devices, arguments.seconds, name)
+    save_profiled(made.costs, arguments.output)
+    say(f"costs        {arguments.output}: {len(made.costs.ops)} signatures")
+    if arguments.cluster_out is not None:
+        save_cluster(made.cluster, arguments.cluster_out)
+        say(f"cluster      {arguments.cluster_out}: {', '.join(device.name for device in made.cluster.devices)}")
+    say(_table(made))
+
+
+def _step(factory: str, arguments: Arguments) -> RealStep:
+    from placeto.runtime.steps import filled, real_inference, real_training
+
+    with filled():
+        made = make(factory, arguments.settings, device="cpu")
+    module, inputs, loss, targets = step_parts(made, factory)
+    name = factory.partition(":")[2]
+    if arguments.inference:
+        return real_inference(module, inputs, name=name)
+    return real_training(module, inputs, loss, targets=targets, name=name)
+
+
+def _table(made: Profile) -> str:
+    lines = []
+    for step in made.costs.steps:
+        error = (
+            "" if step["held_out_error"] is None else f", {step['held_out_error']:.1%} off in the median if held out"
+        )
+        ratio = step["predicted_us"] / step["measured_us"]
+        lines.append(f"{step['name']} on {step['kind']}: {step['signatures']} signatures{error}")
+        lines.append(f"  step       {format_us(step['measured_us'])}, predicted {ratio:.3f} of it")
+        if step["eager_us"]:
+            lines.append(f"  eager      {format_us(step['eager_us'])}")
+    for device in made.cluster.devices:
+        lines.append(f"{device.name}: overhead {device.overhead_us:.2f} us an op")
+    return "\n".join(lines)

@@ -1,0 +1,101 @@
+"""The devices of this machine: CPU cores, each with a thread of its own, and GPUs.
+
+``cpu:0`` is the first core that this process may use, ``cpu:1`` the second; ``cpu`` is ``cpu:0``. What runs on a core
+runs in one thread, which is pinned to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from placeto.problem.fields import listed, quote
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
+
+
+class DeviceError(ValueError):
+    """A device that this machine doesn't have; the message names those that it has."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalDevice:
+    """A device of this machine."""
+
+    name: str  # "cpu:0", "cuda:1"
+    kind: str  # "cpu", or the model of the GPU: devices of one kind share measured times
+    torch_device: torch.device
+    memory: int  # bytes; cores share the machine's evenly
+    thread: ThreadPoolExecutor  # of one thread: what uses the device runs here
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a core, whose calls return when they are done."""
+        return self.torch_device.type == "cpu"
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function returns in the device's thread."""
+        return self.thread.submit(function, *arguments).result()
+
+    def synchronize(self) -> None:
+        """Wait until all that was launched is done."""
+        if not self.is_cpu:
+            torch.cuda.synchronize(self.torch_device)
+
+
+def open_devices(names: Sequence[str]) -> list[LocalDevice]:
+    """Devices by name, each with its thread.
+
+    Raises:
+        DeviceError: no name, one that is given twice, or no such device here.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    here = [f"cpu:{i}" for i in range(len(cores))] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    full = [f"{name}:0" if re.fullmatch("cpu|cuda", name) else name for name in names]
+    if not full:
+        raise DeviceError(f"no device is given; this machine has {listed(here)}")
+    for name in full:
+        if name not in here:
+            raise DeviceError(f"device {quote(name)}: this machine has {listed(here)}")
+        if full.count(name) > 1:
+            raise DeviceError(f"device {quote(name)} is given twice")
+    keep_memory()
+    shared = sum(name.startswith("cpu") for name in full)
+    return [_open(name, cores, shared) for name in full]
+
+
+def keep_memory() -> None:
+    """Make malloc keep what is freed, as GPUs' allocators do, in place of giving it back to the system.
+
+    Otherwise large tensors are new pages every time they are made: up to a third of a step on a CPU, and different from
+    one step to the next. Does nothing where the C library isn't GNU's.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that it takes
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_ARENA_MAX, 1)  # others than the first give back what they no longer use all the same
+
+
+def _open(name: str, cores: Sequence[int], shared: int) -> LocalDevice:
+    kind, _, number = name.partition(":")
+    if kind == "cpu":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // shared
+        thread = ThreadPoolExecutor(1, f"placeto {name}", _own_core, (cores[int(number)],))
+        return LocalDevice(name, "cpu", torch.device("cpu"), memory, thread)
+    properties = torch.cuda.get_device_properties(int(number))
+    thread = ThreadPoolExecutor(1, f"placeto {name}", torch.cuda.set_device, (int(number),))
+    return LocalDevice(name, properties.name, torch.device(name), properties.total_memory, thread)
+
+
+def _own_core(core: int) -> None:
+    """Pin this thread to a core, and compute in no other."""
+    os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)

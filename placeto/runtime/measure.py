@@ -1,0 +1,99 @@
+"""Measure the calls of steps on a device, in the steps themselves.
+
+- In the step: each call is timed between its neighbours, with the caches that they leave it. Sums of ops that are timed
+  alone, in a loop, are off by up to a third either way, on the same tensors or on others (`experiments.profiling`).
+- Warm-up: the first pass of each step, stamped and plain, doesn't count.
+- Noise: the median over passes of each call, which what else happens on the machine doesn't reach; then the mean over
+  the calls of one signature, so that the sum stays that of the step.
+- Clocks that drift, steps that differ: stamped and plain passes of all steps take turns until the time is up.
+- Allocator: freed memory is kept, see `placeto.runtime.devices.keep_memory`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from placeto.runtime.devices import DeviceError, LocalDevice
+from placeto.runtime.program import Program, moved_to
+from placeto.runtime.steps import RealStep
+from placeto.runtime.stopwatch import clock, stopwatch
+
+LEAST, MOST = 3, 50
+"""Passes that count; at least so many whatever the time, and no more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A step on one device.
+
+    Legend: C calls.
+    """
+
+    step: RealStep
+    device: LocalDevice
+    program: Program
+    call_us: np.ndarray  # (C,) of each call of the program, with the release of what it is the last to need
+    step_us: float  # of the program without stamps
+    eager_us: float | None  # of the module itself, on the CPU
+
+    def by_node(self) -> dict[str, float]:
+        """Microseconds by the name of the traced node."""
+        return {node.name: float(us) for node, us in zip(self.program.calls, self.call_us, strict=True)}
+
+    def node(self, name: str) -> Node:
+        """A call by the name of its node."""
+        return next(node for node in self.program.calls if node.name == name)
+
+
+def measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> list[Measured]:
+    """Measure steps on a device within some seconds.
+
+    Raises:
+        DeviceError: a step fails there, such as for lack of memory.
+    """
+    measured: list[Measured] = device.run(_measure, steps, device, seconds)
+    return measured
+
+
+def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> list[Measured]:
+    watch = stopwatch(device)
+    programs = [Program.of(step.capture.traced, device.torch_device) for step in steps]
+    inputs = [moved_to(step.leaves, device.torch_device) for step in steps]
+    stamped = [program.compile(watch.stamp) for program in programs]
+    plain = [program.compile() for program in programs]
+    calls: list[list[np.ndarray]] = [[] for _ in steps]
+    whole: list[list[float]] = [[] for _ in steps]
+    eager: list[list[float]] = [[] for _ in steps]
+
+    def timed(function: object, *values: object) -> float:
+        start = clock(device)
+        function(*values)  # type: ignore[operator]
+        return (clock(device) - start) * 1e6
+
+    with torch.no_grad():
+        end, passes = time.perf_counter() + seconds, 0
+        while passes <= LEAST or (passes <= MOST and time.perf_counter() < end):
+            for i, step in enumerate(steps):
+                try:
+                    calls[i].append(watch.times_us(stamped[i](*inputs[i])[1]))
+                    whole[i].append(timed(plain[i], *inputs[i]))
+                    if device.is_cpu:
+                        eager[i].append(timed(step.eager))
+                except Exception as problem:  # whatever a kernel refuses
+                    reason = str(problem).strip().split("\n")[0]
+                    raise DeviceError(f"{step.name} on {device.name}: {type(problem).__name__}: {reason}") from problem
+            passes += 1
+    return [
+        Measured(step, device, program, np.median(c[1:], axis=0), _median(w), _median(e) if e else None)
+        for step, program, c, w, e in zip(steps, programs, calls, whole, eager, strict=True)
+    ]
+
+
+def _median(times: Sequence[float]) -> float:
+    return float(np.median(times[1:]))

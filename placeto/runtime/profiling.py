@@ -1,0 +1,130 @@
+"""Profile this machine with given steps: a cost model for their ops, and a cluster of its devices.
+
+Each kind of device is measured on the first device of it. `placeto.runtime.measure` says how.
+
+A device's overhead is what its step takes beside the ops: views and constants, which are no ops of the graph, as a mean
+per op. On a GPU there is none: launching is part of an op's time.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.profiled import OpCost, Profiled, torch_version
+from placeto.runtime.devices import DeviceError, LocalDevice
+from placeto.runtime.fitting import Sample, fit, held_out
+from placeto.runtime.measure import Measured, measure
+from placeto.runtime.steps import RealStep
+from placeto.runtime.transfers import matrices, peaks
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """What was measured."""
+
+    costs: Profiled
+    cluster: Cluster
+    measured: tuple[Measured, ...]  # of each step on each kind of device
+
+
+def profile(steps: Sequence[RealStep], devices: Sequence[LocalDevice], seconds: float, name: str = "mine") -> Profile:
+    """Measure steps on devices.
+
+    Args:
+        steps: whose ops are measured, each in its turn.
+        devices: of the cluster.
+        seconds: how long the passes over the steps take, all together; at least three are made.
+        name: of the cluster.
+
+    Raises:
+        DeviceError: a step fails on a device.
+    """
+    first = {device.kind: device for device in reversed(devices)}
+    measured = {kind: measure(steps, device, seconds / len(first)) for kind, device in first.items()}
+    samples = {kind: _samples(of) for kind, of in measured.items()}
+    for kind, of in samples.items():
+        if not of:
+            raise DeviceError(f"{first[kind].name}: none of the steps has an op that runs there")
+    fits = {kind: fit(of) for kind, of in samples.items()}
+    costs = Profiled(torch_version(), _machine(), _costs(samples), fits)
+    cluster = _cluster(devices, {kind: _overhead_us(of) for kind, of in measured.items()}, name)
+    every = tuple(one for of in measured.values() for one in of)
+    rows = tuple(_row(one, costs, cluster, held_out(samples[one.device.kind])) for one in every)
+    return Profile(Profiled(costs.torch, costs.machine, costs.ops, fits, rows), cluster, every)
+
+
+def _samples(measured: Sequence[Measured]) -> list[Sample]:
+    """Each signature with the mean time of all calls that have it."""
+    times: dict[str, list[float]] = {}
+    facts: dict[str, tuple[str, float, float]] = {}
+    for one in measured:
+        graph, us = one.step.capture.graph, one.by_node()
+        here = {node.name for node in one.program.calls if one.program.runs_here(node)}
+        for op, nodes in enumerate(one.step.capture.nodes):
+            if graph.signatures[op] and nodes[0] in here:
+                signature = graph.signatures[op]
+                times.setdefault(signature, []).append(us[nodes[0]])
+                facts[signature] = graph.op_types[op], float(graph.flops[op]), float(graph.bytes_accessed[op])
+    means = {signature: max(float(np.mean(of)), 1e-3) for signature, of in times.items()}
+    return [Sample(signature, *facts[signature], mean) for signature, mean in means.items()]
+
+
+def _overhead_us(measured: Sequence[Measured]) -> float:
+    """Microseconds of all that is no op of a graph, per op."""
+    if not measured[0].device.is_cpu:
+        return 0.0
+    beside, ops = 0.0, 0
+    for one in measured:
+        graph = one.step.capture.graph
+        own = {nodes[0] for op, nodes in enumerate(one.step.capture.nodes) if graph.signatures[op]}
+        us = one.by_node()
+        beside += sum(time for node, time in us.items() if node not in own)
+        ops += sum(node in own for node in us)
+    return beside / max(ops, 1)
+
+
+def _costs(samples: dict[str, list[Sample]]) -> tuple[OpCost, ...]:
+    found: dict[str, OpCost] = {}
+    for kind, of in samples.items():
+        for sample in of:
+            times = dict(found[sample.signature].time_us) if sample.signature in found else {}
+            found[sample.signature] = OpCost(*sample[:4], {**times, kind: sample.time_us})
+    return tuple(found.values())
+
+
+def _cluster(devices: Sequence[LocalDevice], overhead_us: dict[str, float], name: str) -> Cluster:
+    described = []
+    for device in devices:
+        flops, bandwidth = peaks(device)
+        described.append(Device(device.name, device.kind, flops, bandwidth, device.memory, overhead_us[device.kind]))
+    return Cluster(name, tuple(described), *matrices(devices))
+
+
+def _row(one: Measured, costs: Profiled, cluster: Cluster, predicted: dict[str, float]) -> dict[str, Any]:
+    """How well a step is predicted: as the simulator does, all on one device, and its signatures by a fit without."""
+    graph, kind = one.step.capture.graph, one.device.kind
+    device = next(device for device in cluster.devices if device.kind == kind)
+    alone = Cluster(cluster.name, (device,), np.ones((1, 1)), np.zeros((1, 1)))
+    took = {op.signature: op.time_us[kind] for op in costs.ops if kind in op.time_us}
+    own = sorted({signature for signature in graph.signatures if signature in took and signature in predicted})
+    errors = [abs(predicted[signature] / took[signature] - 1) for signature in own]
+    return {
+        "name": one.step.name,
+        "kind": kind,
+        "signatures": len(own),
+        "held_out_error": float(np.median(errors)) if errors else None,
+        "predicted_us": float(PlacementProblem(graph, alone, costs).single_device_us),
+        "measured_us": one.step_us,
+        "eager_us": one.eager_us,
+    }
+
+
+def _machine() -> str:
+    return f"{platform.processor() or platform.machine()}, {platform.system()}"

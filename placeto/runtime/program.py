@@ -1,0 +1,141 @@
+"""A captured step as straight-line Python: one line an op, each tensor released after its last use.
+
+    v5 = f4(v0, v3)
+    del v3
+
+Stamped programs note the time after every line, so that each call's time is the difference of two stamps, and
+all of them together are the step.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_map
+
+_LITERALS = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What of a traced graph its outputs need, on one device.
+
+    A program takes the values of all placeholders and returns the outputs. Its calls are in the order of the trace.
+    """
+
+    inputs: tuple[Node, ...]
+    calls: tuple[Node, ...]
+    outputs: Any
+    device: torch.device
+
+    @classmethod
+    def of(cls, traced: GraphModule, device: torch.device | str = "cpu") -> Program:
+        """The program of a traced graph, `Capture.traced`; what nobody needs is left out."""
+        nodes = list(traced.graph.nodes)
+        needed, stack = set(), [nodes[-1]]
+        while stack:
+            node = stack.pop()
+            if node not in needed:
+                needed.add(node)
+                stack.extend(node.all_input_nodes)
+        inputs = tuple(node for node in nodes if node.op == "placeholder")
+        calls = tuple(node for node in nodes if node.op in ("call_function", "get_attr") and node in needed)
+        return cls(inputs, calls, nodes[-1].args[0], torch.device(device))
+
+    def compile(self, stamp: Callable[[], Any] | None = None) -> Callable[..., Any]:
+        """The program as a function of its inputs.
+
+        Args:
+            stamp: called before the first call and after each; the function then returns (outputs, stamps).
+        """
+        names = {node: f"v{i}" for i, node in enumerate((*self.inputs, *self.calls))}
+        constants: dict[str, Any] = {"stamp": stamp}
+        lines = [f"def step({', '.join(names[node] for node in self.inputs)}):"]
+        lines += ["    s0 = stamp()"] if stamp else []
+        for number, (node, dead) in enumerate(zip(self.calls, self._releases(), strict=True), start=1):
+            lines.append(f"    {names[node]} = {self._call(node, number, names, constants)}")
+            lines += [f"    del {', '.join(names[other] for other in dead)}"] if dead else []
+            lines += [f"    s{number} = stamp()"] if stamp else []
+        result = _source(self.outputs, names, constants)
+        stamps = ", ".join(f"s{number}" for number in range(len(self.calls) + 1))
+        lines.append(f"    return {result}, [{stamps}]" if stamp else f"    return {result}")
+        exec(compile("\n".join(lines), "<program>", "exec"), constants)
+        function: Callable[..., Any] = constants["step"]
+        return function
+
+    def runs_here(self, node: Node) -> bool:
+        """Whether a call has a kernel on the program's device; others run on the host, with copies there and back."""
+        if self.device.type == "cpu" or not isinstance(node.target, torch._ops.OpOverload):
+            return True
+        key = self.device.type.upper()
+        return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(node.target.name(), key))
+
+    def _call(self, node: Node, number: int, names: dict[Node, str], constants: dict[str, Any]) -> str:
+        if node.op == "get_attr":
+            constants[f"f{number}"] = _attribute(node).to(self.device)
+            return f"f{number}"
+        if node.target is operator.getitem:
+            return f"{names[node.args[0]]}[{node.args[1]!r}]"  # type: ignore[index]
+        constants[f"f{number}"] = node.target if self.runs_here(node) else _on_host(node.target, self.device)
+        arguments = [_source(self._placed(argument), names, constants) for argument in node.args]
+        arguments += [f"{k}={_source(self._placed(v), names, constants)}" for k, v in node.kwargs.items()]
+        return f"f{number}({', '.join(arguments)})"
+
+    def _placed(self, argument: Any) -> Any:
+        """An argument, with the program's device for the one that the trace was made on."""
+        return self.device if isinstance(argument, torch.device) else argument
+
+    def _releases(self) -> list[list[Node]]:
+        """The calls whose values nobody needs after each call."""
+        last: dict[Node, int] = {}
+        for position, node in enumerate(self.calls):
+            last[node] = position
+            last |= dict.fromkeys(node.all_input_nodes, position)
+        kept: set[Node] = set(self.inputs)
+        tree_map(lambda leaf: kept.add(leaf) if isinstance(leaf, Node) else None, self.outputs)
+        dead: list[list[Node]] = [[] for _ in self.calls]
+        for node, position in last.items():
+            if node not in kept:
+                dead[position].append(node)
+        return dead
+
+
+def _source(value: Any, names: dict[Node, str], constants: dict[str, Any]) -> str:
+    """A value as Python source; what has no literal becomes a constant of the program."""
+    if isinstance(value, Node):
+        return names[value]
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_source(item, names, constants) for item in value)}]"
+    if isinstance(value, _LITERALS) and repr(value) not in ("inf", "-inf", "nan"):
+        return repr(value)
+    name = f"c{len(constants)}"
+    constants[name] = value
+    return name
+
+
+def _attribute(node: Node) -> Any:
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _on_host(target: Any, device: torch.device) -> Callable[..., Any]:
+    def moved(values: Any, where: torch.device) -> Any:
+        return tree_map(lambda value: value.to(where) if isinstance(value, torch.Tensor) else value, values)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        host = torch.device("cpu")
+        return moved(target(*moved(arguments, host), **moved(named, host)), device)
+
+    return call
+
+
+def moved_to(leaves: Sequence[Any], device: torch.device) -> list[Any]:
+    """Inputs of a program on its device."""
+    return [leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

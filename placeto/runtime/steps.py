@@ -1,0 +1,99 @@
+"""A captured step with real values for its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from placeto.capture.trace import Capture, trace_inference, trace_training
+from placeto.problem.fields import quote
+
+_EMPTY = {torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default}
+
+
+class StepError(ValueError):
+    """A step that can't be run; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class RealStep:
+    """A step that can be run: captured, with all its inputs, on the CPU."""
+
+    name: str
+    capture: Capture
+    leaves: tuple[Any, ...]  # what goes in, in the order of the trace's placeholders
+    eager: Callable[[], Any]  # the same step, run by the module itself
+
+
+def real_training(
+    module: nn.Module,
+    inputs: Sequence[Any],
+    loss: Callable[..., Tensor] | None = None,
+    *,
+    targets: Sequence[Any] = (),
+    name: str | None = None,
+) -> RealStep:
+    """A training step; see `placeto.capture.trace.trace_training`.
+
+    Raises:
+        CaptureError: it can't be captured.
+        StepError: a tensor is on "meta", where nothing can be run.
+    """
+    capture = trace_training(module, inputs, loss, targets=targets, name=name)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+    def eager() -> Any:
+        with torch.enable_grad():
+            output = module(*inputs)
+            value = output if loss is None else loss(output, *targets)
+            return torch.autograd.grad(value.reshape(()), trained, allow_unused=True)
+
+    return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, targets), eager)
+
+
+def real_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | None = None) -> RealStep:
+    """Inference; see `placeto.capture.trace.trace_inference`. The module is put into evaluation mode.
+
+    Raises:
+        CaptureError, StepError: as `real_training`.
+    """
+    module.eval()
+    capture = trace_inference(module, inputs, name=name)
+    return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, ()), lambda: module(*inputs))
+
+
+def _leaves(capture: Capture, module: nn.Module, inputs: Sequence[Any], targets: Sequence[Any]) -> tuple[Any, ...]:
+    tree = (dict(module.named_parameters()), dict(module.named_buffers()), list(inputs), list(targets))
+    leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in tree_flatten(tree)[0]]
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.device.type != "cpu":
+            what = f"a tensor of shape {tuple(leaf.shape)} is on {quote(str(leaf.device))}"
+            raise StepError(f"{capture.graph.name}: {what}: to be run, all must be on the cpu")
+    return tuple(leaves)
+
+
+@contextmanager
+def filled() -> Iterator[None]:
+    """Within it `torch.empty` gives numbers: what is left uninitialised may be slow to compute with, or no index.
+
+    >>> with filled():
+    ...     torch.empty(2, dtype=torch.int64)
+    tensor([0, 0])
+    """
+    with _Filled():
+        yield
+
+
+class _Filled(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in _EMPTY and made.device.type != "meta":
+            made = made.normal_() if made.is_floating_point() else made.zero_()
+        return made

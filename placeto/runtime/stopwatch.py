@@ -1,0 +1,93 @@
+"""Stamps between the calls of a program: by the clock on a CPU, by events on a GPU.
+
+On a GPU calls return before they are done. Each stamp there is an event, with the time at which it was launched. Every
+`_QUEUE` calls the GPU is made to wait (a kernel that spins) while the calls are queued, so that it then runs them back
+to back and the events show how long it computes, not how long it waits for Python. A call counts with the longer of
+computing and launching: whichever it is, the next one can't be sooner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from placeto.runtime.devices import LocalDevice
+
+_QUEUE = 100  # calls; a GPU's queue takes about 1,000 kernels before launching waits
+_SPIN_CYCLES = 10_000_000  # 5 ms or more, which launching so many calls takes less than
+
+
+class CpuStopwatch:
+    """Stamps of a CPU: what the clock says."""
+
+    stamp = staticmethod(time.perf_counter)
+
+    def __init__(self) -> None:
+        self.cost_us = _cost_us(self.stamp)
+
+    def times_us(self, stamps: Sequence[float]) -> np.ndarray:
+        """Microseconds of each call, without what the stamp itself took."""
+        return np.maximum(np.diff(stamps) * 1e6 - self.cost_us, 0.0)
+
+
+class CudaStopwatch:
+    """Stamps of a GPU: an event that ends a call and one that begins the next, with the host's times of both."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.count = 0
+        self.cost_us = _cost_us(self._event)
+
+    def stamp(self) -> tuple[Any, float, Any, float]:
+        """(end of the last call, host's time, beginning of the next, host's time)."""
+        now, end = time.perf_counter(), self._event()
+        self.count += 1
+        if self.count % _QUEUE != 1:
+            return end, now, end, now
+        torch.cuda.synchronize(self.device)
+        torch.cuda._sleep(_SPIN_CYCLES)
+        start = self._event()
+        return end, now, start, time.perf_counter()
+
+    def times_us(self, stamps: Sequence[tuple[Any, float, Any, float]]) -> np.ndarray:
+        """Microseconds of each call: the longer of computing and launching."""
+        torch.cuda.synchronize(self.device)
+        self.count = 0
+        pairs = list(pairwise(stamps))
+        computing = [before[2].elapsed_time(after[0]) * 1e3 for before, after in pairs]
+        launching = [(after[1] - before[3]) * 1e6 - self.cost_us for before, after in pairs]
+        return np.maximum(computing, np.maximum(launching, 0.0))
+
+    def _event(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+
+def stopwatch(device: LocalDevice) -> CpuStopwatch | CudaStopwatch:
+    """That of a device; to be made in the device's thread."""
+    return CpuStopwatch() if device.is_cpu else CudaStopwatch(device.torch_device)
+
+
+def clock(device: LocalDevice) -> float:
+    """Seconds for whole steps: on a CPU those of this thread, so that other programs on its core don't count."""
+    device.synchronize()
+    return time.thread_time() if device.is_cpu else time.perf_counter()
+
+
+def _cost_us(stamp: Callable[[], Any]) -> float:
+    """Microseconds that making a stamp takes: the difference of one and the next."""
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        stamp()
+        stamp()
+        middle = time.perf_counter()
+        stamp()
+        times.append((middle - start) - (time.perf_counter() - middle))
+    return max(float(np.median(times)) * 1e6, 0.0)

@@ -1,0 +1,71 @@
+"""Signatures: what decides an op's time is in them, and nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from placeto.capture.trace import capture_inference, capture_training
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.graph import load_graph, save_graph
+from placeto.problem.problem import PlacementProblem
+from tests.captures import meta, mlp, record
+
+
+class Called(nn.Module):
+    """A function of its inputs, as a module."""
+
+    def __init__(self, function: object) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs)  # type: ignore[operator]
+
+
+def last(function: object, *inputs: Tensor) -> str:
+    """Signature of the last op of what a function does."""
+    return capture_inference(Called(function), inputs).signatures[-1]
+
+
+def test_shapes_strides_dtypes_and_arguments_are_told_apart() -> None:
+    functions = [
+        (lambda x: x.sum(0), meta(4, 8)),
+        (lambda x: x.sum(1), meta(4, 8)),
+        (lambda x: x.sum(0), meta(8, 4)),
+        (lambda x: x.sum(0), meta(8, 4).t()),
+        (lambda x: x.sum(0), meta(4, 8).to(torch.bfloat16)),
+        (lambda x: x.pow(2.0), meta(4, 8)),
+        (lambda x: x.pow(3.5), meta(4, 8)),
+    ]
+    assert len({last(*each) for each in functions}) == len(functions)
+    assert last(*functions[0]) == "aten.sum.dim_IntList(f32[4,8],[0])"
+    assert last(*functions[3]) == "aten.sum.dim_IntList(f32[4,8]/[1,4],[0])"
+    assert last(*functions[4]).startswith("aten.sum.dim_IntList(bf16[4,8]")
+
+
+def test_the_device_is_not_part_of_it_and_lists_of_one_kind_are_short() -> None:
+    assert last(lambda x: x.to(torch.float64), meta(2)) == "aten._to_copy.default(f32[2],dtype=torch.float64)"
+    assert "cpu" not in last(lambda x: x + torch.rand_like(x), meta(2))
+    assert last(lambda *x: torch.cat(x), *[meta(2, 3)] * 5) == "aten.cat.default([5*f32[2,3]])"
+    assert last(lambda x, y: torch.cat([x, y, x]), meta(2, 3), meta(1, 3)).endswith("([f32[2,3],f32[1,3],f32[2,3]])")
+
+
+def test_ops_have_signatures_and_parameters_none(tmp_path: Path) -> None:
+    graph = capture_training(mlp(), [meta(2, 8)], lambda y: y.sum())
+    for op_type, signature in zip(graph.op_types, graph.signatures, strict=True):
+        assert signature.startswith("" if op_type == "parameter" else f"{op_type}.")
+        assert (signature == "") == (op_type == "parameter")
+    save_graph(graph, tmp_path / "mlp.json")
+    assert load_graph(tmp_path / "mlp.json").signatures == graph.signatures
+    assert "signature" not in record(graph, "0.weight")
+
+
+def test_hash_of_the_graph_is_that_without_them_but_not_that_of_a_problem() -> None:
+    graph = capture_training(mlp(), [meta(2, 8)], lambda y: y.sum())
+    without = replace(graph, signatures=None)  # type: ignore[arg-type]
+    assert set(without.signatures) == {""}
+    assert graph.hash == without.hash
+    cluster = load_cluster("2xv100")
+    assert PlacementProblem(graph, cluster).hash != PlacementProblem(without, cluster).hash

@@ -1,0 +1,62 @@
+"""`placeto profile`."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.profiled import load_profiled
+from tests.command_line import fails, run
+
+
+def words(size: int = 16) -> tuple[nn.Module, list[torch.Tensor], object, list[torch.Tensor]]:
+    """A classifier of words; nobody says which."""
+    module = nn.Sequential(nn.Embedding(10, size), nn.Flatten(), nn.Linear(3 * size, 5))
+    inputs, targets = torch.empty(4, 3, dtype=torch.int64), torch.empty(4, dtype=torch.int64)
+    return module, [inputs], nn.functional.cross_entropy, [targets]
+
+
+FACTORY = "tests.cli.test_cli_profile:words"
+
+
+def test_costs_and_cluster_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, cluster = tmp_path / "costs.json", tmp_path / "here.json"
+    assert run("profile", FACTORY, f"{FACTORY}(size=8)", "-o", out, "--seconds", "0.1", "--cluster-out", cluster) == 0
+    printed = capsys.readouterr().out
+    assert "words(size=8) on cpu: " in printed
+    assert "predicted" in printed
+    costs = load_profiled(out)
+    assert len([op for op in costs.ops if op.type == "aten.embedding"]) == 2
+    assert load_cluster(cluster).device_names == ("cpu:0",)
+    assert load_cluster(cluster).name == "here"
+
+
+def test_inference_has_no_backward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "costs.json"
+    assert run("profile", FACTORY, "-o", out, "--seconds", "0.1", "--inference", "--set", "size=4") == 0
+    assert {op.type for op in load_profiled(out).ops} == {"aten.embedding", "aten.addmm"}
+
+
+def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "costs.json"
+    for arguments, says in {
+        ("-o", out): "FACTORY",
+        (FACTORY, "-o", out, "--devices", "cpu:0,tpu:1"): "device 'tpu:1': this machine has cpu:0",
+        (FACTORY, "-o", out, "--seconds", "0"): "--seconds must be above 0",
+        (FACTORY, "-o", tmp_path / "costs.txt"): "must end in .json or .json.gz",
+        (FACTORY, "-o", out, "--cluster-out", tmp_path / "mine.txt"): "must end in .json or .json.gz",
+        (f"{FACTORY}(3, 4)", "-o", out): "too many positional arguments",
+        ("tests.cli.test_cli_capture:text", "-o", out): "must return (module, inputs)",
+    }.items():
+        assert says in fails(capsys, "profile", *arguments)
+    assert not out.exists()
+
+
+def test_costs_of_another_torch_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({"format": "placeto.costs/1", "torch": "2.0.1", "fits": {}, "ops": []}))
+    with pytest.raises(ValueError, match=r"costs.json: measured under torch '2.0.1', this is .*: measure again, with"):
+        load_profiled(path)
