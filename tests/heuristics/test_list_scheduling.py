@@ -148,9 +148,8 @@ def test_a_parameter_with_a_place_has_to_travel(place: Callable[..., Listed]) ->
     placement, _ = place(problem, hard_groups(problem), True, problem.graph.param_bytes.astype(float))
     assert placement.tolist() == [0, 0, 0, 1]  # what nobody reads goes where there is most room
     near = PlacementProblem(problem.graph, links_of(3.0, 10, 99, 99))
-    placement, order = place(near, hard_groups(near), True, problem.graph.param_bytes.astype(float))
+    placement, _ = place(near, hard_groups(near), True, problem.graph.param_bytes.astype(float))
     assert placement.tolist() == [0, 0, 1, 1]
-    assert np.isin(order[:2], [0, 3]).all(), "what takes no time comes first"
 
 
 def test_which_ops_float() -> None:
