@@ -1,0 +1,21 @@
+"""The experiments on orders and links run, on a graph that is small."""
+
+import pytest
+
+from experiments.links import Links
+from experiments.links import main as links
+from experiments.orders import Orders
+from experiments.orders import main as orders
+
+
+def test_orders_prints_a_line_for_each_placer(capsys: pytest.CaptureFixture[str]) -> None:
+    orders(Orders(("ptb:validation:7",), ("2xv100", "4xv100"), ("heft", "hillclimb"), 20, 2))
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [line[0] for line in lines[2:]] == ["| heft", "| hillclimb"]
+    assert all(float(line[1].split(" ")[0]) < 5.0 for line in lines[2:])
+
+
+def test_links_prints_what_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    links(Links(("ptb:validation:7",), placers=("etf",), simulations=20, seeds=1))
+    assert "| ptb:validation:7 | 2x4xv100 | etf | " in (printed := capsys.readouterr().out)
+    assert "etf: " in printed
