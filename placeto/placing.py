@@ -29,6 +29,7 @@ def place(
     simulations: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
+    precision: str = "fp32",
 ) -> PlacementResult:
     """Place a module's training step, or its inference where no loss is given, or a graph.
 
@@ -42,6 +43,7 @@ def place(
         simulations: budget of the placer; with neither this nor seconds the placer's own, 1,000 of the default one.
         seconds: budget of the placer.
         seed: of the placer's random choices.
+        precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
 
     Raises:
         CaptureError: the module can't be traced.
@@ -51,8 +53,8 @@ def place(
     if isinstance(model, ComputationGraph):
         graph = model
     elif loss is not None:
-        graph = capture_training(model, inputs, loss, targets=targets)
+        graph = capture_training(model, inputs, loss, targets=targets, precision=precision)
     else:
-        graph = capture_inference(model, inputs)
+        graph = capture_inference(model, inputs, precision=precision)
     problem = PlacementProblem(graph, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
     return load_placer(placer)(problem, simulations=simulations, seconds=seconds, seed=seed)

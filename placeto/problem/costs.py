@@ -29,7 +29,10 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True)
 class Roofline:
-    """max(flops / peak, bytes_accessed / memory_bandwidth): Williams et al., "Roofline", CACM 2009."""
+    """max(flops / peak, bytes_accessed / memory_bandwidth): Williams et al., "Roofline", CACM 2009.
+
+    The peak is that of the op's dtype, whatever the op.
+    """
 
     @property
     def name(self) -> str:
@@ -41,7 +44,9 @@ class Roofline:
         time = np.empty((graph.num_ops, cluster.num_devices))
         with np.errstate(over="ignore"):  # a problem refuses what is not finite
             for column, device in enumerate(cluster.devices):
-                compute, access = graph.flops / device.flops, graph.bytes_accessed / device.memory_bandwidth
+                peaks = {dtype: device.peak(dtype) for dtype in set(graph.dtypes)}
+                peak = np.array([peaks[dtype] for dtype in graph.dtypes])
+                compute, access = graph.flops / peak, graph.bytes_accessed / device.memory_bandwidth
                 time[:, column] = np.maximum(compute, access) * 1e6
         return time
 
