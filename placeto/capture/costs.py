@@ -65,7 +65,7 @@ def dtype(node: Node) -> str:
 
     Products of integers compute in int8; what else there is of integers counts as float32, which no cost depends on.
     """
-    tensors = [v for v in tree_flatten([node.meta["val"], *(s.meta["val"] for s in nodes_read(node))])[0]]
+    tensors = tree_flatten([node.meta["val"], *(source.meta["val"] for source in nodes_read(node))])[0]
     floats = [v.dtype for v in tensors if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())]
     if not floats:
         return "int8" if flops(node) else DEFAULT

@@ -15,13 +15,59 @@ from placeto.problem.dtypes import PRECISIONS
 
 _HALVES = torch.bfloat16, torch.float16
 # torch's documentation of "CUDA ops that autocast to float32"; a CPU's autocast leaves most of them in 16 bits
-_IN_32_BITS = frozenset(
-    "__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss "
-    "cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div "
-    "l1_loss layer_norm log log10 log1p log2 log_softmax margin_ranking_loss mse_loss multi_margin_loss "
-    "multilabel_margin_loss nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal renorm rsqrt sinh "
-    "smooth_l1_loss soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss".split()
-)
+_IN_32_BITS = [
+    "__pow__",
+    "__rdiv__",
+    "__rpow__",
+    "__rtruediv__",
+    "acos",
+    "asin",
+    "binary_cross_entropy_with_logits",
+    "cdist",
+    "cosh",
+    "cosine_embedding_loss",
+    "cosine_similarity",
+    "cross_entropy",
+    "cumprod",
+    "cumsum",
+    "dist",
+    "erfinv",
+    "exp",
+    "expm1",
+    "group_norm",
+    "hinge_embedding_loss",
+    "kl_div",
+    "l1_loss",
+    "layer_norm",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "log_softmax",
+    "margin_ranking_loss",
+    "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "nll_loss",
+    "norm",
+    "normalize",
+    "pdist",
+    "poisson_nll_loss",
+    "pow",
+    "prod",
+    "reciprocal",
+    "renorm",
+    "rsqrt",
+    "sinh",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "softmax",
+    "softmin",
+    "softplus",
+    "sum",
+    "tan",
+    "triplet_margin_loss",
+]
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map
 
 from placeto.capture.costs import DECOMPOSITIONS
-from placeto.capture.precision import autocast
 from placeto.capture.errors import call_loss, explain, without_logs
 from placeto.capture.ops import Label, computation_graph
+from placeto.capture.precision import autocast
 from placeto.problem.dtypes import PRECISIONS
 from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph, GraphError

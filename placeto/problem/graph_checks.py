@@ -58,9 +58,9 @@ def validate(graph: ComputationGraph) -> None:
         for string in strings:
             text(string, f"each of {key}", GraphError)
     for key, known in (("dtypes", DTYPES), ("kernels", KERNELS)):
-        for op, label in enumerate(getattr(graph, key)):
+        for name, label in zip(names, getattr(graph, key), strict=True):
             if label not in known:
-                choice(*known)(label, f"op {quote(names[op])}: {key.removesuffix('s')}", GraphError)
+                choice(*known)(label, f"op {quote(name)}: {key.removesuffix('s')}", GraphError)
     if len(set(names)) != num_ops:
         seen: set[str] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]

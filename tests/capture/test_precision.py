@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from placeto.capture.trace import CaptureError, capture_inference, capture_training
-from placeto.problem.graph import ComputationGraph
 from placeto.placing import place
+from placeto.problem.graph import ComputationGraph
 
 
 def step(precision: str = "fp32", dtype: torch.dtype = torch.float32) -> ComputationGraph:
