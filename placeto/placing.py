@@ -10,6 +10,7 @@ from placeto.capture.trace import capture_inference, capture_training
 from placeto.placers import DEFAULT_PLACER, load_placer
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
+from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
@@ -30,6 +31,7 @@ def place(
     seconds: float | None = None,
     seed: int = 0,
     precision: str = "fp32",
+    costs: CostModel | str | Path = "efficiency",
 ) -> PlacementResult:
     """Place a module's training step, or its inference where no loss is given, or a graph.
 
@@ -45,9 +47,11 @@ def place(
         seed: of the placer's random choices.
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
 
+        costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it.
+
     Raises:
         CaptureError: the module can't be traced.
-        LoadError, ClusterError: no such placer or cluster.
+        LoadError, ClusterError, CostsError: no such placer, cluster or cost model.
         TypeError: no module and no graph.
     """
     if isinstance(model, ComputationGraph):
@@ -56,5 +60,9 @@ def place(
         graph = capture_training(model, inputs, loss, targets=targets, precision=precision)
     else:
         graph = capture_inference(model, inputs, precision=precision)
-    problem = PlacementProblem(graph, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
+    problem = PlacementProblem(
+        graph,
+        cluster if isinstance(cluster, Cluster) else load_cluster(cluster),
+        load_costs(costs) if isinstance(costs, str | Path) else costs,
+    )
     return load_placer(placer)(problem, simulations=simulations, seconds=seconds, seed=seed)

@@ -8,12 +8,19 @@ Legend: N ops, D devices.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from placeto.problem.cluster import Cluster
+from placeto.problem.fields import quote, read_json
 from placeto.problem.graph import ComputationGraph
+
+
+class CostsError(ValueError):
+    """An unknown cost model, or a file of costs that breaks a rule of its format."""
 
 
 class CostModel(Protocol):
@@ -52,6 +59,42 @@ class Roofline:
 
 
 ROOFLINE = Roofline()
+
+NAMES = ("efficiency", "roofline")
+_FORMATS = {
+    "placeto.efficiency/1": ("placeto.problem.efficiency", "load_efficiency"),
+    "placeto.costs/1": ("placeto.problem.profiled", "load_profiled"),
+}
+"""Of a file of costs: the module and the function that read it, imported when such a file is met."""
+
+
+def load_costs(name_or_path: str | Path) -> CostModel:
+    """A cost model by name, or from a file (``.json``, ``.json.gz``) of one of the formats above.
+
+    Raises:
+        CostsError: no such name, or not such a file; the message says what would be valid.
+        OSError: the file can't be read.
+    """
+    if str(name_or_path) == "roofline":
+        return ROOFLINE
+    if str(name_or_path) == "efficiency":
+        model: CostModel = import_module("placeto.problem.efficiency").EFFICIENCY
+        return model
+    if not str(name_or_path).endswith((".json", ".json.gz")):
+        known = ", ".join(NAMES)
+        raise CostsError(f"unknown costs {quote(str(name_or_path))}: known are {known}, or name a .json file")
+    document = read_json(name_or_path, CostsError)
+    form = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(form, str) or form not in _FORMATS:
+        raise CostsError(f'{name_or_path}: not a file of costs: "format" must be one of {", ".join(_FORMATS)}')
+    module, function = _FORMATS[form]
+    try:
+        loaded: CostModel = getattr(import_module(module), function)(name_or_path)
+    except ModuleNotFoundError as problem:
+        if problem.name != module:
+            raise
+        raise CostsError(f"{name_or_path}: this version of Placeto doesn't read {form}") from None
+    return loaded
 
 
 def with_measured(time_us: np.ndarray, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
