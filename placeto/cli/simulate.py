@@ -47,6 +47,7 @@ def run(arguments: Arguments) -> None:
     from placeto.evaluation.summary import ratio
     from placeto.formats.chrome_trace import save_chrome_trace
     from placeto.formats.placement import load_placement
+    from placeto.problem.cluster import DISPATCHES
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
     from placeto.problem.units import format_us
