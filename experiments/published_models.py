@@ -286,8 +286,8 @@ class Transformer(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         """(B, T) -> logits (B * T, words), or (2 * B, T)."""
-        x = self.word(words) + self.position(torch.arange(self.length))
-        x, mask = self.dropout(self.norm(x) if self.first else x), torch.zeros(self.length, self.length)
+        x = self.word(words) + self.position(torch.arange(self.length, device=words.device))
+        x, mask = self.dropout(self.norm(x) if self.first else x), x.new_zeros(self.length, self.length)
         for layer in self.layers:
             x = layer(x, mask)
         logits = self.head(x if self.first else self.norm(x))

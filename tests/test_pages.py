@@ -11,7 +11,7 @@ from placeto import PlacementProblem, load_cluster, load_graph, simulate
 from placeto.evaluation.comparison import load_rows
 from placeto.formats.placement import PlacementFile, load_placement
 from placeto.problem.cluster import Cluster
-from placeto.problem.costs import ROOFLINE
+from placeto.problem.costs import ROOFLINE, load_costs
 from placeto.problem.graph import ComputationGraph
 
 ROOT = Path(__file__).parents[1]
@@ -64,7 +64,8 @@ def test_every_experiment_stands_in_the_list() -> None:
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
     """What the examples of file formats load as, by format."""
-    loaders = {"graph": load_graph, "cluster": load_cluster, "placement": load_placement, "evaluation": load_rows}
+    loaders = {"graph": load_graph, "cluster": load_cluster, "placement": load_placement, "evaluation": load_rows,
+               "efficiency": load_costs}  # fmt: skip
     found: dict[str, list[object]] = {name: [] for name in loaders}
     for number, text in enumerate(examples("json", FORMATS)):
         path = tmp_path_factory.mktemp("examples") / f"{number}.json"
@@ -76,7 +77,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
 
 def test_examples_of_all_formats_load(loaded: dict[str, list[object]]) -> None:
     assert {name: len(of) for name, of in loaded.items()} == {
-        "graph": 1, "cluster": 2, "placement": 1, "evaluation": 1,
+        "graph": 1, "cluster": 2, "placement": 1, "evaluation": 1, "efficiency": 1,
     }  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def test_examples_belong_together(loaded: dict[str, list[object]]) -> None:
 def test_every_field_of_the_examples_is_described() -> None:
     described = set(re.findall(r"`(\w+)`", FORMATS))
     names = set(re.findall(r'"(\w+)":', "".join(examples("json", FORMATS))))
-    names -= {"weight", "add", "v100"}  # ops of the placement, a kind of device
+    names -= {"weight", "add", "v100", "k80", "h200"}  # ops of the placement, kinds of device
     assert names - described == set()
 
 
