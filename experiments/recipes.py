@@ -23,7 +23,8 @@ from experiments.runs import problem_of
 from experiments.tables import machine, markdown, rule
 from placeto.placers import resolve_graph
 from placeto.problem.cluster import Cluster, Device
-from placeto.problem.presets import A100, H100, P100, V100
+from placeto.problem.devices import A100, H100, P100, V100
+from placeto.problem.dtypes import DTYPES
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.topology import Link, Topology
 from placeto.progress import ProgressBar
@@ -89,7 +90,8 @@ def random_cluster(random: np.random.Generator, name: str) -> Cluster:
 
 def _scaled(device: Device, factor: float) -> Device:
     kind = device.kind if factor == 1.0 else f"{device.kind}*{factor:.2f}"
-    return replace(device, kind=kind, flops=device.flops * factor, memory_bandwidth=device.memory_bandwidth * factor)
+    flops = {dtype: device.peak(dtype) * factor for dtype in DTYPES}
+    return replace(device, kind=kind, flops=flops, memory_bandwidth=device.memory_bandwidth * factor)
 
 
 def training_problems(recipe: Recipe) -> dict[str, PlacementProblem]:

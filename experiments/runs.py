@@ -20,6 +20,7 @@ from placeto.formats.placement import load_placement
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import resolve_graph
 from placeto.problem.cluster_files import load_cluster
+from placeto.problem.costs import load_costs
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
@@ -72,9 +73,9 @@ class Run:
 
     def problems(self) -> tuple[dict[str, PlacementProblem], dict[str, PlacementProblem]]:
         """What it trains on, and what chooses its parameters."""
-        places = [("", self.cluster), *((f" on {other}", other) for other in self.others)]
+        places, costs = [("", self.cluster), *((f" on {other}", other) for other in self.others)], self.config.costs
         train, validation = (
-            {f"{graph}{suffix}": problem_of(graph, cluster) for suffix, cluster in places for graph in of}
+            {f"{graph}{suffix}": problem_of(graph, cluster, costs) for suffix, cluster in places for graph in of}
             for of in (self.graphs, self.validation)
         )
         return train, validation or train
@@ -85,9 +86,9 @@ def _changed(path: Path) -> float:
 
 
 @cache
-def problem_of(graph: str, cluster: str) -> PlacementProblem:
+def problem_of(graph: str, cluster: str, costs: str = "efficiency") -> PlacementProblem:
     """A graph, as the command line names it, on a cluster; kept, with all that is cached for it."""
-    return PlacementProblem(resolve_graph(graph)[1], load_cluster(cluster))
+    return PlacementProblem(resolve_graph(graph)[1], load_cluster(cluster), load_costs(costs))
 
 
 def place_key(graph: str, cluster: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from placeto.problem.files import atomic_write
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import LABELS
 
 DATA = Path(__file__).parent / "data"
 _ARRAYS = (
@@ -28,7 +29,7 @@ _ARRAYS = (
     "trained_bytes",
     "resident_outputs",
 )
-_STRINGS = ("op_names", "op_types", "modules")
+_STRINGS = ("op_names", "op_types", "modules", "dtypes", "kernels")
 _DATE = (1980, 1, 1, 0, 0, 0)  # a fixed one, so that equal graphs give equal files
 
 
@@ -43,7 +44,9 @@ def save(graphs: Iterable[ComputationGraph], path: Path) -> None:
             content = {key: getattr(graph, key) for key in _ARRAYS}
             # neighbours differ little: differences compress better than the numbers
             content |= {key: np.diff(content[key], prepend=0) for key in ("output_ptr", "edge_src", "edge_dst")}
-            content |= {key: _encode(getattr(graph, key)) for key in _STRINGS}
+            content |= {
+                key: _encode(getattr(graph, key)) for key in _STRINGS if set(getattr(graph, key)) != {LABELS.get(key)}
+            }
             buffer = BytesIO()
             np.savez(buffer, mode=np.array(graph.mode), **content)
             archive.writestr(zipfile.ZipInfo(graph.name, _DATE), buffer.getvalue(), zipfile.ZIP_DEFLATED, 9)
@@ -90,10 +93,10 @@ def _reading(path: Path) -> Iterator[None]:
 def _decode_graph(data: bytes, name: str) -> ComputationGraph:
     with np.load(BytesIO(data)) as stored:
         content = {key: stored[key] for key in _ARRAYS if key in stored}  # older files lack the last two
+        content |= {key: _decode(stored[key]) for key in _STRINGS if key in stored}
         content |= {key: np.cumsum(content[key]) for key in ("output_ptr", "edge_src", "edge_dst")}
-        names, types, modules = (_decode(stored[key]) for key in _STRINGS)
         mode = str(stored["mode"])
-    return ComputationGraph(name=name, mode=mode, op_names=names, op_types=types, modules=modules, **content)
+    return ComputationGraph(name=name, mode=mode, **content)
 
 
 @lru_cache(maxsize=16)

@@ -10,6 +10,7 @@ from placeto.capture.trace import capture_inference, capture_training
 from placeto.placers import DEFAULT_PLACER, load_placer
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
+from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
@@ -29,6 +30,8 @@ def place(
     simulations: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
+    precision: str = "fp32",
+    costs: CostModel | str | Path = "efficiency",
 ) -> PlacementResult:
     """Place a module's training step, or its inference where no loss is given, or a graph.
 
@@ -42,17 +45,24 @@ def place(
         simulations: budget of the placer; with neither this nor seconds the placer's own, 1,000 of the default one.
         seconds: budget of the placer.
         seed: of the placer's random choices.
+        precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
+
+        costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it.
 
     Raises:
         CaptureError: the module can't be traced.
-        LoadError, ClusterError: no such placer or cluster.
+        LoadError, ClusterError, CostsError: no such placer, cluster or cost model.
         TypeError: no module and no graph.
     """
     if isinstance(model, ComputationGraph):
         graph = model
     elif loss is not None:
-        graph = capture_training(model, inputs, loss, targets=targets)
+        graph = capture_training(model, inputs, loss, targets=targets, precision=precision)
     else:
-        graph = capture_inference(model, inputs)
-    problem = PlacementProblem(graph, cluster if isinstance(cluster, Cluster) else load_cluster(cluster))
+        graph = capture_inference(model, inputs, precision=precision)
+    problem = PlacementProblem(
+        graph,
+        cluster if isinstance(cluster, Cluster) else load_cluster(cluster),
+        load_costs(costs) if isinstance(costs, str | Path) else costs,
+    )
     return load_placer(placer)(problem, simulations=simulations, seconds=seconds, seed=seed)

@@ -11,6 +11,7 @@ from placeto import PlacementProblem, load_cluster, load_graph, simulate
 from placeto.evaluation.comparison import load_rows
 from placeto.formats.placement import PlacementFile, load_placement
 from placeto.problem.cluster import Cluster
+from placeto.problem.costs import ROOFLINE, load_costs
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.profiled import load_profiled, torch_version
 
@@ -66,7 +67,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
     """What the examples of file formats load as, by format."""
     loaders = {
         "graph": load_graph, "cluster": load_cluster, "placement": load_placement, "evaluation": load_rows,
-        "costs": load_profiled,
+        "costs": load_profiled, "efficiency": load_costs,
     }  # fmt: skip
     found: dict[str, list[object]] = {name: [] for name in loaders}
     for number, text in enumerate(examples("json", FORMATS)):
@@ -79,7 +80,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
 
 def test_examples_of_all_formats_load(loaded: dict[str, list[object]]) -> None:
     assert {name: len(of) for name, of in loaded.items()} == {
-        "graph": 1, "cluster": 2, "placement": 1, "evaluation": 1, "costs": 1,
+        "graph": 1, "cluster": 2, "placement": 1, "evaluation": 1, "costs": 1, "efficiency": 1,
     }  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def test_examples_belong_together(loaded: dict[str, list[object]]) -> None:
     assert isinstance(graph, ComputationGraph)
     assert isinstance(cluster, Cluster)
     assert isinstance(file, PlacementFile)
-    problem = PlacementProblem(graph, cluster)
+    problem = PlacementProblem(graph, cluster, ROOFLINE)  # the table of efficiencies may be fitted anew
     assert simulate(problem, file.devices(graph, cluster)).makespan_us == file.makespan_us
     (row,) = rows[0]
     assert row["makespan_us"] == problem.single_device_us
@@ -98,7 +99,7 @@ def test_examples_belong_together(loaded: dict[str, list[object]]) -> None:
 def test_every_field_of_the_examples_is_described() -> None:
     described = set(re.findall(r"`(\w+)`", FORMATS))
     names = set(re.findall(r'"(\w+)":', "".join(examples("json", FORMATS))))
-    names -= {"weight", "add", "v100", "cpu"}  # ops of the placement, kinds of devices
+    names -= {"weight", "add", "v100", "k80", "h200", "cpu"}  # ops of the placement, kinds of device
     assert names - described == set()
 
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Of toy devices; ops of toys take their time on a device of speed 1, divided by the speed."""
+
+
+def work(us: float) -> dict[str, Any]:
+    """What an op record says of work: measured times, so that no cost model has a say."""
+    return {"flops": us, "time_us": {f"kind{speed:g}": us / speed for speed in SPEEDS}}
+
 
 def toy_cluster(devices: int = 2, speeds: tuple[float, ...] | None = None, memory: int = 10**12) -> Cluster:
     """Equal devices without overhead, first ready first served, links of 1 byte/us."""
     speeds = speeds or (1.0,) * devices
+    assert set(speeds) <= set(SPEEDS)
     made = tuple(Device(f"gpu:{i}", f"kind{s:g}", s * 1e6, 1e12, memory, 0.0) for i, s in enumerate(speeds))
     matrix = np.ones((len(made), len(made)))
     return Cluster("toy", made, matrix, np.zeros_like(matrix), "unicast", "egress", 0.0, "fifo")
@@ -26,7 +37,7 @@ def fork_of_chains(chains: int, length: int, devices: int = 2) -> PlacementProbl
     for c in range(chains):
         for i in range(length):
             inputs = [[f"c{c}.{i - 1}", 0]] if i else []
-            ops.append({"name": f"c{c}.{i}", "type": "op", "flops": 10.0, "outputs": [100], "inputs": inputs})
+            ops.append({"name": f"c{c}.{i}", "type": "op", "outputs": [100], "inputs": inputs, **work(10.0)})
     return PlacementProblem(ComputationGraph.from_ops("fork", ops), toy_cluster(devices))
 
 
@@ -46,7 +57,7 @@ def two_cliques(size: int = 6) -> PlacementProblem:
                 outputs = [1000, 1]
             if (block, i) == ("b", 0):
                 inputs = [["a0", 1]]
-            ops.append({"name": f"{block}{i}", "type": "op", "flops": 10.0, "outputs": outputs, "inputs": inputs})
+            ops.append({"name": f"{block}{i}", "type": "op", "outputs": outputs, "inputs": inputs, **work(10.0)})
     return PlacementProblem(ComputationGraph.from_ops("cliques", ops), toy_cluster(2))
 
 
@@ -75,7 +86,7 @@ def random_graph(seed: int, ops: int = 60) -> ComputationGraph:
             {
                 "name": f"op{i}",
                 "type": "op",
-                "flops": float(random.integers(5, 60)),
+                **work(float(random.integers(5, 60))),
                 "outputs": [int(random.integers(1, 20))],
                 "inputs": [[f"op{p}", 0] for p in sorted(parents)],
             }

@@ -12,6 +12,8 @@ from torch.fx import Node
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from placeto.problem.dtypes import DEFAULT, DTYPES
+
 aten = torch.ops.aten
 # read only as much of their first input as they write
 _GATHERS = {aten.embedding, aten.index_select, aten.gather, aten.index, aten.nll_loss_forward}
@@ -56,6 +58,31 @@ def flops(node: Node) -> int:
     args = torch.fx.node.map_aggregate(node.args, value)
     kwargs = torch.fx.node.map_aggregate(node.kwargs, value)
     return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def dtype(node: Node) -> str:
+    """What a node computes in: the dtype of the first floating-point tensor that it makes, else that it reads.
+
+    Products of integers compute in int8; what else there is of integers counts as float32, which no cost depends on.
+    """
+    tensors = tree_flatten([node.meta["val"], *(source.meta["val"] for source in nodes_read(node))])[0]
+    floats = [v.dtype for v in tensors if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())]
+    if not floats:
+        return "int8" if flops(node) else DEFAULT
+    name = str(floats[0].to_real()).removeprefix("torch.")
+    return "float8" if name.startswith("float8") else name if name in DTYPES else DEFAULT
+
+
+def kernel(node: Node) -> str:
+    """Whether a node is a convolution of groups of channels, or of each channel by itself."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet not in (aten.convolution, aten.convolution_backward):
+        return ""
+    backward = packet is aten.convolution_backward
+    x, groups = cast(Node, node.args[1 if backward else 0]), node.args[9 if backward else 8]
+    if groups == 1:
+        return ""
+    return "depthwise" if x.meta["val"].shape[1] == groups else "grouped"
 
 
 def _convolution_backward(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
-from placeto.capture.costs import bytes_accessed, flops, nodes_read, tensor_bytes
+from placeto.capture.costs import bytes_accessed, dtype, flops, kernel, nodes_read, tensor_bytes
 from placeto.capture.signatures import signature
 from placeto.problem.graph import ComputationGraph
 
@@ -71,6 +71,7 @@ class _Parameter:
 class _Builder:
     """Op records in the making."""
 
+    tf32: bool  # whether products of float32 compute in it
     records: list[dict[str, Any]] = field(default_factory=list)
     names: Counter[str] = field(default_factory=Counter)
     values: dict[Node, Any] = field(default_factory=dict)  # _Tensor, tuple of it, _Buffer, _Parameter, or None
@@ -81,6 +82,7 @@ class _Builder:
     backward: list[bool] = field(default_factory=list)  # which ops are of the backward pass
     random: set[int] = field(default_factory=set)  # ops that draw random numbers
     nodes: list[list[str]] = field(default_factory=list)  # names of the traced nodes behind each op
+    casts: dict[tuple[Any, Any], Any] = field(default_factory=dict)  # of parameters: to a dtype, once for all users
 
     def add(
         self, node: Node, label: Label, kind: str, name: str, inputs: Sequence[_Tensor], outputs: Sequence[int]
@@ -114,7 +116,13 @@ class _Builder:
 
 
 def computation_graph(
-    traced: GraphModule, parameters: Sequence[str], trained: Sequence[str], num_buffers: int, name: str, mode: str
+    traced: GraphModule,
+    parameters: Sequence[str],
+    trained: Sequence[str],
+    num_buffers: int,
+    name: str,
+    mode: str,
+    tf32: bool = False,
 ) -> tuple[ComputationGraph, tuple[tuple[str, ...], ...]]:
     """The ops that the outputs of a traced graph depend on, and the names of the traced nodes behind each of them.
 
@@ -126,12 +134,13 @@ def computation_graph(
         parameters: paths.
         trained: paths of the parameters whose gradients (None where there is none) follow the loss in the outputs.
         num_buffers: how many.
+        tf32: whether matrix products and convolutions of float32 compute in it.
 
     Raises:
         GraphError: no op is left.
     """
     needed = _needed(traced)
-    builder = _Builder()
+    builder = _Builder(tf32)
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
         builder.values[node] = _Parameter(path, tensor_bytes(node.meta["val"]))
@@ -196,6 +205,9 @@ def _visit(builder: _Builder, node: Node) -> Any:
         builder.join(base.op, op)
         made = [_Tensor(op, i) for i in range(len(outputs))]
         return tuple(made) if isinstance(node.meta["val"], list | tuple) else made[0]
+    cast = (sources[0], node.meta["val"].dtype) if _casts_parameter(builder, node) else None
+    if cast in builder.casts:
+        return _show(builder, node, builder.casts[cast])
     inputs = [t for t in (_tensor(builder, source) for source in sources) if t is not None]
     used = [o if isinstance(o, Tensor) and o.numel() else None for o in outputs]
     op = builder.add(node, label, kind, title, inputs, [tensor_bytes(o) for o in used if o is not None])
@@ -204,9 +216,13 @@ def _visit(builder: _Builder, node: Node) -> Any:
     record = builder.records[op]
     record["flops"] = float(flops(node))
     record["bytes_accessed"] = float(bytes_accessed(node))
+    record["dtype"] = "tf32" if builder.tf32 and record["flops"] and dtype(node) == "float32" else dtype(node)
+    record["kernel"] = kernel(node)
     _settle(builder, op, inputs, sources)
     numbers = iter(range(len(used)))
     made_or_none = [None if o is None else _Tensor(op, next(numbers)) for o in used]
+    if cast is not None:
+        builder.casts[cast] = made_or_none[0]
     return tuple(made_or_none) if isinstance(node.meta["val"], list | tuple) else made_or_none[0]
 
 
@@ -222,6 +238,14 @@ def _tensor(builder: _Builder, node: Node) -> Any:
     builder.homeless.add(op)
     builder.values |= dict.fromkeys(shown, _Tensor(op, 0))
     return _Tensor(op, 0)
+
+
+def _casts_parameter(builder: _Builder, node: Node) -> bool:
+    """Whether a node is a parameter in another dtype, of which autocast keeps one copy for all users."""
+    if getattr(node.target, "overloadpacket", None) is not aten._to_copy:
+        return False
+    value = builder.values.get(node.all_input_nodes[0])
+    return isinstance(value, _Parameter) or (isinstance(value, _Tensor) and builder.is_resident(value))
 
 
 def _show(builder: _Builder, node: Node, value: Any) -> Any:

@@ -22,6 +22,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from placeto.capture.costs import DECOMPOSITIONS
 from placeto.capture.errors import call_loss, explain, without_logs
 from placeto.capture.ops import Label, computation_graph
+from placeto.capture.precision import autocast
+from placeto.problem.dtypes import PRECISIONS
+from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph, GraphError
 
 LOSS_MODULE = "loss"  # module path of the ops of the loss function
@@ -52,6 +55,7 @@ def capture_training(
     *,
     targets: Sequence[Any] = (),
     name: str | None = None,
+    precision: str = "fp32",
 ) -> ComputationGraph:
     """Graph of one training step: forward pass, loss and the gradients of all trainable parameters.
 
@@ -75,6 +79,8 @@ def capture_training(
         loss: ``loss(output, *targets)`` -> scalar; None if the module itself returns the scalar loss.
         targets: further arguments of the loss.
         name: of the graph; the class of the module by default.
+        precision: what the run will use: "fp32", the dtypes as they are; "tf32", for float32 matrix products and
+            convolutions; "bf16" or "fp16", as a GPU's autocast would run it.
 
     Raises:
         CaptureError: the module can't be traced, nothing in it is trainable, or the loss is no scalar.
@@ -85,7 +91,7 @@ def capture_training(
     >>> [op for op in graph.op_types if "mm" in op], float(graph.flops.sum())
     (['aten.addmm', 'aten.mm'], 256.0)
     """
-    return trace_training(module, inputs, loss, targets=targets, name=name).graph
+    return trace_training(module, inputs, loss, targets=targets, name=name, precision=precision).graph
 
 
 def trace_training(
@@ -95,6 +101,7 @@ def trace_training(
     *,
     targets: Sequence[Any] = (),
     name: str | None = None,
+    precision: str = "fp32",
 ) -> Capture:
     """As `capture_training`, with the trace that the graph stands for.
 
@@ -103,12 +110,13 @@ def trace_training(
     """
 
     def step(arguments: Any, extra: Any) -> list[Tensor | None]:
-        output = module(*arguments)
-        if loss is None:
-            value = output
-        else:
-            with traceback.annotate({"module": LOSS_MODULE, "call": 0}):
-                value = call_loss(loss, output, extra)
+        with autocast(precision):
+            output = module(*arguments)
+            if loss is None:
+                value = output
+            else:
+                with traceback.annotate({"module": LOSS_MODULE, "call": 0}):
+                    value = call_loss(loss, output, extra)
         if not isinstance(value, Tensor) or value.numel() != 1:
             advice = "; give a loss that makes it one" if loss is None else ""
             raise CaptureError(f"{name}: the loss must be a scalar tensor, not {_describe(value)}{advice}")
@@ -122,19 +130,23 @@ def trace_training(
 
     name = name if name is not None else type(module).__name__
     _check_loss(loss, name)
-    return _capture(module, inputs, targets, step, name, "training")
+    return _capture(module, inputs, targets, step, name, "training", precision)
 
 
-def capture_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | None = None) -> ComputationGraph:
+def capture_inference(
+    module: nn.Module, inputs: Sequence[Any], *, name: str | None = None, precision: str = "fp32"
+) -> ComputationGraph:
     """Graph of the forward pass in evaluation mode; see `capture_training` for the rest.
 
     Raises:
         CaptureError: the module can't be traced, or returns no tensor.
     """
-    return trace_inference(module, inputs, name=name).graph
+    return trace_inference(module, inputs, name=name, precision=precision).graph
 
 
-def trace_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | None = None) -> Capture:
+def trace_inference(
+    module: nn.Module, inputs: Sequence[Any], *, name: str | None = None, precision: str = "fp32"
+) -> Capture:
     """As `capture_inference`, with the trace that the graph stands for.
 
     Raises:
@@ -142,7 +154,8 @@ def trace_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | Non
     """
 
     def forward(arguments: Any, extra: Any) -> list[Tensor | None]:
-        output = module(*arguments)
+        with autocast(precision):
+            output = module(*arguments)
         tensors: list[Tensor | None] = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
         if not tensors:
             raise CaptureError(f"{name}: the module returns no tensor but {_describe(output)}")
@@ -153,7 +166,7 @@ def trace_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | Non
     try:
         for submodule in modes:
             submodule.training = False
-        return _capture(module, inputs, (), forward, name, "inference")
+        return _capture(module, inputs, (), forward, name, "inference", precision)
     finally:
         for submodule, training in modes.items():
             submodule.training = training
@@ -172,9 +185,16 @@ class _Step(nn.Module):
 
 
 def _capture(
-    module: nn.Module, inputs: Any, targets: Any, function: Callable[..., list[Tensor | None]], name: str, mode: str
+    module: nn.Module,
+    inputs: Any,
+    targets: Any,
+    function: Callable[..., list[Tensor | None]],
+    name: str,
+    mode: str,
+    precision: str,
 ) -> Capture:
     _check_module(module, name)
+    choice(*PRECISIONS)(precision, f"{name}: precision", CaptureError)
     for what, values in (("inputs", inputs), ("targets", targets)):
         if isinstance(values, Tensor) or not isinstance(values, Sequence):
             raise CaptureError(f"{name}: {what} must be a sequence of arguments, such as [x], not {_describe(values)}")
@@ -215,7 +235,7 @@ def _capture(
             raise CaptureError(f"{name}: {explain(error, module, hint)}") from error
     paths, trained = ([key.removeprefix("module.") for key in keys] for keys in (params, trained))
     try:
-        graph, nodes = computation_graph(traced, paths, trained, len(buffers), name, mode)
+        graph, nodes = computation_graph(traced, paths, trained, len(buffers), name, mode, precision == "tf32")
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
     return Capture(graph, traced, nodes)

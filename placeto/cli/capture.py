@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -32,6 +32,8 @@ class Arguments:
     """the graph file to write, .json or .json.gz"""
     inference: bool = False
     """capture the forward pass only"""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """what the run will use: the dtypes as they are, tf32 for products of float32, or autocast to 16 bits"""
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
     """an argument of the factory, such as depth=4; may be given several times"""
 
@@ -45,9 +47,9 @@ def run(arguments: Arguments) -> None:
     module, inputs, loss, targets = step_parts(make(arguments.factory, arguments.settings), arguments.factory)
     name = path.name.split(".")[0]
     if arguments.inference:
-        graph = capture_inference(module, inputs, name=name)
+        graph = capture_inference(module, inputs, name=name, precision=arguments.precision)
     else:
-        graph = capture_training(module, inputs, loss, targets=targets, name=name)
+        graph = capture_training(module, inputs, loss, targets=targets, name=name, precision=arguments.precision)
     save_graph(graph, path)
     print(f"graph        {path}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     print(f"work         {format_flop(graph.flops.sum())}")

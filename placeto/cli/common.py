@@ -37,6 +37,7 @@ OptionalInt = Annotated[
 ]
 OptionalFloat = Annotated[float | None, arg(metavar="FLOAT")]
 DispatchOption = Annotated[Literal["fifo", "priority", "list"] | None, arg(metavar="NAME")]
+CostsText = Annotated[str, arg(metavar="NAME|FILE")]
 OutputPath = Annotated[Path | None, arg(name="out", aliases=["-o"], metavar="PATH")]
 
 

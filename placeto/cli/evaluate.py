@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from placeto.cli.common import (
     Budget,
     BudgetOptions,
+    CostsText,
     DispatchOption,
     GraphArguments,
     OptionalInt,
@@ -27,6 +28,7 @@ from placeto.cli.common import (
     say,
 )
 from placeto.placers import load_split, resolve_graph
+from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.files import locked, write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
@@ -65,6 +67,8 @@ class Arguments:
     count: OptionalInt = None
     """only the first so many graphs of the split"""
     budget: Budget = field(default_factory=BudgetOptions)
+    costs: CostsText = "efficiency"
+    """how long ops take: efficiency, roofline, or a file of costs"""
     seeds: int = 1
     """how many seeds (0, 1, ...) each placer runs with"""
     processes: OptionalInt = None
@@ -81,8 +85,8 @@ def run(arguments: Arguments) -> None:
     from placeto.evaluation.comparison import evaluate, parse_spec
     from placeto.evaluation.summary import markdown_table, summarize
 
-    clusters, budget = _clusters(arguments), arguments.budget
-    graphs = _timed(_graphs(arguments), clusters)
+    clusters, budget, costs = _clusters(arguments), arguments.budget, load_costs(arguments.costs)
+    graphs = _timed(_graphs(arguments), clusters, costs)
     names = [name for name in arguments.placers.split(",") if name.strip()]
     specs = [parse_spec(n, budget.checkpoint, budget.simulations, budget.seconds) for n in names]
     if not specs:
@@ -96,6 +100,7 @@ def run(arguments: Arguments) -> None:
                 cluster,
                 specs,
                 range(arguments.seeds),
+                costs=costs,
                 out=arguments.output,
                 processes=arguments.processes,
                 history=arguments.curve is not None,
@@ -161,11 +166,13 @@ def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:
     return split | dict(map(resolve_graph, arguments.graphs))
 
 
-def _timed(graphs: Mapping[str, ComputationGraph], clusters: Sequence[Cluster]) -> list[dict[str, ComputationGraph]]:
+def _timed(
+    graphs: Mapping[str, ComputationGraph], clusters: Sequence[Cluster], costs: CostModel
+) -> list[dict[str, ComputationGraph]]:
     """For each cluster the graphs with something to place; a line on stderr for each of the others."""
     timed = []
     for cluster in clusters:
-        idle = [name for name, graph in graphs.items() if not PlacementProblem(graph, cluster).op_time.any()]
+        idle = [name for name, graph in graphs.items() if not PlacementProblem(graph, cluster, costs).op_time.any()]
         if len(idle) == len(graphs):
             raise UsageError(f"nothing to evaluate: no op of {', '.join(idle)} takes any time on {cluster.name}")
         for name in idle:

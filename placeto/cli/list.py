@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from placeto.placers import load_families, placer_names
 
 if TYPE_CHECKING:
-    from placeto.problem.cluster import Cluster
+    from placeto.problem.cluster import Cluster, Device
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,19 @@ def _clusters() -> dict[str, str]:
     return {name: _describe(factory()) for name, factory in CLUSTERS.items()}
 
 
+def _peaks(device: Device) -> str:
+    """Peaks in TFLOP/s: of float32, and where they differ of tf32 and 16 bits."""
+    peaks = {device.peak(dtype): None for dtype in ("float32", "tf32", "float16")}
+    return "/".join(f"{peak / 1e12:.3g}" for peak in peaks)
+
+
 def _describe(cluster: Cluster) -> str:
     """Devices and links of a cluster in a sentence."""
     counts = Counter(device.kind for device in cluster.devices)
     kinds = {device.kind: device for device in cluster.devices}
     parts = []
     for kind, device in kinds.items():
-        size = f"{device.flops / 1e12:.3g} TFLOP/s, {device.memory / 1e9:.3g} GB"
+        size = f"{_peaks(device)} TFLOP/s, {device.memory / 1e9:.3g} GB"
         parts.append(f"{counts[kind]} {kind.upper()} ({size}{' each' if counts[kind] > 1 else ''})")
     rates = cluster.bandwidth[~np.eye(cluster.num_devices, dtype=bool)] / 1e3  # GB/s
     speed = f"{rates.min():.3g}" if rates.min() == rates.max() else f"{rates.min():.3g} to {rates.max():.3g}"

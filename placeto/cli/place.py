@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from placeto.cli.common import (
     Budget,
     BudgetOptions,
+    CostsText,
     DispatchOption,
     GraphArgument,
     OptionalPath,
@@ -39,6 +40,8 @@ class Arguments:
     placer: OptionalText = None
     """a name from `placeto list placers`; the checkpoint's if not given, or placeto, which comes trained"""
     budget: Budget = field(default_factory=BudgetOptions)
+    costs: CostsText = "efficiency"
+    """how long ops take: efficiency, roofline, or a file of costs"""
     seed: int = 0
     """of the placer's random choices"""
     output: OutputPath = None
@@ -58,12 +61,14 @@ def run(arguments: Arguments) -> None:
         check_suffix(arguments.plot)
     from placeto.evaluation.comparison import warm_up
     from placeto.formats.placement import save_placement
+    from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
 
     budget = arguments.budget
     placer_name, placer = choose_placer(arguments.placer, budget.checkpoint)
     name, graph = resolve_graph(arguments.graph)
-    problem = PlacementProblem(graph, find_cluster(arguments.cluster, arguments.dispatch))
+    cluster = find_cluster(arguments.cluster, arguments.dispatch)
+    problem = PlacementProblem(graph, cluster, load_costs(arguments.costs))
     if arguments.seed < 0:
         raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
     if budget.seconds is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from placeto.cli.common import (
+    CostsText,
     DispatchOption,
     GraphArgument,
     OptionalPath,
@@ -31,6 +32,8 @@ class Arguments:
     """a name from `placeto list clusters`, or a cluster file"""
     dispatch: DispatchOption = None
     """which of its ready ops a device runs next: fifo, priority or list (program order); the file's if not given"""
+    costs: CostsText = "efficiency"
+    """how long ops take: efficiency, roofline, or a file of costs"""
     trace: OptionalPath = None
     """write the schedule as a Chrome trace (.json, .json.gz), for https://ui.perfetto.dev"""
     plot: OptionalPath = None
@@ -45,6 +48,7 @@ def run(arguments: Arguments) -> None:
     from placeto.formats.chrome_trace import save_chrome_trace
     from placeto.formats.placement import load_placement
     from placeto.problem.cluster import DISPATCHES
+    from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
     from placeto.problem.units import format_us
     from placeto.simulator.schedule import simulate
@@ -60,8 +64,8 @@ def run(arguments: Arguments) -> None:
         check_suffix(arguments.plot)
     file = load_placement(arguments.placement)
     name, graph = resolve_graph(arguments.graph)
-    cluster = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch)
-    problem, placement = PlacementProblem(graph, cluster), file.devices(graph, cluster)
+    cluster, costs = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch), load_costs(arguments.costs)
+    problem, placement = PlacementProblem(graph, cluster, costs), file.devices(graph, cluster)
     own = file.op_order(graph)
     kept = own is not None and file.dispatch == "list" and arguments.dispatch is None
     schedule = simulate(problem, placement, order=own if kept else None)
@@ -69,7 +73,7 @@ def run(arguments: Arguments) -> None:
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch}{', the order of the file' if kept else ''}")
     say(describe(schedule))
     others = {
-        names[dispatch]: simulate(PlacementProblem(graph, cluster, dispatch=dispatch), placement)
+        names[dispatch]: simulate(PlacementProblem(graph, cluster, costs, dispatch), placement)
         for dispatch in DISPATCHES
         if kept or dispatch != problem.dispatch
     }

@@ -24,6 +24,7 @@ from placeto.cli.common import (
 from placeto.formats.placement import load_placement
 from placeto.placers import load_split, resolve_graph
 from placeto.problem.cluster import Cluster
+from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import FILE_NAME, load_checkpoint
@@ -89,20 +90,24 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"--out {out}: must be a directory")
     if arguments.family is None and not arguments.graphs:
         raise UsageError("nothing to train on: give --family NAME, or GRAPHs")
-    cluster = find_cluster(arguments.cluster, arguments.dispatch)
+    cluster, costs = find_cluster(arguments.cluster, arguments.dispatch), load_costs(config.costs)
     initial = load_checkpoint(arguments.checkpoint) if arguments.checkpoint is not None else None
     with Ranks.from_environment(config.device) as ranks:
-        _train(replace(arguments, config=config), cluster, initial, ranks)
+        _train(replace(arguments, config=config), cluster, costs, initial, ranks)
 
 
-def _train(arguments: Arguments, cluster: Cluster, initial: dict[str, Any] | None, ranks: Ranks) -> None:
+def _train(
+    arguments: Arguments, cluster: Cluster, costs: CostModel, initial: dict[str, Any] | None, ranks: Ranks
+) -> None:
     """Train together with the other ranks, of which the first one shows how it goes."""
     config, family, out = arguments.config, arguments.family, Path(arguments.config.out)
     single = family is None and not arguments.validation_graphs
 
     def load() -> tuple[dict[str, PlacementProblem], dict[str, PlacementProblem] | None]:
-        problems = _problems(family, "train", arguments.graphs, cluster)
-        return problems, None if single else _problems(family, "validation", arguments.validation_graphs, cluster)
+        problems = _problems(family, "train", arguments.graphs, cluster, costs)
+        return problems, None if single else _problems(
+            family, "validation", arguments.validation_graphs, cluster, costs
+        )
 
     problems, validation = ranks.first_then_others(load)
     if not ranks.first:
@@ -138,7 +143,9 @@ def _value(arguments: Sequence[str], option: str) -> str | None:
     return None
 
 
-def _problems(family: str | None, split: str, graphs: tuple[str, ...], cluster: Cluster) -> dict[str, PlacementProblem]:
+def _problems(
+    family: str | None, split: str, graphs: tuple[str, ...], cluster: Cluster, costs: CostModel
+) -> dict[str, PlacementProblem]:
     named = load_split(family, split) if family is not None else {}
     named |= dict(map(resolve_graph, graphs))
-    return {name: PlacementProblem(graph, cluster) for name, graph in named.items()}
+    return {name: PlacementProblem(graph, cluster, costs) for name, graph in named.items()}

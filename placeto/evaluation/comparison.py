@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from placeto.evaluation.summary import ratio
 from placeto.placers import Placer, choose_placer, load_placer, zero_shot
 from placeto.pretrained import pretrained_path
+from placeto.problem.costs import CostModel
+from placeto.problem.efficiency import EFFICIENCY
 from placeto.problem.fields import (
     Field,
     anything,
@@ -154,6 +156,7 @@ def evaluate(
     specs: Sequence[PlacerSpec],
     seeds: Sequence[int] = (0,),
     *,
+    costs: CostModel = EFFICIENCY,
     out: str | Path | None = None,
     processes: int | None = None,
     history: bool = False,
@@ -166,8 +169,9 @@ def evaluate(
         cluster: to place on.
         specs: the placers, with distinct labels.
         seeds: of the placers' random choices.
-        out: file to keep the rows in; those that are there already, made by the same placer, graph, cluster and
-            budget, are not made again. It is written every few seconds, atomically.
+        costs: how long ops take.
+        out: file to keep the rows in; those that are there already, made by the same placer, graph, cluster,
+            costs and budget, are not made again. It is written every few seconds, atomically.
         processes: how many work at once, with one thread each; 1 works in this process; None = all cores.
         history: keep how the makespan fell with simulations and seconds in each row.
         report: called with (jobs done, jobs in all, what was done last).
@@ -185,18 +189,19 @@ def evaluate(
         raise EvaluationError(f"two placers share one label among {', '.join(labels)}; name them LABEL=PLACER")
     jobs = [
         Job(name, spec, seed, _key(name, problem, spec, seed))
-        for name, problem in ((name, PlacementProblem(graph, cluster).hash) for name, graph in graphs.items())
+        for name, problem in ((name, PlacementProblem(graph, cluster, costs).hash) for name, graph in graphs.items())
         for spec in specs
         for seed in seeds
     ]
     with locked(out) if out is not None else nullcontext():
-        return _evaluate(jobs, graphs, cluster, out, processes, history, report)
+        return _evaluate(jobs, graphs, cluster, costs, out, processes, history, report)
 
 
 def _evaluate(
     jobs: Sequence[Job],
     graphs: Mapping[str, ComputationGraph],
     cluster: Cluster,
+    costs: CostModel,
     out: str | Path | None,
     processes: int | None,
     history: bool,
@@ -211,6 +216,8 @@ def _evaluate(
         row for row in old if row["cluster"] != cluster.name or (row["graph"], row["placer"], row["seed"]) not in places
     ]
     missing = [job for job in jobs if job.key not in done]
+    needed = {job.graph: graphs[job.graph] for job in missing}
+    worker = _Worker(needed, cluster, costs, history)
 
     def save() -> None:
         if out is not None:
@@ -218,7 +225,7 @@ def _evaluate(
 
     saved = time.monotonic()
     try:
-        for job, row in _work(missing, graphs, cluster, processes, history):
+        for job, row in _work(missing, worker, processes):
             done[job.key] = row
             if time.monotonic() - saved > SAVE_EVERY_S:
                 save()
@@ -268,16 +275,8 @@ def _key(name: str, problem_hash: str, spec: PlacerSpec, seed: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _work(
-    jobs: Sequence[Job],
-    graphs: Mapping[str, ComputationGraph],
-    cluster: Cluster,
-    processes: int | None,
-    history: bool,
-) -> Iterator[tuple[Job, Row]]:
+def _work(jobs: Sequence[Job], worker: _Worker, processes: int | None) -> Iterator[tuple[Job, Row]]:
     """Do the jobs, here or in other processes; yields each with its row as it ends."""
-    needed = {job.graph for job in jobs}
-    worker = _Worker({name: graph for name, graph in graphs.items() if name in needed}, cluster, history)
     count = min(processes or len(os.sched_getaffinity(0)), len(jobs))
     if count <= 1:
         for job in jobs:
@@ -311,15 +310,18 @@ def in_processes(
 class _Worker:
     """Runs jobs in one process, and keeps what they share."""
 
-    def __init__(self, graphs: Mapping[str, ComputationGraph], cluster: Cluster, history: bool) -> None:
-        self.graphs, self.cluster, self.history = graphs, cluster, history
+    def __init__(
+        self, graphs: Mapping[str, ComputationGraph], cluster: Cluster, costs: CostModel, history: bool
+    ) -> None:
+        self.graphs, self.cluster, self.costs, self.history = graphs, cluster, costs, history
         self.placers: dict[PlacerSpec, Placer] = {}
 
     def run(self, job: Job) -> Row:
         if job.spec not in self.placers:
             self.placers[job.spec] = job.spec.load()
             warm_up(self.placers[job.spec], self.cluster, job.spec.simulations, job.spec.seconds)
-        problem = PlacementProblem(self.graphs[job.graph], self.cluster)  # anew: grouping it is part of the seconds
+        graph = self.graphs[job.graph]
+        problem = PlacementProblem(graph, self.cluster, self.costs)  # anew: grouping it is part of the seconds
         budget: dict[str, Any] = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
         placer = self.placers[job.spec]
         limited = job.spec.simulations is not None or job.spec.seconds is not None
@@ -328,6 +330,7 @@ class _Worker:
         row: Row = {
             "graph": job.graph,
             "cluster": self.cluster.name,
+            "costs": self.costs.name,
             "placer": job.spec.label,
             "seed": job.seed,
             "makespan_us": float(result.makespan_us),
@@ -379,7 +382,7 @@ def _start_worker(worker: _Worker) -> None:
     start_process()
     # Pickling made the arrays writable, which for numba is another type: kernels would be compiled once more.
     graphs = {name: replace(graph) for name, graph in worker.graphs.items()}
-    _worker = _Worker(graphs, replace(worker.cluster), worker.history)
+    _worker = _Worker(graphs, replace(worker.cluster), worker.costs, worker.history)
 
 
 def _end_with_parent() -> None:

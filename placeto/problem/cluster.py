@@ -9,13 +9,14 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from placeto.problem import dtypes
 from placeto.problem.fields import (
     Field,
     choice,
@@ -48,10 +49,22 @@ def _memory(value: Any, key: str, error: type[ValueError]) -> int:
     return int(value)
 
 
+def _flops(value: Any, key: str, error: type[ValueError]) -> float | dict[str, float]:
+    """One peak for all dtypes, or an object with one for each, float32's at least."""
+    rate = number(above=0.0)
+    if not isinstance(value, Mapping):
+        return float(rate(value, key, error))
+    for name in value:
+        choice(*dtypes.DTYPES)(name, f"a dtype of {key}", error)
+    if dtypes.DEFAULT not in value:
+        raise error(f"{key} must give the peak of {dtypes.DEFAULT}, which stands in for others, not {quote(value)}")
+    return {name: float(rate(value[name], f"{key}[{name}]", error)) for name in dtypes.DTYPES if name in value}
+
+
 DEVICE_FIELDS = {
     "name": Field(_name),
     "kind": Field(text, "gpu"),
-    "flops": Field(number(above=0.0)),
+    "flops": Field(_flops),
     "memory_bandwidth": Field(number(above=0.0)),
     "memory": Field(_memory),
     "overhead_us": Field(number(), 0.0),
@@ -74,18 +87,27 @@ class Device:
 
     name: str
     kind: str  # devices of one kind share measured op times
-    flops: float  # peak FLOP/s
+    flops: float | Mapping[str, float]  # peak FLOP/s: of all dtypes, or by dtype
     memory_bandwidth: float  # bytes/s
     memory: int  # bytes
     overhead_us: float = 0.0  # the device stays busy for this long after each op of non-zero cost
 
     def __post_init__(self) -> None:
         with within(ClusterError, "device", self.name):
-            read_fields(vars(self), DEVICE_FIELDS, ClusterError)
+            values = read_fields(vars(self), DEVICE_FIELDS, ClusterError)
         object.__setattr__(self, "memory", int(self.memory))
+        if isinstance(self.flops, Mapping):
+            object.__setattr__(self, "flops", values["flops"])
         for key in ("flops", "memory_bandwidth", "overhead_us"):
             if isinstance(getattr(self, key), np.generic):  # which the hash and files can't write
                 object.__setattr__(self, key, getattr(self, key).item())
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.kind, self.memory, self.memory_bandwidth))
+
+    def peak(self, dtype: str = dtypes.DEFAULT) -> float:
+        """FLOP/s in a dtype, or in the next of its kin that has a peak."""
+        return dtypes.peak(self.flops, dtype)
 
 
 @dataclass(frozen=True)

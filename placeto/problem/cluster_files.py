@@ -6,6 +6,7 @@ Legend: D devices.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,10 @@ def _from_document(document: Any, default_name: str) -> Cluster:
         cluster = Cluster(name, devices, bandwidth / BYTES_PER_US, latency_us, **links, shared_links=shared)
     for device in devices:
         with within(ClusterError, "device", device.name):
-            for key in ("flops", "memory_bandwidth", "memory"):
+            for key in ("memory_bandwidth", "memory"):
                 _refuse_implausible(key, getattr(device, key))
+            for peak in device.flops.values() if isinstance(device.flops, Mapping) else [device.flops]:
+                _refuse_implausible("flops", peak)
     _refuse_implausible("bandwidth", cluster.bandwidth.min() * BYTES_PER_US)
     return cluster
 

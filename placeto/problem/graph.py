@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from placeto.problem import graph_memory
+from placeto.problem.dtypes import DTYPES
 from placeto.problem.fields import (
     Field,
     anything,
@@ -33,7 +34,7 @@ from placeto.problem.fields import (
     within,
     write_json,
 )
-from placeto.problem.graph_checks import MODES, GraphError, topological_order, validate
+from placeto.problem.graph_checks import KERNELS, LABELS, MODES, GraphError, topological_order, validate
 from placeto.problem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ _OP = {
     "inputs": Field(items(_input, "each input"), ()),
     "colocation": Field(_label, None),
     "module": Field(text, ""),
+    "dtype": Field(choice(*DTYPES), LABELS["dtypes"]),
+    "kernel": Field(choice(*KERNELS), LABELS["kernels"]),
     "time_us": Field(mapping(number()), {}),
     "trained_bytes": Field(optional(size), None),
     "resident_outputs": Field(optional(items(_INDEX, "an index of resident_outputs")), None),
@@ -115,6 +118,8 @@ class ComputationGraph:
     trained_bytes: np.ndarray = None  # type: ignore[assignment]
     # (T,) bool, tensors that are resident memory, as a parameter itself; None = the outputs of parameters
     resident_outputs: np.ndarray = None  # type: ignore[assignment]
+    dtypes: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) what each computes in; None = float32
+    kernels: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) one of KERNELS; None = none of special shape
     # (N,) what measured times are kept under, "" where unknown; no part of the hash, as nothing else depends on it
     signatures: tuple[str, ...] = None  # type: ignore[assignment]
 
@@ -176,6 +181,9 @@ class ComputationGraph:
             digest.update(array.tobytes())
         for key, array in graph_memory.unusual(self).items():
             digest.update(key.encode() + array.tobytes())
+        for key, usual in LABELS.items():
+            if set(getattr(self, key)) != {usual}:
+                digest.update((key + json.dumps(getattr(self, key))).encode())
         for kind in sorted(self.time_us):
             digest.update(kind.encode())
             digest.update(np.where(np.isnan(self.time_us[kind]), np.nan, self.time_us[kind]).tobytes())
@@ -281,6 +289,8 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
         edge_src=np.array(src, np.int64),
         edge_dst=np.array(dst, np.int64),
         edge_output=np.array(out, np.int64),
+        dtypes=tuple(record["dtype"] for record in records),
+        kernels=tuple(record["kernel"] for record in records),
         time_us={k: np.array([record["time_us"].get(k, np.nan) for record in records]) for k in kinds},
         signatures=tuple(record["signature"] for record in records),
         **graph_memory.overwrite(memory, output_ptr, trained, resident),
@@ -302,6 +312,9 @@ def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
             record["colocation"] = f"g{graph.colocation[i]}"
         if graph.modules[i]:
             record["module"] = graph.modules[i]
+        for key, column in (("dtype", "dtypes"), ("kernel", "kernels")):
+            if (label := getattr(graph, column)[i]) != LABELS[column]:
+                record[key] = label
         times = {kind: float(t[i]) for kind, t in graph.time_us.items() if not np.isnan(t[i])}
         if times:
             record["time_us"] = times

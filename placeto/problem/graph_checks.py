@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from placeto.problem.dtypes import DEFAULT, DTYPES
 from placeto.problem.fields import check_array, choice, quote, text
 
 if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
 
 MODES = ("training", "inference")
-_STRINGS = ("op_names", "op_types", "modules", "signatures")
+KERNELS = ("", "grouped", "depthwise")
+"""Which kernel computes an op where its type doesn't tell: convolutions of groups of channels, or of each by itself."""
+LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0]}
+"""Labels of ops that may be left out, and what they are then."""
+_STRINGS = ("op_names", "op_types", "modules", "signatures", *LABELS)
 _ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # dtype, and one for each of what
     "flops": (np.float64, "op"),
     "bytes_accessed": (np.float64, "op"),
@@ -43,14 +48,19 @@ def validate(graph: ComputationGraph) -> None:
         raise GraphError("the graph is empty: it has no op")
     text(graph.name, "the name of the graph", GraphError)
     choice(*MODES)(graph.mode, "mode", GraphError)
-    if graph.signatures is None:
-        object.__setattr__(graph, "signatures", ("",) * num_ops)
+    for key, usual in ({**LABELS, "signatures": ""}).items():
+        if getattr(graph, key) is None:
+            object.__setattr__(graph, key, (usual,) * num_ops)
     for key in _STRINGS:
         strings = getattr(graph, key)
         if not isinstance(strings, tuple) or len(strings) != num_ops:
             raise GraphError(f"{key} must be a tuple of {num_ops} strings, one for each op")
         for string in strings:
             text(string, f"each of {key}", GraphError)
+    for key, known in (("dtypes", DTYPES), ("kernels", KERNELS)):
+        for name, label in zip(names, getattr(graph, key), strict=True):
+            if label not in known:
+                choice(*known)(label, f"op {quote(name)}: {key.removesuffix('s')}", GraphError)
     if len(set(names)) != num_ops:
         seen: set[str] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]

@@ -1,7 +1,5 @@
 """The clusters that have a name, with the sources of their numbers.
 
-Peaks, memory bandwidths and memories are the vendors' datasheet values; kernel launches cost about 5 us each.
-
 Legend: D devices.
 """
 
@@ -14,22 +12,30 @@ from functools import partial
 import numpy as np
 
 from placeto.problem.cluster import Cluster, Device
+from placeto.problem.devices import (
+    A10,
+    A100,
+    A100_40GB,
+    B200,
+    CPU,
+    CPU_CORE,
+    CPU_LAPTOP,
+    CPU_M2_ULTRA,
+    H100,
+    H200,
+    K80,
+    L4,
+    M2_ULTRA,
+    P100,
+    RTX3090,
+    RTX4090,
+    T4,
+    V100,
+)
 from placeto.problem.topology import Link, Topology
 
-# One GK210 die of a Tesla K80: half of the board's 8.2 TFLOP/s fp32 (boost), 480 GB/s and 24 GB. The overhead, like
-# the link constants in `_k80`, is the published Placeto simulator's for an AWS p2.8xlarge.
-K80 = Device("k80", "k80", flops=4.1e12, memory_bandwidth=240e9, memory=12 * 10**9, overhead_us=5.7)
-P100 = Device("p100", "p100", flops=9.3e12, memory_bandwidth=732e9, memory=16 * 10**9, overhead_us=5.0)  # PCIe, fp32
-V100 = Device("v100", "v100", flops=15.7e12, memory_bandwidth=900e9, memory=16 * 10**9, overhead_us=5.0)  # SXM2, fp32
-A100 = Device("a100", "a100", flops=312e12, memory_bandwidth=2039e9, memory=80 * 10**9, overhead_us=4.0)  # SXM, bf16
-H100 = Device("h100", "h100", flops=989e12, memory_bandwidth=3350e9, memory=80 * 10**9, overhead_us=4.0)  # SXM, bf16
-# A 56-core Sapphire Rapids socket: 64 fp32 FLOPs a cycle and core at 2 GHz, eight channels of DDR5-4800.
-CPU = Device("cpu", "cpu", flops=7.2e12, memory_bandwidth=307e9, memory=512 * 10**9, overhead_us=2.0)
-# One core of the 2-core Xeon virtual machine that Placeto is developed on, measured with torch 2.13 on one thread:
-# 160 GFLOP/s (fp32 matmul, n = 256 and 1024), 14 GB/s (read + write of 64 MB), 2.2 us for an add of 4 numbers.
-CPU_CORE = Device("cpu-core", "cpu-core", flops=160e9, memory_bandwidth=14e9, memory=10 * 10**9, overhead_us=2.0)
-
 PCIE3 = 12e9  # bytes/s that a PCIe 3.0 x16 slot moves in practice (15.75e9 on paper)
+PCIE4 = 24e9  # 31.5e9 on paper
 PCIE5 = 50e9  # 63e9 on paper
 SOCKETS = 9e9  # PCIe 3.0 between two sockets, through their QPI link and host memory
 NVLINK2 = 24e9  # one NVLink 2.0 link, one direction (25e9 on paper)
@@ -124,6 +130,23 @@ CLUSTERS: dict[str, Callable[[], Cluster]] = {
     "4xa100": partial(_cluster, "4xa100", [A100] * 4, 92e9, 8.0, link="pair"),
     # HGX H100, 8 GPUs: all of a GPU's 450e9 bytes/s (one way, on paper) through the NVSwitch to any other.
     "8xh100": partial(_cluster, "8xh100", [H100] * 8, 380e9, 8.0),
+    # DGX A100 with 40 GB: 300e9 bytes/s one way through the NVSwitch on paper; its share as for the H100.
+    "8xa100-40gb": partial(_cluster, "8xa100-40gb", [A100_40GB] * 8, 253e9, 8.0),
+    "8xh200": partial(_cluster, "8xh200", [H200] * 8, 380e9, 8.0),
+    # NVLink 5: 900e9 bytes/s one way on paper; its share as for the H100.
+    "8xb200": partial(_cluster, "8xb200", [B200] * 8, 760e9, 8.0),
+    # Servers' boards on PCIe alone: 3.0 x16 for the T4, 4.0 x16 for the others.
+    "2xt4": partial(_cluster, "2xt4", [T4] * 2, PCIE3, PCIE_LATENCY_US),
+    "4xt4": partial(_cluster, "4xt4", [T4] * 4, PCIE3, PCIE_LATENCY_US),
+    "4xl4": partial(_cluster, "4xl4", [L4] * 4, PCIE4, PCIE_LATENCY_US),
+    "4xa10": partial(_cluster, "4xa10", [A10] * 4, PCIE4, PCIE_LATENCY_US),
+    # Desktops: two slots share 16 lanes of PCIe 4.0, and drivers of these boards copy through the host's memory.
+    "2xrtx3090": partial(_cluster, "2xrtx3090", [RTX3090] * 2, PCIE4 / 2, SOCKETS_LATENCY_US),
+    "2xrtx4090": partial(_cluster, "2xrtx4090", [RTX4090] * 2, PCIE4 / 2, SOCKETS_LATENCY_US),
+    # A board in a box on Thunderbolt 4, which tunnels 32 Gb/s of PCIe: 4e9 bytes/s on paper.
+    "cpu-laptop+1xrtx3090": partial(_cluster, "cpu-laptop+1xrtx3090", [CPU_LAPTOP, RTX3090], 2.8e9, 20.0),
+    # Unified memory: a copy reads and writes it, at 800e9 bytes/s together.
+    "cpu+1xm2-ultra": partial(_cluster, "cpu+1xm2-ultra", [CPU_M2_ULTRA, M2_ULTRA], 400e9, LATENCY_US),
     "2x4xv100": partial(_hosts, "2x4xv100", V100, _2X4XV100),
     "2x8xh100": partial(_hosts, "2x8xh100", H100, _2X8XH100),
     "cpu+1xh100": partial(_cluster, "cpu+1xh100", [CPU, H100], PCIE5, LATENCY_US),

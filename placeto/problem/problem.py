@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from placeto.problem.cluster import DISPATCHES, Cluster
-from placeto.problem.costs import ROOFLINE, CostModel, with_measured
+from placeto.problem.costs import CostModel, with_measured
 from placeto.problem.dispatch import order_alone, priorities
+from placeto.problem.efficiency import EFFICIENCY
 from placeto.problem.fields import INT64_MAX, quote
 from placeto.problem.flat import FlatProblems, concatenated, flatten, longest_path
 from placeto.problem.graph import ComputationGraph, GraphError
@@ -40,7 +41,7 @@ class PlacementProblem:
 
     graph: ComputationGraph
     cluster: Cluster
-    costs: CostModel = ROOFLINE
+    costs: CostModel = EFFICIENCY
     dispatch: str = ""  # "fifo" | "priority" | "list", see `placeto.problem.dispatch`; "" = the cluster's
 
     def __post_init__(self) -> None:

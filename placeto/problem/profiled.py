@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from placeto.problem.cluster import Cluster
+from placeto.problem.costs import CostsError
 from placeto.problem.fields import (
     Field,
     anything,
@@ -38,10 +39,6 @@ from placeto.problem.graph import ComputationGraph
 
 FORMAT = "placeto.costs/1"
 OTHERS = "*"  # the type under which the fit of all types together stands
-
-
-class CostsError(ValueError):
-    """A file of costs that can't be used, or doesn't know the devices; the message names file and field."""
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,8 @@ class RunConfig:
     threads: int = 1
     """CPU threads of the network, whose tensors are small, and of a rank's simulations where there are several ranks;
     a single process simulates on all cores. Sums may depend on it."""
+    costs: str = "efficiency"
+    """How long ops take in the problems that `placeto train` makes: efficiency, roofline, or a file of costs."""
     device: str = "cpu"
     """Where the network computes: cpu, or cuda, of which each rank takes one GPU."""
     validate_every: int = 10

@@ -46,7 +46,7 @@ def modern(placer: str, config: Mapping[str, Any]) -> dict[str, Any]:
         OlderError: the policy or the environment was made with a setting that is gone.
     """
     learning = config.get("learning")
-    changed = dict(config)
+    changed = {"costs": "roofline", **config}
     if placer == "placeto":
         changed |= {part: _without(part, config[part]) for part in _BUILT_IN if isinstance(config.get(part), Mapping)}
         if isinstance(learning, Mapping) and "warmup" in learning:

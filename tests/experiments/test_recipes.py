@@ -41,7 +41,7 @@ def test_random_clusters_stay_within_their_limits(seed):
     apart = ~np.eye(cluster.num_devices, dtype=bool)
     assert (cluster.bandwidth[apart] <= BANDWIDTH[1] / 1e6).all()
     assert (cluster.bandwidth[apart] >= BANDWIDTH[0] / 10e6).all()
-    speeds = {device.flops for device in cluster.devices}
+    speeds = {device.peak() for device in cluster.devices}
     assert len(speeds) <= 2
     assert max(speeds) / min(speeds) <= max(SPEED[1], 1 / SPEED[0])
 

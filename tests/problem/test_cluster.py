@@ -110,6 +110,18 @@ def test_pickles_with_read_only_arrays() -> None:
         ({"devices": [DEVICE, {**DEVICE, "name": "b", "flops": 0}]}, "device 'b': flops must be a finite number > 0"),
         ({"devices": [DEVICE, {**DEVICE, "name": "b", "flops": "9"}]}, "device 'b': flops must be a finite number > 0"),
         (
+            {"devices": [DEVICE, {**DEVICE, "name": "b", "flops": {"float32": 1e12, "fp16": 2e12}}]},
+            "device 'b': a dtype of flops must be one of float64, float32, tf32, .*, not 'fp16'",
+        ),
+        (
+            {"devices": [DEVICE, {**DEVICE, "name": "b", "flops": {"float16": 2e12}}]},
+            "device 'b': flops must give the peak of float32",
+        ),
+        (
+            {"devices": [DEVICE, {**DEVICE, "name": "b", "flops": {"float32": -1}}]},
+            r"device 'b': flops\[float32\] must be a finite number > 0, not -1",
+        ),
+        (
             {"devices": [DEVICE, {**DEVICE, "name": "b", "memory": 1.5}]},
             "device 'b': memory must be a whole number of bytes",
         ),
@@ -182,6 +194,10 @@ def test_unknown_names_and_missing_files() -> None:
     ("change", "message"),
     [
         (
+            {"devices": [{**DEVICE, "flops": {"float32": 15.7e12, "float16": 125}}]},
+            r"'gpu:0': flops = 125 FLOP/s is implausible.* as in 15\.7e12",
+        ),
+        (
             {"devices": [{**DEVICE, "flops": 15.7}]},
             r"'gpu:0': flops = 15\.7 FLOP/s is implausible.* as in 15\.7e12",
         ),
@@ -240,7 +256,7 @@ def test_fields_that_break_a_rule_are_refused(change: dict[str, Any], message: s
 
 
 def test_numbers_of_numpy_are_plain_in_hash_and_file(tmp_path: Path) -> None:
-    cluster = load_cluster("2xv100")
+    cluster = load_cluster("2xk80")
     devices = tuple(replace(d, flops=np.float64(d.flops), memory=np.int64(d.memory)) for d in cluster.devices)
     other = replace(cluster, devices=devices, link_gap_us=np.float32(cluster.link_gap_us))
     assert other.hash == cluster.hash
@@ -295,3 +311,16 @@ def test_shared_links_of_a_file(tmp_path: Path) -> None:
         path.write_text(json.dumps(document | {"shared_links": [card | change]}))
         with pytest.raises(ClusterError, match=message):
             load_cluster(path)
+
+
+def test_a_peak_by_dtype(tmp_path: Path) -> None:
+    flops = {"float16": 125e12, "float32": 15.7e12}
+    cluster = _load(tmp_path, {**DOCUMENT, "devices": [{**DEVICE, "flops": flops}, {**DEVICE, "name": "gpu:1"}]})
+    several, one = cluster.devices
+    dtypes = ("float32", "float16", "bfloat16", "tf32", "float64")
+    assert [several.peak(dtype) for dtype in dtypes] == [15.7e12, 125e12, 125e12, 15.7e12, 15.7e12]
+    assert {one.peak(dtype) for dtype in dtypes} == {9.5e12}, "one number holds for all dtypes, as it always did"
+    assert len({several, one, replace(several, overhead_us=1.0)}) == 3
+    save_cluster(cluster, tmp_path / "again.json")
+    assert load_cluster(tmp_path / "again.json").hash == cluster.hash
+    assert pickle.loads(pickle.dumps(cluster)).hash == cluster.hash

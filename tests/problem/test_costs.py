@@ -1,12 +1,15 @@
 import pickle
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
-from placeto.problem.costs import ROOFLINE
+from placeto.problem.costs import ROOFLINE, CostsError, load_costs
+from placeto.problem.efficiency import EFFICIENCY
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -49,8 +52,9 @@ def test_costs_are_part_of_a_problems_identity() -> None:
     cluster = load_cluster("2xv100")
     problems = [PlacementProblem(GRAPH, cluster, costs) for costs in (ROOFLINE, Constant(7.0), Constant(8.0))]
     assert len({problem.hash for problem in problems}) == 3
-    assert PlacementProblem(GRAPH, load_cluster("2xv100")).hash == problems[0].hash
-    assert PlacementProblem(GRAPH, load_cluster("2xp100")).hash != problems[0].hash
+    assert PlacementProblem(GRAPH, load_cluster("2xv100"), ROOFLINE).hash == problems[0].hash
+    assert PlacementProblem(GRAPH, load_cluster("2xp100"), ROOFLINE).hash != problems[0].hash
+    assert PlacementProblem(GRAPH, cluster).costs == EFFICIENCY
     again = pickle.loads(pickle.dumps(problems[1]))
     assert again.costs == Constant(7.0)
     assert again.hash == problems[1].hash
@@ -59,3 +63,26 @@ def test_costs_are_part_of_a_problems_identity() -> None:
 def test_times_that_are_not_finite_are_refused() -> None:
     with pytest.raises(GraphError, match="op 'a': its time on cluster '2xv100' must be 0, or from"):
         PlacementProblem(GRAPH, load_cluster("2xv100"), Constant(float("nan")))
+
+
+def test_the_peak_is_that_of_the_dtype() -> None:
+    ops = [{"name": dtype, "flops": 156e6, "dtype": dtype} for dtype in ("float32", "tf32", "bfloat16")]
+    times = ROOFLINE.op_time_us(ComputationGraph.from_ops("g", ops), load_cluster("4xa100"))
+    np.testing.assert_allclose(times[:, 0], [8.0, 1.0, 0.5])
+
+
+def test_costs_by_name_and_by_file(tmp_path: Path) -> None:
+    assert load_costs("roofline") == ROOFLINE
+    assert load_costs("efficiency") is EFFICIENCY
+    table = Path(str(files("placeto.problem").joinpath("efficiency.json")))
+    assert load_costs(table) == EFFICIENCY
+    with pytest.raises(
+        CostsError, match=r"unknown costs 'fast': known are efficiency, roofline, or name a \.json file"
+    ):
+        load_costs("fast")
+    for content in ('{"format": "placeto.graph/1"}', "[]", '{"format": ["placeto.efficiency/1"]}'):
+        (tmp_path / "costs.json").write_text(content)
+        with pytest.raises(CostsError, match=r'costs\.json: not a file of costs: "format" must be one of placeto\.eff'):
+            load_costs(tmp_path / "costs.json")
+    with pytest.raises(OSError, match="No such file"):
+        load_costs(tmp_path / "none.json")

@@ -103,6 +103,8 @@ def test_name_defaults_to_the_file_s(tmp_path: Path) -> None:
         {"colocation": "h"},
         {"module": "m"},
         {"type": "add"},
+        {"dtype": "bfloat16"},
+        {"kernel": "depthwise"},
         {"time_us": {"k80": 1.0}},
         {"name": "summit"},
     ],
@@ -144,6 +146,7 @@ def test_to_networkx() -> None:
         (_changed(1, name="top"), "op 'top': duplicate name"),
         (_changed(2, flops=float("nan")), "op 'right': flops must be a finite number >= 0, not nan"),
         (_changed(2, flops=float("inf")), "op 'right': flops must be a finite number"),
+        (_changed(2, dtype="fp16"), "op 'right': dtype must be one of float64, float32, tf32, .*, not 'fp16'"),
         (_changed(2, flops="1"), "op 'right': flops must be a finite number >= 0, not '1'"),
         (_changed(2, bytes_accessed=-1), "op 'right': bytes_accessed must be a finite number >= 0, not -1"),
         (_changed(2, param_bytes=1.5), "op 'right': param_bytes must be a whole number"),
@@ -280,6 +283,9 @@ ARRAYS = ComputationGraph.from_ops("diamond", DIAMOND)
         ({"op_names": None}, "op_names must be a tuple of 1 strings"),
         ({"op_names": ("a", "b", "c", 4)}, "each of op_names must be a string, not 4"),
         ({"op_types": ("a",)}, "op_types must be a tuple of 4 strings"),
+        ({"dtypes": ("float32",)}, "dtypes must be a tuple of 4 strings"),
+        ({"dtypes": ("float32",) * 3 + ("half",)}, "op 'bottom': dtype must be one of float64, .*, not 'half'"),
+        ({"kernels": ("deep",) * 4}, "op 'top': kernel must be one of , grouped, depthwise, not 'deep'"),
         ({"modules": None}, "modules must be a tuple of 4 strings"),
         ({"name": 5}, "the name of the graph must be a string, not 5"),
         ({"mode": ["training"]}, r"mode must be one of training, inference, not \['training'\]"),
@@ -289,3 +295,14 @@ def test_arrays_that_break_a_rule_are_refused(change: dict[str, Any], message: s
     with pytest.raises(GraphError, match=message) as refusal:
         replace(ARRAYS, **change)
     assert "\n" not in str(refusal.value)
+
+
+def test_what_all_ops_compute_in_by_default_is_no_part_of_the_hash(tmp_path: Path) -> None:
+    plain = ComputationGraph.from_ops("diamond", DIAMOND)
+    assert plain.dtypes == ("float32",) * 4
+    assert ComputationGraph.from_ops("diamond", _changed(0, dtype="float32", kernel="")).hash == plain.hash
+    mixed = ComputationGraph.from_ops("diamond", _changed(1, dtype="tf32", kernel="grouped"))
+    assert mixed.dtypes == ("float32", "tf32", "float32", "float32")
+    assert mixed.kernels == ("", "grouped", "", "")
+    save_graph(mixed, tmp_path / "mixed.json")
+    assert load_graph(tmp_path / "mixed.json").hash == mixed.hash

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.cluster_files import load_cluster
+from placeto.problem.costs import ROOFLINE
 from placeto.problem.flat import FlatProblems
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.problem import PlacementProblem, ProblemBatch
@@ -33,7 +34,7 @@ def test_op_time_is_the_roofline_unless_measured() -> None:
         ],
     )
     expected = [[1000, 2000], [1e4, 1e4], [0, 0], [7, 2000], [8, 9], [0, 0]]
-    problem = PlacementProblem(graph, MIXED)
+    problem = PlacementProblem(graph, MIXED, ROOFLINE)
     np.testing.assert_array_equal(problem.op_time, expected)
     assert hash(problem) != hash(PlacementProblem(graph, MIXED))  # by identity
 

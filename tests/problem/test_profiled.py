@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from placeto.problem.cluster import Cluster, Device
+from placeto.problem.costs import CostsError
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.profiled import CostsError, Fit, OpCost, Profiled, load_profiled, save_profiled, torch_version
+from placeto.problem.profiled import Fit, OpCost, Profiled, load_profiled, save_profiled, torch_version
 
 COSTS = Profiled(
     torch=torch_version(),

@@ -116,3 +116,8 @@ def test_an_older_run_goes_on(tmp_path: Path) -> None:
     save_checkpoint(saved, tmp_path / "half")
     with pytest.raises(CheckpointError, match=r"learning\.reinforcement was 0\.75, now it is 0\.5"):
         train(going_on, problems(2), problems(1, 10), resume=True)
+
+
+def test_older_checkpoints_were_made_with_roofline() -> None:
+    assert modern("placeto", older())["costs"] == "roofline"
+    assert modern("placeto", {**older(), "costs": "efficiency"})["costs"] == "efficiency"

@@ -1,0 +1,292 @@
+"""How far do ops stay below datasheets, by device, dtype and kind: the table of the default cost model.
+
+python -m experiments.fit_efficiency [--data ../shared/data/costs] [--table placeto/problem/efficiency.json]
+
+Fitted to measured ops alone; no step of a model is looked at. time = fixed + max(flops / (peak * compute * r^slope),
+bytes / (bandwidth * memory)), r being the ratio of the two terms at full speed: least absolute logarithmic error with a
+weak pull towards the constant and no slope, from rows of at least three times their source's floor, which is the time
+that it gives to an empty op. Errors are those of rows left out, every fifth in turn. An entry of device "*" is the mean
+over devices; memory-bound kinds have one for all dtypes.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import minimize
+
+from experiments.command import command
+from experiments.tables import markdown, rule
+from placeto.problem import devices
+from placeto.problem.efficiency import ANY, FORMAT
+from placeto.problem.files import write_text
+
+FEWEST = 8
+"""Rows of an entry."""
+_HUBER = 0.2  # of logarithms
+_PRIOR = 3e-3
+_PRIOR_OF_SLOPE = 10.0
+_FIXED_US = 2.0  # of kinds without a source that times kernels alone: the shortest op in traces
+_KERNELS_ALONE = ("DeepBench", "Vidur")
+# us that a source gives to an empty op, as SOURCES.md says, where its shortest rows don't tell
+_FLOORS = {"DeepBench": 0.0, "Vidur": 0.0, ("PipeDream", "fwd"): 270.0, "PipeDream": 70.0}
+_HIGHEST_FLOOR_US = 65.0
+_SOURCES = {
+    "DeepBench": "baidu-research/DeepBench da81ba7 results/train/DeepBench_NV_{V100,P100}.xlsx (Apache-2.0)",
+    "NeuSight": "sitar-lab/NeuSight 6945927 scripts/asplos/data/dataset (MIT)",
+    "NeuSight-labels": "sitar-lab/NeuSight 6945927 scripts/asplos/label (MIT)",
+    "PipeDream": "msr-fiddle/pipedream 7db6a1c profiler/image_classification/profiles (MIT)",
+    "Vidur": "microsoft/vidur 7d47513 data/profiling/compute (MIT)",
+}
+
+
+class Board(NamedTuple):
+    """What a source's device is: the kind that its factors are for, and its own datasheet."""
+
+    kind: str
+    float32: float  # FLOP/s
+    float16: float
+    bandwidth: float  # bytes/s
+
+
+def _preset(kind: str) -> Board:
+    device = next(d for d in vars(devices).values() if isinstance(d, devices.Device) and d.kind == kind)
+    return Board(kind, device.peak(), device.peak("float16"), device.memory_bandwidth)
+
+
+BOARDS = {
+    "P100": _preset("p100"),
+    "V100": _preset("v100"),
+    "V100-PCIe": Board("v100", 14e12, 112e12, 900e9),  # NVIDIA V100 datasheet, 2017
+    "A100-40P": Board("a100", 19.5e12, 312e12, 1555e9),  # NVIDIA A100 40 GB PCIe datasheet, 2020
+    "A100-80P": Board("a100", 19.5e12, 312e12, 1935e9),  # NVIDIA A100 80 GB PCIe datasheet, 2021
+    "H100": _preset("h100"),
+    "T4": _preset("t4"),
+    "L4": _preset("l4"),
+    "P4": Board("p4", 5.5e12, 5.5e12, 192e9),  # NVIDIA Tesla P4 datasheet, 2016
+}
+_KINDS = {
+    "conv": "convolution",
+    "dwconv": "depthwise_convolution",
+    "gconv": "grouped_convolution",
+    "bmm": "batched_matmul",
+    "batch_norm": "batch_norm",
+    "ln": "layer_norm",
+    "layer_norm": "layer_norm",
+    "AvgPool2d": "avg_pool",
+    "MaxPool2d": "max_pool",
+}
+_TWO_WAYS = ("convolution", "batch_norm", "layer_norm", "softmax")  # kinds with a backward of their own
+SAME = {"h200": "h100", "a100-40gb": "a100"}
+"""Chips that are the same as a measured one but for their memory."""
+_K80_CLOCK = 562 / 821
+"""Base clock over the boost clock behind the K80's peak here (NVIDIA, Tesla K80 board specification, 2015): of a board
+whose two dies share 300 W only the first is promised. No op was measured on it."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """A measured op."""
+
+    source: str
+    device: str
+    dtype: str
+    kind: str
+    compute_us: float  # at the peak
+    memory_us: float  # at the full bandwidth
+    floor_us: float  # what of its time isn't the op's
+    us: float
+
+    @property
+    def roofline_us(self) -> float:
+        """At full speed."""
+        return max(self.compute_us, self.memory_us)
+
+
+class Fit(NamedTuple):
+    """Factors as logarithms, and the fixed time."""
+
+    compute: float
+    memory: float
+    slope: float
+    fixed_us: float
+    ratios: tuple[float, float]  # measured ones, of computing to accessing
+
+    def predict(self, ops: Sequence[Op]) -> np.ndarray:
+        """Microseconds, with the source's floor."""
+        compute, memory, floor = (
+            np.array([getattr(op, key) for op in ops]) for key in ("compute_us", "memory_us", "floor_us")
+        )
+        share = np.exp(self.compute) * np.clip(compute / memory, *self.ratios) ** self.slope
+        kernel = np.maximum(compute / share, memory / np.exp(self.memory))
+        return np.asarray(floor + self.fixed_us + kernel)
+
+
+@dataclass(frozen=True)
+class FitEfficiency:
+    """Fit the table of efficiencies."""
+
+    data: Path = Path("../shared/data/costs")
+    """folder with op_times.csv.gz"""
+    table: Path = Path("placeto/problem/efficiency.json")
+    """where the table goes"""
+
+
+def read_ops(folder: Path) -> list[Op]:
+    """The measured ops of at least three times their floor."""
+    with gzip.open(folder / "op_times.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    shortest: dict[tuple[str, str], float] = defaultdict(lambda: _HIGHEST_FLOOR_US)
+    for row in rows:
+        place = row["source"], row["device"]
+        shortest[place] = min(shortest[place], float(row["floor"]))
+    ops = []
+    for row in rows:
+        source, board = row["source"], BOARDS[row["device"]]
+        floor = _FLOORS.get((source, row["phase"]), _FLOORS.get(source, shortest[source, row["device"]]))
+        kind = _KINDS.get(row["op"], row["kind"])
+        if row["phase"] != "fwd" and kind in _TWO_WAYS:
+            kind += "_backward"
+        half = row["dtype"] != "fp32"
+        peak = board.float16 if half else board.float32
+        compute, memory = float(row["flops"]) / peak * 1e6, float(row["bytes"]) / board.bandwidth * 1e6
+        dtype = ("float16" if half else "float32") if compute else ANY
+        if float(row["us"]) >= 3 * floor:
+            ops.append(Op(source, board.kind, dtype, kind, compute, memory, floor, float(row["us"])))
+    return ops
+
+
+def fit(ops: Sequence[Op], constant: float, fixed_us: float | None = None) -> Fit:
+    """Factors that fit ops best; the fixed time too unless it is given."""
+    measured, prior = np.log([op.us for op in ops]), np.log(constant)
+    low, high = np.quantile([op.compute_us / op.memory_us for op in ops], [0.05, 0.95])
+    computes = high > 0
+
+    def made(x: np.ndarray) -> Fit:
+        fixed = float(np.exp(x[-1])) if fixed_us is None else fixed_us
+        ratios = (float(low), float(high)) if computes else (1.0, 1.0)
+        return Fit(float(x[0]), float(x[1]), float(x[2]) if computes else 0.0, fixed, ratios)
+
+    def loss(x: np.ndarray) -> float:
+        error = np.abs(np.log(made(x).predict(ops)) - measured)
+        huber = np.where(error < _HUBER, error**2 / (2 * _HUBER), error - _HUBER / 2).mean()
+        pull = _PRIOR * (((x[:2] - prior) ** 2).sum() + _PRIOR_OF_SLOPE * made(x).slope ** 2)
+        return float(huber + pull + max(x[1], 0.0))
+
+    tail = [1.0] if fixed_us is None else []
+    starts = [[prior, prior - less, *([0.1] if computes else []), *tail] for less in (0.0, 1.5)]
+    options = {"maxiter": 2000, "maxfev": 2000}
+    found = (minimize(loss, start, method="Nelder-Mead", options=options) for start in starts)
+    return made(min(found, key=lambda one: one.fun).x)
+
+
+def median_error(predicted: np.ndarray, ops: Sequence[Op]) -> float:
+    """Median of |predicted / measured - 1|."""
+    return float(np.median(np.abs(predicted / np.array([op.us for op in ops]) - 1)))
+
+
+def held_out_error(ops: Sequence[Op], make: Callable[[Sequence[Op]], Fit]) -> float:
+    """Median error of ops that the fit hasn't seen: every fifth in turn."""
+    predicted = np.empty(len(ops))
+    for fold in range(5):
+        kept = [op for i, op in enumerate(ops) if i % 5 != fold]
+        predicted[fold::5] = make(kept).predict(ops[fold::5])
+    return median_error(predicted, ops)
+
+
+def constant_of(ops: Sequence[Op]) -> float:
+    """The one share of roofline: the median over devices and kinds of each's median."""
+    groups: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for op in ops:
+        groups[op.device, op.dtype, op.kind].append(op.roofline_us / (op.us - op.floor_us))
+    return float(np.median([np.median(shares) for shares in groups.values() if len(shares) >= FEWEST]))
+
+
+def entries(ops: Sequence[Op], constant: float) -> Iterator[dict[str, Any]]:
+    """The entries of all devices, dtypes and kinds with enough rows, then their means."""
+    groups: dict[tuple[str, str, str], list[Op]] = defaultdict(list)
+    for op in ops:
+        groups[op.device, op.dtype, op.kind].append(op)
+    groups = {key: group for key, group in sorted(groups.items()) if len(group) >= FEWEST}
+    fixed: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for (device, dtype, kind), group in groups.items():
+        if len(alone := [op for op in group if op.source in _KERNELS_ALONE]) >= FEWEST:
+            for place in ((device, dtype, _family(kind)), (dtype, _family(kind))):
+                fixed[place].append(fit(alone, constant).fixed_us)
+    made: list[dict[str, Any]] = []
+    for (device, dtype, kind), group in groups.items():
+        family = _family(kind)
+        fixed_us = float(np.median(fixed.get((device, dtype, family)) or fixed.get((dtype, family)) or [_FIXED_US]))
+
+        def make(some: Sequence[Op], fixed_us: float = fixed_us) -> Fit:
+            return fit(some, constant, fixed_us)
+
+        found = make(group)
+        entry = _entry(device, dtype, kind, found)
+        entry |= {
+            "rows": len(group),
+            "roofline_error": round(median_error(np.array([op.roofline_us for op in group]), group), 3),
+            "held_out_error": round(held_out_error(group, make), 3),
+            "sources": sorted({op.source for op in group}),
+        }
+        made.append(entry)
+    yield from made
+    for dtype, kind in sorted({(entry["dtype"], entry["kind"]) for entry in made}):
+        alike = [entry for entry in made if (entry["dtype"], entry["kind"]) == (dtype, kind)]
+        compute, memory = (float(np.log([entry[key] for entry in alike]).mean()) for key in ("compute", "memory"))
+        slope = float(np.mean([entry.get("slope", 0.0) for entry in alike]))
+        low, high = (float(np.median([entry.get("ratios", (1.0, 1.0))[end] for entry in alike])) for end in (0, 1))
+        mean = Fit(compute, memory, slope, float(np.median([entry["fixed_us"] for entry in alike])), (low, high))
+        yield _entry(ANY, dtype, kind, mean) | {"devices": [entry["device"] for entry in alike]}
+
+
+def _family(kind: str) -> str:
+    """Kinds with one fixed time: both ways, all convolutions, all matrix products."""
+    return kind.removesuffix("_backward").rpartition("_")[2]
+
+
+def _entry(device: str, dtype: str, kind: str, found: Fit) -> dict[str, Any]:
+    factors = {"compute": round(float(np.exp(found.compute)), 3), "memory": round(float(np.exp(found.memory)), 3)}
+    size = {"slope": round(found.slope, 3), "ratios": [float(f"{ratio:.2g}") for ratio in found.ratios]}
+    entry = {"device": device, "dtype": dtype, "kind": kind, **factors, "fixed_us": round(found.fixed_us, 1)}
+    return entry | (size if found.slope else {})
+
+
+def main(config: FitEfficiency) -> None:
+    """Fit, print the table, write it."""
+    if not (config.data / "op_times.csv.gz").exists():
+        print(f"skipped: there is no {config.data / 'op_times.csv.gz'}")
+        return
+    ops = read_ops(config.data)
+    constant = round(constant_of(ops), 3)
+    made = list(entries(ops, constant))
+    document = {
+        "format": FORMAT,
+        "made_by": "python -m experiments.fit_efficiency",
+        "formula": "fixed_us + max(flops / (peak * compute * ratio^slope), bytes / (memory bandwidth * memory))",
+        "sources": _SOURCES,
+        "constant": constant,
+        "constants": {"k80": round(constant * _K80_CLOCK, 3)},
+        "same": SAME,
+        "entries": made,
+    }
+    head, tail = json.dumps({**document, "entries": []}, indent=1).rsplit("[]", 1)
+    lines = ",\n".join(f"  {json.dumps(entry)}" for entry in made)
+    write_text(f"{head}[\n{lines}\n ]{tail}\n", config.table)
+    predicted = np.array([op.floor_us + op.roofline_us / constant for op in ops])
+    print(f"{len(ops)} ops. Constant {constant:.3f}: median error {median_error(predicted, ops):.1%} over all ops.\n")
+    keys = [key for key in made[0] if key != "sources"]
+    keys[6:6] = ["slope", "ratios"]
+    print(markdown([keys, rule(len(keys)), *([str(entry.get(key, "")) for key in keys] for entry in made)]))
+
+
+if __name__ == "__main__":
+    command(main, FitEfficiency, "fit_efficiency", __doc__)

@@ -1,0 +1,212 @@
+"""Op times from what devices make of their datasheets: the default cost model.
+
+time = fixed + max(flops / (peak of the dtype * compute * r^slope), bytes / (memory bandwidth * memory)), where r is the
+ratio of the two terms at full speed: what reuses more of what it reads computes better, as large matrices do. The
+factors of each kind of op on each device stand in a table, ``efficiency.json``, which `experiments.fit_efficiency`
+makes from measured ops. A kind that was measured on other devices only has the mean over these. Where the device isn't
+measured, or the kind on no device, time is roofline over one constant. The overhead that a device has after each op is
+part of `fixed`, and taken off it, so that it isn't counted twice.
+
+Legend: N ops, D devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.costs import CostsError
+from placeto.problem.dtypes import DEFAULT, DTYPES
+from placeto.problem.fields import (
+    Field,
+    anything,
+    choice,
+    items,
+    mapping,
+    number,
+    quote,
+    read_fields,
+    read_json,
+    text,
+    within,
+)
+from placeto.problem.graph import ComputationGraph
+
+FORMAT = "placeto.efficiency/1"
+ANY = "*"
+"""In place of a device: the mean over those measured. In place of a dtype: all that have no entry of their own."""
+KINDS = {
+    "convolution": r"convolution|conv\d?d?|_convolution|cudnn_convolution|mkldnn_convolution",
+    "matmul": r"mm|addmm|linear|matmul|mv|addmv|dot|_int_mm|_scaled_mm",
+    "batched_matmul": r"bmm|baddbmm",
+    "attention": r"_(scaled_dot_product|flash|efficient|cudnn)_\w*attention\w*",
+    "recurrent": r"_cudnn_rnn|_thnn_fused_\w+|miopen_rnn|mkldnn_rnn_layer|lstm|gru",
+    "batch_norm": r"(_native|native|cudnn|miopen|_)*batch_norm\w*",
+    "layer_norm": r"(native|_fused)*_?(layer|group|rms)_norm\w*",
+    "softmax": r"_?(log_)?softmax\w*",
+    "max_pool": r"(adaptive_)?max_pool\w*",
+    "avg_pool": r"_?(adaptive_)?avg_pool\w*",
+    "gather": r"embedding\w*|index\w*|_?unsafe_index\w*|gather|scatter\w*|nll_loss\w*",
+    "elementwise": r"\w+",
+}
+"""Kinds of ops, by the last part of their type in torch; the first that matches holds."""
+_TWO_WAYS = ("convolution", "batch_norm", "layer_norm", "softmax")
+"""Kinds whose backward pass is a kind of its own; others go both ways alike, as far as data show."""
+_NAMESPACES = ("aten.", "graphs.", "prims.")
+
+
+def op_kind(op_type: str, kernel: str = "") -> str:
+    """The kind of an op by its type, and by its kernel where it is a convolution; "" is an unknown one.
+
+    >>> op_kind("aten.convolution_backward", "depthwise"), op_kind("aten.addmm"), op_kind("aten.relu"), op_kind("mine")
+    ('depthwise_convolution', 'matmul', 'elementwise', '')
+    """
+    if not op_type.startswith(_NAMESPACES):
+        return ""
+    name = op_type.rpartition(".")[2]
+    plain, backward, _ = name.partition("_backward")
+    kind = next(kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, plain))
+    if kernel and kind == "convolution":
+        return f"{kernel}_{kind}"
+    return f"{kind}_backward" if backward and kind in _TWO_WAYS else kind
+
+
+class Factors(NamedTuple):
+    """What a kind of ops makes of a device."""
+
+    compute: float  # of the peak
+    memory: float  # of the memory bandwidth
+    fixed_us: float  # of each op, the device's own overhead included
+    slope: float = 0.0  # exponent of the ratio of computing to accessing
+    least: float = 1.0  # the ratios that were measured: beyond, the nearest holds
+    most: float = 1.0
+
+
+_KIN = {"tf32": ("float16",), "bfloat16": ("float16",), "float16": ("bfloat16",)}
+"""Dtypes whose factors hold where a dtype has none; float32's after them."""
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Factors by device, dtype and kind of op; see the module."""
+
+    entries: Mapping[tuple[str, str, str], Factors]  # (kind of device, dtype or ANY, kind of op)
+    same: Mapping[str, str]  # kind of device -> the measured one of the same chip
+    constant: float  # of roofline, where nothing is measured
+    constants: Mapping[str, float]  # kind of device -> its own
+
+    @cached_property
+    def name(self) -> str:
+        """The model, and a hash of its table."""
+        table = sorted((*key, *factors) for key, factors in self.entries.items())
+        content = json.dumps([table, sorted(self.same.items()), self.constant, sorted(self.constants.items())])
+        return f"efficiency {hashlib.sha256(content.encode()).hexdigest()[:12]}"
+
+    @cached_property
+    def devices(self) -> frozenset[str]:
+        """Kinds of devices that were measured."""
+        return frozenset(device for device, _, _ in self.entries) - {ANY}
+
+    def factors(self, device: Device, dtype: str, kind: str) -> Factors:
+        """Of ops of a kind on a device: its own, else the mean of others, else the constant.
+
+        What stands behind "*" in the kind of a device is ignored: a "v100*0.5" is a V100 at half its speed.
+        """
+        name = device.kind.partition("*")[0]
+        name = self.same.get(name, name)
+        if name in self.devices:
+            for what in (dtype, ANY, *_KIN.get(dtype, ()), DEFAULT):
+                for where in (name, ANY):
+                    if (where, what, kind) in self.entries:
+                        return self.entries[where, what, kind]
+        constant = self.constants.get(name, self.constant)
+        return Factors(constant, constant, 0.0)
+
+    def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
+        """(N, D) float64, microseconds."""
+        labels = list(zip(graph.op_types, graph.kernels, graph.dtypes, strict=True))
+        unique = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+        which = np.array([unique[label] for label in labels])
+        kinds = [(op_kind(op_type, kernel), dtype) for op_type, kernel, dtype in unique]
+        free = (graph.flops == 0) & (graph.bytes_accessed == 0)
+        time = np.empty((graph.num_ops, cluster.num_devices))
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a problem refuses what is not finite
+            for column, device in enumerate(cluster.devices):
+                peaks = np.array([device.peak(dtype) for _, dtype in kinds])[which]
+                table = np.array([self.factors(device, dtype, kind) for kind, dtype in kinds])[which]
+                share, memory, fixed, slope, least, most = table.T
+                compute, access = graph.flops / peaks, graph.bytes_accessed / device.memory_bandwidth
+                ratio = np.clip(np.where(access > 0, compute / access, most), least, most)
+                work = np.maximum(compute / (share * ratio**slope), access / memory) * 1e6
+                time[:, column] = np.where(free, 0.0, work + np.maximum(fixed - device.overhead_us, 0.0))
+        return time
+
+
+def _entry_dtype(value: Any, key: str, error: type[ValueError]) -> str:
+    return str(choice(*DTYPES, ANY)(value, key, error))
+
+
+_FACTOR = number(above=0.0)
+_STEEPEST = 1.0
+_ENTRY = {
+    "device": Field(text),
+    "dtype": Field(_entry_dtype),
+    "kind": Field(text),
+    "compute": Field(_FACTOR),
+    "memory": Field(_FACTOR),
+    "fixed_us": Field(number()),
+    "slope": Field(anything, 0.0),
+    "ratios": Field(items(_FACTOR, "a ratio"), (1.0, 1.0)),
+}
+_TABLE = {
+    "format": Field(text),
+    "constant": Field(_FACTOR),
+    "constants": Field(mapping(_FACTOR), {}),
+    "same": Field(mapping(text), {}),
+    "entries": Field(items(anything, "an entry")),
+}
+
+
+def load_efficiency(path: str | Path) -> Efficiency:
+    """Read a table of efficiencies (format "placeto.efficiency/1"); fields that say how it was made are ignored.
+
+    Raises:
+        CostsError: it isn't one; the message names the entry and what would be valid.
+        OSError: the file can't be read.
+    """
+    document = read_json(path, CostsError)
+    with within(CostsError, path):
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise CostsError(f'not a table of efficiencies: "format" must be "{FORMAT}"')
+        values = read_fields(document, _TABLE, CostsError, others=True)
+        entries: dict[tuple[str, str, str], Factors] = {}
+        for position, record in enumerate(values["entries"]):
+            with within(CostsError, f"entry {position}"):
+                entry = read_fields(record, _ENTRY, CostsError, others=True)
+                key = entry["device"], entry["dtype"], entry["kind"]
+                if key in entries:
+                    raise CostsError(f"there are two of {', '.join(map(quote, key))}")
+                entries[key] = Factors(entry["compute"], entry["memory"], entry["fixed_us"], *_size(entry))
+        return Efficiency(entries, values["same"], values["constant"], values["constants"])
+
+
+def _size(entry: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Slope and range of ratios of an entry, checked."""
+    slope, ratios = entry["slope"], entry["ratios"]
+    if isinstance(slope, bool) or not isinstance(slope, int | float) or not abs(slope) <= _STEEPEST:
+        raise CostsError(f"slope must be a number from {-_STEEPEST:g} to {_STEEPEST:g}, not {quote(slope)}")
+    if len(ratios) != 2 or not ratios[0] <= ratios[1]:
+        raise CostsError(f"ratios must be [smallest, largest], not {quote(ratios)}")
+    return float(slope), *ratios
+
+
+EFFICIENCY = load_efficiency(Path(__file__).with_name("efficiency.json"))

@@ -1,0 +1,101 @@
+"""What ops compute in, for each precision of a run."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from placeto.capture.trace import CaptureError, capture_inference, capture_training
+from placeto.placing import place
+from placeto.problem.graph import ComputationGraph
+
+
+def step(precision: str = "fp32", dtype: torch.dtype = torch.float32) -> ComputationGraph:
+    with torch.device("meta"):
+        layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(32, 8), nn.LayerNorm(8)]
+        module, x, y = nn.Sequential(*layers).to(dtype), torch.empty(4, 3, 4, 4, dtype=dtype), torch.zeros(4).long()
+    return capture_training(module, [x], F.cross_entropy, targets=[y], precision=precision)
+
+
+def by_type(graph: ComputationGraph) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for kind, dtype in zip(graph.op_types, graph.dtypes, strict=True):
+        found.setdefault(kind.removeprefix("aten."), set()).add(dtype)
+    return found
+
+
+PRODUCTS = {"convolution", "convolution_backward", "addmm", "mm"}
+
+
+def test_dtypes_are_those_of_the_traced_tensors() -> None:
+    assert set(step().dtypes) == {"float32"}
+    assert set(step(dtype=torch.float64).dtypes) == {"float64", "float32"}  # float32: parameters themselves
+    half = by_type(step(dtype=torch.bfloat16))
+    assert all(half[kind] == {"bfloat16"} for kind in PRODUCTS)
+
+
+def test_tf32_is_for_products_alone() -> None:
+    found = by_type(step("tf32"))
+    assert {kind for kind, dtypes in found.items() if dtypes == {"tf32"}} == PRODUCTS
+    assert {kind for kind, dtypes in found.items() if dtypes == {"float32"}} == found.keys() - PRODUCTS
+    assert "tf32" not in step("tf32", torch.bfloat16).dtypes
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_autocast_as_on_a_gpu(precision: str, dtype: str) -> None:
+    graph = step(precision)
+    found = by_type(graph)
+    assert all(found[kind] == {dtype} for kind in PRODUCTS)
+    assert found["native_batch_norm"] == found["relu"] == {dtype}
+    assert found["native_layer_norm"] == found["_log_softmax"] == {"float32"}, "a CPU's autocast has them in 16 bits"
+    assert found["_to_copy"] == {dtype, "float32"}
+    full, weights = step(), [name for name in graph.op_names if name.endswith(".weight")]
+    assert [graph.param_bytes[graph.index[name]] for name in weights] == [
+        full.param_bytes[full.index[name]] for name in weights
+    ]
+    product = [graph.bytes_accessed[i] for i, kind in enumerate(graph.op_types) if kind == "aten.addmm"]
+    assert product == [0.5 * full.bytes_accessed[full.op_types.index("aten.addmm")]]
+
+
+def test_a_module_that_autocasts_by_itself() -> None:
+    class Casting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.inner(x)
+
+    assert by_type(capture_inference(Casting(), [torch.randn(2, 4)]))["addmm"] == {"bfloat16"}
+
+
+def test_a_weight_is_cast_once_for_all_its_users() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(self.inner(x))
+
+    graph = capture_inference(Twice(), [torch.randn(2, 4)], precision="bf16")
+    casts = [name for name, kind in zip(graph.op_names, graph.op_types, strict=True) if kind == "aten._to_copy"]
+    assert len(casts) == 2, "of the weight and of the input"
+
+
+def test_convolutions_of_groups_say_so() -> None:
+    layers = [nn.Conv2d(8, 8, 3, groups=groups, bias=False) for groups in (1, 2, 8)]
+    graph = capture_training(nn.Sequential(*layers), [torch.randn(1, 8, 8, 8)], lambda y: y.sum())
+    kernels = [kernel for kind, kernel in zip(graph.op_types, graph.kernels, strict=True) if kind != "parameter"]
+    assert [k for k in kernels if k] == ["grouped", "depthwise"] + ["depthwise"] * 2 + ["grouped"] * 2
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(CaptureError, match="Linear: precision must be one of fp32, tf32, bf16, fp16, not 'half'"):
+        capture_inference(nn.Linear(2, 2), [torch.randn(1, 2)], precision="half")
+
+
+def test_a_module_is_placed_in_a_precision() -> None:
+    result = place(nn.Linear(2, 2), [torch.randn(1, 2)], cluster="2xt4", placer="single", precision="tf32")
+    assert result.problem.graph.dtypes.count("tf32") == 1

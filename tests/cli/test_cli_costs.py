@@ -1,0 +1,98 @@
+"""Cost models and precisions on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from placeto.problem.efficiency import EFFICIENCY
+from placeto.problem.graph import ComputationGraph, load_graph, save_graph
+from tests.command_line import fails, run
+
+TABLE = {"format": "placeto.efficiency/1", "constant": 0.5, "entries": []}
+MODEL = """
+from torch import nn, randn
+def linear():
+    return nn.Sequential(nn.Linear(4, 4)), [randn(2, 4)], lambda y: y.sum()
+"""
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    """A product of 1 ms at the full speed of a V100."""
+    op = {"name": "a", "type": "aten.mm", "flops": 15.7e9, "bytes_accessed": 1e6, "outputs": [4]}
+    save_graph(ComputationGraph.from_ops("one", [op]), tmp_path / "one.json")
+    return tmp_path / "one.json"
+
+
+def makespan(output: str) -> float:
+    """Of what place or simulate print."""
+    return float(output.split("makespan")[1].split("(")[1].split()[0])
+
+
+def test_place_and_simulate_by_other_costs(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps(TABLE))
+    on = (graph, "--cluster", "2xv100")
+    found = {}
+    for costs in ("roofline", "efficiency", tmp_path / "mine.json"):
+        placement = tmp_path / "placement.json"
+        assert run("place", *on, "--placer", "single", "--costs", costs, "-o", placement) == 0
+        found[str(costs)] = makespan(capsys.readouterr().out)
+        assert run("simulate", *on, "--placement", placement, "--costs", costs) == 0
+        captured = capsys.readouterr()
+        assert makespan(captured.out) == found[str(costs)]
+        assert captured.err == "", "what simulate finds is what the file says"
+    assert found.pop(str(tmp_path / "mine.json")) == pytest.approx(2005.0)
+    assert found["roofline"] == pytest.approx(1005.0)
+    assert 1050.0 < found["efficiency"] < 1600.0
+    assert run("place", *on, "--placer", "single") == 0
+    assert makespan(capsys.readouterr().out) == found["efficiency"], "the default"
+
+
+@pytest.mark.parametrize("command", ["place", "simulate", "evaluate", "train"])
+def test_costs_that_cannot_be(command: str, graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = {
+        "simulate": ("--placement", tmp_path / "placement.json"),
+        "evaluate": ("--placers", "single"),
+        "train": ("--out", tmp_path / "run", "--iterations", "1"),
+    }
+    (tmp_path / "placement.json").write_text('{"format": "placeto.placement/1", "placement": {"a": "gpu:0"}}')
+    arguments = (command, graph, "--cluster", "2xv100", *more.get(command, ()), "--costs")
+    assert "unknown costs 'fast': known are efficiency, roofline" in fails(capsys, *arguments, "fast")
+    (tmp_path / "bad.json").write_text(json.dumps({**TABLE, "constant": -0.5}))
+    expected = "bad.json: constant must be a finite number > 0, not -0.5"
+    assert expected in fails(capsys, *arguments, tmp_path / "bad.json")
+
+
+def test_evaluation_keeps_rows_of_the_same_costs_only(
+    graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "table.json"
+    rows = []
+    for costs in ("roofline", "efficiency", "efficiency"):
+        arguments = ("--cluster", "2xv100", "--placers", "single", "--costs", costs, "--processes", "1", "-o", out)
+        assert run("evaluate", graph, *arguments) == 0
+        (row,) = json.loads(out.read_text())["rows"]
+        rows.append(row)
+    assert [row["costs"] for row in rows] == ["roofline", EFFICIENCY.name, EFFICIENCY.name]
+    assert rows[0]["key"] != rows[1]["key"]
+    assert rows[1] == rows[2], "taken from the file, its seconds included"
+    assert rows[0]["makespan_us"] < rows[1]["makespan_us"]
+
+
+def test_capture_in_a_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    factory, out = f"{tmp_path / 'model.py'}:linear", tmp_path / "graph.json"
+    for precision, dtype in (("tf32", "tf32"), ("bf16", "bfloat16")):
+        assert run("capture", factory, "-o", out, "--precision", precision) == 0
+        graph = load_graph(out)
+        assert graph.dtypes[graph.op_types.index("aten.addmm")] == dtype
+    capsys.readouterr()
+    assert "--precision" in fails(capsys, "capture", factory, "-o", out, "--precision", "fp8")
+
+
+def test_an_unknown_dtype_of_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text('{"format": "placeto.graph/1", "ops": [{"name": "a", "dtype": "half"}]}')
+    message = fails(capsys, "place", path, "--cluster", "2xv100")
+    assert "bad.json: op 'a': dtype must be one of float64, float32, tf32" in message

@@ -1,0 +1,92 @@
+"""The table of efficiencies is fitted to ops."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.fit_efficiency import (
+    BOARDS,
+    FitEfficiency,
+    Op,
+    constant_of,
+    entries,
+    fit,
+    held_out_error,
+    main,
+    read_ops,
+)
+from placeto.problem.costs import load_costs
+from placeto.problem.efficiency import Efficiency
+
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "costs"
+
+
+def ops(device: str = "v100", source: str = "DeepBench", compute: float = 0.6, count: int = 60) -> list[Op]:
+    """Ops that take 5 us + max(computing / (compute * r^0.2), accessing / 0.8), bound by one or the other."""
+    random = np.random.default_rng(0)
+    made = []
+    for _ in range(count):
+        memory, ratio = float(np.exp(random.uniform(0, 6))), float(np.exp(random.uniform(-2, 3)))
+        us = 5.0 + max(memory * ratio / (compute * ratio**0.2), memory / 0.8)
+        made.append(Op(source, device, "float32", "matmul", memory * ratio, memory, 0.0, us))
+    return made
+
+
+def test_known_factors_are_found_again() -> None:
+    found = fit(ops(), 0.6)
+    assert np.exp([found.compute, found.memory]) == pytest.approx([0.6, 0.8], rel=0.05)
+    assert found.slope == pytest.approx(0.2, abs=0.03)
+    assert found.fixed_us == pytest.approx(5.0, rel=0.05)
+    assert held_out_error(ops(), lambda some: fit(some, 0.6)) < 0.02
+
+
+def test_the_constant_is_the_same_for_every_device_of_many_rows_or_few() -> None:
+    def made(device: str, share: float, count: int) -> list[Op]:
+        return [Op("Vidur", device, "float32", "matmul", 60.0, 1.0, 0.0, 60.0 / share)] * count
+
+    assert constant_of([*made("a", 0.5, 1000), *made("b", 0.6, 10), *made("c", 0.8, 10)]) == pytest.approx(0.6)
+
+
+def test_entries_of_devices_and_their_mean() -> None:
+    first, second, mean = entries([*ops("p100", compute=0.4), *ops("v100", compute=0.6), *ops("t4", count=7)], 0.6)
+    assert [first["device"], second["device"], mean["device"]] == ["p100", "v100", "*"]
+    assert mean["devices"] == ["p100", "v100"], "seven rows make no entry"
+    assert mean["compute"] == pytest.approx(np.sqrt(first["compute"] * second["compute"]), abs=1e-3)
+    assert first["roofline_error"] > 0.3 > 0.05 > first["held_out_error"]
+
+
+def test_without_the_data_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(FitEfficiency(tmp_path, tmp_path / "table.json"))
+    assert capsys.readouterr().out == f"skipped: there is no {tmp_path / 'op_times.csv.gz'}\n"
+    assert not (tmp_path / "table.json").exists()
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the measured ops are not here")
+def test_measured_ops_are_read() -> None:
+    found = read_ops(SHARED)
+    assert len(found) > 10_000
+    assert {op.device for op in found} == {board.kind for board in BOARDS.values()}
+    assert all(op.us >= 3 * op.floor_us for op in found)
+    table = load_costs("placeto/problem/efficiency.json")
+    assert isinstance(table, Efficiency)
+    assert table.constant == round(constant_of(found), 3)
+
+
+def test_the_command_writes_what_costs_read(tmp_path: Path) -> None:
+    import gzip
+
+    head = "source,device,dtype,kind,op,phase,flops,bytes,us,floor,shape,model"
+    rows = [
+        f"Vidur,A100-80P,fp16tc,matmul,mlp_up_proj,fwd,{op.compute_us * 312e6},{op.memory_us * 1935e3},{op.us},2,x,y"
+        for op in ops()
+    ]
+    with gzip.open(tmp_path / "op_times.csv.gz", "wt") as file:
+        file.write("\n".join([head, *rows]) + "\n")
+    main(dataclasses.replace(FitEfficiency(), data=tmp_path, table=tmp_path / "table.json"))
+    table = load_costs(tmp_path / "table.json")
+    assert isinstance(table, Efficiency)
+    factors = table.entries["a100", "float16", "matmul"]
+    assert factors.compute == pytest.approx(0.6, rel=0.05)
+    assert factors.fixed_us == pytest.approx(5.0, rel=0.05)
