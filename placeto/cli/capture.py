@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -32,6 +32,8 @@ class Arguments:
     """the graph file to write, .json or .json.gz"""
     inference: bool = False
     """capture the forward pass only"""
+    optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
+    """whose state takes memory beside parameters and gradients"""
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
     """an argument of the factory, such as depth=4; may be given several times"""
 
@@ -47,7 +49,7 @@ def run(arguments: Arguments) -> None:
     if arguments.inference:
         graph = capture_inference(module, inputs, name=name)
     else:
-        graph = capture_training(module, inputs, loss, targets=targets, name=name)
+        graph = capture_training(module, inputs, loss, targets=targets, name=name, optimizer=arguments.optimizer)
     save_graph(graph, path)
     print(f"graph        {path}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     print(f"work         {format_flop(graph.flops.sum())}")
