@@ -4,9 +4,9 @@ python -m experiments.fuzz [--documents 50400] [--seed 0] [--out runs/fuzz]
 
 Valid documents are changed in structure (fields removed, renamed, doubled, exchanged, replaced by what breaks readers)
 or in their bytes, plain and compressed, and read. What is accepted must survive what follows: a graph is hashed,
-written and simulated, or refused by its problem; a cluster likewise; a placement is turned into devices, or refused for
-the graph; an evaluation is summed up; costs price a graph. Another error, a warning, a message of several lines or of
-more than 500 characters counts as "else".
+written and simulated, a cluster likewise, or refused by the problem; a placement is turned into devices, or refused;
+an evaluation is summed up; costs price a graph. Another error, a warning, a message of several lines or of more than
+500 characters counts as "else".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from experiments.command import command
 from experiments.tables import machine, markdown, publish, rule
 from placeto.evaluation.comparison import EvaluationError, Row, load_rows, save_rows
 from placeto.evaluation.summary import markdown_table, summarize
-from placeto.formats import dnn_partitioning, pipedream
+from placeto.formats import dnn_partitioning, doppler, pipedream, stg
 from placeto.formats.importers import ImporterError
 from placeto.formats.placement import PlacementError, PlacementFile, load_placement, save_placement
 from placeto.problem.cluster import Cluster
@@ -47,7 +47,7 @@ HOW = ("structure", "bytes")
 _LONGEST_MESSAGE = 500  # characters, without the path
 _OPS: list[dict[str, Any]] = [
     {"name": "a", "type": "mm", "flops": 2e9, "bytes_accessed": 12e6, "param_bytes": 400, "outputs": [40, 8]}
-    | {"trained_bytes": 200, "resident_outputs": [0]},
+    | {"trained_bytes": 200, "state_bytes": 400, "resident_outputs": [0]},
     {"name": "b", "outputs": [4], "inputs": [["a", 0]], "colocation": "g", "module": "net.0"},
     {"name": "c", "outputs": [4], "inputs": [["a", 1], ["a", 0]], "colocation": "g", "time_us": {"k80": 3.5, "*": 2}},
     {"name": "d", "inputs": [["b", 0], ["c", 0]]},
@@ -122,6 +122,8 @@ _PROFILE = [
     f"node10 -- Linear(bias=True) -- {_NUMBERS.format('40.0')}",
     *(f"\tnode{src} -- node{dst}" for src, dst in ((1, 2), (2, 3), (3, 10), (2, 10))),
 ]
+_DOPPLER = ["6", "0, 1", "0, 0, 1, 2", "1, 2, 3, 3", "100,40", "70,30", "50,1", "10,1000"]
+_STG = ["3", "0 0 0", "1 20 1 0", "2 15 1 1 6", "3 10 2", "1 5", "2 7", "4 0 1 3", "# Tasks: 3"]
 RAW = ["[" * 100_000 + "]" * 100_000, '{"a":' * 40 + "1" + "}" * 40, "9" * 400, "9" * 5000, "1e400", "-1e400", "NaN"]
 """JSON that can't be made of Python's values, or only by limits of its own."""
 EVIL: list[Any] = [
@@ -149,7 +151,7 @@ TOKENS = [
         "Input",
     ),
 ]
-"""What parts of a PipeDream line are replaced by."""
+"""What parts of a line are replaced by."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,8 @@ FORMATS: dict[str, Format] = {
     "costs": Format((_COSTS,), ".json", load_profiled, CostsError, _use_costs),
     "dnn-partitioning": Format((_WORKLOAD,), ".json", dnn_partitioning.load, ImporterError, _use_graph),
     "PipeDream": Format((_PROFILE,), ".graph.txt", pipedream.load, ImporterError, _use_graph),
+    "DOPPLER": Format((_DOPPLER,), "nodes.txt", doppler.load, ImporterError, _use_graph),
+    "STG": Format((_STG,), ".stg", stg.load, ImporterError, _use_graph),
 }
 
 
@@ -241,12 +245,12 @@ def mutated(name: str, how: str, rng: random.Random) -> tuple[bytes, str]:
     found = FORMATS[name]
     document = copy.deepcopy(rng.choice(found.documents))
     if how == "structure":
-        change = _change_lines if name == "PipeDream" else _change_value
+        change = _change_lines if isinstance(document, list) else _change_value
         for _ in range(rng.choice((1, 1, 2, 4))):
             change(document, rng)
     text = written(name, document)
     data, suffix = text.encode(errors="replace"), found.suffix
-    packed = name != "PipeDream" and rng.random() < (0.5 if how == "bytes" else 0.1)
+    packed = not isinstance(document, list) and rng.random() < (0.5 if how == "bytes" else 0.1)
     if packed:
         data, suffix = gzip.compress(data, mtime=0), f"{suffix}.gz"
     if how == "bytes":
@@ -257,7 +261,7 @@ def mutated(name: str, how: str, rng: random.Random) -> tuple[bytes, str]:
 
 def written(name: str, document: Any) -> str:
     """The text of a document."""
-    text = "\n".join(document) if name == "PipeDream" else json.dumps(document)
+    text = "\n".join(document) if isinstance(document, list) else json.dumps(document)
     for i, raw in enumerate(RAW):
         text = text.replace(f'"@raw{i}@"', raw)
     return text
@@ -294,7 +298,7 @@ def _places(value: Any) -> Any:
 
 
 def _change_lines(lines: list[str], rng: random.Random) -> None:
-    """Change one line of a PipeDream profile."""
+    """Change one line of a profile or of another file of lines."""
     if not lines:
         return
     line = rng.randrange(len(lines))

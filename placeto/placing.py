@@ -12,6 +12,7 @@ from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_memory import DEFAULT_OPTIMIZER
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 
@@ -26,6 +27,7 @@ def place(
     cluster: Cluster | str | Path,
     loss: Callable[..., Any] | None = None,
     targets: Sequence[Any] = (),
+    optimizer: str = DEFAULT_OPTIMIZER,
     placer: str | Path = DEFAULT_PLACER,
     simulations: int | None = None,
     seconds: float | None = None,
@@ -41,6 +43,7 @@ def place(
         cluster: or its name, or its file.
         loss: ``loss(output, *targets)`` -> scalar.
         targets: further arguments of the loss.
+        optimizer: whose state the training step needs memory for: sgd, momentum, adagrad, rmsprop, lion, adam, adamw.
         placer: its name, or a checkpoint.
         simulations: budget of the placer; with neither this nor seconds the placer's own, 1,000 of the default one.
         seconds: budget of the placer.
@@ -57,7 +60,7 @@ def place(
     if isinstance(model, ComputationGraph):
         graph = model
     elif loss is not None:
-        graph = capture_training(model, inputs, loss, targets=targets, precision=precision)
+        graph = capture_training(model, inputs, loss, targets=targets, precision=precision, optimizer=optimizer)
     else:
         graph = capture_inference(model, inputs, precision=precision)
     problem = PlacementProblem(

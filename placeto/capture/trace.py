@@ -26,6 +26,7 @@ from placeto.capture.precision import autocast
 from placeto.problem.dtypes import PRECISIONS
 from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, with_optimizer
 
 LOSS_MODULE = "loss"  # module path of the ops of the loss function
 
@@ -56,13 +57,14 @@ def capture_training(
     targets: Sequence[Any] = (),
     name: str | None = None,
     precision: str = "fp32",
+    optimizer: str = DEFAULT_OPTIMIZER,
 ) -> ComputationGraph:
     """Graph of one training step: forward pass, loss and the gradients of all trainable parameters.
 
-    The optimizer's update is not part of it. Costs are FLOPs of matrix products and convolutions, and bytes
-    read and written by every op. A parameter is an op of no cost whose output is the weight: whichever other
-    device uses the weight is sent a copy. Inputs, targets, buffers and constants are taken to be on every
-    device. Views cost nothing: one as large as its tensor is left out, a smaller one (a slice) is an op of no
+    The optimizer's update is not part of it, but the memory of its state is. Costs are FLOPs of matrix products and
+    convolutions, and bytes read and written by every op. A parameter is an op of no cost whose output is the weight:
+    whichever other device uses the weight is sent a copy. Inputs, targets, buffers and constants are taken to be on
+    every device. Views cost nothing: one as large as its tensor is left out, a smaller one (a slice) is an op of no
     cost colocated with its producer, so that only the slice travels. The two gradients of a convolution, one op in
     PyTorch, are two here, as those of a matrix product are: the weight's holds up nobody who waits for the input's.
 
@@ -81,9 +83,11 @@ def capture_training(
         name: of the graph; the class of the module by default.
         precision: what the run will use: "fp32", the dtypes as they are; "tf32", for float32 matrix products and
             convolutions; "bf16" or "fp16", as a GPU's autocast would run it.
+        optimizer: which decides what each trained parameter takes beside its gradient; one of `OPTIMIZERS`.
 
     Raises:
         CaptureError: the module can't be traced, nothing in it is trainable, or the loss is no scalar.
+        ValueError: no such optimizer.
 
     >>> with torch.device("meta"):
     ...     model, x = nn.Linear(8, 4), torch.empty(2, 8)
@@ -91,7 +95,8 @@ def capture_training(
     >>> [op for op in graph.op_types if "mm" in op], float(graph.flops.sum())
     (['aten.addmm', 'aten.mm'], 256.0)
     """
-    return trace_training(module, inputs, loss, targets=targets, name=name, precision=precision).graph
+    traced = trace_training(module, inputs, loss, targets=targets, name=name, precision=precision)
+    return with_optimizer(traced.graph, optimizer)
 
 
 def trace_training(

@@ -34,6 +34,8 @@ class Arguments:
     """capture the forward pass only"""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """what the run will use: the dtypes as they are, tf32 for products of float32, or autocast to 16 bits"""
+    optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
+    """whose state takes memory beside parameters and gradients"""
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
     """an argument of the factory, such as depth=4; may be given several times"""
 
@@ -49,7 +51,15 @@ def run(arguments: Arguments) -> None:
     if arguments.inference:
         graph = capture_inference(module, inputs, name=name, precision=arguments.precision)
     else:
-        graph = capture_training(module, inputs, loss, targets=targets, name=name, precision=arguments.precision)
+        graph = capture_training(
+            module,
+            inputs,
+            loss,
+            targets=targets,
+            name=name,
+            precision=arguments.precision,
+            optimizer=arguments.optimizer,
+        )
     save_graph(graph, path)
     print(f"graph        {path}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     print(f"work         {format_flop(graph.flops.sum())}")

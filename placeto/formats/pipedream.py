@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from placeto.formats.errors import ImporterError
-from placeto.problem.fields import quote, read_bytes
+from placeto.formats.errors import ImporterError, read_lines
+from placeto.problem.fields import quote
 from placeto.problem.graph import ComputationGraph, GraphError
 
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
@@ -78,11 +78,7 @@ class _Layer:
 def _parse(path: str | Path) -> tuple[dict[str, _Layer], list[tuple[str, str]]]:
     layers: dict[str, _Layer] = {}
     edges: dict[tuple[str, str], int] = {}  # -> line
-    try:
-        lines = read_bytes(path, ImporterError).decode().splitlines()
-    except UnicodeDecodeError:
-        raise ImporterError(f"{path}: not a PipeDream profile: not a text file") from None
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path, "PipeDream profile"), start=1):
         parts = line.strip().split(" -- ")
         if not line.strip():
             continue

@@ -73,6 +73,7 @@ _OP = {
     "kernel": Field(choice(*KERNELS), LABELS["kernels"]),
     "time_us": Field(mapping(number()), {}),
     "trained_bytes": Field(optional(size), None),
+    "state_bytes": Field(optional(size), None),
     "resident_outputs": Field(optional(items(_INDEX, "an index of resident_outputs")), None),
     "signature": Field(text, ""),
 }
@@ -122,6 +123,8 @@ class ComputationGraph:
     kernels: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) one of KERNELS; None = none of special shape
     # (N,) what measured times are kept under, "" where unknown; no part of the hash, as nothing else depends on it
     signatures: tuple[str, ...] = None  # type: ignore[assignment]
+    # (N,) int64, bytes of gradients and the optimizer's state; None = gradient and two moments of trained_bytes
+    state_bytes: np.ndarray = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         validate(self)
@@ -272,7 +275,7 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
     op_types = tuple(record["type"] for record in records)
     param_bytes = np.array([record["param_bytes"] for record in records], np.int64)
     output_ptr = np.cumsum([0, *(len(record["outputs"]) for record in records)], dtype=np.int64)
-    trained, resident = ([record[key] for record in records] for key in graph_memory.FIELDS)
+    given = ([record[key] for record in records] for key in graph_memory.FIELDS)
     memory = graph_memory.defaults(mode, op_types, param_bytes, output_ptr)
     return ComputationGraph(
         name=name,
@@ -293,7 +296,7 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
         kernels=tuple(record["kernel"] for record in records),
         time_us={k: np.array([record["time_us"].get(k, np.nan) for record in records]) for k in kinds},
         signatures=tuple(record["signature"] for record in records),
-        **graph_memory.overwrite(memory, output_ptr, trained, resident),
+        **graph_memory.overwrite(memory, output_ptr, *given),
     )
 
 

@@ -1,6 +1,6 @@
-"""A graph's memory fields: what of its tensors is resident anyway, and which parameters are trained.
+"""A graph's memory fields: what of its tensors is resident anyway, which parameters are trained, and what by.
 
-Both are optional: files and arrays without them mean what they always did, and so does their hash.
+All are optional: files and arrays without them mean what they always did, and so does their hash.
 
 Legend: N ops, T tensors.
 """
@@ -8,14 +8,20 @@ Legend: N ops, T tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placeto.problem.fields import INT64_MAX, choice
+
 if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
 
-FIELDS = ("trained_bytes", "resident_outputs")
+FIELDS = ("trained_bytes", "resident_outputs", "state_bytes")
+OPTIMIZERS = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adam": 2, "adamw": 2}
+"""Optimizer -> tensors that it keeps for each parameter, of the parameter's dtype, as PyTorch's do."""
+DEFAULT_OPTIMIZER = "adam"
 
 
 def defaults(
@@ -24,13 +30,28 @@ def defaults(
     """What the fields of a graph are where they aren't given.
 
     ``trained_bytes`` (N,) int64: all parameters in training, none in inference. ``resident_outputs`` (T,) bool: what
-    an op of type "parameter" gives is the parameter.
+    an op of type "parameter" gives is the parameter. ``state_bytes`` (N,) int64: gradients and Adam's two moments.
     """
     parameter = np.array([kind == "parameter" for kind in op_types], bool) & (param_bytes > 0)
-    return {
-        "trained_bytes": param_bytes * (mode == "training"),
-        "resident_outputs": np.repeat(parameter, np.diff(output_ptr)),
-    }
+    trained = param_bytes * (mode == "training")
+    resident = np.repeat(parameter, np.diff(output_ptr))
+    return {"trained_bytes": trained, "resident_outputs": resident, "state_bytes": state_bytes(trained)}
+
+
+def state_bytes(trained_bytes: np.ndarray, optimizer: str = DEFAULT_OPTIMIZER) -> np.ndarray:
+    """(N,) int64, bytes of the gradients and the optimizer's state of (N,) bytes of parameters, at most int64's."""
+    tensors = 1 + OPTIMIZERS[optimizer]
+    return np.minimum(trained_bytes, INT64_MAX // tensors) * tensors
+
+
+def with_optimizer(graph: ComputationGraph, optimizer: str) -> ComputationGraph:
+    """The graph with the state of an optimizer, one of `OPTIMIZERS`, for each parameter that is trained.
+
+    Raises:
+        ValueError: no such optimizer.
+    """
+    choice(*OPTIMIZERS)(optimizer, "optimizer", ValueError)
+    return replace(graph, state_bytes=state_bytes(graph.trained_bytes, optimizer))
 
 
 def overwrite(
@@ -38,6 +59,7 @@ def overwrite(
     output_ptr: np.ndarray,
     trained: Sequence[int | None],
     resident: Sequence[Sequence[int] | None],
+    state: Sequence[int | None],
 ) -> dict[str, np.ndarray]:
     """The `defaults`, overwritten by what op records give: bytes and indices of outputs, None where they don't."""
     for op, (size, outputs) in enumerate(zip(trained, resident, strict=True)):
@@ -46,6 +68,10 @@ def overwrite(
         if outputs is not None:
             own = slice(output_ptr[op], output_ptr[op + 1])
             arrays["resident_outputs"][own] = np.isin(np.arange(own.stop - own.start), outputs)
+    arrays["state_bytes"] = state_bytes(arrays["trained_bytes"])
+    for op, size in enumerate(state):
+        if size is not None:
+            arrays["state_bytes"][op] = size
     return arrays
 
 
@@ -55,16 +81,18 @@ def unusual(graph: ComputationGraph) -> dict[str, np.ndarray]:
 
 
 def of(graph: ComputationGraph) -> dict[str, np.ndarray]:
-    """The `defaults` of a graph."""
-    return defaults(graph.mode, graph.op_types, graph.param_bytes, graph.output_ptr)
+    """The `defaults` of a graph; of the optimizer's state for the parameters that it says are trained."""
+    default = defaults(graph.mode, graph.op_types, graph.param_bytes, graph.output_ptr)
+    return default if graph.trained_bytes is None else default | {"state_bytes": state_bytes(graph.trained_bytes)}
 
 
 def records(graph: ComputationGraph) -> list[dict[str, Any]]:
     """What each op record says of memory: nothing where it's the default."""
     default = of(graph)
     found: list[dict[str, Any]] = [{} for _ in range(graph.num_ops)]
-    for op in np.flatnonzero(graph.trained_bytes != default["trained_bytes"]).tolist():
-        found[op]["trained_bytes"] = int(graph.trained_bytes[op])
+    for key in ("trained_bytes", "state_bytes"):
+        for op in np.flatnonzero(getattr(graph, key) != default[key]).tolist():
+            found[op][key] = int(getattr(graph, key)[op])
     for tensor in np.flatnonzero(graph.resident_outputs != default["resident_outputs"]).tolist():
         op = int(np.searchsorted(graph.output_ptr, tensor, side="right")) - 1
         own = slice(graph.output_ptr[op], graph.output_ptr[op + 1])
@@ -82,9 +110,10 @@ def complete(graph: ComputationGraph, error: type[ValueError]) -> None:
     for key, array in default.items():
         if getattr(graph, key) is None:
             object.__setattr__(graph, key, array)
-    trained, resident = graph.trained_bytes, graph.resident_outputs
-    if trained.shape != graph.param_bytes.shape or trained.dtype != np.int64:
-        raise error(f"trained_bytes must be {graph.num_ops} integers of 64 bits, one for each op")
+    trained, resident, state = graph.trained_bytes, graph.resident_outputs, graph.state_bytes
+    for key, array in (("trained_bytes", trained), ("state_bytes", state)):
+        if array.shape != graph.param_bytes.shape or array.dtype != np.int64:
+            raise error(f"{key} must be {graph.num_ops} integers of 64 bits, one for each op")
     if resident.shape != graph.output_bytes.shape or resident.dtype != bool:
         raise error(f"resident_outputs must be {len(graph.output_bytes)} bools, one for each output")
     bad = (trained < 0) | (trained > default["trained_bytes"])
@@ -92,3 +121,8 @@ def complete(graph: ComputationGraph, error: type[ValueError]) -> None:
         op = int(bad.argmax())
         most = f"0 to param_bytes = {graph.param_bytes[op]}" if graph.mode == "training" else "0 in inference"
         raise error(f"op {graph.op_names[op]!r}: trained_bytes must be {most}, not {trained[op]}")
+    bad = (state < 0) | (state > 0) & (trained == 0)
+    if bad.any():
+        op = int(bad.argmax())
+        rule = "at least 0" if trained[op] else "0, as the op has no parameter that is trained"
+        raise error(f"op {graph.op_names[op]!r}: state_bytes must be {rule}, not {state[op]}")

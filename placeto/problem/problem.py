@@ -22,10 +22,10 @@ from placeto.problem.efficiency import EFFICIENCY
 from placeto.problem.fields import INT64_MAX, quote
 from placeto.problem.flat import FlatProblems, concatenated, flatten, longest_path
 from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, OPTIMIZERS
 
-# Resident bytes per parameter byte: parameter, gradient and two Adam moments; parameter alone.
-PARAM_MULTIPLIER = {"training": 4, "inference": 1}
-_TRAINED_EXTRA = PARAM_MULTIPLIER["training"] - 1  # what training adds to a parameter that is trained
+# Resident bytes per parameter byte where a graph doesn't say more: parameter, gradient and Adam's moments.
+PARAM_MULTIPLIER = {"training": 2 + OPTIMIZERS[DEFAULT_OPTIMIZER], "inference": 1}
 _SHORTEST_US, _LONGEST_US = 1e-12, 1e18
 """Of a time that is not 0, and of all together (30,000 years): beyond, sums and ratios lose their digits."""
 
@@ -49,7 +49,7 @@ class PlacementProblem:
         if self.dispatch not in ("", *DISPATCHES):
             raise ValueError(f"dispatch must be one of {', '.join(DISPATCHES)}, not {self.dispatch!r}")
         object.__setattr__(self, "dispatch", self.dispatch or self.cluster.dispatch)
-        most = sum(self.graph.param_bytes.tolist()) + _TRAINED_EXTRA * sum(self.graph.trained_bytes.tolist())
+        most = sum(self.graph.param_bytes.tolist()) + sum(self.graph.state_bytes.tolist())
         most += sum(self.graph.output_bytes.tolist())
         if most > INT64_MAX:
             raise GraphError(f"graph {quote(self.graph.name)}: parameters and tensors together exceed int64 bytes")
@@ -91,8 +91,8 @@ class PlacementProblem:
 
     @cached_property
     def resident_bytes(self) -> np.ndarray:
-        """(N,) int64, bytes that each op needs for good: parameters, with gradient and two moments where trained."""
-        return _frozen(self.graph.param_bytes + _TRAINED_EXTRA * self.graph.trained_bytes)
+        """(N,) int64, bytes that each op needs for good: parameters, their gradients and optimizer state."""
+        return _frozen(self.graph.param_bytes + self.graph.state_bytes)
 
     @cached_property
     def live_bytes(self) -> np.ndarray:

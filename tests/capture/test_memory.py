@@ -1,6 +1,7 @@
 """Peak memory of captured steps: in closed form, with checkpoints, and against real runs on the cpu."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -43,6 +44,32 @@ def test_frozen_parameters_and_buffers_count_once() -> None:
     frozen, buffers, trained = 4 * (8 * 8 + 8), 4 * (8 + 8), 4 * (8 + 8 + 8 * 8)
     assert problem.resident_bytes.sum() == frozen + buffers + 4 * trained
     assert record(graph, "0.weight")["trained_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "made"),
+    [
+        ("sgd", torch.optim.SGD),
+        ("momentum", partial(torch.optim.SGD, momentum=0.9)),
+        ("adagrad", torch.optim.Adagrad),
+        ("rmsprop", torch.optim.RMSprop),
+        ("adam", torch.optim.Adam),
+        ("adamw", torch.optim.AdamW),
+    ],
+)
+def test_optimizers_keep_as_much_as_pytorchs_do(optimizer: str, made: Callable[..., torch.optim.Optimizer]) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)).to(torch.bfloat16)
+    module[0].requires_grad_(False)
+    x = torch.zeros(2, 8, dtype=torch.bfloat16)
+    graph = capture_training(module, [x], lambda y: y.sum(), optimizer=optimizer)
+    real = made([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    module(x).sum().backward()
+    real.step()
+    state = [
+        value for kept in real.state.values() for key, value in kept.items() if key != "step" and value is not None
+    ]
+    tensors = [*state, *(p.grad for p in module.parameters() if p.grad is not None)]
+    assert graph.state_bytes.sum() == sum(tensor.nbytes for tensor in tensors)
 
 
 def test_parts_of_a_parameter_are_resident_and_partial_gradients_live() -> None:

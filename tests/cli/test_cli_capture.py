@@ -66,6 +66,9 @@ def value():
 
 def moved():
     return nn.Linear(2, 2).to("cpu"), []
+
+def step():
+    return nn.Linear(WIDTH, WIDTH), [torch.empty(2, WIDTH)], lambda y: y.sum()
 """
 
 
@@ -79,12 +82,15 @@ def test_factories_in_files(
     assert run("capture", f"{zoo}:net(depth=2)", "-o", out, "--inference") == 0
     capsys.readouterr()
     assert load_graph(out).op_types.count("aten.addmm") == 2
+    assert run("capture", f"{zoo}:step", "-o", out, "--optimizer", "momentum") == 0
+    capsys.readouterr()
+    assert load_graph(out).state_bytes.sum() == 2 * load_graph(out).trained_bytes.sum() > 0
     for function, says in {
         "leave": "zoo_of_tests.py:11: sys.exit('enough') was called",
         "broken": "zoo_of_tests.py:14: RuntimeError: first line",
         "value": "zoo_of_tests.py:17: TypeError: ",
         "moved": "leave out .cuda(), .to(device) and device=",
-        "nothing": "has no function 'nothing'; there are broken, leave, moved, net, value",
+        "nothing": "has no function 'nothing'; there are broken, leave, moved, net, step, value",
         "net(deep=1)": "got an unexpected keyword argument 'deep'; it is net(depth=1)",
     }.items():
         assert says in fails(capsys, "capture", f"{zoo}:{function}", "-o", out)

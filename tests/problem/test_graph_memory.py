@@ -9,6 +9,7 @@ import pytest
 
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+from placeto.problem.graph_memory import with_optimizer
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 
@@ -27,11 +28,12 @@ def test_without_the_fields_graphs_are_what_they_were() -> None:
     plain = graph()
     assert plain.trained_bytes.tolist() == plain.param_bytes.tolist() == [100, 8, 0]
     assert plain.resident_outputs.tolist() == [True, False, False, False, False]
-    assert not any({"trained_bytes", "resident_outputs"} & set(op) for op in plain.to_ops())
+    assert plain.state_bytes.tolist() == [300, 24, 0]
+    assert not any({"trained_bytes", "resident_outputs", "state_bytes"} & set(op) for op in plain.to_ops())
     assert (
         plain.hash == "451c736773e3ef9e0c25d0d1a1d009d90ecd05b85e1d14daa32e7b2e47583457"
     )  # as before there were such fields
-    assert graph(w={"trained_bytes": 100}, norm={"resident_outputs": []}).hash == plain.hash
+    assert graph(w={"trained_bytes": 100, "state_bytes": 300}, norm={"resident_outputs": []}).hash == plain.hash
     assert graph("inference").trained_bytes.tolist() == [0, 0, 0]
     assert graph(w={"type": "weight"}).resident_outputs.tolist() == [False] * 5
 
@@ -58,6 +60,14 @@ def test_fields_are_kept_in_files_and_in_the_hash(tmp_path: Path) -> None:
         ("training", "w", {"trained_bytes": 101}, "'w': trained_bytes must be 0 to param_bytes = 100, not 101"),
         ("inference", "w", {"trained_bytes": 1}, "'w': trained_bytes must be 0 in inference, not 1"),
         ("training", "w", {"trained_bytes": -1}, "'w': trained_bytes"),
+        ("training", "w", {"state_bytes": -1}, "'w': state_bytes must be a whole number of bytes"),
+        (
+            "training",
+            "grad",
+            {"state_bytes": 1},
+            "'grad': state_bytes must be 0, as the op has no parameter that is tr",
+        ),
+        ("inference", "w", {"state_bytes": 1}, "'w': state_bytes must be 0"),
         ("training", "grad", {"resident_outputs": [2]}, "'grad': resident_outputs must be an index from 0 to 1, not 2"),
         ("training", "grad", {"resident_outputs": [True]}, "'grad': an index of resident_outputs must be .*, not True"),
         ("training", "grad", {"resident_outputs": 1}, "'grad': resident_outputs must be a list, not 1"),
@@ -73,6 +83,26 @@ def test_wrong_arrays_are_refused() -> None:
         replace(graph(), resident_outputs=np.zeros(4, bool))
     with pytest.raises(GraphError, match="trained_bytes must be 3 integers"):
         replace(graph(), trained_bytes=np.zeros(3))
+    with pytest.raises(GraphError, match="state_bytes must be 3 integers"):
+        replace(graph(), state_bytes=np.zeros(2, np.int64))
+    with pytest.raises(GraphError, match="'norm': state_bytes must be at least 0, not -1"):
+        replace(graph(), state_bytes=np.array([0, -1, 0]))
+
+
+@pytest.mark.parametrize(("optimizer", "tensors"), [("sgd", 1), ("momentum", 2), ("adam", 3), ("adamw", 3)])
+def test_optimizers_differ_by_their_state(tmp_path: Path, optimizer: str, tensors: int) -> None:
+    frozen = graph(norm={"trained_bytes": 0})
+    changed = with_optimizer(frozen, optimizer)
+    problem = PlacementProblem(changed, load_cluster("2xv100"))
+    assert problem.resident_bytes.tolist() == [100 + tensors * 100, 8, 0], "a frozen parameter has no state"
+    assert (changed.hash == frozen.hash) == (tensors == 3), "Adam's is what was always counted"
+    save_graph(changed, tmp_path / "g.json")
+    assert load_graph(tmp_path / "g.json").hash == changed.hash
+
+
+def test_unknown_optimizers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"optimizer must be one of sgd, momentum, .*, adamw, not 'adamm'"):
+        with_optimizer(graph(), "adamm")
 
 
 def test_resident_outputs_cost_nothing_where_they_are_made_and_their_copies_do() -> None:

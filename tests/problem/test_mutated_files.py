@@ -30,9 +30,9 @@ def test_what_is_mutated_is_accepted_before(tmp_path: Path, name: str) -> None:
 
 
 def test_the_table_counts_every_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(FuzzConfig(documents=84, seed=1, out=tmp_path / "fuzz"))
+    main(FuzzConfig(documents=126, seed=1, out=tmp_path / "fuzz"))
     table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert len(table) == 2 + 14 + 1
+    assert len(table) == 2 + 18 + 1
     documents, accepted, refused, other = (int(cell) for cell in table[-1][2:6])
-    assert (documents, other) == (84, 0)
+    assert (documents, other) == (126, 0)
     assert documents == accepted + refused

@@ -1,0 +1,94 @@
+"""Graphs of DOPPLER (Yao et al., ICLR 2026, arXiv 2505.23131), as ``chain_mm_112nodes.txt``.
+
+    5                 how many nodes, inputs included
+    0, 1,             the inputs
+    0, 0, 1           where the arcs begin
+    1, 2, 2           where they end
+    100,400           node 0: its time, and the time that its output takes to another device, in 1e-10 units
+    200,800
+    100,400
+
+Arcs number the nodes from 0 as their lines come; inputs have no line, and no arc begins or ends there.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from placeto.formats.errors import ImporterError, read_lines
+from placeto.problem.fields import quote
+from placeto.problem.graph import ComputationGraph, GraphError
+
+
+def recognises(path: Path) -> bool:
+    """Whether it is a text file that is called ``nodes.txt``, or begins with a number and a list of numbers."""
+    if path.suffix != ".txt" or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        head = file.read(200)
+    return path.name.endswith("nodes.txt") or re.match(rb"\s*\d+\s*\n\s*\d+\s*,", head) is not None
+
+
+def load(path: str | Path) -> ComputationGraph:
+    """A graph from such a file: an op for each node but the inputs, which take no time and are everywhere.
+
+    1e-10 units become a microsecond, so that nothing is rounded: its time is that of all kinds of device, and the
+    communicating time becomes the bytes of its output. So on equal devices whose links are free, with a bandwidth of 1
+    byte/us and no latency, makespans are those of the published simulator, times 1e10.
+
+    Raises:
+        ImporterError: not such a file; the message names the file and the line or node.
+        OSError: the file can't be read.
+    """
+    lines = read_lines(path, "DOPPLER graph")
+    try:
+        return ComputationGraph.from_ops(Path(path).name.removesuffix(".txt"), _ops(lines), "inference")
+    except GraphError as problem:
+        raise ImporterError(f"{path}: {problem}") from None
+
+
+def _ops(lines: list[str]) -> list[dict[str, Any]]:
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if len(lines) < 5:
+        raise GraphError(f"not a DOPPLER graph: it has {len(lines)} lines, where four come before those of the nodes")
+    count, given, sources, destinations = (_numbers(line, row) for row, line in enumerate(lines[:4], start=1))
+    nodes = lines[4:]
+    if count != [len(given) + len(nodes)]:
+        found = f"{len(given)} inputs and {len(nodes)} lines of nodes"
+        raise GraphError(f"line 1: must be how many nodes there are, not {quote(lines[0])}: {found} follow")
+    if len(sources) != len(destinations):
+        raise GraphError(f"line 4: {len(destinations)} ends of arcs, but line 3 has {len(sources)} beginnings")
+    width = len(str(len(nodes)))
+    names = [f"node{number:0{width}}" for number in range(len(nodes))]  # in one order as numbers and as strings
+    inputs: list[dict[str, None]] = [{} for _ in nodes]
+    for src, dst in zip(sources, destinations, strict=True):
+        for row, end in ((3, src), (4, dst)):
+            if not 0 <= end < len(nodes):
+                raise GraphError(f"line {row}: an arc's end must be from 0 to {len(nodes) - 1}, not {quote(end)}")
+        inputs[dst][names[src]] = None
+    ops = []
+    for number, line in enumerate(nodes):
+        computing, communicating = _node(line, number + 5)
+        op = {"name": names[number], "time_us": {"*": computing}, "outputs": [communicating]}
+        ops.append(op | {"inputs": [[name, 0] for name in inputs[number]]})
+    return ops
+
+
+def _numbers(line: str, row: int) -> list[int]:
+    words = [word for word in line.split(",") if word.strip()]
+    try:
+        return [int(word) for word in words]
+    except ValueError:
+        raise GraphError(f"line {row}: must be whole numbers with commas between, not {quote(line)}") from None
+
+
+def _node(line: str, row: int) -> tuple[float, float]:
+    try:
+        computing, communicating = (float(word) for word in line.split(",", 2)[:2])
+    except ValueError:
+        rule = "computing and communicating time with a comma between"
+        raise GraphError(f"line {row}: must be {rule}, not {quote(line)}") from None
+    return computing, communicating
