@@ -3,10 +3,9 @@
 python -m experiments.fuzz [--documents 50400] [--seed 0] [--out runs/fuzz]
 
 Valid documents are changed in structure (fields removed, renamed, doubled, exchanged, replaced by what breaks readers)
-or in their bytes, plain and compressed, and read. What is accepted must survive what follows: a graph is hashed,
-written and simulated, a cluster likewise, or refused by the problem; a placement is turned into devices, or refused;
-an evaluation is summed up; costs price a graph. Another error, a warning, a message of several lines or of more than
-500 characters counts as "else".
+or in their bytes, plain and compressed, and read. What is accepted must survive what follows: graphs and clusters are
+hashed, written and simulated, or refused by the problem; placements become devices; evaluations are summed up; costs
+price a graph. Another error, a warning, a message of several lines or over 500 characters counts as "else".
 """
 
 from __future__ import annotations
