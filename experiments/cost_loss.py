@@ -52,7 +52,7 @@ class Noisy:
 class CostLoss:
     """Place under each cost model, simulate under the truth."""
 
-    graphs: tuple[str, ...] = ("cifar10:test:0", "ptb:test:0", "nmt:test:0", "inception_v3:test:0", "bert:test:0")
+    graphs: tuple[str, ...] = ("cifar10:test:0", "ptb:test:0", "nmt:test:0", "inception_v3:test:0")
     """files or family:split:index"""
     clusters: tuple[str, ...] = ("4xv100", "4xa100")
     """names or files"""

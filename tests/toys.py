@@ -10,7 +10,7 @@ from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 
-SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
+SPEEDS = (0.5, 1.0, 1.5, 2.0, 4.0)
 """Of toy devices; ops of toys take their time on a device of speed 1, divided by the speed."""
 
 

@@ -20,6 +20,7 @@ from placeto.heuristics.local_search.local_search import LocalSearch, LocalSearc
 from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.problem.cluster_files import load_cluster
+from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
@@ -182,7 +183,7 @@ def test_searches_use_their_budget_and_improve(name: str) -> None:
 
 
 def test_multilevel_annealing_splits_groups_where_it_has_simulations_to_spare() -> None:
-    problem = PlacementProblem(random_graph(np.random.default_rng(7), 500), load_cluster("4xv100"))
+    problem = PlacementProblem(random_graph(np.random.default_rng(7), 500), load_cluster("4xv100"), ROOFLINE)
     groups = group_ops(problem)
     ends = {}
     for budget in (500, 8000):

@@ -15,6 +15,7 @@ from placeto.policies.one_shot.inputs import (
     make_input,
     type_bucket,
 )
+from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
@@ -31,7 +32,7 @@ def diamond() -> PlacementProblem:
         {"name": "p", "type": "mm", "flops": 5.0, "outputs": [1], "colocation": "x"},
         {"name": "d", "type": "add", "flops": 40.0, "outputs": [1], "inputs": [["v", 0], ["c", 0]]},
     ]
-    return PlacementProblem(ComputationGraph.from_ops("diamond", ops), toy_cluster(2, speeds=(1.0, 0.5)))
+    return PlacementProblem(ComputationGraph.from_ops("diamond", ops), toy_cluster(2, speeds=(1.0, 0.5)), ROOFLINE)
 
 
 def column(graph, name):
