@@ -6,7 +6,8 @@ Each row of measured_steps.csv is a published step of a model on a board, in a p
 their published shapes, captured in that precision (mixed precision as autocast to float16), and run on one device, op
 after op. Gavel's and NVIDIA's steps update parameters, which graphs leave out: for them the update is added, as ops by
 the same costs (momentum, five ops a parameter; BERT's fused, one). Nothing is fitted to a step but the constant of
-"best constant", which is: leaving out a source, a board, or a kind of model shows how much that is worth.
+"best constant", which is: leaving out a source, a board, or a kind of model shows how much that is worth. No op was
+measured on the K80: the table takes its base clock over its boost clock, which was thought of when its steps were seen.
 """
 
 from __future__ import annotations
