@@ -53,9 +53,15 @@ def test_the_islands_hold_all_devices() -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([[2]], r"topology: must be an object with hosts, island, host, network, not \[\[2\]\]"),
+        (
+            [[2]],
+            r"an object with hosts, island, host, network, switch, bridge, card, cards, not \[\[2\]\]",
+        ),
         ({}, "topology: hosts is missing"),
-        (DOCUMENT | {"nvlink": {}}, "topology: unknown field 'nvlink'; known: host, hosts, island, network"),
+        (
+            DOCUMENT | {"nvlink": {}},
+            "topology: unknown field 'nvlink'; known: bridge, card, cards, host, hosts, island, network, switch",
+        ),
         (DOCUMENT | {"hosts": []}, r"topology: hosts must be a list with the islands of each host, not \[\]"),
         (DOCUMENT | {"hosts": 2}, "topology: hosts must be a list with the islands of each host, not 2"),
         (DOCUMENT | {"hosts": [2]}, r"topology: hosts\[0\] must be a list of the sizes of its islands.*, not 2"),
