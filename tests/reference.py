@@ -243,7 +243,9 @@ def reference_memory(problem: PlacementProblem, placement: np.ndarray, result: R
         resident_outputs[name] = record.get("resident_outputs", default)
         trained = record.get("trained_bytes", record["param_bytes"] if graph.mode == "training" else 0)
         resident[name] = record["param_bytes"] + 3 * trained  # a gradient and two moments
-    lives: list[tuple[str, float, float, int]] = []
+    views = {name for name, r in records.items() if r["type"][:5] == "aten." and r["flops"] == r["bytes_accessed"] == 0}
+    ends: dict[tuple[str, int], float] = {}
+    kept: dict[tuple[str, int], int] = {}  # bytes of what has memory of its own
     for (op, output), count in size.items():
         end = result.finish[op]
         for child in consumers[op, output]:
@@ -251,8 +253,14 @@ def reference_memory(problem: PlacementProblem, placement: np.ndarray, result: R
                 end = max(end, result.finish[child])
         for send in sends_of[op, output]:
             end = max(end, send.finish)
-        if output not in resident_outputs[op]:
-            lives.append((device_of[op], result.start[op], end, count))
+        whole = (op, output)
+        while whole[0] in views and records[whole[0]]["inputs"] and size[whole]:
+            whole = tuple(records[whole[0]]["inputs"][0])
+        own = whole == (op, output) or device_of[whole[0]] != device_of[op]
+        for tensor in {(op, output)} if own else {(op, output), whole}:
+            ends[tensor] = max(ends.get(tensor, 0.0), end)
+        kept[op, output] = count if own and output not in resident_outputs[op] else 0
+    lives = [(device_of[op], result.start[op], ends[op, output], count) for (op, output), count in kept.items()]
     for send in result.sends:
         for device in {device_of[child] for child in send.consumers}:
             end = max(result.finish[child] for child in send.consumers if device_of[child] == device)
@@ -333,6 +341,8 @@ def random_graph(rng: np.random.Generator, num_ops: int, mode: str = "training")
             record["resident_outputs"] = [o for o in range(len(sizes)) if memory_fields.random() < 0.5]
         if mode == "training" and memory_fields.random() < 0.3:
             record["trained_bytes"] = memory_fields.randrange(params + 1)
+        if memory_fields.random() < 0.2:
+            record["type"] = "aten.slice"  # without work: a view of its first input
         ops.append(record)
     if random.random() < 0.3:  # producers may stand after their consumers in a file: op order is not always topological
         random.shuffle(ops)

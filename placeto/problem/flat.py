@@ -12,6 +12,7 @@ import numpy as np
 
 from placeto.problem.cluster import LINKS, Cluster
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_memory import storage
 
 EGRESS, PAIR, FREE = 0, 1, 2
 """Links of a problem: one per sender, one per ordered pair of devices, none (transfers wait for nothing)."""
@@ -57,6 +58,7 @@ class FlatProblems(NamedTuple):
     # per tensor
     tensor_src: np.ndarray  # (T,) int64, producer
     tensor_bytes: np.ndarray  # (T,) int64
+    storage: np.ndarray  # (T,) int64, the tensor whose memory it is a part of: itself, unless it is a view
     live_bytes: np.ndarray  # (T,) int64, what a tensor adds on its producer's device: 0 if it is resident memory
     # per device
     overhead_us: np.ndarray  # (D,)
@@ -125,6 +127,7 @@ def flatten(
         tensor_child=dst[by_tensor],
         tensor_src=np.repeat(np.arange(num_ops), np.diff(graph.output_ptr)).astype(np.int64),
         tensor_bytes=graph.output_bytes.astype(np.int64),
+        storage=storage(graph).astype(np.int64),
         live_bytes=live,
         overhead_us=cluster.overhead_us.copy(),
         memory=cluster.memory.copy(),

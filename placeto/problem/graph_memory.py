@@ -44,6 +44,23 @@ def state_bytes(trained_bytes: np.ndarray, optimizer: str = DEFAULT_OPTIMIZER) -
     return np.minimum(trained_bytes, INT64_MAX // tensors) * tensors
 
 
+def storage(graph: ComputationGraph) -> np.ndarray:
+    """(T,) int64, the tensor whose memory each tensor is a part of: itself, but for views such as a slice.
+
+    A view is what a captured op of no work gives: it shows a part of the op's first input, which lives as long.
+    """
+    captured = np.array([kind.startswith("aten.") for kind in graph.op_types], bool)
+    first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
+    views = captured & (graph.flops == 0) & (graph.bytes_accessed == 0) & (np.diff(first) > 0)
+    made_by = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
+    found = np.arange(len(made_by))
+    shown = views[made_by] & (graph.output_bytes > 0)  # an output of no bytes is a signal
+    found[shown] = graph.edge_tensor[first[made_by[shown]]]
+    while (found[found] != found).any():  # views of views
+        found = found[found]
+    return found
+
+
 def with_optimizer(graph: ComputationGraph, optimizer: str) -> ComputationGraph:
     """The graph with the state of an optimizer, one of `OPTIMIZERS`, for each parameter that is trained.
 

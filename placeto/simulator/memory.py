@@ -58,8 +58,9 @@ def peak_memory(
 
     A tensor is on its producer's device from the producer's start to its last use there (end of the producer, of the
     last consumer on that device, of the last send), a received copy from its arrival to the end of the last
-    consumer there. What is resident memory, such as a parameter, takes nothing more where it is made. At equal times
-    frees come first; what lives for no time does not count.
+    consumer there. What is resident memory, such as a parameter, takes nothing more where it is made. Nor does a view
+    beside the tensor that it is a part of, which lives as long as the last of its views. At equal times frees come
+    first; what lives for no time does not count.
     """
     op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
     edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
@@ -67,7 +68,7 @@ def peak_memory(
     d = flat.device_offset[p + 1] - flat.device_offset[p]
     tensor_ptr, tensor_child = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1], flat.tensor_child[edge0:edge1]
     tensor_src, tensor_bytes = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
-    live_bytes = flat.live_bytes[tensor0:tensor1]
+    live_bytes, storage = flat.live_bytes[tensor0:tensor1], flat.storage[tensor0:tensor1]
     start, finish, num_tensors = record.start, record.finish, tensor1 - tensor0
     most = num_tensors + edge1 - edge0
     begin, end = np.empty(most), np.empty(most)  # lives, first of tensors, then of copies
@@ -97,6 +98,12 @@ def peak_memory(
                 where[count], size[count] = s, tensor_bytes[tensor]
                 count += 1
             end[copy_of[s]] = max(end[copy_of[s]], finish[tensor_child[k]])
+
+    for tensor in range(num_tensors):
+        whole = storage[tensor]
+        if whole != tensor and where[whole] == where[tensor]:
+            end[whole] = max(end[whole], end[tensor])
+            size[tensor] = 0
 
     used = np.zeros(d, np.int64)
     for i in range(op1 - op0):

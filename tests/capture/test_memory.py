@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_memory import storage
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from tests.captures import inputs_of, meta, record, training
@@ -162,6 +163,40 @@ def test_dropout_masks_are_drawn_when_they_are_needed() -> None:
     assert [inputs_of(graph, name) for name in masks] == [["0/addmm"], ["2/addmm"], ["4/addmm"]]
 
 
+def test_a_tensor_lives_as_long_as_the_last_of_its_views() -> None:
+    class Halves(nn.Module):
+        """Of a product cut in two, one half is needed at once and the other at the end."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 64, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            left, right = self.layer(x).chunk(2, dim=1)
+            return left.exp().exp() + right
+
+    graph = capture_inference(Halves().to("meta"), [meta(128, 4)])
+    product, half = graph.index["layer/mm"], 4 * 128 * 32
+    (parts,) = np.flatnonzero(np.array(graph.op_types) == "aten.split")
+    owners = storage(graph)
+    assert owners[graph.output_ptr[parts] : graph.output_ptr[parts + 1]].tolist() == [graph.output_ptr[product]] * 2
+    schedule = on_one_device(graph)
+    # beside the product two exponentials, then the second of them and the sum
+    assert schedule.peak_memory[0] - schedule.problem.resident_bytes.sum() == 4 * half
+
+
+class Attention(nn.Module):
+    """A transformer's encoder of two layers with a classifier."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=dropout, batch_first=True)
+        self.encoder, self.out = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.encoder(x)[:, 0])
+
+
 class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -178,6 +213,8 @@ STEPS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(64, 64), nn.ReLU())], nn.Linear(64, 10)),
         torch.zeros(128, 64),
     ),
+    "transformer": lambda: (Attention(0.0), torch.zeros(8, 24, 32)),
+    "transformer with dropout": lambda: (Attention(0.1), torch.zeros(8, 24, 32)),
     "cnn": lambda: (
         nn.Sequential(
             nn.Conv2d(3, 8, 3, padding=1),
