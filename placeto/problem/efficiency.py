@@ -141,10 +141,10 @@ class Efficiency:
         time = np.empty((graph.num_ops, cluster.num_devices))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a problem refuses what is not finite
             for column, device in enumerate(cluster.devices):
-                peaks = np.array([device.peak(dtype) for _, dtype in kinds])[which]
+                peaks = np.array([device.peak(dtype) for _, dtype in kinds], np.float64)[which]
                 table = np.array([self.factors(device, dtype, kind) for kind, dtype in kinds])[which]
                 share, memory, fixed, slope, least, most = table.T
-                compute, access = graph.flops / peaks, graph.bytes_accessed / device.memory_bandwidth
+                compute, access = graph.flops / peaks, graph.bytes_accessed / float(device.memory_bandwidth)
                 ratio = np.clip(np.where(access > 0, compute / access, most), least, most)
                 work = np.maximum(compute / (share * ratio**slope), access / memory) * 1e6
                 time[:, column] = np.where(free, 0.0, work + np.maximum(fixed - device.overhead_us, 0.0))

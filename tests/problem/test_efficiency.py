@@ -191,3 +191,10 @@ def test_bad_tables_are_refused(document: dict[str, Any], message: str, tmp_path
     with pytest.raises(CostsError, match=f"table.json: {message}") as refusal:
         load_costs(path)
     assert "\n" not in str(refusal.value)
+
+
+def test_peaks_beyond_64_bits_are_numbers_too() -> None:
+    device = Device("gpu:0", "p100", 10**30, 10**30, 10**9)
+    cluster = Cluster("fast", (device,), np.ones((1, 1)), np.zeros((1, 1)))
+    graph = ComputationGraph.from_ops("ops", [{"name": "a", "type": "aten.mm", "flops": 2e9}, {"name": "b"}])
+    assert np.isfinite(EFFICIENCY.op_time_us(graph, cluster)).all()
