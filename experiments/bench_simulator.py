@@ -34,7 +34,13 @@ from placeto.simulator.slack import fill_slack
 from tests.reference import reference
 
 THREADS = numba.get_num_threads()
-MODES = {"k80": ("broadcast", "egress"), "unicast egress": ("unicast", "egress"), "unicast pair": ("unicast", "pair")}
+MODES = {
+    "k80": ("broadcast", "egress", "fifo"),
+    "unicast egress": ("unicast", "egress", "fifo"),
+    "unicast pair": ("unicast", "pair", "fifo"),
+    "pair, priority": ("unicast", "pair", "priority"),
+    "pair, list": ("unicast", "pair", "list"),
+}
 HEAD = ("N", "D", "mode", "ns", "+ slack", "+ memory", "per second", "2 threads", "gain", "plain ns", "ratio")
 START = """
 import time
@@ -83,11 +89,11 @@ def random_graph(num_ops: int, seed: int = 0) -> ComputationGraph:
     return ComputationGraph.from_ops(f"random-{num_ops}", ops)
 
 
-def k80_cluster(num_devices: int, transfers: str, link: str) -> Cluster:
-    """K80 dies with room for everything, and links of the given mode."""
+def k80_cluster(num_devices: int, transfers: str, link: str, dispatch: str) -> Cluster:
+    """K80 dies with room for everything, with links and dispatch of the given mode."""
     cluster = load_cluster(f"{num_devices}xk80")
     devices = tuple(replace(device, memory=10**15) for device in cluster.devices)
-    return replace(cluster, devices=devices, transfers=transfers, link=link)
+    return replace(cluster, devices=devices, transfers=transfers, link=link, dispatch=dispatch)
 
 
 def best_of(seconds: float, rows: np.ndarray, *functions: Callable[[np.ndarray], object]) -> list[float]:

@@ -98,9 +98,7 @@ def place_by_start(
 
 def _by_start(problem: PlacementProblem, placement: np.ndarray, start_us: np.ndarray) -> Listed:
     """The placement, and the order (N,) of its starts."""
-    place = np.empty(problem.num_ops, np.int64)
-    place[problem.graph.topological_order] = np.arange(problem.num_ops)
-    return placement, np.lexsort((place, start_us))
+    return placement, np.lexsort((np.argsort(problem.graph.topological_order), start_us))
 
 
 def _order(problem: PlacementProblem, follow: np.ndarray, demand: np.ndarray) -> Order:

@@ -141,7 +141,7 @@ class Cluster:
     """Devices and the links between them.
 
     A transfer from device s to device d takes ``latency_us[s, d] + bytes / bandwidth[s, d]``. With "egress"
-    links each device sends through one first-in-first-out link, with "pair" links through one per destination.
+    links each device sends one tensor after the other, with "pair" links one to each destination at a time.
     "free" links let each tensor leave at once, whatever else is on its way: the model of the scheduling literature.
     With "unicast" transfers a tensor is sent once per destination device, with "broadcast" once for all, in the
     time of the slowest destination; over pair and free links the two are the same. Shared links are network cards and

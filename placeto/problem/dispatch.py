@@ -31,13 +31,10 @@ def priorities(graph: ComputationGraph, dispatch: str, busy_us: np.ndarray) -> n
 
     Under "priority" by longest remaining path, each op at its mean over devices, ties by name; else program order.
     """
-    place = np.empty(graph.num_ops, np.int64)
-    if dispatch == "priority":
-        mean = busy_us.mean(axis=1)
-        place[np.lexsort((graph.name_rank, -longest_path(graph, mean, mean)))] = np.arange(graph.num_ops)
-    else:
-        place[graph.topological_order] = np.arange(graph.num_ops)
-    return place
+    if dispatch != "priority":
+        return np.argsort(graph.topological_order)
+    mean = busy_us.mean(axis=1)
+    return np.argsort(np.lexsort((graph.name_rank, -longest_path(graph, mean, mean))))
 
 
 def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) -> np.ndarray:
@@ -81,8 +78,7 @@ def places(graph: ComputationGraph, order: np.ndarray) -> np.ndarray:
     count = graph.num_ops
     if array.shape != (count,) or not np.array_equal(np.sort(array), np.arange(count)):
         raise OrderError(f"an order of {quote(graph.name)} must have each of its {count} ops once")
-    place = np.empty(count, np.int64)
-    place[array] = np.arange(count)
+    place = np.argsort(array)
     early = np.flatnonzero(place[graph.edge_src] > place[graph.edge_dst])
     if len(early):
         src, dst = (quote(graph.op_names[ops[early[0]]]) for ops in (graph.edge_src, graph.edge_dst))

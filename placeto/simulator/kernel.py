@@ -11,7 +11,8 @@ Events happen at slots: one per device, one per link. A slot has at most one pen
 least (time, key) over the slots; no heap is needed. Its key orders equal times: deliveries by their producer's rank,
 then links, then devices, each by rank. A slot's delivery (of an op's output to consumers on the same device, or of a
 send to its receivers) always comes before that slot's next start, so the two share the slot. A slot with an empty
-queue has no event (time inf); `free` says from when on it may start again.
+queue has no event (time inf); `free` says from when on it may start again. Free links share one slot: a heap of what is
+on its way.
 
 Legend: N ops, S sends, E edges, T tensors, D devices.
 """

@@ -66,10 +66,10 @@ def solve(
 ) -> tuple[PlacementResult, float]:
     """The best placement found within the budget, and a lower bound in microseconds.
 
-    The bound holds for the simulated makespan of every placement that keeps groups together and fits in memory, unless
-    the result itself is faster. It equals the result's makespan where that is proven optimal (to one part in
-    100,000), and is inf where it is proven that nothing fits. With a limit on simulations alone, or none, the result is
-    the same on every run, and comes after half a minute or so at most.
+    The bound holds for the makespan, under the problem's dispatch, of every placement that keeps groups together and
+    fits in memory, unless the result itself is faster. It equals the result's makespan where that is proven optimal (to
+    one part in 100,000), and is inf where it is proven that nothing fits. With a limit on simulations alone, or none,
+    the result is the same on every run, and comes after half a minute or so at most.
 
     Args:
         problem: at most `MAX_GROUPS` groups and `MAX_OPS` ops; proofs can be expected up to about 15 groups.

@@ -169,7 +169,8 @@ class ScheduleModel:
             if not readers:
                 continue
             travel_us = cluster.latency_us + size / cluster.bandwidth  # (D, D)
-            travel, held = self._ticks(travel_us), self._ticks(travel_us + cluster.link_gap_us)
+            gap_us = 0.0 if cluster.link == "free" else cluster.link_gap_us
+            travel, held = self._ticks(travel_us), self._ticks(travel_us + gap_us)
             if flat.broadcast[0]:
                 begin = self._add_broadcast(tensor, src, home, readers, held, links)
                 begins = [begin] * problem.num_devices
@@ -208,8 +209,8 @@ class ScheduleModel:
             self.model.add_bool_or([~sent, *wanted])
             for there in wanted:
                 self.model.add_bool_or([~self.on[home][device], ~there, sent])
-            link = (device, dst) if self.problem.cluster.link == "pair" else device
-            self._hold(links[link], begin, int(held[device, dst]), sent)
+            own: dict[str, Any] = {"egress": device, "pair": (device, dst), "free": (tensor, device, dst)}
+            self._hold(links[own[self.problem.cluster.link]], begin, int(held[device, dst]), sent)
         return begin
 
     def _add_broadcast(
