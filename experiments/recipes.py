@@ -38,7 +38,7 @@ LATENCY_US = 5.0, 50.0
 SPEED = 0.4, 2.5  # of a cluster's second kind of devices, against the first
 _MIXED, _HOSTS = 0.4, 0.3  # share of the clusters with two kinds of devices, and with two hosts
 _SLOWER = 2.0, 10.0  # how many times the network between hosts is slower than the links within
-CHECKPOINT = "pretrained.pt"  # its name in the folder of the recipe
+CHECKPOINT = "pretrained.safetensors"  # its name in the folder of the recipe
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Recipe:
     """Train the policy that comes with the package."""
 
     out: Path = Path("runs/pretrained")
-    """folder for the training run, the small checkpoint (pretrained.pt) and the report (pretrained.md)"""
+    """folder for the training run, the small checkpoint (pretrained.safetensors) and the report (pretrained.md)"""
     graphs: tuple[str, ...] = (
         "cifar10:32",
         "nmt:32",

@@ -69,7 +69,10 @@ def load_placer(name_or_checkpoint: str | Path) -> Placer:
     if name in HEURISTICS:
         return HEURISTICS[name]
     if (pretrained := pretrained_path(name)) is not None:
-        return _load_learned(pretrained)[1]
+        from placeto.policies.guided_search import guided_placer
+        from placeto.policies.weights import load_weights
+
+        return guided_placer(load_weights(pretrained))
     if name in LEARNED:
         raise LoadError(f"placer {name!r} is learned: give a checkpoint made by `placeto train` (--checkpoint PATH)")
     if Path(name).exists():
@@ -100,7 +103,7 @@ def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str,
 
 
 def _load_learned(path: str | Path) -> tuple[str, Placer]:
-    from placeto.environment.mdp import EnvConfig
+    from placeto.environment.config import EnvConfig
     from placeto.policies import POLICIES
     from placeto.policies.guided_search import GuidedConfig
     from placeto.training.checkpoint import CheckpointError, load_checkpoint, matching

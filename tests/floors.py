@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {
+    "lazily": 0,
     "terminal": 0,
     "pretrained": 0,
     "problem": 0,

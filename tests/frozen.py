@@ -23,6 +23,7 @@ import placeto
 from graphs import FAMILIES
 from placeto.cli.command import main
 from placeto.problem.costs import ROOFLINE
+from placeto.training.checkpoint import load_checkpoint
 from tests.toys import fork_of_chains
 
 RECORD = Path(__file__).parent / "data" / "frozen.json"
@@ -114,7 +115,7 @@ def evaluation(folder: Path) -> list[list[Any]]:
 
 def checkpoint() -> str:
     """Hash of the parameters that come with the package."""
-    saved = torch.load(Path(placeto.__file__).parent / "pretrained" / "placeto.pt", weights_only=True)
+    saved = load_checkpoint("pretrained")
     digest = hashlib.sha256()
     for name, tensor in sorted(saved["best_parameters"].items()):
         digest.update(name.encode() + tensor.numpy().tobytes())

@@ -23,6 +23,8 @@ COMMANDS = {
     "simulate": "Simulate a placement and say what it costs.",
     "capture": "Turn a PyTorch model into a graph file.",
     "profile": "Measure the ops of models on this machine.",
+    "run": "Run a placed model on devices of this machine.",
+    "tune": "Find the placement that is fastest when it is run.",
     "list": "List the graph families, clusters or placers.",
 }
 _EXAMPLE = """\

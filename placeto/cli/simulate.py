@@ -84,7 +84,9 @@ def run(arguments: Arguments) -> None:
         say(f"{how:<40} {format_us(other.makespan_us):>10}, {factor:.3f} times that")
     if file.makespan_us is not None and file.makespan_us != schedule.makespan_us:
         made_for = f" on cluster {file.cluster}" if file.cluster else ""
-        note(f"{arguments.placement} says {file.makespan_us!r} us{made_for}, not {float(schedule.makespan_us)!r} us")
+        by = f" by costs {file.costs}" if file.costs and file.costs != costs.name else ""
+        here = f"{float(schedule.makespan_us)!r} us{f' by {costs.name}' if by else ''}"
+        note(f"{arguments.placement} says {file.makespan_us!r} us{made_for}{by}, not {here}")
     if missing := missing_memory(schedule):
         note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
     if arguments.trace is not None:

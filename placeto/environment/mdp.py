@@ -9,7 +9,6 @@ Legend: B episodes, G groups of the largest graph of the batch, D devices of the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,20 +16,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from placeto.environment.columns import NODE
+from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch
 from placeto.environment.observation import observe
+from placeto.environment.tensors import to_data
 from placeto.simulator.memory import penalised
-
-
-@dataclass(frozen=True)
-class EnvConfig:
-    """How an episode runs."""
-
-    order: Literal["policy", "topological"] = "policy"
-    """Who picks the next node: the policy, or the paper's fixed traversal in topological order, which may also leave a
-    node where it is."""
-    tolerance: float | None = 0.003
-    """A move is taken back if the makespan is then more than this fraction above the best met; None keeps all moves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +35,7 @@ class EnvState:
     met: np.ndarray  # (B,) float64, relative, of the last move, taken back or not
     best: np.ndarray  # (B,) float64, relative, the best met
     best_placement: np.ndarray  # (B, G) int64
-    data: Data  # observation of all episodes together, see `features.observe`
+    data: Data  # observation of all episodes together, see `to_data`
 
 
 def reset(
@@ -112,8 +102,8 @@ def step(batch: InstanceBatch, config: EnvConfig, state: EnvState, action: np.nd
 def _observe(
     batch: InstanceBatch, index: np.ndarray, placement: np.ndarray, visited: np.ndarray, steps: np.ndarray
 ) -> tuple[Data, np.ndarray]:
-    data, makespan_us, overflow = observe(batch, index, placement, visited, steps)
-    return data, penalised(makespan_us, overflow) / batch.single_us[index]
+    seen, makespan_us, overflow = observe(batch, index, placement, visited, steps)
+    return to_data(seen), penalised(makespan_us, overflow) / batch.single_us[index]
 
 
 def _take_back(data: Data, before: Data, back: Tensor) -> None:

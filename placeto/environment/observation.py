@@ -1,4 +1,4 @@
-"""Placement problem and schedule -> tensors with named columns, for many (graph, placement) pairs at once.
+"""Placement problem and schedule -> arrays with named columns, for many (graph, placement) pairs at once.
 
 Legend: C instances, B episodes, V nodes (groups) of all episodes together, M arcs between groups, G groups of the
 largest graph, D devices of the largest cluster, N ops.
@@ -6,13 +6,13 @@ largest graph, D devices of the largest cluster, N ops.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
-import torch
 from numba import njit, prange
-from torch_geometric.data import Data
 
 from placeto.environment.columns import EDGE, NODE, PAIR
-from placeto.environment.instance import FlatInstances, InstanceBatch
+from placeto.environment.instance import FlatInstances, Instance, InstanceBatch
 from placeto.environment.kernel import describe, situation
 from placeto.problem.flat import FlatProblems
 from placeto.simulator import kernel, memory
@@ -21,9 +21,27 @@ from placeto.simulator.schedule import SERIAL_BELOW
 from placeto.simulator.slack import fill_slack
 
 
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What there is to see of B episodes, one after another."""
+
+    node: np.ndarray  # (V, node features) float32
+    pair: np.ndarray  # (V, D, pair features) float32
+    arcs: np.ndarray  # (2, M) int64, from which node to which
+    edge: np.ndarray  # (M, edge features) float32
+    first: np.ndarray  # (B+1,) int64, first node of each episode
+    of: np.ndarray  # (V,) int64, episode
+    local: np.ndarray  # (V,) int64, group within the episode
+    current: np.ndarray  # (V,) int64, device
+    marked: np.ndarray  # (V,) bool, visited
+    exists: np.ndarray  # (V, D) bool, the cluster has that device
+    traversal: np.ndarray  # (V,) int64, position in topological order
+    instances: tuple[Instance, ...]  # (B,)
+
+
 def observe(
     batch: InstanceBatch, index: np.ndarray, placement: np.ndarray, visited: np.ndarray, steps: np.ndarray
-) -> tuple[Data, np.ndarray, np.ndarray]:
+) -> tuple[Observation, np.ndarray, np.ndarray]:
     """Simulate B placements of groups and describe their schedules.
 
     Args:
@@ -34,11 +52,7 @@ def observe(
         steps: (B,) int64, moves made so far.
 
     Returns:
-        A `Data` of all episodes together, makespans (B,) in microseconds and memory overflows (B,). Its fields:
-        ``x`` (V, node features), ``pair`` (V, D, pair features), ``edge_index`` (2, M), ``edge_attr`` (M, edge
-        features), ``batch`` (V,) episode, ``local`` (V,) group within it, ``first`` (B,) its first node, ``current``
-        (V,) device, ``marked`` (V,) visited, ``exists`` (V, D) device exists, ``traversal`` (V,) position in
-        topological order, ``reach`` (B, G, G), ``num_graphs``, ``max_nodes``.
+        What is seen, makespans (B,) in microseconds and memory overflows (B,).
     """
     sizes, arcs = batch.num_groups[index], batch.num_pairs[index]
     first = np.concatenate([[0], np.cumsum(sizes)])
@@ -68,33 +82,22 @@ def observe(
     marked = visited[of, local]
     node[:, NODE.visited] = marked
     node[:, NODE.steps_left] = (1.0 - (steps % sizes) / sizes)[of]
-    instances = [batch.instances[i] for i in index]
-    data = Data(
-        x=torch.from_numpy(node),
-        edge_index=torch.from_numpy(np.concatenate([i.pairs + f for i, f in zip(instances, first, strict=False)], 1)),
-        edge_attr=torch.from_numpy(edge),
+    instances = tuple(batch.instances[i] for i in index)
+    seen = Observation(
+        node=node,
+        pair=pair,
+        arcs=np.concatenate([i.pairs + f for i, f in zip(instances, first, strict=False)], 1),
+        edge=edge,
+        first=first,
+        of=of,
+        local=local,
+        current=placement[of, local],
+        marked=marked,
+        exists=np.arange(devices)[None] < batch.num_devices[index][of][:, None],
+        traversal=np.concatenate([i.traversal for i in instances]),
+        instances=instances,
     )
-    data.pair = torch.from_numpy(pair)
-    data.batch = torch.from_numpy(of)
-    data.local = torch.from_numpy(local)
-    data.first = torch.from_numpy(first[:-1])
-    data.current = torch.from_numpy(placement[of, local])
-    data.marked = torch.from_numpy(marked)
-    data.exists = torch.arange(devices)[None] < torch.from_numpy(batch.num_devices[index][of])[:, None]
-    data.traversal = torch.from_numpy(np.concatenate([i.traversal for i in instances]))
-    data.instances = instances
-    data.num_graphs = len(index)
-    data.max_nodes = int(sizes.max())
-    return data, makespan, overflow
-
-
-def reach_matrix(data: Data) -> torch.Tensor:
-    """(B, G, G) bool, which groups come before which, for the pooling over ancestors and descendants."""
-    reach = torch.zeros(data.num_graphs, data.max_nodes, data.max_nodes, dtype=torch.bool)
-    for b, instance in enumerate(data.instances):
-        size = len(instance.reach)
-        reach[b, :size, :size] = torch.from_numpy(instance.reach)
-    return reach
+    return seen, makespan, overflow
 
 
 def score_moves(

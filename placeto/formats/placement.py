@@ -56,6 +56,7 @@ _FIELDS = {
     "makespan_us": Field(optional(number()), None),
     "peak_memory": Field(mapping(size), {}),
     "fits": Field(optional(flag), None),
+    "costs": Field(optional(text), None),
     "dispatch": Field(optional(choice(*DISPATCHES)), None),
     "order": Field(optional(mapping(items(text, "an op"))), None),
     "placer": Field(optional(text), None),
@@ -74,6 +75,7 @@ class PlacementFile:
     makespan_us: float | None = None
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # device name -> bytes
     fits: bool | None = None
+    costs: str | None = None  # name of the cost model, with the hash of what decides its times
     dispatch: str | None = None  # what the makespan is of: see `placeto.problem.dispatch`
     order: Mapping[str, list[str]] | None = None  # device name -> its ops as they start
     placer: str | None = None
@@ -86,9 +88,7 @@ class PlacementFile:
         Raises:
             PlacementError: the file is for another graph, leaves an op out, or names an unknown op or device.
         """
-        for op in graph.op_names:
-            if op not in self.placement:
-                raise PlacementError(f"op {quote(op)} of graph {quote(graph.name)} has no device in the placement")
+        self._check_ops(graph)
         index = {name: i for i, name in enumerate(cluster.device_names)}
         for op, device in self.placement.items():
             if op not in graph.index:
@@ -96,9 +96,7 @@ class PlacementFile:
             if device not in index:
                 known = f"is not in cluster {quote(cluster.name)}, which has {listed(cluster.device_names)}"
                 raise PlacementError(f"op {quote(op)}: device {quote(device)} {known}")
-        if self.graph_hash is not None and self.graph_hash != graph.hash:
-            theirs, ours = quote(self.graph_hash[:12]), quote(graph.hash[:12])
-            raise PlacementError(f"the placement is for another graph: its hash begins {theirs}, not {ours}")
+        self._check_hash(graph)
         return np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
 
     def op_order(self, graph: ComputationGraph) -> np.ndarray | None:
@@ -123,6 +121,37 @@ class PlacementFile:
         except OrderError as problem:
             raise PlacementError(str(problem)) from None
 
+    def on(self, graph: ComputationGraph, count: int) -> tuple[np.ndarray, list[list[int]], list[str]]:
+        """(N,) the device of each op, the ops of each device in its order, and the devices' names, of `count` devices.
+
+        Devices are in the order in which the file's `peak_memory` or `order` has them, without their cluster.
+
+        Raises:
+            PlacementError: the file is for another graph, has no order, or names more devices.
+        """
+        names = list(self.peak_memory or self.order or {})
+        if self.order is None or not names:
+            raise PlacementError("the placement has no order: `placeto place` writes one")
+        names += sorted({*self.placement.values(), *self.order} - set(names))
+        if len(names) != count:
+            raise PlacementError(f"the placement is for {len(names)} devices, {listed(names)}; {count} are given")
+        self._check_hash(graph)
+        self._check_ops(graph)
+        self.op_order(graph)  # which refuses orders that contradict the graph
+        index = {name: number for number, name in enumerate(names)}
+        placement = np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
+        return placement, [[graph.index[op] for op in self.order.get(name, [])] for name in names], names
+
+    def _check_ops(self, graph: ComputationGraph) -> None:
+        for op in graph.op_names:
+            if op not in self.placement:
+                raise PlacementError(f"op {quote(op)} of graph {quote(graph.name)} has no device in the placement")
+
+    def _check_hash(self, graph: ComputationGraph) -> None:
+        if self.graph_hash is not None and self.graph_hash != graph.hash:
+            theirs, ours = quote(self.graph_hash[:12]), quote(graph.hash[:12])
+            raise PlacementError(f"the placement is for another graph: its hash begins {theirs}, not {ours}")
+
 
 def load_placement(path: str | Path) -> PlacementFile:
     """Read a placement file; `PlacementFile.devices` turns it into an array.
@@ -144,7 +173,7 @@ def save_placement(placement: PlacementFile | PlacementResult, path: str | Path)
     file = placement if isinstance(placement, PlacementFile) else _described(placement)
     document: dict[str, Any] = {"format": FORMAT}
     values = {key: value for key, value in vars(file).items() if value is not None}
-    first = ["graph_hash", "cluster", "dispatch", "makespan_us", "fits", "peak_memory"]
+    first = ["graph_hash", "cluster", "costs", "dispatch", "makespan_us", "fits", "peak_memory"]
     document.update({key: values[key] for key in [*first, "placer", "simulations", "seconds"] if key in values})
     document["placement"] = dict(file.placement)
     if file.order is not None:
@@ -160,6 +189,7 @@ def _described(result: PlacementResult) -> PlacementFile:
         placement=result.devices(),
         graph_hash=graph.hash,
         cluster=cluster.name,
+        costs=result.problem.costs.name,
         makespan_us=float(schedule.makespan_us),
         peak_memory=dict(zip(cluster.device_names, schedule.peak_memory.tolist(), strict=True)),
         fits=schedule.fits,

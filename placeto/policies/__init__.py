@@ -8,38 +8,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
 
-from placeto.policies.guided_search import guided_placer
-from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
-from placeto.policies.one_shot.grouper import GrouperConfig, GrouperPolicy
-from placeto.policies.one_shot.sampling import sampling_placer
-from placeto.policies.one_shot.seq2seq import Seq2SeqConfig, Seq2SeqPolicy
-from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
-from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
-from placeto.policies.traversal import traversal_placer
-
-__all__ = ["POLICIES", "IterativeConfig", "OneShotConfig", "PolicyEntry"]
-
-IterativeConfig = PlacetoConfig | PlacetoPaperConfig
-OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig
+__all__ = ["POLICIES", "PolicyEntry"]
 
 
 @dataclass(frozen=True)
 class PolicyEntry:
-    """What a learned placer is made of."""
+    """What a learned placer is made of; its modules are imported when they are asked for."""
 
     kind: Literal["iterative", "one-shot"]
-    config: type  # dataclass of the policy's settings
-    policy: Callable[[Any], Any]  # from such settings
-    placer: Callable[[Mapping[str, Any], Any], Any]  # from a checkpoint and such a policy
+    module: str  # of the policy and its settings, below this package
+    name: str  # the policy is {name}Policy, its settings are {name}Config
+    placing: tuple[str, str]  # module and function that make a placer
+
+    @property
+    def config(self) -> type:
+        """Dataclass of the policy's settings."""
+        found: type = self._of(self.module, f"{self.name}Config")
+        return found
+
+    @property
+    def policy(self) -> Callable[[Any], Any]:
+        """The network, from such settings."""
+        found: Callable[[Any], Any] = self._of(self.module, f"{self.name}Policy")
+        return found
+
+    @property
+    def placer(self) -> Callable[[Mapping[str, Any], Any], Any]:
+        """A placer from a checkpoint and such a network."""
+        found: Callable[[Mapping[str, Any], Any], Any] = self._of(*self.placing)
+        return found
+
+    @staticmethod
+    def _of(module: str, name: str) -> Any:
+        return getattr(import_module(f"{__name__}.{module}"), name)
 
 
+_SAMPLING = "one_shot.sampling", "sampling_placer"
 POLICIES = {
-    "placeto": PolicyEntry("iterative", PlacetoConfig, PlacetoPolicy, guided_placer),
-    "placeto-paper": PolicyEntry("iterative", PlacetoPaperConfig, PlacetoPaperPolicy, traversal_placer),
-    "seq2seq": PolicyEntry("one-shot", Seq2SeqConfig, Seq2SeqPolicy, sampling_placer),
-    "grouper": PolicyEntry("one-shot", GrouperConfig, GrouperPolicy, sampling_placer),
-    "gdp": PolicyEntry("one-shot", GdpConfig, GdpPolicy, sampling_placer),
+    "placeto": PolicyEntry("iterative", "placeto", "Placeto", ("guided_search", "guided_placer")),
+    "placeto-paper": PolicyEntry("iterative", "placeto_paper", "PlacetoPaper", ("traversal", "traversal_placer")),
+    "seq2seq": PolicyEntry("one-shot", "one_shot.seq2seq", "Seq2Seq", _SAMPLING),
+    "grouper": PolicyEntry("one-shot", "one_shot.grouper", "Grouper", _SAMPLING),
+    "gdp": PolicyEntry("one-shot", "one_shot.gdp", "Gdp", _SAMPLING),
 }
 """Name -> policy. Its sentence for `placeto list placers` stands in `placeto.placers.LEARNED`."""

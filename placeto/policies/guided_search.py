@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
+from placeto.environment.columns import NODE
+from placeto.environment.config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
-from placeto.environment.mdp import EnvConfig, EnvState, reset
+from placeto.environment.observation import observe
 from placeto.heuristics.common import Rule
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, best_cheap, round_best, round_to_groups
-from placeto.policies.base import PairDistribution
+from placeto.policies.compiled import CompiledPolicy
 from placeto.problem.grouping import join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
-from placeto.simulator.threads import one_torch_thread
+from placeto.simulator.threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class GuidedPlacer:
     is the answer, and what it simulates is not counted.
     """
 
-    def __init__(self, policy: nn.Module, env: EnvConfig, search: GuidedConfig | None = None) -> None:
-        self.policy = policy.eval()
+    def __init__(self, policy: CompiledPolicy, env: EnvConfig, search: GuidedConfig | None = None) -> None:
+        self.policy = policy
         self.env = env
         self.search = search or GuidedConfig()
 
@@ -117,7 +117,7 @@ class GuidedPlacer:
         if simulations is None and seconds is None:
             simulations = DEFAULT_SIMULATIONS
         began = time.perf_counter()
-        with one_torch_thread():
+        with one_thread():
             instance = make_instance(problem)
             evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
             if self._starts(evaluator, seed):
@@ -129,7 +129,7 @@ class GuidedPlacer:
     def one_pass(self, problem: PlacementProblem, *, seconds: float | None = None, seed: int = 0) -> PlacementResult:
         """The policy's zero-shot answer, with what its simulations were counted as."""
         began = time.perf_counter()
-        with one_torch_thread():
+        with one_thread():
             instance = make_instance(problem)
             evaluator = Evaluator(problem, instance.groups, None, seconds, began)
             if self._starts(evaluator, seed):
@@ -182,7 +182,7 @@ class GuidedPlacer:
         tried in turn until two are kept, so many `together`: more after some were kept, fewer after they weren't.
         What it observes was simulated before and counts once.
         """
-        problem, own, zero = instance.problem, self.search, np.zeros(1, np.int64)
+        problem, own = instance.problem, self.search
         of = np.arange(len(start))  # (G,) in which joined group each group is
         if share < 1.0:
             joined = join_groups(problem, instance.groups, max(own.fewest, round(share * len(start))))
@@ -190,12 +190,11 @@ class GuidedPlacer:
             of = joined.group[instance.groups.first_op]
             instance = make_instance(problem, joined)
         batch = InstanceBatch.of([instance])
-        here, visited = start, np.zeros((1, len(start)), bool)
+        here, visited = start, np.zeros(len(start), bool)
         best = evaluator.score(here[of]) if share < 1.0 else evaluator.best_groups[1]
         most = own.most_together if together > 1 else 1
         while not visited.all() and not evaluator.exhausted:
-            state = reset(batch, self.env, zero, here[None], visited)
-            moves = self._likeliest(state, max(own.tries, together))
+            moves = self._likeliest(batch, here, visited, max(own.tries, together))
             if not len(moves):  # the policy's numbers overflow: it has no opinion, and won't get one
                 break
             kept = tries = 0
@@ -211,21 +210,39 @@ class GuidedPlacer:
                     elif len(chosen) > 1:
                         together = len(chosen) // 2
                         continue
-                visited[0, chosen] = True
+                visited[chosen] = True
                 moves = moves[len(chosen) :]
 
-    def _likeliest(self, state: EnvState, count: int) -> np.ndarray:
+    def _likeliest(self, batch: InstanceBatch, here: np.ndarray, visited: np.ndarray, count: int) -> np.ndarray:
         """(M, 2) groups and devices: the moves that the policy would make next, one a group, the likeliest first."""
-        with torch.no_grad():
-            logits, _ = self.policy(state.data)
-        odds = PairDistribution.from_logits(logits, state.data).log_probs.numpy().reshape(-1, logits.shape[1])
+        step = visited.sum()
+        seen, _, _ = observe(batch, np.zeros(1, np.int64), here[None], visited[None], step[None])
+        legal = seen.exists & ~visited[:, None]
+        if self.env.order == "topological":  # the traversal's node, which may also stay
+            legal &= (seen.traversal == step)[:, None]
+            seen.node[:, NODE.is_current] = seen.traversal == step
+        else:
+            legal[np.arange(len(here)), here] = False
+        logits = self.policy(seen.node, seen.pair, seen.arcs, seen.edge, seen.current)
+        if not np.isfinite(logits).all():
+            return np.empty((0, 2), np.int64)
+        odds = np.where(legal, logits, -np.inf)
         device, most = odds.argmax(1), odds.max(1)
         order = np.argsort(-most, kind="stable")[: min(count, np.isfinite(most).sum())]
         return np.stack([order, device[order]], 1)
 
 
-def guided_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> GuidedPlacer:
-    """A placer from a checkpoint and a policy of its config, with the parameters that validated best."""
-    policy.load_state_dict(checkpoint["best_parameters"])
-    config = checkpoint["config"]
-    return GuidedPlacer(policy, EnvConfig(**config["env"]), GuidedConfig(**config.get("search", {})))
+def guided_placer(checkpoint: Mapping[str, Any], policy: Any = None) -> GuidedPlacer:
+    """A placer from a checkpoint, with the parameters that validated best.
+
+    Args:
+        checkpoint: as `placeto.training.checkpoint` or `placeto.policies.weights` loads it.
+        policy: of its config, into which the parameters are loaded first: others than the policy's are refused.
+    """
+    config, parameters = checkpoint["config"], checkpoint["best_parameters"]
+    if policy is None:
+        compiled = CompiledPolicy(parameters, config["policy"]["rounds"], config["policy"]["change_weight"])
+    else:
+        policy.load_state_dict(parameters)
+        compiled = CompiledPolicy.of(policy)
+    return GuidedPlacer(compiled, EnvConfig(**config["env"]), GuidedConfig(**config.get("search", {})))

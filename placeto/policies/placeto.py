@@ -18,9 +18,7 @@ from torch_geometric.data import Data
 
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.policies.message_passing import PairMessagePassing, mlp
-
-_FINE = 0.003  # below it the logarithmic scale is linear
-_FINE_RANGE = 5.0  # roughly what it maps 0.2 to, before it is divided by this
+from placeto.policies.scales import FINE, FINE_RANGE
 
 
 @dataclass(frozen=True)
@@ -78,4 +76,4 @@ def two_scales(x: Tensor) -> Tensor:
 
     What decides between two moves is often a thousandth of the makespan, while features reach from 0 to 1.
     """
-    return torch.cat([x, torch.asinh(x / _FINE) / _FINE_RANGE], -1)
+    return torch.cat([x, torch.asinh(x / FINE) / FINE_RANGE], -1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from placeto.environment.columns import NODE
-from placeto.environment.observation import reach_matrix
+from placeto.environment.tensors import reach_matrix
 from placeto.policies.base import PolicyError
 from placeto.policies.message_passing import TwoWayMessagePassing, mlp
 from placeto.policies.pooling import NeighbourhoodPooling

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
-from placeto.environment.mdp import EnvConfig, reset, step
+from placeto.environment.mdp import reset, step
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.base import PairDistribution
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
-from placeto.simulator.threads import one_torch_thread
+from placeto.simulator.threads import one_thread
 
 
 class TraversalPlacer:
@@ -46,7 +47,7 @@ class TraversalPlacer:
             PolicyError: the cluster has more devices than the policy knows.
         """
         began = time.perf_counter()
-        with one_torch_thread():
+        with one_thread():
             instance = make_instance(problem)
             evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
             start, score = best_cheap(evaluator, seed)

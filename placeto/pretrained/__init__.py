@@ -13,4 +13,4 @@ __all__ = ["pretrained_path"]
 def pretrained_path(placer: str) -> Path | None:
     """The checkpoint of a learned placer that comes with the package; None if none does."""
     folder = Path(__file__).parent
-    return next((path for path in folder.glob("*.pt") if path.stem == placer), None)
+    return next((path for path in folder.glob("*.safetensors") if path.stem == placer), None)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numba
+from threadpoolctl import threadpool_limits
 
 
 def set_threads(torch_threads: int, numba_threads: int | None = None) -> None:
@@ -24,13 +25,14 @@ def set_threads(torch_threads: int, numba_threads: int | None = None) -> None:
 
 
 @contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Within it torch computes with one thread; what it had before comes back."""
-    import torch
-
-    before = torch.get_num_threads()
+def one_thread() -> Iterator[None]:
+    """Within it torch, where it is imported, and BLAS compute with one thread; what they had before comes back."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 1
     set_threads(1)
     try:
-        yield
+        with threadpool_limits(1, "blas"):
+            yield
     finally:
-        torch.set_num_threads(before)
+        if torch:
+            torch.set_num_threads(before)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from placeto.policies.weights import SUFFIX, WeightsError, load_weights, save_weights
 from placeto.pretrained import pretrained_path
 from placeto.problem.files import atomic_write
 from placeto.training.older import OlderError, modern
@@ -42,6 +43,8 @@ def checkpoint_path(path: str | Path) -> Path:
 def save_checkpoint(state: Mapping[str, Any], path: str | Path) -> None:
     """Write a dict of plain values and tensors, so that a crash leaves either the old file or the new one.
 
+    A path that ends in .safetensors makes a file of weights, for plain values and ``best_parameters`` alone.
+
     "format" is added to it. Plain values are dicts, lists, strings, numbers, booleans and None.
 
     Raises:
@@ -49,6 +52,9 @@ def save_checkpoint(state: Mapping[str, Any], path: str | Path) -> None:
     """
     path = checkpoint_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == SUFFIX:
+        save_weights({"format": FORMAT, **state}, path)
+        return
     buffer = BytesIO()  # torch would bury an error of the file's under its own
     torch.save({"format": FORMAT, **state}, buffer)
     with atomic_write(path) as temporary:
@@ -77,6 +83,28 @@ def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
         OSError: it can't be read.
     """
     path = find_checkpoint(path)
+    state = _weights(path, device) if path.suffix == SUFFIX else _unpickled(path, device)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f'{path}: not a checkpoint: "format" must be "{FORMAT}"')
+    _check(state, path)
+    if isinstance(state.get("config"), Mapping):
+        try:
+            state["config"] = modern(str(state.get("placer")), state["config"])
+        except OlderError as problem:
+            raise CheckpointError(f"{path}: {problem}; train again") from None
+    return state
+
+
+def _weights(path: Path, device: str) -> dict[str, Any]:
+    try:
+        state = load_weights(path)
+    except WeightsError as problem:
+        raise CheckpointError(str(problem)) from None
+    parameters = {name: torch.from_numpy(value).to(device) for name, value in state["best_parameters"].items()}
+    return state | {"best_parameters": parameters}
+
+
+def _unpickled(path: Path, device: str) -> Any:
     data = BytesIO(path.read_bytes())
     try:
         with zipfile.ZipFile(data) as archive:
@@ -90,14 +118,6 @@ def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
     except Exception as problem:  # the content decides which one it is
         reason = " ".join(str(problem).split())[:120] or type(problem).__name__
         raise CheckpointError(f"{path}: not a checkpoint ({reason})") from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(f'{path}: not a checkpoint: "format" must be "{FORMAT}"')
-    _check(state, path)
-    if isinstance(state.get("config"), Mapping):
-        try:
-            state["config"] = modern(str(state.get("placer")), state["config"])
-        except OlderError as problem:
-            raise CheckpointError(f"{path}: {problem}; train again") from None
     return state
 
 

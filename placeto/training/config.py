@@ -7,14 +7,18 @@ from typing import Any, Literal
 
 import torch
 
-from placeto.environment.mdp import EnvConfig
-from placeto.policies import POLICIES, IterativeConfig, OneShotConfig
+from placeto.environment.config import EnvConfig
+from placeto.policies import POLICIES
 from placeto.policies.guided_search import GuidedConfig
 from placeto.policies.one_shot.gdp import GdpConfig
+from placeto.policies.one_shot.grouper import GrouperConfig
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.training.settings import ConfigError, check_settings
+
+IterativeConfig = PlacetoConfig | PlacetoPaperConfig
+OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig
 
 
 @dataclass(frozen=True)

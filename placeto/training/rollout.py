@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch
-from placeto.environment.mdp import EnvConfig, EnvState, reset, step
+from placeto.environment.mdp import EnvState, reset, step
 from placeto.environment.observation import score_moves
 from placeto.policies.base import PairDistribution
 from placeto.training.ranks import ALONE, Ranks

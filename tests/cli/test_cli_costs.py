@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from placeto.formats.placement import load_placement
+from placeto.problem.costs import load_costs
 from placeto.problem.efficiency import EFFICIENCY
 from placeto.problem.graph import ComputationGraph, load_graph, save_graph
 from tests.command_line import fails, run
@@ -42,6 +44,11 @@ def test_place_and_simulate_by_other_costs(graph: Path, tmp_path: Path, capsys: 
         captured = capsys.readouterr()
         assert makespan(captured.out) == found[str(costs)]
         assert captured.err == "", "what simulate finds is what the file says"
+    assert load_placement(placement).costs == load_costs(tmp_path / "mine.json").name
+    assert run("simulate", *on, "--placement", placement, "--costs", "roofline") == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert f"by costs {load_placement(placement).costs}, not " in note
+    assert note.endswith(" us by roofline")
     assert found.pop(str(tmp_path / "mine.json")) == pytest.approx(2005.0)
     assert found["roofline"] == pytest.approx(1005.0)
     assert 1050.0 < found["efficiency"] < 1600.0

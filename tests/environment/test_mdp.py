@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from placeto.environment.columns import NODE
+from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
-from placeto.environment.mdp import EnvConfig, reset, step
+from placeto.environment.mdp import reset, step
 from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

@@ -4,7 +4,8 @@ import torch
 
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import InstanceBatch, make_instance
-from placeto.environment.observation import observe, reach_matrix, score_moves
+from placeto.environment.observation import observe, score_moves
+from placeto.environment.tensors import reach_matrix, to_data
 from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory import penalised
@@ -18,7 +19,8 @@ def batch_of(problems):
 
 def observe_all(batch, index, placement):
     episodes = len(index)
-    return observe(batch, index, placement, np.zeros(placement.shape, bool), np.zeros(episodes, np.int64))
+    seen, *scores = observe(batch, index, placement, np.zeros(placement.shape, bool), np.zeros(episodes, np.int64))
+    return to_data(seen), *scores
 
 
 @pytest.fixture(scope="module")

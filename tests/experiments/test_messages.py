@@ -20,10 +20,10 @@ def test_one_command_trains_each_kind_and_makes_table_and_picture(tmp_path, caps
     printed = capsys.readouterr().out
     assert (tmp_path / "messages.md").read_text().strip() in printed
     assert (tmp_path / "messages.png").stat().st_size > 1000
-    made = {name: (tmp_path / name / "seed-0" / "pretrained.pt").stat() for name in ("two-rounds", "none")}
+    made = {name: (tmp_path / name / "seed-0" / "pretrained.safetensors").stat() for name in ("two-rounds", "none")}
     assert made["none"].st_size < made["two-rounds"].st_size
     main(small(tmp_path, kinds=("two rounds", "none")))
-    assert (tmp_path / "none" / "seed-0" / "pretrained.pt").stat().st_mtime_ns == made["none"].st_mtime_ns
+    assert (tmp_path / "none" / "seed-0" / "pretrained.safetensors").stat().st_mtime_ns == made["none"].st_mtime_ns
     assert f"{tmp_path}/none/seed-0" not in capsys.readouterr().out, "trained again though it was there"
 
 

@@ -27,11 +27,11 @@ def test_one_command_trains_each_seed_and_draws_what_was_validated(tmp_path, cap
         assert len(points) == 2
         assert 0.0 < minutes[0] < minutes[1]
         assert gains[0] <= gains[1] < 100.0
-    first, second = ((tmp_path / f"seed-{seed}" / "pretrained.pt").read_bytes() for seed in range(2))
+    first, second = ((tmp_path / f"seed-{seed}" / "pretrained.safetensors").read_bytes() for seed in range(2))
     assert first != second
     main(small(tmp_path))
-    assert (tmp_path / "seed-0" / "pretrained.pt").read_bytes() == first
-    assert "seed-0/pretrained.pt" not in capsys.readouterr().out, "trained again though it was there"
+    assert (tmp_path / "seed-0" / "pretrained.safetensors").read_bytes() == first
+    assert "seed-0/pretrained.safetensors" not in capsys.readouterr().out, "trained again though it was there"
 
 
 def test_no_seed_is_refused(tmp_path):

@@ -6,12 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
-from placeto.environment.mdp import EnvConfig
 from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.starts import best_cheap
+from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.guided_search import GuidedConfig, GuidedPlacer, cheap_starts, guided_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.grouping import group_ops, join_groups
@@ -25,7 +26,7 @@ from tests.toys import fork_of_chains, random_graph, toy_cluster
 @pytest.fixture(scope="module")
 def placer():
     torch.manual_seed(0)
-    return GuidedPlacer(PlacetoPolicy(PlacetoConfig()), EnvConfig())
+    return GuidedPlacer(CompiledPolicy.of(PlacetoPolicy(PlacetoConfig())), EnvConfig())
 
 
 @settings(max_examples=25, deadline=None)
@@ -72,23 +73,21 @@ def test_one_pass_takes_a_simulation_a_group_beyond_the_start(placer):
     assert placer.one_pass(problem).simulations == evaluator.simulations + instance.groups.num_groups
 
 
-class Oracle(torch.nn.Module):
+class Oracle:
     """Knows the change of the makespan by every single move, from simulations."""
 
     def __init__(self, instance):
-        super().__init__()
         self.batch, self.groups, self.devices = (
             InstanceBatch.of([instance]),
             instance.groups,
             instance.problem.num_devices,
         )
 
-    def forward(self, data):
+    def __call__(self, node, pair, arcs, edge, current):
         shape = self.groups.num_groups, self.devices
         group, device = (grid.reshape(1, -1) for grid in np.indices(shape))
-        scores = score_moves(self.batch, np.zeros(1, np.int64), data.current.numpy()[None], group, device)
-        change = torch.from_numpy(scores / scores.min() - 1.0).float().view(shape)
-        return -100.0 * change, change
+        scores = score_moves(self.batch, np.zeros(1, np.int64), current[None], group, device)
+        return -100.0 * (scores / scores.min() - 1.0).reshape(shape)
 
 
 class Watched(Evaluator):
@@ -171,9 +170,9 @@ def test_at_most_two_moves_are_kept_between_two_looks(placer, monkeypatch):
     evaluator, looks = Watched(problem, instance.groups), []
     look = GuidedPlacer._likeliest
 
-    def watched(self, state, count):
+    def watched(self, *arguments):
         looks.append(len(evaluator.asked))
-        return look(self, state, count)
+        return look(self, *arguments)
 
     monkeypatch.setattr(GuidedPlacer, "_likeliest", watched)
     start = np.zeros(instance.groups.num_groups, np.int64)
@@ -256,7 +255,9 @@ def test_groups_are_annealed_before_their_parts_are_swept_and_annealed(placer, m
 
 
 def test_a_policy_of_a_fixed_traversal_keeps_its_budget():
-    placer = GuidedPlacer(PlacetoPolicy(PlacetoConfig()), EnvConfig(order="topological", tolerance=None))
+    placer = GuidedPlacer(
+        CompiledPolicy.of(PlacetoPolicy(PlacetoConfig())), EnvConfig(order="topological", tolerance=None)
+    )
     problem = PlacementProblem(random_graph(3, 30), toy_cluster(3))
     assert placer(problem, simulations=100).simulations == 100
 
@@ -327,7 +328,7 @@ def test_a_policy_whose_numbers_overflow_ends_too():
     problem = PlacementProblem(random_graph(3, 20), toy_cluster(2))
     instance = make_instance(problem)
     for budget in ({}, {"simulations": 0}, {"simulations": 200}):
-        result = GuidedPlacer(policy, EnvConfig())(problem, **budget)
+        result = GuidedPlacer(CompiledPolicy.of(policy), EnvConfig())(problem, **budget)
         assert result.makespan_us == result.schedule().makespan_us
     evaluator = Evaluator(problem, instance.groups)
     best_cheap(evaluator)

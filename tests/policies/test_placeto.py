@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
-from placeto.environment.mdp import EnvConfig, reset
+from placeto.environment.mdp import reset
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy, two_scales
 from placeto.problem.problem import PlacementProblem
 from tests.toys import random_graph, toy_cluster

@@ -1,6 +1,8 @@
 """The checkpoint that comes with the package."""
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,23 +23,42 @@ FOLDER = Path(placeto.__file__).parent / "pretrained"
 
 
 def test_it_is_small_and_holds_what_placing_and_fine_tuning_need():
-    assert (FOLDER / "placeto.pt").stat().st_size <= 3e6
+    assert (FOLDER / "placeto.safetensors").stat().st_size <= 3e6
     saved = load_checkpoint("pretrained")
     assert set(saved) == {"format", "placer", "config", "best_parameters"}
     assert saved["config"]["out"] == ""
 
 
 def test_its_name_stands_for_it():
-    assert pretrained_path("placeto") == FOLDER / "placeto.pt" == checkpoint_path("pretrained")
+    assert pretrained_path("placeto") == FOLDER / "placeto.safetensors" == checkpoint_path("pretrained")
     assert pretrained_path("gdp") is None
     assert pretrained_path("anneal") is None
     assert choose_placer(None, None)[0] == "placeto"
-    by_name, by_path = load_placer("placeto"), load_placer(FOLDER / "placeto.pt")
+    by_name, by_path = load_placer("placeto"), load_placer(FOLDER / "placeto.safetensors")
     assert isinstance(by_name, GuidedPlacer)
-    for ours, theirs in zip(by_name.policy.parameters(), by_path.policy.parameters(), strict=True):
-        assert (ours == theirs).all()
+    assert (by_name.env, by_name.search) == (by_path.env, by_path.search)
+    ours, theirs = by_name.policy.parameters, by_path.policy.parameters
+    assert ours.keys() == theirs.keys()
+    assert all((ours[name] == theirs[name]).all() for name in ours)
     spec = parse_spec("placeto@pass", None, 100, None)
-    assert hashlib.sha256((FOLDER / "placeto.pt").read_bytes()).hexdigest() in spec.fingerprint
+    assert hashlib.sha256((FOLDER / "placeto.safetensors").read_bytes()).hexdigest() in spec.fingerprint
+
+
+def test_it_places_without_torch():
+    """Which takes seconds to import."""
+    script = """
+import sys
+from placeto.placers import load_placer
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+ops = [{"name": str(i), "time_us": {"*": 9.0}, "outputs": [9], "inputs": [[str(i - 1), 0]] if i % 5 else []}
+       for i in range(40)]
+problem = PlacementProblem(ComputationGraph.from_ops("chains", ops), load_cluster("4xv100"))
+assert load_placer("placeto")(problem, simulations=150).makespan_us < problem.single_device_us
+assert not {"torch", "torch_geometric"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_run_of_that_name_comes_first(tmp_path, monkeypatch):
@@ -61,4 +82,4 @@ def test_it_places_on_any_cluster_and_never_worse_than_the_best_cheap_heuristic(
 
 def test_its_card_is_about_this_file():
     card = (FOLDER / "MODEL_CARD.md").read_text()
-    assert hashlib.sha256((FOLDER / "placeto.pt").read_bytes()).hexdigest() in card
+    assert hashlib.sha256((FOLDER / "placeto.safetensors").read_bytes()).hexdigest() in card

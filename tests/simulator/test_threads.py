@@ -15,7 +15,7 @@ from placeto.policies.guided_search import GuidedPlacer
 from placeto.policies.one_shot.sampling import SamplingPlacer
 from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
 from placeto.policies.traversal import TraversalPlacer
-from placeto.environment.mdp import EnvConfig
+from placeto.environment.config import EnvConfig
 from placeto.simulator.schedule import simulate_batch
 from placeto.simulator.threads import set_threads
 from tests.toys import random_graph, toy_cluster

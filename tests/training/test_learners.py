@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.environment.mdp import EnvConfig, reset
+from placeto.environment.config import EnvConfig
+from placeto.environment.mdp import reset
 from placeto.placers import LEARNED
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.gdp import GdpConfig

@@ -13,8 +13,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
-from placeto.environment.mdp import EnvConfig, reset
+from placeto.environment.mdp import reset
 from placeto.placers import load_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
-from placeto.environment.mdp import EnvConfig, reset
+from placeto.environment.mdp import reset
 from placeto.policies.base import PairDistribution
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.problem import PlacementProblem

@@ -22,7 +22,7 @@ from placeto.policies.one_shot.inputs import OneShotInput, make_input
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.schedule import simulate
-from placeto.simulator.threads import one_torch_thread
+from placeto.simulator.threads import one_thread
 
 SAMPLES = 16  # drawn at once
 SHARE = 0.25  # of the budget spent on samples
@@ -55,7 +55,7 @@ class SamplingPlacer:
             PolicyError: the cluster has more devices than the policy knows.
         """
         began = time.perf_counter()
-        with one_torch_thread():
+        with one_thread():
             return replace(self._place(problem, simulations, seconds, seed, began), placer=self.name)
 
     def _place(

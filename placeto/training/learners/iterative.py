@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from placeto.environment.config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
-from placeto.environment.mdp import EnvConfig, reset
+from placeto.environment.mdp import reset
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.naive import try_single
 from placeto.policies import POLICIES

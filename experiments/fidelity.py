@@ -1,0 +1,228 @@
+"""How near are simulated steps to measured ones, on two cores of this machine?
+
+python -m experiments.fidelity [--placements 40] [--seconds 20] [--out runs/fidelity]
+
+Training steps of six models are profiled alone on one core. Placements of each, by rules, by search, and with some or
+many groups of these moved by chance, are simulated with the profiled costs and run, in turns. Noise is measured on the
+same runs: the median of every other run of a placement over the median of those between. Corrected: costs with the ops'
+times inside the fastest placement, as `placeto tune` takes them. Then each model as it is: one core, the best
+placement, eager with one and two threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+from experiments.command import command
+from experiments.profiling import steps
+from experiments.tables import markdown, publish, rule
+from placeto.placers import load_placer
+from placeto.problem.grouping import expand, group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.progress import ProgressBar
+from placeto.runtime.devices import LocalDevice, open_devices
+from placeto.runtime.profiling import profile
+from placeto.runtime.steps import RealStep, real_training
+from placeto.runtime.tuning import corrected, in_turns, placed_step
+from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.schedule import simulate
+
+RULES = ("heft", "etf", "metis", "roundrobin", "random")
+MOVED = (0.02, 0.05, 0.1, 0.2, 0.4)  # share of groups moved by chance
+HEAD = ("model", "placements", "spread", "Spearman", "error", "bias", "corrected", "noise", "one core, ms", "best, ms",
+        "eager 1, ms", "eager 2, ms", "best / one core")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Run placements, and compare."""
+
+    out: Path = Path("runs/fidelity")
+    """folder for the picture"""
+    placements: int = 40
+    """of each model"""
+    seconds: float = 20.0
+    """of runs of each model's placements; each is run five times at least"""
+    profile_seconds: float = 5.0
+    """of profiling each model"""
+    models: tuple[str, ...] = ()
+    """only these; all if not given"""
+    seed: int = 0
+    """of the placements"""
+
+
+class Towers(nn.Module):
+    """Two towers of dense layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(
+            nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU()))) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 512) -> (B, 512)."""
+        return self.towers[0](x) + self.towers[1](x)
+
+
+def all_steps() -> list[RealStep]:
+    """Towers, and the models of `experiments.profiling`."""
+    torch.manual_seed(0)
+    towers = real_training(Towers(), [torch.randn(256, 512)], lambda y: y.square().mean(), name="towers")
+    return [towers, *steps()]
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """One model's placements.
+
+    Legend: P placements.
+    """
+
+    name: str
+    simulated_us: np.ndarray  # (P,)
+    corrected_us: np.ndarray  # (P,)
+    measured_us: np.ndarray  # (P,) medians
+    noise: np.ndarray  # (P,) one half of the runs over the other, less one
+    one_core_us: float
+    best_us: float
+    eager_us: tuple[float, float]  # with one and two threads
+
+    def row(self) -> list[str]:
+        """For the table."""
+        error = self.simulated_us / self.measured_us - 1.0
+        better = np.abs(self.corrected_us / self.measured_us - 1.0)
+        order = spearmanr(self.simulated_us, self.measured_us).statistic
+        times = (self.one_core_us, self.best_us, *self.eager_us)
+        return [
+            self.name,
+            str(len(error)),
+            f"{self.measured_us.max() / self.measured_us.min():.2f}",
+            f"{order:.3f}",
+            f"{np.median(np.abs(error)):.1%}",
+            f"{np.median(error):+.1%}",
+            f"{np.median(better):.1%}",
+            f"{np.median(np.abs(self.noise)):.1%}",
+            *(f"{us / 1e3:.1f}" for us in times),
+            f"{self.best_us / self.one_core_us:.3f}",
+        ]
+
+
+def placements(problem: PlacementProblem, count: int, seed: int) -> list[PlacementResult]:
+    """By rules and by search, then these with groups moved by chance, until there are enough; each once."""
+    random, groups = np.random.default_rng(seed), group_ops(problem)
+    made = [load_placer("single")(problem), *(load_placer(name)(problem, seed=seed) for name in RULES)]
+    made.append(load_placer("placeto")(problem, simulations=1000, seed=seed))
+    made.append(load_placer("multilevel")(problem, simulations=300, seed=seed))
+    kept = list({result.placement.tobytes(): result for result in made}.values())
+    starts = [result.placement[groups.first_op] for result in kept]
+    seen, tries = {result.placement.tobytes() for result in kept}, 0
+    while len(kept) < count and tries < 20 * count:
+        tries += 1
+        start = starts[random.integers(len(starts))]
+        moved = random.random(len(start)) < MOVED[random.integers(len(MOVED))]
+        device = np.where(moved, random.integers(problem.num_devices, size=len(start)), start)
+        schedule = simulate(problem, expand(groups, device))
+        if schedule.placement.tobytes() not in seen:
+            seen.add(schedule.placement.tobytes())
+            found = PlacementResult(schedule.placement, schedule.makespan_us, schedule.fits, 1, 0.0, (), problem)
+            kept.append(found)
+    return kept[:count]
+
+
+def measure(step: RealStep, devices: Sequence[LocalDevice], config: Fidelity) -> Measurement:
+    """Simulate and run a model's placements."""
+    made = profile([step], devices, config.profile_seconds)
+    problem = PlacementProblem(step.capture.graph, made.cluster, made.costs)
+    found = placements(problem, config.placements, config.seed)
+    runs = [placed_step(step, result, devices) for result in found]
+    times = in_turns([_runner(run.run, step.leaves) for run in runs], config.seconds)
+    measured = np.array([np.median(of) for of in times])
+    noise = np.array([np.median(of[::2]) / np.median(of[1::2]) - 1.0 for of in times])
+    fastest = found[int(measured[1:].argmin()) + 1]
+    other = PlacementProblem(problem.graph, problem.cluster, corrected(made.costs, step, fastest, devices))
+    again = np.array([_same_order(other, result) for result in found])
+    return Measurement(
+        step.name,
+        np.array([result.makespan_us for result in found]),
+        again,
+        measured,
+        noise,
+        float(measured[0]),
+        float(measured.min()),
+        _eager(step),
+    )
+
+
+def _same_order(problem: PlacementProblem, result: PlacementResult) -> float:
+    """Makespan of a placement in the order in which it was run."""
+    schedule = result.schedule()
+    order = schedule.order[schedule.order < problem.num_ops]
+    return float(simulate(problem, result.placement, order=order).makespan_us)
+
+
+def _runner(function: Callable[[Sequence[object]], object], leaves: Sequence[object]) -> Callable[[], object]:
+    return lambda: function(leaves)
+
+
+def _eager(step: RealStep) -> tuple[float, float]:
+    """Median microseconds with one and two threads inside the ops."""
+    assert step.eager is not None
+    before, medians = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        times = []
+        for _ in range(8):
+            start = time.perf_counter()
+            step.eager()
+            times.append(time.perf_counter() - start)
+        medians.append(float(np.median(times[2:])) * 1e6)
+    torch.set_num_threads(before)
+    return medians[0], medians[1]
+
+
+def picture(found: Sequence[Measurement]) -> Figure:
+    """Simulated against measured milliseconds."""
+    figure = Figure(figsize=(6.4, 5.6), layout="constrained")
+    axes = figure.add_subplot()
+    for one in found:
+        axes.scatter(one.measured_us / 1e3, one.simulated_us / 1e3, s=10, label=one.name)
+    ends = [min(one.measured_us.min() for one in found) / 1e3, max(one.measured_us.max() for one in found) / 1e3]
+    axes.plot(ends, ends, color="0.5", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="simulated, ms")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def main(config: Fidelity) -> None:
+    """Print the table, draw the picture."""
+    devices = open_devices(["cpu:0", "cpu:1"])
+    found = []
+    chosen = [step for step in all_steps() if not config.models or step.name in config.models]
+    with ProgressBar("running placements", total=len(chosen)) as bar:
+        for number, step in enumerate(chosen):
+            bar.update(number, step.name)
+            found.append(measure(step, devices, config))
+    error = np.concatenate([one.simulated_us / one.measured_us - 1.0 for one in found])
+    orders = [spearmanr(one.simulated_us, one.measured_us).statistic for one in found]
+    summary = (
+        f"All {len(error)} placements: median error {np.median(np.abs(error)):.1%}, Spearman of a model"
+        f" {np.mean(orders):.3f} in the mean, {min(orders):.3f} at least."
+    )
+    table = markdown([list(HEAD), rule(len(HEAD)), *(one.row() for one in found)])
+    config.out.mkdir(parents=True, exist_ok=True)
+    publish(config.out, "fidelity", [table, summary], picture(found))
+
+
+if __name__ == "__main__":
+    command(main, Fidelity, "fidelity", __doc__, times="Times are measured.")

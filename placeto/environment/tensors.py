@@ -1,0 +1,48 @@
+"""Observations as tensors.
+
+Legend: B episodes, V nodes of all episodes together, M arcs, D devices, G groups of the largest graph.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from placeto.environment.observation import Observation
+
+
+def to_data(seen: Observation) -> Data:
+    """All episodes together, without copies.
+
+    Its fields: ``x`` (V, node features), ``pair`` (V, D, pair features), ``edge_index`` (2, M), ``edge_attr`` (M, edge
+    features), ``batch`` (V,) episode, ``local`` (V,) group within it, ``first`` (B,) its first node, ``current`` (V,)
+    device, ``marked`` (V,) visited, ``exists`` (V, D) device exists, ``traversal`` (V,) position in topological order,
+    ``instances`` (B,), ``num_graphs``, ``max_nodes``.
+    """
+    data = Data(
+        x=torch.from_numpy(seen.node),
+        edge_index=torch.from_numpy(seen.arcs),
+        edge_attr=torch.from_numpy(seen.edge),
+    )
+    data.pair = torch.from_numpy(seen.pair)
+    data.batch = torch.from_numpy(seen.of)
+    data.local = torch.from_numpy(seen.local)
+    data.first = torch.from_numpy(seen.first[:-1])
+    data.current = torch.from_numpy(seen.current)
+    data.marked = torch.from_numpy(seen.marked)
+    data.exists = torch.from_numpy(seen.exists)
+    data.traversal = torch.from_numpy(seen.traversal)
+    data.instances = seen.instances
+    data.num_graphs = len(seen.instances)
+    data.max_nodes = int(np.diff(seen.first).max())
+    return data
+
+
+def reach_matrix(data: Data) -> torch.Tensor:
+    """(B, G, G) bool, which groups come before which, for the pooling over ancestors and descendants."""
+    reach = torch.zeros(data.num_graphs, data.max_nodes, data.max_nodes, dtype=torch.bool)
+    for b, instance in enumerate(data.instances):
+        size = len(instance.reach)
+        reach[b, :size, :size] = torch.from_numpy(instance.reach)
+    return reach

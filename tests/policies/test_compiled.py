@@ -1,0 +1,61 @@
+"""The compiled network against the torch policy."""
+
+import numpy as np
+import pytest
+import torch
+
+from placeto.environment.instance import InstanceBatch, make_instance
+from placeto.environment.observation import observe
+from placeto.environment.tensors import to_data
+from placeto.policies.compiled import CompiledPolicy
+from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
+from placeto.problem.problem import PlacementProblem
+from tests.toys import fork_of_chains, random_graph, toy_cluster
+
+
+def problems() -> list[PlacementProblem]:
+    clusters = toy_cluster(2), toy_cluster(3, (1.0, 2.0, 0.5)), toy_cluster(5)
+    return [
+        *(PlacementProblem(random_graph(seed, 20 + 30 * seed), clusters[seed % 3]) for seed in range(6)),
+        fork_of_chains(3, 2),
+        PlacementProblem(random_graph(7, 1), clusters[0]),  # no arcs
+    ]
+
+
+@pytest.mark.parametrize("config", [PlacetoConfig(), PlacetoConfig(hidden=12, rounds=0), PlacetoConfig(hidden=7)])
+def test_it_answers_as_the_torch_policy_does(config: PlacetoConfig) -> None:
+    torch.manual_seed(0)
+    policy = PlacetoPolicy(config)
+    for parameter in policy.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    compiled, random = CompiledPolicy.of(policy), np.random.default_rng(0)
+    largest = 0.0
+    for problem in problems():
+        batch = InstanceBatch.of([make_instance(problem)])
+        shape = 1, batch.max_groups
+        placement, visited = random.integers(problem.num_devices, size=shape), random.random(shape) < 0.3
+        seen, _, _ = observe(batch, np.zeros(1, np.int64), placement, visited, visited.sum(1))
+        with torch.no_grad():
+            expected = policy(to_data(seen))[0].numpy()
+        found = compiled(seen.node, seen.pair, seen.arcs, seen.edge, seen.current)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+        assert (found[np.arange(len(found)), seen.current] == 0.0).all()
+        largest = max(largest, float(np.abs(expected).max()))
+    assert largest > 1.0
+
+
+def test_weights_of_now() -> None:
+    """A policy that learns on isn't followed; one made of it again is another."""
+    torch.manual_seed(0)
+    policy = PlacetoPolicy(PlacetoConfig())
+    batch = InstanceBatch.of([make_instance(fork_of_chains(3, 2))])
+    zero = np.zeros((1, batch.max_groups), np.int64)
+    seen, _, _ = observe(batch, zero[0, :1], zero, zero.astype(bool), zero[0, :1])
+    arrays = seen.node, seen.pair, seen.arcs, seen.edge, seen.current
+    first = CompiledPolicy.of(policy)
+    before = first(*arrays)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.5)
+    assert not np.allclose(CompiledPolicy.of(policy)(*arrays), before)
