@@ -1,71 +1,183 @@
-"""Place a model in one call."""
+"""Place a model in one call, and run it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from placeto.capture.trace import capture_inference, capture_training
+from placeto.capture.arguments import Inputs
+from placeto.capture.trace import Capture, trace_inference, trace_training
 from placeto.placers import DEFAULT_PLACER, load_placer
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_memory import DEFAULT_OPTIMIZER
+from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, with_optimizer
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from placeto.runtime.devices import LocalDevice
+    from placeto.runtime.executable import PlacedModule
+    from placeto.runtime.steps import RealStep
+    from placeto.runtime.tuning import Round, Tuned
+
+PROFILE_SECONDS = 5.0
+"""How long devices of this machine are profiled."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PlacedModel(PlacementResult):
+    """The placement of a module, which can be compiled to run so."""
+
+    module: nn.Module | None = None
+    capture: Capture | None = None
+    inputs: Inputs = ()
+    targets: Sequence[Any] = ()
+    local: tuple[str, ...] = ()  # names of this machine's devices, where it was placed on them
+
+    def compile(self, devices: Sequence[str] = ()) -> PlacedModule:
+        """The training step, or inference, as a callable; see `PlacedModule`.
+
+        Args:
+            devices: of this machine, in the order of the cluster's; not needed if it was placed on them.
+
+        Raises:
+            DeviceError: other than the cluster has, or not here.
+            StepError: a tensor is on "meta".
+        """
+        from placeto.runtime.devices import DeviceError, open_devices
+        from placeto.runtime.executable import PlacedModule
+
+        assert self.module is not None
+        assert self.capture is not None
+        names, cluster = devices or self.local, self.problem.cluster
+        if len(names) != cluster.num_devices:
+            wanted = f"{cluster.num_devices} devices of this machine, for {', '.join(cluster.device_names)}"
+            raise DeviceError(f"compile needs {wanted}, not {len(names)}: compile(devices=[...])")
+        order = self.schedule().device_order
+        return PlacedModule(
+            self.module, self.capture, self.inputs, self.targets, self.placement, order, open_devices(names)
+        )
+
 
 def place(
     model: nn.Module | ComputationGraph,
-    inputs: Sequence[Any] = (),
+    inputs: Inputs = (),
     *,
-    cluster: Cluster | str | Path,
+    cluster: Cluster | str | Path | None = None,
+    devices: Sequence[str] = (),
     loss: Callable[..., Any] | None = None,
     targets: Sequence[Any] = (),
+    training: bool | None = None,
     optimizer: str = DEFAULT_OPTIMIZER,
     placer: str | Path = DEFAULT_PLACER,
     simulations: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
     precision: str = "fp32",
-    costs: CostModel | str | Path = "efficiency",
+    micro_batches: int = 1,
+    costs: CostModel | str | Path | None = None,
 ) -> PlacementResult:
     """Place a module's training step, or its inference where no loss is given, or a graph.
 
     Args:
         model: a module, which is captured as `capture_training` and `capture_inference` do, or a graph.
-        inputs: positional arguments of the module.
+        inputs: arguments of the module, in order or by name.
         cluster: or its name, or its file.
+        devices: in place of a cluster: devices of this machine, as ["cpu:0", "cuda:0"], which are profiled with the
+            module, whose tensors must be on the CPU then.
         loss: ``loss(output, *targets)`` -> scalar.
         targets: further arguments of the loss.
+        training: whether to place a training step; if not given, whether there is a loss. With True and no loss the
+            module returns it.
         optimizer: whose state the training step needs memory for: sgd, momentum, adagrad, rmsprop, lion, adam, adamw.
         placer: its name, or a checkpoint.
         simulations: budget of the placer; with neither this nor seconds the placer's own, 1,000 of the default one.
         seconds: budget of the placer.
         seed: of the placer's random choices.
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
+        micro_batches: into how many parts to split the batch of a training step; see `capture_training`.
+        costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it; "efficiency" if not
+            given, or what is measured on the devices.
 
-        costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it.
+    Returns:
+        The placement; of a module a `PlacedModel`, whose ``compile()`` makes it run.
 
     Raises:
         CaptureError: the module can't be traced.
         LoadError, ClusterError, CostsError: no such placer, cluster or cost model.
-        TypeError: no module and no graph.
+        DeviceError, StepError: the devices aren't here, or the module can't be run.
+        TypeError: no module and no graph, or not one of cluster and devices.
     """
+    if (cluster is None) == (not devices):
+        raise TypeError("place needs a cluster, or devices of this machine, and not both")
+    capture, machine = None, None
     if isinstance(model, ComputationGraph):
+        if devices:
+            raise TypeError("a graph can't be run: place needs the module to place on devices of this machine")
         graph = model
-    elif loss is not None:
-        graph = capture_training(model, inputs, loss, targets=targets, precision=precision, optimizer=optimizer)
     else:
-        graph = capture_inference(model, inputs, precision=precision)
+        if training or (training is None and loss is not None):
+            capture = trace_training(
+                model, inputs, loss, targets=targets, precision=precision, micro_batches=micro_batches
+            )
+            graph = with_optimizer(capture.graph, optimizer)
+        else:
+            capture = trace_inference(model, inputs, precision=precision)
+            graph = capture.graph
+        if devices:
+            machine = _profiled(model, capture, inputs, targets, devices)
+    if machine is not None:
+        cluster, costs = machine[0], machine[1] if costs is None else costs
+    assert cluster is not None
+    costs = "efficiency" if costs is None else costs
     problem = PlacementProblem(
         graph,
         cluster if isinstance(cluster, Cluster) else load_cluster(cluster),
         load_costs(costs) if isinstance(costs, str | Path) else costs,
     )
-    return load_placer(placer)(problem, simulations=simulations, seconds=seconds, seed=seed)
+    result = load_placer(placer)(problem, simulations=simulations, seconds=seconds, seed=seed)
+    if capture is None or isinstance(model, ComputationGraph):
+        return result
+    found = {field.name: getattr(result, field.name) for field in fields(PlacementResult)}
+    return PlacedModel(**found, module=model, capture=capture, inputs=inputs, targets=targets, local=tuple(devices))
+
+
+def _profiled(
+    module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequence[Any], devices: Sequence[str]
+) -> tuple[Cluster, CostModel]:
+    from placeto.runtime.devices import open_devices
+    from placeto.runtime.profiling import profile
+    from placeto.runtime.steps import real_step
+
+    opened = open_devices(devices)
+    try:
+        made = profile([real_step(module, capture, inputs, targets)], opened, PROFILE_SECONDS)
+    finally:
+        for device in opened:
+            device.thread.shutdown()
+    return made.cluster, made.costs
+
+
+def tuned(
+    step: RealStep,
+    devices: Sequence[LocalDevice],
+    seconds: float,
+    count: int = 4,
+    seed: int = 0,
+    report: Callable[[Round], None] = lambda found: None,
+) -> Tuned:
+    """The placement that is fastest when it is run; see `placeto.runtime.tuning.tune` for arguments and errors."""
+    from placeto.runtime.tuning import tune
+
+    def candidates(problem: PlacementProblem, number: int) -> list[PlacementResult]:
+        made = [load_placer(name)(problem, seed=seed + number) for name in ("heft", "etf", "metis")]
+        made += [load_placer(DEFAULT_PLACER)(problem, simulations=n, seed=seed + number) for n in (300, 2000)]
+        return [*made, load_placer("multilevel")(problem, simulations=2000, seed=seed + number)]
+
+    return tune(step, devices, candidates, seconds, count, report)

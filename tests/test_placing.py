@@ -1,8 +1,10 @@
+import copy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import placeto
 from tests.captures import meta, mlp
@@ -55,3 +57,45 @@ def test_what_is_no_problem_is_refused_with_what_to_write(made, says) -> None:
     graph = placeto.ComputationGraph.from_ops("one", [{"name": "a"}])
     with pytest.raises(TypeError, match=says):
         made(graph, placeto.load_cluster("2xv100"))
+
+
+def test_a_placed_module_runs_in_a_training_loop() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    twin = copy.deepcopy(module)
+    x, target = torch.randn(5, 8), torch.randint(3, (5,))
+    loss = nn.functional.cross_entropy
+    placed = placeto.place(module, [x], cluster="2xcpu-core", loss=loss, targets=[target], placer="roundrobin")
+    with pytest.raises(ValueError, match=r"compile needs 2 devices of this machine, for .*, not 0"):
+        placed.compile()
+    step = placed.compile(devices=["cpu:0", "cpu:1"])
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (module, twin)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for _ in range(5):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        expected = loss(twin(x), target)
+        expected.backward()
+        assert torch.equal(step(x, target), expected)
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.set_num_threads(before)
+
+
+def test_a_module_is_placed_on_devices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("placeto.placing.PROFILE_SECONDS", 0.1)
+    module, x = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)), torch.randn(5, 8)
+    expected = copy.deepcopy(module).eval()(x)
+    placed = placeto.place(module, [x], devices=["cpu:0", "cpu:1"], placer="heft")
+    assert placed.problem.cluster.device_names == ("cpu:0", "cpu:1")
+    assert int(module[1].num_batches_tracked) == 0, "profiling leaves the module as it was"
+    step = placed.compile()
+    assert torch.equal(step(x), expected)
+
+
+def test_where_to_place() -> None:
+    module, x = nn.Linear(4, 4), torch.randn(2, 4)
+    for where in ({}, {"cluster": "2xv100", "devices": ["cpu:0"]}):
+        with pytest.raises(TypeError, match="a cluster, or devices of this machine, and not both"):
+            placeto.place(module, [x], **where)

@@ -40,6 +40,10 @@ _STDLIB = sysconfig.get_path("stdlib")
 _LIBRARIES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
+class CaptureError(ValueError):
+    """A module that can't be traced, or inputs and a loss that don't go with it."""
+
+
 def call_loss(loss: Callable[..., Any], output: Any, targets: Sequence[Any]) -> Any:
     """The loss; `explain` knows by this function that an error comes from there."""
     return loss(output, *targets)

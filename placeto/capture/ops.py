@@ -22,7 +22,7 @@ aten = torch.ops.aten
 # not views by their schema, though they move no data
 _ALIASES = {aten._unsafe_view, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.unsafe_chunk, aten.lift_fresh}
 # the values of their input don't matter: constants
-_CONSTANT_LIKE = {
+CONSTANT_LIKE = {
     aten.zeros_like,
     aten.ones_like,
     aten.full_like,
@@ -185,7 +185,7 @@ def _visit(builder: _Builder, node: Node) -> Any:
         return _show(builder, node, value[index] if isinstance(value, tuple) and isinstance(index, int) else value)
     packet = getattr(node.target, "overloadpacket", node.target)
     outputs = tree_flatten(node.meta["val"])[0]
-    if not sources or packet in _CONSTANT_LIKE or not any(isinstance(o, Tensor) for o in outputs):
+    if not sources or packet in CONSTANT_LIKE or not any(isinstance(o, Tensor) for o in outputs):
         return None
     label = (node.meta.get("custom") or {}).get("label", Label())
     prefix = label.module + (f"@{label.call}" if label.call else "") + ("/grad" if label.backward else "")

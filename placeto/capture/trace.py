@@ -7,7 +7,7 @@ than the machine can be captured, best built under ``torch.device("meta")``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, traceback
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from placeto.capture.arguments import Inputs, call_module, own_loss, plain
 from placeto.capture.costs import DECOMPOSITIONS
-from placeto.capture.errors import call_loss, explain, without_logs
+from placeto.capture.errors import CaptureError, call_loss, explain, without_logs
+from placeto.capture.micro_batches import accumulated, check_split, split_batch
 from placeto.capture.ops import Label, computation_graph
 from placeto.capture.precision import autocast
 from placeto.problem.dtypes import PRECISIONS
@@ -29,10 +31,6 @@ from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, with_optimizer
 
 LOSS_MODULE = "loss"  # module path of the ops of the loss function
-
-
-class CaptureError(ValueError):
-    """A module that can't be traced, or inputs and a loss that don't go with it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +45,19 @@ class Capture:
     graph: ComputationGraph
     traced: GraphModule
     nodes: tuple[tuple[str, ...], ...]  # (N,) names of the traced nodes that each op stands for: its own, then views
+    rebuild: Callable[[Sequence[Any]], Any]  # from the outputs of inference, what the module returns
 
 
 def capture_training(
     module: nn.Module,
-    inputs: Sequence[Any],
+    inputs: Inputs,
     loss: Callable[..., Tensor] | None = None,
     *,
     targets: Sequence[Any] = (),
     name: str | None = None,
     precision: str = "fp32",
     optimizer: str = DEFAULT_OPTIMIZER,
+    micro_batches: int = 1,
 ) -> ComputationGraph:
     """Graph of one training step: forward pass, loss and the gradients of all trainable parameters.
 
@@ -77,13 +77,17 @@ def capture_training(
 
     Args:
         module: parameters on any device, "meta" included; it is left as it was.
-        inputs: positional arguments of the module; its tensors may be on any device.
-        loss: ``loss(output, *targets)`` -> scalar; None if the module itself returns the scalar loss.
+        inputs: arguments of the module, in a sequence or by name in a mapping; tensors, or nests of them, on any
+            device.
+        loss: ``loss(output, *targets)`` -> scalar; None if the module itself returns the scalar loss, or something
+            whose ``.loss`` or ``["loss"]`` it is, as the models of Hugging Face do where they are given labels.
         targets: further arguments of the loss.
         name: of the graph; the class of the module by default.
         precision: what the run will use: "fp32", the dtypes as they are; "tf32", for float32 matrix products and
             convolutions; "bf16" or "fp16", as a GPU's autocast would run it.
         optimizer: which decides what each trained parameter takes beside its gradient; one of `OPTIMIZERS`.
+        micro_batches: into how many parts to split the batch, whose losses are averaged and whose gradients are added,
+            so that a placement is a pipeline. Split are the tensors of inputs and targets as long as the first one.
 
     Raises:
         CaptureError: the module can't be traced, nothing in it is trainable, or the loss is no scalar.
@@ -95,18 +99,21 @@ def capture_training(
     >>> [op for op in graph.op_types if "mm" in op], float(graph.flops.sum())
     (['aten.addmm', 'aten.mm'], 256.0)
     """
-    traced = trace_training(module, inputs, loss, targets=targets, name=name, precision=precision)
+    traced = trace_training(
+        module, inputs, loss, targets=targets, name=name, precision=precision, micro_batches=micro_batches
+    )
     return with_optimizer(traced.graph, optimizer)
 
 
 def trace_training(
     module: nn.Module,
-    inputs: Sequence[Any],
+    inputs: Inputs,
     loss: Callable[..., Tensor] | None = None,
     *,
     targets: Sequence[Any] = (),
     name: str | None = None,
     precision: str = "fp32",
+    micro_batches: int = 1,
 ) -> Capture:
     """As `capture_training`, with the trace that the graph stands for.
 
@@ -115,18 +122,25 @@ def trace_training(
     """
 
     def step(arguments: Any, extra: Any) -> list[Tensor | None]:
+        if micro_batches == 1:
+            return part(arguments, extra, 0)
+        parts = split_batch(arguments, extra, micro_batches)
+        return accumulated([part(*values, number) for number, values in enumerate(parts)])
+
+    def part(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
         with autocast(precision):
-            output = module(*arguments)
+            output = call_module(module, arguments)
             if loss is None:
-                value = output
+                value = own_loss(output)
             else:
-                with traceback.annotate({"module": LOSS_MODULE, "call": 0}):
+                with traceback.annotate({"module": LOSS_MODULE, "call": number}):
                     value = call_loss(loss, output, extra)
         if not isinstance(value, Tensor) or value.numel() != 1:
             advice = "; give a loss that makes it one" if loss is None else ""
             raise CaptureError(f"{name}: the loss must be a scalar tensor, not {_describe(value)}{advice}")
         if not value.requires_grad:
             raise CaptureError(f"{name}: the loss doesn't depend on any trainable parameter")
+        value = value if micro_batches == 1 else value / micro_batches
         _tag_backward(value)
         trainable = [p for p in module.parameters() if p.requires_grad]
         with traceback.annotate({"backward": True}):
@@ -135,11 +149,12 @@ def trace_training(
 
     name = name if name is not None else type(module).__name__
     _check_loss(loss, name)
+    check_split(inputs, targets, micro_batches, name)
     return _capture(module, inputs, targets, step, name, "training", precision)
 
 
 def capture_inference(
-    module: nn.Module, inputs: Sequence[Any], *, name: str | None = None, precision: str = "fp32"
+    module: nn.Module, inputs: Inputs, *, name: str | None = None, precision: str = "fp32"
 ) -> ComputationGraph:
     """Graph of the forward pass in evaluation mode; see `capture_training` for the rest.
 
@@ -149,9 +164,7 @@ def capture_inference(
     return trace_inference(module, inputs, name=name, precision=precision).graph
 
 
-def trace_inference(
-    module: nn.Module, inputs: Sequence[Any], *, name: str | None = None, precision: str = "fp32"
-) -> Capture:
+def trace_inference(module: nn.Module, inputs: Inputs, *, name: str | None = None, precision: str = "fp32") -> Capture:
     """As `capture_inference`, with the trace that the graph stands for.
 
     Raises:
@@ -160,18 +173,29 @@ def trace_inference(
 
     def forward(arguments: Any, extra: Any) -> list[Tensor | None]:
         with autocast(precision):
-            output = module(*arguments)
-        tensors: list[Tensor | None] = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+            output = call_module(module, arguments)
+        leaves, returned["spec"] = tree_flatten(output)
+        returned["leaves"] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        tensors: list[Tensor | None] = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        returned["where"] = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         if not tensors:
             raise CaptureError(f"{name}: the module returns no tensor but {_describe(output)}")
         return tensors
+
+    def rebuild(tensors: Sequence[Any]) -> Any:
+        leaves = list(returned["leaves"])
+        for i, tensor in zip(returned["where"], tensors, strict=True):
+            leaves[i] = tensor
+        return tree_unflatten(leaves, returned["spec"])
+
+    returned: dict[str, Any] = {}
 
     name = name if name is not None else type(module).__name__
     modes = {m: m.training for m in module.modules()} if isinstance(module, nn.Module) else {}
     try:
         for submodule in modes:
             submodule.training = False
-        return _capture(module, inputs, (), forward, name, "inference", precision)
+        return replace(_capture(module, inputs, (), forward, name, "inference", precision), rebuild=rebuild)
     finally:
         for submodule, training in modes.items():
             submodule.training = training
@@ -201,7 +225,8 @@ def _capture(
     _check_module(module, name)
     choice(*PRECISIONS)(precision, f"{name}: precision", CaptureError)
     for what, values in (("inputs", inputs), ("targets", targets)):
-        if isinstance(values, Tensor) or not isinstance(values, Sequence):
+        named = what == "inputs" and isinstance(values, Mapping)
+        if isinstance(values, str | Tensor) or not (named or isinstance(values, Sequence)):
             raise CaptureError(f"{name}: {what} must be a sequence of arguments, such as [x], not {_describe(values)}")
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
@@ -215,7 +240,7 @@ def _capture(
         def run(params: dict[str, Tensor], buffers: dict[str, Tensor], arguments: Any, extra: Any) -> Any:
             return torch.func.functional_call(whole, {**params, **buffers}, (arguments, extra))
 
-        arguments = (params, buffers, *(tree_map(_fake, list(values)) for values in (inputs, targets)))
+        arguments = (params, buffers, *(tree_map(_fake, plain(values)) for values in (inputs, targets)))
         trained = [key for key, p in params.items() if p.requires_grad] if mode == "training" else []
         if mode == "training" and not trained:
             raise CaptureError(f"{name}: the module has no trainable parameter")
@@ -234,7 +259,7 @@ def _capture(
             raise
         # whatever a user's module raises while it's traced, the reader wants to know that, and where
         except (Exception, SystemExit) as error:
-            leaves = tree_flatten((list(inputs), list(targets)))[0]
+            leaves = tree_flatten((plain(inputs), plain(targets)))[0]
             shapes = " and ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor))
             hint = f"the tensors given have shapes {shapes}" if shapes and not isinstance(error, SystemExit) else ""
             raise CaptureError(f"{name}: {explain(error, module, hint)}") from error
@@ -243,7 +268,7 @@ def _capture(
         graph, nodes = computation_graph(traced, paths, trained, len(buffers), name, mode, precision == "tf32")
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
-    return Capture(graph, traced, nodes)
+    return Capture(graph, traced, nodes, list)
 
 
 def _check_module(module: object, name: str) -> None:

@@ -22,7 +22,8 @@ class Arguments:
     FACTORY is package.module:function, looked up in the current directory too, or file.py:function. Arguments stand
     behind it, as in 'zoo.py:unet(depth=4)', or are given by --set. It returns
     (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets): the module is called as
-    module(*inputs), the loss as loss(output, *targets); without one the module returns the loss. It is called
+    module(*inputs), or module(**inputs) where they are a dict, the loss as loss(output, *targets); without one the
+    output is the loss, or has it as .loss or ["loss"]. It is called
     under torch.device("meta"), so that tensors made in it take no memory.
     """
 
@@ -36,6 +37,8 @@ class Arguments:
     """what the run will use: the dtypes as they are, tf32 for products of float32, or autocast to 16 bits"""
     optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
     """whose state takes memory beside parameters and gradients"""
+    micro_batches: int = 1
+    """split the batch of a training step into so many parts, so that a placement is a pipeline"""
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
     """an argument of the factory, such as depth=4; may be given several times"""
 
@@ -59,6 +62,7 @@ def run(arguments: Arguments) -> None:
             name=name,
             precision=arguments.precision,
             optimizer=arguments.optimizer,
+            micro_batches=arguments.micro_batches,
         )
     save_graph(graph, path)
     print(f"graph        {path}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,7 +57,7 @@ def run(arguments: Arguments) -> None:
     from placeto.runtime.profiling import profile
 
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
-    steps = [_step(factory, arguments) for factory in arguments.factories]
+    steps = [real_step_of(factory, arguments.settings, arguments.inference) for factory in arguments.factories]
     name = (arguments.cluster_out or arguments.output).name.split(".")[0]
     made = profile(steps, devices, arguments.seconds, name)
     save_profiled(made.costs, arguments.output)
@@ -67,16 +68,17 @@ def run(arguments: Arguments) -> None:
     say(_table(made))
 
 
-def _step(factory: str, arguments: Arguments) -> RealStep:
+def real_step_of(factory: str, settings: Sequence[str], inference: bool, micro_batches: int = 1) -> RealStep:
+    """The step of a factory, called on the CPU with tensors that hold numbers."""
     from placeto.runtime.steps import filled, real_inference, real_training
 
     with filled():
-        made = make(factory, arguments.settings, device="cpu")
+        made = make(factory, settings, device="cpu")
     module, inputs, loss, targets = step_parts(made, factory)
     name = factory.partition(":")[2]
-    if arguments.inference:
+    if inference:
         return real_inference(module, inputs, name=name)
-    return real_training(module, inputs, loss, targets=targets, name=name)
+    return real_training(module, inputs, loss, targets=targets, name=name, micro_batches=micro_batches)
 
 
 def _table(made: Profile) -> str:

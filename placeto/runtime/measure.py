@@ -83,7 +83,7 @@ def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> 
                 try:
                     calls[i].append(watch.times_us(stamped[i](*inputs[i])[1]))
                     whole[i].append(timed(plain[i], *inputs[i]))
-                    if device.is_cpu:
+                    if device.is_cpu and step.eager is not None:
                         eager[i].append(timed(step.eager))
                 except Exception as problem:  # whatever a kernel refuses
                     reason = str(problem).strip().split("\n")[0]

@@ -4,14 +4,19 @@
     del v3
 
 Stamped programs note the time after every line, so that each call's time is the difference of two stamps, and
-all of them together are the step.
+all of them together are the step. A program of one device among several also has lines that wait for a value from
+another device, and puts what others wait for into their queues:
+
+    v7 = r7()
+    v8 = f8(v7)
+    s8(v8)
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,17 +37,14 @@ class Program:
     calls: tuple[Node, ...]
     outputs: Any
     device: torch.device
+    receives: Mapping[Node, Callable[[], Any]] = field(default_factory=dict)  # what gives the values of such calls
+    sends: Mapping[Node, Sequence[Callable[[Any], Any]]] = field(default_factory=dict)  # what takes values as well
 
     @classmethod
     def of(cls, traced: GraphModule, device: torch.device | str = "cpu") -> Program:
         """The program of a traced graph, `Capture.traced`; what nobody needs is left out."""
         nodes = list(traced.graph.nodes)
-        needed, stack = set(), [nodes[-1]]
-        while stack:
-            node = stack.pop()
-            if node not in needed:
-                needed.add(node)
-                stack.extend(node.all_input_nodes)
+        needed = needed_by(nodes[-1:])
         inputs = tuple(node for node in nodes if node.op == "placeholder")
         calls = tuple(node for node in nodes if node.op in ("call_function", "get_attr") and node in needed)
         return cls(inputs, calls, nodes[-1].args[0], torch.device(device))
@@ -59,6 +61,9 @@ class Program:
         lines += ["    s0 = stamp()"] if stamp else []
         for number, (node, dead) in enumerate(zip(self.calls, self._releases(), strict=True), start=1):
             lines.append(f"    {names[node]} = {self._call(node, number, names, constants)}")
+            for take, send in enumerate(self.sends.get(node, ())):
+                constants[f"s{number}_{take}"] = send
+                lines.append(f"    s{number}_{take}({names[node]})")
             lines += [f"    del {', '.join(names[other] for other in dead)}"] if dead else []
             lines += [f"    s{number} = stamp()"] if stamp else []
         result = _source(self.outputs, names, constants)
@@ -68,6 +73,16 @@ class Program:
         function: Callable[..., Any] = constants["step"]
         return function
 
+    def node_of_line(self, number: int, stamped: bool) -> Node | None:
+        """The call that stands in a line of the compiled source, counted from 1; None if none does."""
+        line = 2 + stamped
+        for node, dead in zip(self.calls, self._releases(), strict=True):
+            lines = 1 + len(self.sends.get(node, ()))
+            if line <= number < line + lines:
+                return node
+            line += lines + bool(dead) + stamped
+        return None
+
     def runs_here(self, node: Node) -> bool:
         """Whether a call has a kernel on the program's device; others run on the host, with copies there and back."""
         if self.device.type == "cpu" or not isinstance(node.target, torch._ops.OpOverload):
@@ -76,6 +91,9 @@ class Program:
         return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(node.target.name(), key))
 
     def _call(self, node: Node, number: int, names: dict[Node, str], constants: dict[str, Any]) -> str:
+        if node in self.receives:
+            constants[f"r{number}"] = self.receives[node]
+            return f"r{number}()"
         if node.op == "get_attr":
             constants[f"f{number}"] = _attribute(node).to(self.device)
             return f"f{number}"
@@ -95,7 +113,8 @@ class Program:
         last: dict[Node, int] = {}
         for position, node in enumerate(self.calls):
             last[node] = position
-            last |= dict.fromkeys(node.all_input_nodes, position)
+            if node not in self.receives:
+                last |= dict.fromkeys(node.all_input_nodes, position)
         kept: set[Node] = set(self.inputs)
         tree_map(lambda leaf: kept.add(leaf) if isinstance(leaf, Node) else None, self.outputs)
         dead: list[list[Node]] = [[] for _ in self.calls]
@@ -103,6 +122,17 @@ class Program:
             if node not in kept:
                 dead[position].append(node)
         return dead
+
+
+def needed_by(roots: Sequence[Node]) -> set[Node]:
+    """Nodes, and all that they need, directly or not."""
+    needed, stack = set(), list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    return needed
 
 
 def _source(value: Any, names: dict[Node, str], constants: dict[str, Any]) -> str:

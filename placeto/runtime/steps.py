@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
+from placeto.capture.arguments import Inputs, call_module, input_leaves, own_loss
 from placeto.capture.trace import Capture, trace_inference, trace_training
 from placeto.problem.fields import quote
 
@@ -29,16 +29,17 @@ class RealStep:
     name: str
     capture: Capture
     leaves: tuple[Any, ...]  # what goes in, in the order of the trace's placeholders
-    eager: Callable[[], Any]  # the same step, run by the module itself
+    eager: Callable[[], Any] | None  # the same step, run by the module itself
 
 
 def real_training(
     module: nn.Module,
-    inputs: Sequence[Any],
+    inputs: Inputs,
     loss: Callable[..., Tensor] | None = None,
     *,
     targets: Sequence[Any] = (),
     name: str | None = None,
+    micro_batches: int = 1,
 ) -> RealStep:
     """A training step; see `placeto.capture.trace.trace_training`.
 
@@ -46,19 +47,19 @@ def real_training(
         CaptureError: it can't be captured.
         StepError: a tensor is on "meta", where nothing can be run.
     """
-    capture = trace_training(module, inputs, loss, targets=targets, name=name)
+    capture = trace_training(module, inputs, loss, targets=targets, name=name, micro_batches=micro_batches)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
 
     def eager() -> Any:
         with torch.enable_grad():
-            output = module(*inputs)
-            value = output if loss is None else loss(output, *targets)
+            output = call_module(module, inputs)
+            value = own_loss(output) if loss is None else loss(output, *targets)
             return torch.autograd.grad(value.reshape(()), trained, allow_unused=True)
 
     return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, targets), eager)
 
 
-def real_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | None = None) -> RealStep:
+def real_inference(module: nn.Module, inputs: Inputs, *, name: str | None = None) -> RealStep:
     """Inference; see `placeto.capture.trace.trace_inference`. The module is put into evaluation mode.
 
     Raises:
@@ -66,12 +67,26 @@ def real_inference(module: nn.Module, inputs: Sequence[Any], *, name: str | None
     """
     module.eval()
     capture = trace_inference(module, inputs, name=name)
-    return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, ()), lambda: module(*inputs))
+    return RealStep(
+        capture.graph.name, capture, _leaves(capture, module, inputs, ()), lambda: call_module(module, inputs)
+    )
 
 
-def _leaves(capture: Capture, module: nn.Module, inputs: Sequence[Any], targets: Sequence[Any]) -> tuple[Any, ...]:
-    tree = (dict(module.named_parameters()), dict(module.named_buffers()), list(inputs), list(targets))
-    leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in tree_flatten(tree)[0]]
+def real_step(module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequence[Any]) -> RealStep:
+    """A captured step, which is not run by the module itself.
+
+    Raises:
+        StepError: a tensor is on "meta", where nothing can be run.
+    """
+    return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, targets), None)
+
+
+def _leaves(capture: Capture, module: nn.Module, inputs: Inputs, targets: Sequence[Any]) -> tuple[Any, ...]:
+    """What goes in, with copies of the buffers, which steps change."""
+    leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in input_leaves(module, inputs, targets)]
+    first = len(list(module.parameters()))
+    for place in range(first, first + len(list(module.buffers()))):
+        leaves[place] = leaves[place].clone()
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.device.type != "cpu":
             what = f"a tensor of shape {tuple(leaf.shape)} is on {quote(str(leaf.device))}"

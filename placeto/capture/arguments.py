@@ -1,0 +1,35 @@
+"""What goes into a module, and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+Inputs = Sequence[Any] | Mapping[str, Any]
+"""Arguments of a module: in order, or by name."""
+
+
+def plain(values: Inputs) -> list[Any] | dict[str, Any]:
+    """Arguments as a list, or as a dict by name."""
+    return dict(values) if isinstance(values, Mapping) else list(values)
+
+
+def call_module(module: Callable[..., Any], inputs: Inputs) -> Any:
+    """What a module returns for arguments in order or by name."""
+    return module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
+
+
+def own_loss(output: Any) -> Any:
+    """The loss of a module that gives it itself: its output, or the output's ``.loss`` or ``["loss"]``."""
+    if isinstance(output, Mapping):
+        return output.get("loss", output)
+    return output if isinstance(output, Tensor) else getattr(output, "loss", output)
+
+
+def input_leaves(module: nn.Module, inputs: Inputs, targets: Sequence[Any] = ()) -> list[Any]:
+    """What goes into a traced step, in the order of its placeholders."""
+    tree = dict(module.named_parameters()), dict(module.named_buffers()), plain(inputs), plain(targets)
+    return tree_flatten(tree)[0]

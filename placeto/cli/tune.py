@@ -1,0 +1,94 @@
+"""``placeto tune``: the placement that is fastest when it is really run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from placeto.cli.common import OptionalPath, OutputPath, UsageError, check_output, check_positive, say
+from placeto.problem.units import format_us
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Measure a model on devices of this machine, place it, run the best placements, correct the costs, place again.
+
+    FACTORY is as for `placeto capture`, but it is called on the CPU, and what it returns is run. What comes out is
+    never slower than one device, as measured in the end.
+    """
+
+    factory: Annotated[Positional[str], arg(metavar="FACTORY")]
+    """package.module:function or file.py:function"""
+    devices: Annotated[str, arg(metavar="NAMES")]
+    """devices of this machine, as cpu:0,cpu:1,cuda:0: cpu:i is one core"""
+    minutes: float = 1.0
+    """for all of it"""
+    count: int = 4
+    """how many placements to run in a round, beside one device"""
+    inference: bool = False
+    """the forward pass only"""
+    optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
+    """whose state takes memory beside parameters and gradients"""
+    micro_batches: int = 1
+    """split the batch of a training step into so many parts, so that a placement is a pipeline"""
+    output: OutputPath = None
+    """write the placement to this .json file, for `placeto run`"""
+    logs: Annotated[OptionalPath, arg(name="logs")] = None
+    """write tensorboard curves of the rounds to this folder"""
+    seed: int = 0
+    """of the placers' random choices"""
+    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
+    """an argument of the factory, such as depth=4; may be given several times"""
+
+
+def run(arguments: Arguments) -> None:
+    """Tune, print a row for each placement that is run, write."""
+    check_output("--out", arguments.output)
+    check_positive("--minutes", arguments.minutes)
+    check_positive("--count", arguments.count)
+    from placeto.cli.profile import real_step_of
+    from placeto.formats.placement import save_placement
+    from placeto.placing import tuned
+    from placeto.problem.graph_memory import with_optimizer
+    from placeto.runtime.devices import open_devices
+    from placeto.runtime.tuning import Round
+    from placeto.training.curves import Curves
+
+    devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
+    if len(devices) < 2:
+        raise UsageError("--devices: at least two are needed, as cpu:0,cpu:1")
+    step = real_step_of(arguments.factory, arguments.settings, arguments.inference, arguments.micro_batches)
+    if not arguments.inference:
+        graph = with_optimizer(step.capture.graph, arguments.optimizer)
+        step = replace(step, capture=replace(step.capture, graph=graph))
+    say(f"{'round':>5}  {'placement':<12} {'simulated':>10} {'measured':>10} {'spread':>9}  of one device")
+
+    with Curves(None if arguments.logs is None else str(arguments.logs)) as curves:
+
+        def report(found: Round) -> None:
+            for one in found.candidates:
+                name = one.result.placer or "one device"
+                us = (one.result.makespan_us, one.measured_us, one.spread_us)
+                cells = [f"{format_us(value):>{width}}" for value, width in zip(us, (10, 10, 9), strict=True)]
+                share = one.measured_us / found.one_device_us
+                say(f"{found.number:>5}  {name:<12} {' '.join(cells)}  {share:.3f}")
+            sys.stdout.flush()
+            best = found.candidates[0]
+            numbers = {
+                "tune/measured_us": best.measured_us,
+                "tune/simulated_us": best.result.makespan_us,
+                "tune/of_one_device": best.measured_us / found.one_device_us,
+            }
+            curves.numbers(numbers, found.number)
+
+        result = tuned(step, devices, 60.0 * arguments.minutes, arguments.count, arguments.seed, report)
+    if arguments.output is not None:
+        save_placement(result.result, Path(arguments.output))
+    share = result.measured_us / result.one_device_us
+    say(
+        f"best         {format_us(result.measured_us)}, one device {format_us(result.one_device_us)}: {share:.3f} of it"
+    )

@@ -1,0 +1,310 @@
+"""A captured step on several devices: a program for each, in the order of a schedule, with queues between them.
+
+Each device runs its program in its own thread. A value that another device needs goes through a queue as soon as it is
+made: between CPU cores the tensor itself, else a copy, made on the receiver's stream once the sender's has come so far.
+Parameters, buffers, inputs and constants, and views of them, are on every device that uses them. Random numbers, as of
+dropout, are drawn from torch's generator in the order in which the devices come to them.
+
+Legend: N ops, D devices.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import wait
+from contextlib import nullcontext
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils._pytree import tree_map
+
+from placeto.capture.ops import CONSTANT_LIKE
+from placeto.capture.trace import Capture
+from placeto.problem.fields import quote
+from placeto.runtime.devices import LocalDevice
+from placeto.runtime.meter import Meter
+from placeto.runtime.program import Program, moved_to, needed_by
+
+
+class RunError(ValueError):
+    """A placed step that can't go on; the message names the op and its module."""
+
+
+class _Stopped(Exception):
+    """Another device has failed."""
+
+
+_FAILED = object()  # in place of a value: its sender has failed
+
+
+class PlacedStep:
+    """A step of a captured module, placed.
+
+    Args:
+        capture: what was traced.
+        placement: (N,) device of each op, a number.
+        order: (D,) the ops of each device as it runs them; together they must not contradict the graph.
+        devices: (D,) of this machine.
+        stamps: for each device what is called before its first call and after each, if calls are to be timed.
+
+    Raises:
+        RunError: the order contradicts the graph.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        placement: np.ndarray,
+        order: Sequence[Sequence[int] | np.ndarray],
+        devices: Sequence[LocalDevice],
+        stamps: Sequence[Callable[[], Any]] | None = None,
+    ) -> None:
+        self.capture, self.devices = capture, tuple(devices)
+        plan = _Plan(capture, placement, order, self.devices)
+        self.programs = plan.programs()
+        self.updates = plan.updates
+        self._queues, self._owner = plan.queues, plan.owner
+        self._outputs = plan.outputs
+        self._where = {node: index for index, node in enumerate(plan.inputs)}
+        self._functions = [
+            program.compile(stamps[number] if stamps else None) for number, program in enumerate(self.programs)
+        ]
+        self._stamped = stamps is not None
+        self.meters: list[Meter] | None = None  # if set, for each device what counts the memory of the next steps
+        self.stamps: list[Any] = []  # of the last step, for each device
+
+    @property
+    def crossing(self) -> int:
+        """How many values go from one device to another in a step."""
+        return len(self._queues)
+
+    def run(self, leaves: Sequence[Any]) -> list[Any]:
+        """Outputs of the trace for what goes in, see `placeto.capture.arguments.input_leaves`.
+
+        Raises:
+            RunError: an op fails, or a thread doesn't take work; the step is over on all devices then, and the next
+                one can be run.
+        """
+        try:
+            futures = [
+                device.thread.submit(self._work, number, moved_to(leaves, device.torch_device))
+                for number, device in enumerate(self.devices)
+            ]
+        except RuntimeError as problem:
+            self._fail(range(len(self.devices)))
+            raise RunError(f"the thread of a device is gone: {problem}") from problem
+        wait(futures)
+        errors = [future.exception() for future in futures]
+        failed = [error for error in errors if error is not None and not isinstance(error, _Stopped)]
+        if failed or any(errors):
+            self._drain()
+            error = failed[0] if failed else RunError("a device has stopped")
+            raise error if isinstance(error, RunError) else RunError(str(error)) from error
+        results = [future.result() for future in futures]
+        if self._stamped:
+            self.stamps = [stamps for _, stamps in results]
+            results = [values for values, _ in results]
+        made = [
+            dict(zip(program.outputs, values, strict=True))
+            for program, values in zip(self.programs, results, strict=True)
+        ]
+
+        def value(node: Any) -> Any:
+            if not isinstance(node, Node):
+                return node
+            return leaves[self._where[node]] if node in self._where else made[self._owner[node]][node]
+
+        for buffer, node in self.updates:
+            leaves[self._where[buffer]].copy_(value(node))
+        return [value(node) for node in self._outputs]
+
+    def _work(self, number: int, leaves: Sequence[Any]) -> Any:
+        try:
+            with torch.no_grad(), self.meters[number] if self.meters else nullcontext():
+                return self._functions[number](*leaves)
+        except _Stopped:
+            self._fail([number])
+            raise
+        except BaseException as problem:
+            self._fail([number])
+            raise RunError(self._describe(number, problem)) from problem
+
+    def _fail(self, numbers: Iterable[int]) -> None:
+        """Let all that wait for these devices go on to fail."""
+        for (_, sender, _), queue in self._queues.items():
+            if sender in numbers:
+                queue.put(_FAILED)
+
+    def _drain(self) -> None:
+        for queue in self._queues.values():
+            while not queue.empty():
+                queue.get()
+
+    def _describe(self, number: int, problem: BaseException) -> str:
+        """What failed: the op of the line of the generated program where the error comes from."""
+        line, trace = 0, problem.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename == "<program>":
+                line = trace.tb_lineno
+            trace = trace.tb_next
+        node = self.programs[number].node_of_line(line, self._stamped)
+        graph, of = self.capture.graph, {name: op for op, names in enumerate(self.capture.nodes) for name in names}
+        where = f"op {quote(graph.op_names[of[node.name]])}" if node is not None and node.name in of else "a call"
+        reason = next(iter(str(problem).strip().splitlines()), "")
+        return f"{where} on {self.devices[number].name}: {type(problem).__name__}: {reason}"
+
+
+class _Plan:
+    """Which calls each device makes, in which order, and what goes between them."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        placement: np.ndarray,
+        order: Sequence[Sequence[int] | np.ndarray],
+        devices: Sequence[LocalDevice],
+    ) -> None:
+        self.capture, self.devices = capture, devices
+        nodes = {node.name: node for node in capture.traced.graph.nodes}
+        *_, end = nodes.values()
+        self.inputs = [node for node in nodes.values() if node.op == "placeholder"]
+        outputs: Any = end.args[0]
+        self.outputs = list(outputs)
+        self.updates = [
+            (node.args[0], node.args[1])
+            for node in nodes.values()
+            if node.target is torch.ops.aten.copy_.default and node.args[0] in self.inputs
+        ]
+        wanted = [node for node in (*self.outputs, *(value for _, value in self.updates)) if isinstance(node, Node)]
+        needed = needed_by(wanted)
+        self.home: dict[Node, int] = {}  # where each call is made; nowhere: wherever it is needed
+        for op, names in enumerate(capture.nodes):
+            if nodes[names[0]].op != "placeholder":
+                self.home |= {nodes[name]: int(placement[op]) for name in names}
+        self.of_ops = set(self.home)
+        stray: dict[int, list[Node]] = defaultdict(list)
+        for node in nodes.values():
+            if node in needed and node.op == "call_function" and node not in self.home and not is_constant(node):
+                homes = [self.home[source] for source in node.all_input_nodes if source in self.home]
+                if homes:
+                    self.home[node] = homes[0]
+                    stray[homes[0]].append(node)
+        self.calls: list[list[Node]] = [[] for _ in devices]
+        self.done: list[set[Node]] = [set(self.inputs) for _ in devices]
+        self.queues: dict[tuple[Node, int, int], SimpleQueue[Any]] = {}  # of (value, sender, receiver)
+        self.owner: dict[Node, int] = {}  # which program gives each output
+        for number, ops in enumerate(order):
+            for op in ops:
+                for node in (nodes[name] for name in capture.nodes[op]):
+                    if node in needed and self.home.get(node) == number:
+                        self._call(node, number)
+                for node in [node for node in stray[number] if self.done[number].issuperset(node.all_input_nodes)]:
+                    self._call(node, number)
+                    stray[number].remove(node)
+            for node in stray[number]:
+                self._call(node, number)
+        for node in wanted:
+            if node not in self.inputs:
+                number = self.owner[node] = self.home.get(node, 0)
+                self._need(node, number)
+
+    def programs(self) -> list[Program]:
+        """(D,) a program for each device, which returns a list of what it makes of the outputs."""
+        made = []
+        for number, device in enumerate(self.devices):
+            receives, sends = {}, defaultdict(list)
+            for (node, sender, receiver), queue in self.queues.items():
+                if receiver == number:
+                    receives[node] = _receiver(queue, device)
+                if sender == number:
+                    sends[node].append(_sender(queue, device))
+            constants = {node: _constant(node, device.torch_device) for node in self.calls[number] if is_constant(node)}
+            outputs = [node for node, owner in self.owner.items() if owner == number]
+            made.append(
+                Program(
+                    tuple(self.inputs),
+                    tuple(self.calls[number]),
+                    outputs,
+                    device.torch_device,
+                    receives | constants,
+                    sends,
+                )
+            )
+        return made
+
+    def _call(self, node: Node, number: int) -> None:
+        """Make a call on a device, after all that it needs there."""
+        if node in self.done[number]:
+            return
+        for source in () if is_constant(node) else node.all_input_nodes:
+            self._need(source, number)
+        self.done[number].add(node)
+        self.calls[number].append(node)
+
+    def _need(self, node: Node, number: int) -> None:
+        if node in self.done[number]:
+            return
+        home = self.home.get(node, number)
+        if home == number:
+            if node in self.of_ops:
+                raise RunError(f"the order of {self.devices[number].name} contradicts the graph at {node.name}")
+            self._call(node, number)
+        else:
+            self.queues[node, home, number] = SimpleQueue()
+            self.done[number].add(node)
+            self.calls[number].append(node)
+
+
+def is_constant(node: Node) -> bool:
+    """Whether a call reads no more than the shape of a tensor."""
+    return getattr(node.target, "overloadpacket", None) in CONSTANT_LIKE and bool(node.all_input_nodes)
+
+
+def _constant(node: Node, device: torch.device) -> Callable[[], Any]:
+    """The call, given tensors without memory."""
+
+    def shape_of(value: Any) -> Any:
+        if not isinstance(value, Node):
+            return value
+        like = value.meta["val"]
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+
+    arguments = tree_map(shape_of, list(node.args), is_leaf=lambda value: isinstance(value, Node))
+    function: Any = node.target
+    return partial(function, *arguments, **{**node.kwargs, "device": device})
+
+
+def _sender(queue: SimpleQueue[Any], device: LocalDevice) -> Callable[[Any], None]:
+    if device.is_cpu:
+        return queue.put
+
+    def send(value: Any) -> None:
+        event = torch.cuda.Event()
+        event.record()
+        queue.put((value, event))
+
+    return send
+
+
+def _receiver(queue: SimpleQueue[Any], device: LocalDevice) -> Callable[[], Any]:
+    """What waits for a value, and brings it to the device."""
+    get, target = queue.get, device.torch_device
+
+    def receive() -> Any:
+        value = get()
+        if value is _FAILED:
+            raise _Stopped
+        if type(value) is tuple and len(value) == 2 and isinstance(value[1], torch.cuda.Event):
+            value, event = value
+            event.synchronize() if device.is_cpu else torch.cuda.current_stream().wait_event(event)
+        if isinstance(value, Tensor):
+            return value if value.device == target else value.to(target, non_blocking=not device.is_cpu)
+        return type(value)(moved_to(value, target))
+
+    return receive

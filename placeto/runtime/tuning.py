@@ -1,0 +1,206 @@
+"""Measure, calibrate, place again: the placement that is fastest when it is really run.
+
+1. The ops of the step are measured, alone on a device each, and transfers.
+2. Placers place it in simulation with these times.
+3. The best few placements, and one device, are run in turns.
+4. The ops are timed inside the fastest of them, where they share memory and caches, and take these times from then on.
+   So again from 2., until a round gains nothing or time is over.
+
+In the end the best is run in turns with one device, and taken if it is faster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.profiled import Profiled
+from placeto.runtime.devices import LocalDevice
+from placeto.runtime.placed import PlacedStep
+from placeto.runtime.profiling import Profile, profile
+from placeto.runtime.steps import RealStep
+from placeto.runtime.stopwatch import stopwatch
+from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.schedule import simulate
+
+Place = Callable[[PlacementProblem, int], Sequence[PlacementResult]]
+"""Placements for a problem, in any order; the number is that of the round."""
+
+LEAST = 5
+"""Runs of each placement that count, at least."""
+_ON_PROFILE = 0.2  # share of the time that profiling takes
+_ON_CHECK = 0.15  # share that the last check takes
+_GAIN = 0.01  # what a round must gain for another one
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A placement that was run."""
+
+    result: PlacementResult
+    measured_us: float  # median
+    spread_us: float  # between the 10th and the 90th percentile
+
+    @property
+    def error(self) -> float:
+        """Simulated over measured time, less one."""
+        return self.result.makespan_us / self.measured_us - 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What one round found."""
+
+    number: int
+    seconds: float  # since tuning began
+    candidates: tuple[Candidate, ...]  # the fastest first
+    one_device_us: float  # measured in the same round
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """The placement to use, and how it was found."""
+
+    result: PlacementResult
+    measured_us: float  # in the last check
+    one_device_us: float  # in the last check
+    rounds: tuple[Round, ...]
+    profile: Profile
+
+
+def tune(
+    step: RealStep,
+    devices: Sequence[LocalDevice],
+    place: Place,
+    seconds: float,
+    count: int = 4,
+    report: Callable[[Round], None] = lambda found: None,
+) -> Tuned:
+    """Find the placement that is fastest on this machine.
+
+    Args:
+        step: to be placed.
+        devices: to place it on.
+        place: makes placements in simulation.
+        seconds: for all of it; what has begun is finished.
+        count: how many placements are run in a round, one device beside them.
+        report: called after each round.
+
+    Raises:
+        DeviceError, RunError: an op fails.
+    """
+    began = time.perf_counter()
+    made = profile([step], devices, _ON_PROFILE * seconds)
+    costs, best = made.costs, None
+    rounds: list[Round] = []
+    end = began + (1.0 - _ON_CHECK) * seconds
+    while True:
+        problem = PlacementProblem(step.capture.graph, made.cluster, costs)
+        single = _on_one(problem)
+        found = _distinct([*place(problem, len(rounds)), *([] if best is None else [_again(problem, best.result)])])
+        new = [single, *found[:count]]
+        runs = [placed_step(step, result, devices) for result in new]
+        left = max(end - time.perf_counter(), 0.0)
+        times = in_turns([_runner(run, step.leaves) for run in runs], min(left, seconds / 4))
+        candidates = [
+            Candidate(result, float(np.median(of)), float(np.diff(np.percentile(of, [10, 90]))[0]))
+            for result, of in zip(new, times, strict=True)
+        ]
+        ranked = tuple(sorted(candidates, key=lambda candidate: candidate.measured_us))
+        rounds.append(Round(len(rounds) + 1, time.perf_counter() - began, ranked, candidates[0].measured_us))
+        report(rounds[-1])
+        gained = _relative(rounds) < (1.0 - _GAIN) * _relative(rounds[:-1])
+        if _relative(rounds) < _relative(rounds[:-1]):
+            best = ranked[0]
+        if time.perf_counter() > end or not gained:
+            break
+        fastest = next((one for one in ranked if one.result is not single), ranked[0])
+        costs = corrected(costs, step, fastest.result, devices)
+    assert best is not None
+    single = _on_one(PlacementProblem(step.capture.graph, made.cluster, costs))
+    check = in_turns(
+        [_runner(placed_step(step, result, devices), step.leaves) for result in (best.result, single)],
+        max(began + seconds - time.perf_counter(), _ON_CHECK * seconds / 2),
+    )
+    ours, one = (float(np.median(of)) for of in check)
+    return Tuned(best.result if ours < one else single, min(ours, one), one, tuple(rounds), made)
+
+
+def placed_step(step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice], **more: Any) -> PlacedStep:
+    """A step as a placer's result says."""
+    return PlacedStep(step.capture, result.placement, result.schedule().device_order, devices, **more)
+
+
+def in_turns(functions: Sequence[Callable[[], object]], seconds: float, least: int = LEAST) -> list[np.ndarray]:
+    """Microseconds of runs of some functions, which take turns; the first run of each doesn't count."""
+    times: list[list[float]] = [[] for _ in functions]
+    end = time.perf_counter() + seconds
+    while len(times[0]) <= least or time.perf_counter() < end:
+        for function, of in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            function()
+            of.append((time.perf_counter() - start) * 1e6)
+    return [np.array(of[1:]) for of in times]
+
+
+def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice]) -> Profiled:
+    """Costs in which each op takes what it took in a placement, where several devices are at work."""
+    watches = [device.run(stopwatch, device) for device in devices]
+    run = placed_step(step, result, devices, stamps=[watch.stamp for watch in watches])
+    passes = []
+    for _ in range(LEAST + 1):
+        run.run(step.leaves)
+        passes.append([watch.times_us(stamps) for watch, stamps in zip(watches, run.stamps, strict=True)])
+    took: dict[tuple[str, str], list[float]] = {}
+    graph = step.capture.graph
+    op_of = {names[0]: op for op, names in enumerate(step.capture.nodes)}
+    for number, (device, program) in enumerate(zip(devices, run.programs, strict=True)):
+        median = np.median([one[number] for one in passes[1:]], axis=0)
+        for node, us in zip(program.calls, median, strict=True):
+            op = op_of.get(node.name)
+            if op is not None and node not in program.receives and graph.signatures[op]:
+                took.setdefault((graph.signatures[op], device.kind), []).append(float(us))
+    ops = []
+    for cost in costs.ops:
+        seen = {kind: np.mean(of) for (signature, kind), of in took.items() if signature == cost.signature}
+        ops.append(replace(cost, time_us={**cost.time_us, **{kind: max(float(us), 1e-3) for kind, us in seen.items()}}))
+    return Profiled(costs.torch, costs.machine, tuple(ops), costs.fits, costs.steps)
+
+
+def _runner(run: PlacedStep, leaves: Sequence[Any]) -> Callable[[], object]:
+    return lambda: run.run(leaves)
+
+
+def _relative(rounds: Sequence[Round]) -> float:
+    """The best measured time so far, of that of one device in the same round."""
+    return min((found.candidates[0].measured_us / found.one_device_us for found in rounds), default=np.inf)
+
+
+def _on_one(problem: PlacementProblem) -> PlacementResult:
+    return _again(problem, np.full(problem.num_ops, int(np.argmin(problem.op_time.sum(0))), np.int64))
+
+
+def _again(problem: PlacementProblem, of: PlacementResult | np.ndarray) -> PlacementResult:
+    """A placement by the costs of now."""
+    placement, order = (of, None) if isinstance(of, np.ndarray) else (of.placement, of.order)
+    schedule = simulate(problem, placement, order=order)
+    return PlacementResult(placement, schedule.makespan_us, schedule.fits, 1, 0.0, (), problem, "", order)
+
+
+def _distinct(results: Sequence[PlacementResult]) -> list[PlacementResult]:
+    """Placements on several devices, the best first, each once."""
+
+    def each() -> Iterator[PlacementResult]:
+        seen = set()
+        for result in sorted(results, key=lambda result: result.makespan_us):
+            key = result.placement.tobytes()
+            if key not in seen and len(np.unique(result.placement)) > 1:
+                seen.add(key)
+                yield result
+
+    return list(each())

@@ -1,0 +1,70 @@
+"""A step in parts of the batch."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import placeto
+from placeto.capture.trace import CaptureError, capture_training
+from placeto.runtime.program import Program
+from placeto.runtime.steps import real_training
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+X, Y = torch.randn(12, 6), torch.arange(12) % 3
+
+
+@pytest.mark.parametrize("count", [2, 3, 12])
+def test_gradients_are_those_of_the_whole_batch(count: int) -> None:
+    step = real_training(model(), [X], nn.functional.cross_entropy, targets=[Y], micro_batches=count)
+    loss, *gradients = Program.of(step.capture.traced).compile()(*step.leaves)
+    assert step.eager is not None
+    assert torch.allclose(loss, nn.functional.cross_entropy(model()(X), Y))
+    assert all(torch.allclose(ours, whole, atol=1e-6) for ours, whole in zip(gradients, step.eager(), strict=True))
+
+
+def test_work_is_the_same_and_parameters_are_there_once() -> None:
+    whole, parts = (capture_training(model(), [X], lambda y: y.sum(), micro_batches=n) for n in (1, 4))
+    extra = parts.flops[[op.startswith("aten.add") and "mm" not in op for op in parts.op_types]].sum()
+    assert parts.flops.sum() - extra == pytest.approx(whole.flops.sum(), rel=0.05)
+    assert parts.param_bytes.sum() == whole.param_bytes.sum()
+    products = [sum("mm" in op for op in graph.op_types) for graph in (whole, parts)]
+    assert products[1] == 4 * products[0]
+
+
+def test_a_chain_becomes_a_pipeline() -> None:
+    with torch.device("meta"):
+        chain, x = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(8))), torch.empty(4096, 2048)
+    steps = [
+        placeto.place(chain, [x], loss=lambda y: y.sum(), cluster="4xa100", micro_batches=n, simulations=200)
+        for n in (1, 4)
+    ]
+    assert steps[1].makespan_us < 0.75 * steps[0].makespan_us
+
+
+def test_what_has_another_length_is_in_every_part() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x) * scale
+
+    step = real_training(Scaled(6, 3), {"x": X, "scale": torch.rand(3)}, lambda y: y.mean(), micro_batches=2)
+    _, *gradients = Program.of(step.capture.traced).compile()(*step.leaves)
+    assert step.eager is not None
+    assert all(torch.allclose(ours, whole, atol=1e-6) for ours, whole in zip(gradients, step.eager(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("count", "x", "message"),
+    [
+        (0, X, "micro_batches must be at least 1, not 0"),
+        (5, X, "a batch of 12 can't be split into 5 micro-batches of one size"),
+        (2, torch.tensor(1.0), "a batch of 0 can't be split"),
+    ],
+)
+def test_what_cant_be_split(count: int, x: Tensor, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        capture_training(model(), [x], lambda y: y.sum(), micro_batches=count)

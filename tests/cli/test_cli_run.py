@@ -1,0 +1,92 @@
+"""Running placements, and tuning them, on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from placeto.formats.placement import load_placement
+from tests.command_line import fails, run
+
+MODEL = """
+import torch
+from torch import nn
+
+class Towers(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(2))
+
+    def forward(self, x):
+        return sum(tower(x) for tower in self.towers)
+
+def towers(width=64):
+    torch.manual_seed(0)
+    return Towers(width), [torch.randn(16, width)], lambda y: y.square().mean()
+
+def by_name():
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+        def forward(self, *, x):
+            return {"loss": self.layer(x).sum()}
+    return Loss(), {"x": torch.randn(2, 4)}
+
+def broken():
+    class Broken(nn.Linear):
+        def forward(self, x):
+            raise ValueError("no such luck")
+    return Broken(2, 2), [torch.randn(2)], lambda y: y.sum()
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MODEL)
+    return tmp_path / "mine.py"
+
+
+def test_tune_then_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    placement, on = tmp_path / "placement.json", ("--devices", "cpu:0,cpu:1")
+    assert run("tune", f"{model}:towers", *on, "--minutes", 0.02, "-o", placement, "--logs", tmp_path / "logs") == 0
+    output = capsys.readouterr().out
+    rows = [line.split() for line in output.splitlines() if line.split()[0].isdigit()]
+    assert {"one"} < {row[1] for row in rows}, "one device is among them"
+    assert float(output.splitlines()[-1].split(": ")[1].split()[0]) <= 1.0
+    assert list((tmp_path / "logs").glob("events*"))
+    assert load_placement(placement).order is not None
+    assert run("run", f"{model}:towers", "--placement", placement, *on, "--steps", 3) == 0
+    output = capsys.readouterr().out
+    assert "in the median of 3" in output
+    assert "loss         0." in output
+    for name in ("cpu:0", "cpu:1"):
+        assert f"{name}        " in output
+    assert "simulated" in output
+    for factory, devices, says in (
+        (f"{model}:towers(width=32)", "cpu:0,cpu:1", "the placement is for another graph"),
+        (f"{model}:towers", "cpu:0", "the placement is for 2 devices, cpu:0, cpu:1; 1 are given"),
+        (f"{model}:towers", "cpu:0,cpu:99", "device 'cpu:99': this machine has cpu:0"),
+        (f"{model}:nothing", "cpu:0,cpu:1", "has no function 'nothing'"),
+        (f"{model}:broken", "cpu:0,cpu:1", "ValueError: no such luck"),
+    ):
+        assert says in fails(capsys, "run", factory, "--placement", placement, "--devices", devices)
+    document = json.loads(placement.read_text())
+    del document["order"]
+    placement.write_text(json.dumps(document))
+    says = "the placement has no order"
+    assert says in fails(capsys, "run", f"{model}:towers", "--placement", placement, "--devices", "cpu:0,cpu:1")
+
+
+def test_inputs_by_name(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph, placement = tmp_path / "graph.json", tmp_path / "placement.json"
+    assert run("capture", f"{model}:by_name", "-o", graph) == 0
+    assert run("place", graph, "--cluster", "2xcpu-core", "--placer", "roundrobin", "-o", placement) == 0
+    assert run("run", f"{model}:by_name", "--placement", placement, "--devices", "cpu:0,cpu:1", "--steps", 2) == 0
+    assert "loss" in capsys.readouterr().out
+
+
+def test_what_cannot_be_tuned(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "at least two are needed" in fails(capsys, "tune", f"{model}:towers", "--devices", "cpu:0")
+    assert "--minutes" in fails(capsys, "tune", f"{model}:towers", "--devices", "cpu:0,cpu:1", "--minutes", 0)
+    assert "no such luck" in fails(capsys, "tune", f"{model}:broken", "--devices", "cpu:0,cpu:1")

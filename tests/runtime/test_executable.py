@@ -1,0 +1,196 @@
+"""Placed steps against eager execution, to the bit."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto.capture.trace import Capture, trace_inference, trace_training
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.problem import PlacementProblem
+from placeto.runtime.devices import LocalDevice, open_devices
+from placeto.runtime.executable import PlacedModule
+from placeto.runtime.placed import RunError
+from placeto.simulator.schedule import simulate
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[list[LocalDevice]]:
+    opened = open_devices(["cpu:0", "cpu:1"])
+    yield opened
+    for device in opened:
+        device.thread.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before, torch_threads = torch._C._get_mkldnn_enabled(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(torch_threads)
+    torch._C._set_mkldnn_enabled(before)
+
+
+def placed(
+    module: nn.Module, capture: Capture, inputs: Any, targets: Any, devices: list[LocalDevice], seed: int
+) -> PlacedModule:
+    """By chance."""
+    problem = PlacementProblem(capture.graph, load_cluster("2xv100"))
+    placement = np.random.default_rng(seed).integers(2, size=capture.graph.num_ops)
+    schedule = simulate(problem, placement)
+    return PlacedModule(module, capture, inputs, targets, placement, schedule.device_order, devices)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+        self.out.weight = self.words.weight
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.frozen(self.words(x)).relu())
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(4, 6, 2, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.lstm(x)[0])
+
+
+def conv() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(96, 3)
+    )
+
+
+def attention() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)), lambda: torch.randn(5, 8)),
+    "conv": (conv, lambda: torch.randn(2, 3, 8, 8)),
+    "lstm": (Recurrent, lambda: torch.randn(2, 3, 4)),
+    "attention": (attention, lambda: torch.randn(2, 5, 8)),
+    "tied": (Tied, lambda: torch.randint(11, (2, 5))),
+}
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, -2), target)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_gradients_and_buffers_are_those_of_eager_execution(case: str, devices: list[LocalDevice]) -> None:
+    make, data = CASES[case]
+    if case == "lstm":
+        torch._C._set_mkldnn_enabled(False)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        module, x = make(), data()
+        twin = make()
+        twin.load_state_dict(module.state_dict())
+        target = torch.randint(3, tuple(twin(x).flatten(0, -2).shape[:1]))
+        twin.load_state_dict(module.state_dict())
+        step = placed(module, trace_training(module, [x], loss_of, targets=[target]), [x], [target], devices, seed)
+        assert step.step.crossing > 2, "nothing crosses"
+        for _ in range(2):  # gradients are added
+            expected = loss_of(twin(x), target)
+            expected.backward()
+            assert torch.equal(step(x, target), expected)
+        for (name, ours), theirs in zip(module.named_parameters(), twin.parameters(), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None), name
+            assert ours.grad is None or torch.equal(ours.grad, theirs.grad), name
+        for (name, ours), theirs in zip(module.named_buffers(), twin.buffers(), strict=True):
+            assert torch.equal(ours, theirs), name
+
+
+def test_a_training_loop(devices: list[LocalDevice]) -> None:
+    torch.manual_seed(0)
+    module, twin = conv(), conv()
+    twin.load_state_dict(module.state_dict())
+    batches = [(torch.randn(2, 3, 8, 8), torch.randint(3, (2,))) for _ in range(5)]
+    capture = trace_training(module, batches[0][:1], loss_of, targets=batches[0][1:])
+    step = placed(module, capture, batches[0][:1], batches[0][1:], devices, 1)
+    optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in (module, twin)]
+    losses: list[tuple[float, float]] = []
+    for number in range(50):
+        x, target = batches[number % len(batches)]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        expected = loss_of(twin(x), target)
+        expected.backward()
+        losses.append((step(x, target).item(), expected.item()))
+        for optimizer in optimizers:
+            optimizer.step()
+    assert all(ours == theirs for ours, theirs in losses)
+    assert losses[-1][0] < 0.5 * losses[0][0]
+
+
+def test_inference_returns_what_the_module_returns(devices: list[LocalDevice]) -> None:
+    class Answer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 2)
+
+        def forward(self, *, x: Tensor, scale: float) -> dict[str, Any]:
+            return {"a": self.a(x) * scale, "both": [self.b(x).relu(), x], "n": 7}
+
+    module, inputs = Answer().eval(), {"x": torch.randn(5, 4), "scale": 2.0}
+    step = placed(module, trace_inference(module, inputs), inputs, (), devices, 0)
+    other = torch.randn(5, 4)
+    found, expected = step(x=other, scale=2.0), module(x=other, scale=2.0)
+    assert found["n"] == 7
+    assert torch.equal(found["a"], expected["a"])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found["both"], expected["both"], strict=True))
+    for arguments, says in (
+        ({"x": other}, "takes x, scale by name"),
+        ({"x": other, "scale": 3.0}, "captured with 2.0 as value 1 of its arguments, not 3.0"),
+        (
+            {"x": other[:2], "scale": 2.0},
+            r"a tensor \(5, 4\) of float32 as value 0 of its arguments, not a tensor \(2, 4\)",
+        ),
+        ({"x": [other], "scale": 2.0}, "captured with other arguments"),
+    ):
+        with pytest.raises(RunError, match=says):
+            step(**arguments)
+
+
+def test_an_op_that_fails_ends_the_step_on_all_devices(devices: list[LocalDevice]) -> None:
+    """With one error that names it; the next step works."""
+    torch.manual_seed(0)
+    module, x, target = Tied(), torch.randint(11, (2, 5)), torch.randint(3, (10,))
+    step = placed(module, trace_training(module, [x], loss_of, targets=[target]), [x], [target], devices, 0)
+    good = step(x, target)
+    for _ in range(3):
+        with pytest.raises(RunError, match=r"op '.*(nll_loss|embedding).*' on cpu:[01]: IndexError"):
+            step(x + 100, target)
+    assert torch.equal(step(x, target), good)
+    with pytest.raises(RunError, match="Tied takes 1 inputs and 1 targets, not 1"):
+        step(x)
+
+
+def test_a_thread_that_is_gone() -> None:
+    lost = open_devices(["cpu:0", "cpu:1"])
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 4)
+    step = placed(module, trace_inference(module, [x]), [x], (), lost, 3)
+    step(x)
+    lost[1].thread.shutdown()
+    with pytest.raises(RunError, match="the thread of a device is gone"):
+        step(x)
+    lost[0].thread.shutdown()
+
+
+def test_an_order_that_contradicts_the_graph(devices: list[LocalDevice]) -> None:
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
+    capture = trace_inference(module, [x])
+    backwards = np.arange(capture.graph.num_ops)[::-1]
+    with pytest.raises(RunError, match="the order of cpu:0 contradicts the graph"):
+        PlacedModule(module, capture, [x], (), np.zeros(len(backwards), np.int64), (backwards, ()), devices)

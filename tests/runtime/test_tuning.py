@@ -1,0 +1,106 @@
+"""Tuning: what is chosen, and by which times."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto.problem.problem import PlacementProblem
+from placeto.runtime import tuning
+from placeto.runtime.devices import LocalDevice, open_devices
+from placeto.runtime.profiling import profile
+from placeto.runtime.steps import RealStep, real_training
+from placeto.runtime.tuning import Round, corrected, in_turns, tune
+from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.schedule import simulate
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([tower(x) for tower in self.towers]).sum()
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[list[LocalDevice]]:
+    opened = open_devices(["cpu:0", "cpu:1"])
+    yield opened
+    for device in opened:
+        device.thread.shutdown()
+
+
+@pytest.fixture(scope="module")
+def step() -> RealStep:
+    torch.manual_seed(0)
+    return real_training(Towers(), [torch.randn(8, 32)])
+
+
+def placed(problem: PlacementProblem, placement: Sequence[int]) -> PlacementResult:
+    schedule = simulate(problem, placement)
+    return PlacementResult(schedule.placement, schedule.makespan_us, True, 1, 0.0, (), problem, "by hand")
+
+
+def by_hand(problem: PlacementProblem, number: int) -> list[PlacementResult]:
+    """The second tower on the second core, and all by turns, which is slow."""
+    names = problem.graph.op_names
+    return [
+        placed(problem, [int("towers.1" in name) for name in names]),
+        placed(problem, np.arange(problem.num_ops) % 2),
+    ]
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(0.5, True), (2.0, False)])
+def test_it_is_never_slower_than_one_device(
+    factor: float, kept: bool, step: RealStep, devices: list[LocalDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever placements take when they are run, here a factor of one device in the last check."""
+    real, checks = tuning.in_turns, []
+
+    def watched(functions: Sequence[object], seconds: float) -> list[np.ndarray]:
+        times = real(functions[:], seconds, 1)  # type: ignore[arg-type]
+        if len(functions) == 2:
+            checks.append(times)
+            return [np.full(3, 100.0 * factor), np.full(3, 100.0)]
+        return times
+
+    monkeypatch.setattr(tuning, "in_turns", watched)
+    rounds: list[Round] = []
+    found = tune(step, devices, by_hand, 0.2, report=rounds.append)
+    assert len(checks) == 1
+    assert tuple(rounds) == found.rounds
+    assert all(len(one.candidates) >= 3 for one in rounds), "one device is run in each round"
+    assert found.measured_us == 100.0 * min(factor, 1.0)
+    used = len(np.unique(found.result.placement))
+    best = min(rounds[-1].candidates, key=lambda candidate: candidate.measured_us)
+    assert used == 1 or kept
+    assert found.result.makespan_us > 0
+    if not kept:
+        assert used == 1
+    assert best.measured_us == rounds[-1].candidates[0].measured_us
+
+
+def test_costs_take_what_ops_took_in_the_placement(step: RealStep, devices: list[LocalDevice]) -> None:
+    made = profile([step], devices, 0.1)
+    problem = PlacementProblem(step.capture.graph, made.cluster, made.costs)
+    slow = made.costs.ops[0].__class__
+    wrong = made.costs.__class__(
+        made.costs.torch,
+        made.costs.machine,
+        tuple(slow(c.signature, c.type, c.flops, c.bytes_accessed, {"cpu": 1e6}) for c in made.costs.ops),
+        made.costs.fits,
+    )
+    better = corrected(wrong, step, by_hand(problem, 0)[0], devices)
+    assert len(better.ops) == len(wrong.ops)
+    assert max(cost.time_us["cpu"] for cost in better.ops) < 1e5
+
+
+def test_functions_take_turns() -> None:
+    called: list[str] = []
+    times = in_turns([lambda: called.append("a"), lambda: called.append("b")], 0.0, 2)
+    assert called == ["a", "b"] * 3
+    assert [len(of) for of in times] == [2, 2], "the first run doesn't count"
