@@ -20,6 +20,7 @@ import torch
 from torch.fx import Node
 
 from placeto.runtime.devices import DeviceError, LocalDevice
+from placeto.runtime.interpreter import executable
 from placeto.runtime.program import Program, moved_to
 from placeto.runtime.steps import RealStep
 from placeto.runtime.stopwatch import clock, stopwatch
@@ -65,8 +66,8 @@ def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> 
     watch = stopwatch(device)
     programs = [Program.of(step.capture.traced, device.torch_device) for step in steps]
     inputs = [moved_to(step.leaves, device.torch_device) for step in steps]
-    stamped = [program.compile(watch.stamp) for program in programs]
-    plain = [program.compile() for program in programs]
+    stamped = [executable(program, watch.stamp) for program in programs]
+    plain = [executable(program) for program in programs]
     calls: list[list[np.ndarray]] = [[] for _ in steps]
     whole: list[list[float]] = [[] for _ in steps]
     eager: list[list[float]] = [[] for _ in steps]

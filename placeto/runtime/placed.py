@@ -2,8 +2,9 @@
 
 Each device runs its program in its own thread. A value that another device needs goes through a queue as soon as it is
 made: between CPU cores the tensor itself, else a copy, made on the receiver's stream once the sender's has come so far.
-Parameters, buffers, inputs and constants, and views of them, are on every device that uses them. Random numbers, as of
-dropout, are drawn from torch's generator in the order in which the devices come to them.
+On CPU cores torch's interpreter runs the programs; what fails there is run again by Python, to be named. Parameters,
+buffers, inputs and constants, and views of them, are on every device that uses them. Random numbers, as of dropout, are
+drawn from torch's generator in the order in which the devices come to them.
 
 Legend: N ops, D devices.
 """
@@ -11,7 +12,7 @@ Legend: N ops, D devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import nullcontext
 from functools import partial
@@ -28,6 +29,7 @@ from placeto.capture.ops import CONSTANT_LIKE
 from placeto.capture.trace import Capture
 from placeto.problem.fields import quote
 from placeto.runtime.devices import LocalDevice
+from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.meter import Meter
 from placeto.runtime.program import Program, moved_to, needed_by
 
@@ -72,10 +74,8 @@ class PlacedStep:
         self._queues, self._owner = plan.queues, plan.owner
         self._outputs = plan.outputs
         self._where = {node: index for index, node in enumerate(plan.inputs)}
-        self._functions = [
-            program.compile(stamps[number] if stamps else None) for number, program in enumerate(self.programs)
-        ]
-        self._stamped = stamps is not None
+        self._stamps = stamps
+        self._functions = [executable(program, stamp) for program, stamp in self._each()]
         self.meters: list[Meter] | None = None  # if set, for each device what counts the memory of the next steps
         self.stamps: list[Any] = []  # of the last step, for each device
 
@@ -92,22 +92,13 @@ class PlacedStep:
                 one can be run.
         """
         try:
-            futures = [
-                device.thread.submit(self._work, number, moved_to(leaves, device.torch_device))
-                for number, device in enumerate(self.devices)
-            ]
-        except RuntimeError as problem:
-            self._fail(range(len(self.devices)))
-            raise RunError(f"the thread of a device is gone: {problem}") from problem
-        wait(futures)
-        errors = [future.exception() for future in futures]
-        failed = [error for error in errors if error is not None and not isinstance(error, _Stopped)]
-        if failed or any(errors):
-            self._drain()
-            error = failed[0] if failed else RunError("a device has stopped")
-            raise error if isinstance(error, RunError) else RunError(str(error)) from error
-        results = [future.result() for future in futures]
-        if self._stamped:
+            results = self._attempt(self._functions, leaves)
+        except RunError:
+            if not any(isinstance(function, Interpreted) for function in self._functions):
+                raise
+            by_python = [program.compile(stamp) for program, stamp in self._each()]
+            results = self._attempt(by_python, leaves)  # which knows the op
+        if self._stamps is not None:
             self.stamps = [stamps for _, stamps in results]
             results = [values for values, _ in results]
         made = [
@@ -124,10 +115,33 @@ class PlacedStep:
             leaves[self._where[buffer]].copy_(value(node))
         return [value(node) for node in self._outputs]
 
-    def _work(self, number: int, leaves: Sequence[Any]) -> Any:
+    def _each(self) -> Iterator[tuple[Program, Callable[[], Any] | None]]:
+        stamps: Sequence[Callable[[], Any] | None] = self._stamps if self._stamps else [None] * len(self.programs)
+        return zip(self.programs, stamps, strict=True)
+
+    def _attempt(self, functions: Sequence[Callable[..., Any]], leaves: Sequence[Any]) -> list[Any]:
+        """What each program gives."""
+        try:
+            futures = [
+                device.thread.submit(self._work, number, functions[number], moved_to(leaves, device.torch_device))
+                for number, device in enumerate(self.devices)
+            ]
+        except RuntimeError as problem:
+            self._fail(range(len(self.devices)))
+            raise RunError(f"the thread of a device is gone: {problem}") from problem
+        wait(futures)
+        errors = [future.exception() for future in futures]
+        failed = [error for error in errors if error is not None and not isinstance(error, _Stopped)]
+        if failed or any(errors):
+            self._drain()
+            error = failed[0] if failed else RunError("a device has stopped")
+            raise error if isinstance(error, RunError) else RunError(str(error)) from error
+        return [future.result() for future in futures]
+
+    def _work(self, number: int, function: Callable[..., Any], leaves: Sequence[Any]) -> Any:
         try:
             with torch.no_grad(), self.meters[number] if self.meters else nullcontext():
-                return self._functions[number](*leaves)
+                return function(*leaves)
         except _Stopped:
             self._fail([number])
             raise
@@ -153,7 +167,7 @@ class PlacedStep:
             if trace.tb_frame.f_code.co_filename == "<program>":
                 line = trace.tb_lineno
             trace = trace.tb_next
-        node = self.programs[number].node_of_line(line, self._stamped)
+        node = self.programs[number].node_of_line(line, self._stamps is not None)
         graph, of = self.capture.graph, {name: op for op, names in enumerate(self.capture.nodes) for name in names}
         where = f"op {quote(graph.op_names[of[node.name]])}" if node is not None and node.name in of else "a call"
         reason = next(iter(str(problem).strip().splitlines()), "")

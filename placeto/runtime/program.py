@@ -95,7 +95,7 @@ class Program:
             constants[f"r{number}"] = self.receives[node]
             return f"r{number}()"
         if node.op == "get_attr":
-            constants[f"f{number}"] = _attribute(node).to(self.device)
+            constants[f"f{number}"] = attribute(node).to(self.device)
             return f"f{number}"
         if node.target is operator.getitem:
             return f"{names[node.args[0]]}[{node.args[1]!r}]"  # type: ignore[index]
@@ -148,7 +148,8 @@ def _source(value: Any, names: dict[Node, str], constants: dict[str, Any]) -> st
     return name
 
 
-def _attribute(node: Node) -> Any:
+def attribute(node: Node) -> Any:
+    """What a `get_attr` node of a traced graph stands for."""
     value: Any = node.graph.owning_module
     for part in str(node.target).split("."):
         value = getattr(value, part)

@@ -1,0 +1,214 @@
+"""Programs for torch's graph interpreter, which runs a step without Python.
+
+Python runs one thread at a time: where ops are short, two cores that run Python programs wait for each other, and each
+call takes some microseconds of Python. The interpreter calls the same kernels in the same order, releases a tensor
+after its last use too, and needs Python only where a value goes to another device.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from placeto.runtime.program import Program, attribute
+
+_ENDS: dict[int, Callable[..., Any]] = {}
+"""What takes or gives the values that cross, by a number that stands in the graph."""
+_NUMBERS = count()
+_LIBRARY = torch.library.Library("placeto", "DEF")
+_LIBRARY.define("give(Tensor(a!) value, int end) -> ()")  # as if it changed the value, so that it is never left out
+_LIBRARY.define("take(int end) -> Tensor")
+_LIBRARY.impl("give", lambda value, end: _ENDS[end](value) and None, "CompositeExplicitAutograd")
+_LIBRARY.impl("take", lambda end: _ENDS[end](), "CompositeExplicitAutograd")
+
+_FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.strided: 0}
+
+
+class NotInterpreted(ValueError):
+    """A program that the interpreter can't run: Python runs it."""
+
+
+class Interpreted:
+    """A program for the interpreter: takes the values of all placeholders, returns the outputs.
+
+    Args:
+        program: on the CPU.
+        timed: also return the nanoseconds before the first call and after each: (outputs, times).
+
+    Raises:
+        NotInterpreted: a call is of no op of torch, or has an argument that the interpreter doesn't know.
+    """
+
+    def __init__(self, program: Program, timed: bool = False) -> None:
+        if program.device.type != "cpu":
+            raise NotInterpreted("on a GPU calls are launched")
+        self.program, self.timed = program, timed
+        graph = _Graph(program, timed)
+        self._inputs, self._constants = graph.inputs, graph.attributes
+        self._leaves, self._spec = graph.leaves, graph.spec
+        self._function = torch._C._create_function_from_graph("step", graph.graph)
+        weakref.finalize(self, _forget, tuple(graph.ends))
+
+    def __call__(self, *values: Any) -> Any:
+        """Run it."""
+        try:
+            with torch.no_grad(), torch.jit.optimized_execution(False):
+                made = self._function(*(values[i] for i in self._inputs), *self._constants)
+        except RuntimeError:
+            if self.program.receives:
+                raise
+            return self.program.compile(time.perf_counter_ns if self.timed else None)(*values)  # raises what it is
+        where = iter(made)
+        outputs = tree_unflatten([next(where) if isinstance(leaf, Node) else leaf for leaf in self._leaves], self._spec)
+        return (outputs, list(where)) if self.timed else outputs
+
+
+def executable(program: Program, stamp: Callable[[], Any] | None = None) -> Callable[..., Any]:
+    """A program as a function, by the interpreter where it can run it; see `Program.compile` for stamps."""
+    try:
+        return Interpreted(program, stamp is not None)
+    except NotInterpreted:
+        return program.compile(stamp)
+
+
+class _Graph:
+    """A program as a graph of the interpreter."""
+
+    def __init__(self, program: Program, timed: bool) -> None:
+        self.program = program
+        self.graph: Any = torch._C.Graph()
+        self.values: dict[Node, Any] = {}  # of each node; a list where it has several
+        self.known: dict[tuple[str, str], Any] = {}
+        self.ends: list[int] = []
+        self.attributes: list[Any] = []
+        self.inputs = self._inputs()
+        for node in program.calls:
+            if node.op == "get_attr" and node not in program.receives:
+                self.values[node] = self.graph.addInput()
+                self.attributes.append(attribute(node).to(program.device))
+        times = [self._time()] if timed else []
+        for node in program.calls:
+            self._call(node)
+            for send in program.sends.get(node, ()):
+                self._insert("placeto::give", [self._tensor(node), self._end(send)], 0)
+            times += [self._time()] if timed else []
+        self.leaves, self.spec = tree_flatten(program.outputs)
+        results = [self._tensor(leaf) for leaf in self.leaves if isinstance(leaf, Node)] + times
+        made = self._insert("prim::TupleConstruct", results, 1).output()
+        made.setType(torch._C.TupleType([value.type() for value in results]))
+        self.graph.registerOutput(made)
+
+    def _inputs(self) -> list[int]:
+        """Which placeholders are needed."""
+        used = {i for call in self.program.calls if call not in self.program.receives for i in call.all_input_nodes}
+        used |= {leaf for leaf in tree_flatten(self.program.outputs)[0] if isinstance(leaf, Node)}
+        found = []
+        for place, node in enumerate(self.program.inputs):
+            if node in used:
+                if not isinstance(node.meta.get("val"), Tensor):
+                    raise NotInterpreted(f"{node.name} is no tensor")
+                self.values[node] = self.graph.addInput()
+                found.append(place)
+        return found
+
+    def _call(self, node: Node) -> None:
+        if node in self.program.receives:
+            self.values[node] = self._insert("placeto::take", [self._end(self.program.receives[node])], 1).output()
+        elif node.target is operator.getitem:
+            source, index = node.args
+            values = self.values[source]  # type: ignore[index]
+            if not isinstance(values, list):
+                raise NotInterpreted(f"{node.name} indexes a value of another device")
+            self.values[node] = values[index]  # type: ignore[index]
+        elif node.op != "get_attr":
+            self._op(node)
+
+    def _op(self, node: Node) -> None:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            raise NotInterpreted(f"{node.name} calls {target}")
+        schema = target._schema
+        values = []
+        for place, argument in enumerate(schema.arguments):
+            if argument.name in node.kwargs:
+                value: Any = node.kwargs[argument.name]
+            elif place < len(node.args) and not argument.kwarg_only:
+                value = node.args[place]
+            else:
+                value = argument.default_value
+            values.append(self._value(value, argument.type, getattr(argument, "N", None)))
+        made = self._insert(schema.name, values, len(schema.returns))
+        outputs = list(made.outputs())
+        for output, returned in zip(outputs, schema.returns, strict=True):
+            output.setType(returned.type)
+        if made.schema() == "(no schema)":
+            raise NotInterpreted(f"the interpreter has no {target} of these arguments")
+        if len(outputs) == 1 and schema.returns[0].type.kind() == "ListType":
+            unpacked = self._insert("prim::ListUnpack", outputs, len(node.meta["val"]))
+            self.values[node] = list(unpacked.outputs())
+        else:
+            self.values[node] = outputs[0] if len(outputs) == 1 else outputs
+
+    def _value(self, value: Any, kind: Any, length: int | None = None) -> Any:
+        """An argument of an op's type, as a value of the graph."""
+        if isinstance(value, Node):
+            return self._tensor(value)
+        name = kind.kind()
+        if name == "OptionalType" and value is not None:
+            return self._value(value, kind.getElementType(), length)
+        if name == "ListType" and value is not None:
+            element = kind.getElementType()
+            items = value if isinstance(value, list | tuple) else [value] * (length or 1)
+            made = self._insert("prim::ListConstruct", [self._value(item, element) for item in items], 1).output()
+            made.setType(torch._C.ListType(torch._C.IntType.get() if element.kind() == "SymIntType" else element))
+            return made
+        if isinstance(value, torch.device):
+            value = self.program.device
+        elif name == "FloatType" and isinstance(value, int):
+            value = float(value)
+        elif isinstance(value, torch.memory_format | torch.layout):
+            value = _FORMATS.get(value, value)
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> Any:
+        key = type(value).__name__, repr(value)
+        if key not in self.known:
+            try:
+                self.known[key] = self.graph.insertConstant(value)
+            except RuntimeError as problem:
+                raise NotInterpreted(f"{value!r} is no constant of the interpreter") from problem
+        return self.known[key]
+
+    def _tensor(self, node: Node) -> Any:
+        value = self.values[node]
+        if isinstance(value, list):
+            raise NotInterpreted(f"{node.name} is several tensors")
+        return value
+
+    def _end(self, function: Callable[..., Any]) -> Any:
+        number = next(_NUMBERS)
+        _ENDS[number] = function
+        self.ends.append(number)
+        return self._constant(number)
+
+    def _time(self) -> Any:
+        output = self._insert("prim::TimePoint", [], 1).output()
+        output.setType(torch._C.IntType.get())
+        return output
+
+    def _insert(self, name: str, values: Sequence[Any], outputs: int) -> Any:
+        return self.graph.insertNode(self.graph.create(name, list(values), outputs))
+
+
+def _forget(ends: Sequence[int]) -> None:
+    for end in ends:
+        _ENDS.pop(end, None)
