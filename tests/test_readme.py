@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,13 +38,16 @@ def test_it_is_short() -> None:
 
 def test_python_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert len(blocks("python")) == 1
-    names: dict[str, object] = {"__name__": "readme"}
-    exec(compile(blocks("python")[0], "README.md", "exec"), names)
+    simulated, run = blocks("python")
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(simulated, "README.md", "exec"), names)
     result = names["result"]
     assert isinstance(result, placeto.PlacementResult)
     assert set(result.devices().values()) == {"gpu:0", "gpu:1"}  # a tower each
     assert placeto.load_placement("placement.json").placement == result.devices()
+    exec(compile(run, "README.md", "exec"), names)
+    assert set(names["placed"].devices().values()) == {"cpu:0", "cpu:1"}
+    assert names["model"](names["x"]).square().mean() < names["loss"]
 
 
 def test_commands_run_in_their_order(
