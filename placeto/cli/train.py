@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro import MISSING
-from tyro.conf import AvoidSubcommands, arg
+from tyro.conf import AvoidSubcommands, UseAppendAction, arg
 
 from placeto.cli.common import (
     DispatchOption,
@@ -32,19 +32,24 @@ from placeto.training.config import AnyTrainConfig, check_config, default_config
 from placeto.training.ranks import Ranks
 from placeto.training.trainer import pretrained_config, train
 
+_PROFILE_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class Arguments:
     """Train a policy on the train split of a family; its validation split chooses the parameters that are kept.
+
+    Rewards are simulated, or measured: then GRAPHs are factories as for `placeto capture`, whose steps are run on
+    --devices of this machine for every placement.
 
     With GRAPHs and neither --family nor --validation-graphs it is trained for these very graphs: they choose the
     parameters too, and the best placement met of each is written to --out. A checkpoint and tensorboard curves are
     always written there. Ctrl-C saves first; --resume goes on.
     """
 
-    cluster: str
-    """a name from `placeto list clusters`, or a cluster file"""
     config: AvoidSubcommands[Annotated[AnyTrainConfig, arg(name="")]]
+    cluster: OptionalText = None
+    """a name from `placeto list clusters`, or a cluster file"""
     dispatch: DispatchOption = None
     """which of its ready ops a device runs next: fifo, priority or list (program order); the cluster's if not given"""
     graphs: GraphArguments = ()
@@ -58,6 +63,12 @@ class Arguments:
     without warm-up"""
     resume: bool = False
     """go on from the checkpoint in --out"""
+    reward: Literal["simulated", "measured"] = "simulated"
+    """step times that reinforcement learns from"""
+    devices: Annotated[str | None, arg(metavar="NAMES")] = None
+    """where measured steps run: devices of this machine, as cpu:0,cpu:1,cuda:0, in place of --cluster"""
+    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
+    """an argument of the factories whose steps are run, such as depth=4; may be given several times"""
 
 
 def defaults(arguments: Sequence[str]) -> Arguments:
@@ -65,11 +76,11 @@ def defaults(arguments: Sequence[str]) -> Arguments:
     placer, checkpoint = _value(arguments, "--placer"), _value(arguments, "--checkpoint")
     missing: Any = MISSING
     if checkpoint is None:
-        return Arguments(cluster=missing, config=default_config(placer or "placeto", missing))
+        return Arguments(default_config(placer or "placeto", missing))
     config = pretrained_config(checkpoint, load_checkpoint(checkpoint), missing)
     if placer not in (None, config.placer):
         raise UsageError(f"--checkpoint {checkpoint}: holds the placer {config.placer!r}, not {placer!r}")
-    return Arguments(cluster=missing, config=config)
+    return Arguments(config)
 
 
 def run(arguments: Arguments) -> None:
@@ -90,8 +101,15 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"--out {out}: must be a directory")
     if arguments.family is None and not arguments.graphs:
         raise UsageError("nothing to train on: give --family NAME, or GRAPHs")
-    cluster, costs = find_cluster(arguments.cluster, arguments.dispatch), load_costs(config.costs)
     initial = load_checkpoint(arguments.checkpoint) if arguments.checkpoint is not None else None
+    if arguments.reward == "measured":
+        _train_measured(replace(arguments, config=config), initial)
+        return
+    if arguments.devices is not None:
+        raise UsageError("--devices: steps run there with --reward measured alone")
+    if arguments.cluster is None:
+        raise UsageError("--cluster is needed, a name from `placeto list clusters`, or a cluster file")
+    cluster, costs = find_cluster(arguments.cluster, arguments.dispatch), load_costs(config.costs)
     with Ranks.from_environment(config.device) as ranks:
         _train(replace(arguments, config=config), cluster, costs, initial, ranks)
 
@@ -119,6 +137,42 @@ def _train(
         train(config, problems, validation, initial=initial, resume=arguments.resume, report=bar.update)
     if single:
         _print_best(problems, out)
+    print(f"checkpoint   {out / FILE_NAME}")
+    print(f"curves       tensorboard --logdir {out}")
+
+
+def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> None:
+    """Train on the graphs of factories, for these alone, by steps that are run."""
+    from placeto.cli.profile import real_step_of
+    from placeto.problem.cluster_files import load_cluster, save_cluster
+    from placeto.problem.profiled import load_profiled, save_profiled
+    from placeto.runtime.devices import open_devices
+    from placeto.runtime.measured import MeasuredSteps
+    from placeto.runtime.profiling import profile
+
+    config, out = arguments.config, Path(arguments.config.out)
+    if arguments.devices is None or arguments.cluster is not None:
+        raise UsageError("--reward measured: give --devices of this machine, as cpu:0,cpu:1, and no --cluster")
+    if arguments.family is not None or arguments.validation_graphs or not arguments.graphs:
+        raise UsageError("--reward measured: needs factories, package.module:function or file.py:function, to run")
+    if getattr(config.learning, "supervised", 0.0):
+        raise UsageError("--reward measured: the supervised stage is simulated; add --learning.reinforcement 1")
+    devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
+    steps = {name: real_step_of(name, arguments.settings, inference=False) for name in arguments.graphs}
+    files = out / "cluster.json", out / "costs.json"
+    if not arguments.resume:
+        made = profile(list(steps.values()), devices, _PROFILE_SECONDS)
+        out.mkdir(parents=True, exist_ok=True)
+        save_cluster(made.cluster, files[0])
+        save_profiled(made.costs, files[1])
+    cluster, costs = load_cluster(files[0]), load_profiled(files[1])
+    problems = {name: PlacementProblem(step.capture.graph, cluster, costs) for name, step in steps.items()}
+    measure = MeasuredSteps(list(problems.values()), list(steps.values()), devices)
+    with ProgressBar("training", total=1.0) as bar:
+        train(config, problems, None, initial=initial, resume=arguments.resume, report=bar.update, measure=measure)
+    for number, name in enumerate(problems):
+        best, one = measure.best_us(number), measure.one_device_us[number]
+        print(f"best met     {name}: {best:.1f} us measured, {best / one:.4f} of one device")
     print(f"checkpoint   {out / FILE_NAME}")
     print(f"curves       tensorboard --logdir {out}")
 

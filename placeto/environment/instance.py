@@ -6,7 +6,7 @@ pairs of groups that exchange tensors).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -112,6 +112,10 @@ def _reach(pairs: np.ndarray, traversal: np.ndarray) -> np.ndarray:
     return reach
 
 
+Measure = Callable[[int, np.ndarray], float]
+"""Microseconds that a step takes when it is run: of an instance, by its number, with (N,) devices of its ops."""
+
+
 @dataclass(frozen=True, eq=False)
 class InstanceBatch:
     """C instances in one set of flat arrays; their graphs and clusters may differ in everything."""
@@ -122,9 +126,10 @@ class InstanceBatch:
     num_groups: np.ndarray  # (C,) int64
     num_devices: np.ndarray  # (C,) int64
     num_pairs: np.ndarray  # (C,) int64
+    measure: Measure | None = None  # if given, makespans of episodes are measured
 
     @classmethod
-    def of(cls, instances: Sequence[Instance]) -> InstanceBatch:
+    def of(cls, instances: Sequence[Instance], measure: Measure | None = None) -> InstanceBatch:
         """Concatenate instances."""
         return cls(
             instances=tuple(instances),
@@ -133,6 +138,7 @@ class InstanceBatch:
             num_groups=np.array([i.groups.num_groups for i in instances], np.int64),
             num_devices=np.array([i.problem.num_devices for i in instances], np.int64),
             num_pairs=np.array([i.pairs.shape[1] for i in instances], np.int64),
+            measure=measure,
         )
 
     @property

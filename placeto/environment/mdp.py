@@ -20,6 +20,7 @@ from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch
 from placeto.environment.observation import observe
 from placeto.environment.tensors import to_data
+from placeto.problem.grouping import expand
 from placeto.simulator.memory import penalised
 
 
@@ -103,6 +104,10 @@ def _observe(
     batch: InstanceBatch, index: np.ndarray, placement: np.ndarray, visited: np.ndarray, steps: np.ndarray
 ) -> tuple[Data, np.ndarray]:
     seen, makespan_us, overflow = observe(batch, index, placement, visited, steps)
+    if batch.measure is not None:
+        for row, number in enumerate(index.tolist()):
+            groups = batch.instances[number].groups
+            makespan_us[row] = batch.measure(number, expand(groups, placement[row, : groups.num_groups]))
     return to_data(seen), penalised(makespan_us, overflow) / batch.single_us[index]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from placeto.environment.instance import Measure
 from placeto.formats.gantt import gantt_figure
 from placeto.formats.placement import save_placement
 from placeto.policies import POLICIES
@@ -61,6 +62,7 @@ def train(
     initial: Mapping[str, Any] | None = None,
     resume: bool = False,
     report: Callable[[float, str], None] = lambda done, note: None,
+    measure: Measure | None = None,
 ) -> dict[str, float]:
     """Train a policy on some problems and choose its parameters on others.
 
@@ -77,6 +79,8 @@ def train(
         resume: go on from the checkpoint in ``config.out``. With the same `config.iterations` the end is bit-identical
             with that of an uninterrupted run on the same machine; limits in minutes depend on the clock.
         report: called with the finished share in 0..1 and a note.
+        measure: if given, rewards are measured step times, of training problems by their number; validation and the
+            labels of the supervised stage stay simulated. For one process.
 
     Returns:
         The last logged numbers by tensorboard tag.
@@ -96,7 +100,9 @@ def train(
         find_checkpoint(config.out)
     with Ranks.from_environment(config.device) as ranks, _own(config.out) if ranks.first else nullcontext():
         _check_ranks(config, problems, ranks)
-        return _train(config, problems, validation, initial, resume, report if ranks.first else _say_nothing, ranks)
+        return _train(
+            config, problems, validation, initial, resume, report if ranks.first else _say_nothing, ranks, measure
+        )
 
 
 @contextmanager
@@ -119,6 +125,7 @@ def _train(
     resume: bool,
     report: Callable[[float, str], None],
     ranks: Ranks,
+    measure: Measure | None,
 ) -> dict[str, float]:
     """The same for all ranks: what decides is the first one's clock, and anyone's wish to stop."""
     began = time.perf_counter()
@@ -127,7 +134,7 @@ def _train(
     set_threads(config.threads, config.threads if ranks.size > 1 else None)
     saved = load_checkpoint(config.out) if resume else None
     learner: Learner = LEARNERS[POLICIES[config.placer].kind](
-        config, problems, validation, lambda note: report(0.0, note), ranks
+        config, problems, validation, lambda note: report(0.0, note), ranks, measure
     )
     state = learner.initial_state()
     if initial is not None:

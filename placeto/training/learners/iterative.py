@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from placeto.environment.config import EnvConfig
-from placeto.environment.instance import Instance, InstanceBatch, make_instance
+from placeto.environment.instance import Instance, InstanceBatch, Measure, make_instance
 from placeto.environment.mdp import reset
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.naive import try_single
@@ -54,7 +54,11 @@ class Family:
 
     @classmethod
     def of(
-        cls, problems: Mapping[str, PlacementProblem], learning: LearningConfig, report: Callable[[str], None]
+        cls,
+        problems: Mapping[str, PlacementProblem],
+        learning: LearningConfig,
+        report: Callable[[str], None],
+        measure: Measure | None = None,
     ) -> Family:
         """Group the ops of each problem and place it by the cheap heuristics, and by annealing if that is asked for.
 
@@ -74,7 +78,7 @@ class Family:
             return instance, starts, cheap.score[0], np.zeros((0, instance.groups.num_groups), np.int64)
 
         instances, starts, heuristic, searched = zip(*prepare(problems, one, report), strict=True)
-        return cls(InstanceBatch.of(instances), starts, np.array(heuristic), searched)
+        return cls(InstanceBatch.of(instances, measure), starts, np.array(heuristic), searched)
 
     @property
     def best_starts(self) -> np.ndarray:
@@ -95,15 +99,16 @@ class IterativeLearner:
         validation: Mapping[str, PlacementProblem],
         report: Callable[[str], None],
         ranks: Ranks = ALONE,
+        measure: Measure | None = None,
     ) -> None:
         self.config, self.ranks = config, ranks
         self.problems, self.validation = problems, validation
-        self.family = Family.of(problems, config.learning, report)
+        self.family = Family.of(problems, config.learning, report, measure)
         self.held_out = Family.of(validation, replace(config.learning, parts=0.0, annealed=0.0), report)
 
     def initial_state(self) -> TrainState:
         """A fresh policy; the best placements met are the best starts."""
-        config, learning = self.config, self.config.learning
+        config, learning, family, starts = self.config, self.config.learning, self.family, self.family.starts
         torch.manual_seed(config.seed)
         policy = POLICIES[config.placer].policy(config.policy).to(config.device)
         remembers = learning.replay and learning.supervised
@@ -112,9 +117,11 @@ class IterativeLearner:
             optimizer=torch.optim.Adam(policy.parameters(), lr=learning.lr),
             torch_random=torch.Generator().manual_seed(config.seed),
             random=np.random.default_rng(config.seed),
-            elite=self.family.best_starts,
-            elite_score=np.array([starts.score[0] for starts in self.family.starts]),
-            replay=Replay(learning.replay, self.family.batch.max_groups, learning.labels) if remembers else None,
+            elite=family.best_starts,
+            elite_score=np.full(len(starts), np.inf)
+            if family.batch.measure
+            else np.array([s.score[0] for s in starts]),
+            replay=Replay(learning.replay, family.batch.max_groups, learning.labels) if remembers else None,
         )
 
     def iterate(self, state: TrainState, done: float) -> dict[str, float]:

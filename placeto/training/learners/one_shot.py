@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from placeto.environment.instance import Measure
 from placeto.environment.rewards import square_root
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies import POLICIES
@@ -44,6 +45,7 @@ class Family:
     batch: ProblemBatch
     single_us: np.ndarray  # (C,) float64, best single-device makespan
     heuristic: np.ndarray  # (C,) float64, relative makespan of the best cheap heuristic
+    measure: Measure | None = None  # if given, makespans are measured
 
     @classmethod
     def of(
@@ -72,7 +74,12 @@ class Family:
 
     def score(self, index: np.ndarray, placements: np.ndarray) -> np.ndarray:
         """(B,) penalised makespans relative to the best single device, of placements (B, W) of problems (B,)."""
-        return penalised(*simulate_batch(self.batch, index, placements)) / self.single_us[index]
+        makespan_us, overflow = simulate_batch(self.batch, index, placements)
+        if self.measure is not None:
+            ops = [self.batch.problems[number].num_ops for number in index]
+            rows = zip(index.tolist(), placements, ops, strict=True)
+            makespan_us = np.array([self.measure(number, row[:count]) for number, row, count in rows])
+        return penalised(makespan_us, overflow) / self.single_us[index]
 
 
 class OneShotLearner:
@@ -85,12 +92,14 @@ class OneShotLearner:
         validation: Mapping[str, PlacementProblem],
         report: Callable[[str], None],
         ranks: Ranks = ALONE,
+        measure: Measure | None = None,
     ) -> None:
         self.config, self.ranks = config, ranks
         self.problems, self.validation = problems, validation
         self.family = Family.of(problems, config.policy.units, config.device, report)
         same = validation is problems  # what is cheap for others takes seconds for a graph of 50,000 ops
         self.held_out = self.family if same else Family.of(validation, config.policy.units, config.device, report)
+        self.family = replace(self.family, measure=measure)
 
     def initial_state(self) -> TrainState:
         """A fresh policy, no placement met."""

@@ -1,0 +1,70 @@
+"""Step times as they are measured, for placers that learn from real runs as those of Mirhoseini et al. 2017 did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from placeto.problem.problem import PlacementProblem
+from placeto.runtime.devices import LocalDevice
+from placeto.runtime.placed import PlacedStep, RunError
+from placeto.runtime.steps import RealStep
+from placeto.simulator.schedule import simulate
+
+WARM_UP, RUNS = 2, 5
+"""Runs of a placement that don't count, and those whose median does."""
+FAILED = 10.0
+"""What a placement that can't be run, such as for lack of memory, is taken to last: so many times one device."""
+
+
+class MeasuredSteps:
+    """Runs placements of some problems' steps.
+
+    Args:
+        problems: (C,) each gives placements their order.
+        steps: (C,) what is run.
+        devices: of the problems' cluster.
+
+    Raises:
+        RunError: a step can't be run on the first device alone.
+    """
+
+    def __init__(
+        self, problems: Sequence[PlacementProblem], steps: Sequence[RealStep], devices: Sequence[LocalDevice]
+    ) -> None:
+        self.problems, self.steps, self.devices = problems, steps, devices
+        self._known: dict[tuple[int, bytes], float] = {}
+        self.one_device_us = [
+            self._run(number, np.zeros(problem.num_ops, np.int64)) for number, problem in enumerate(problems)
+        ]
+
+    def __call__(self, number: int, placement: np.ndarray) -> float:
+        """Microseconds of a step, the median of some runs; the same placement is run once.
+
+        Args:
+            number: of the problem.
+            placement: (N,) device of each op.
+        """
+        key = number, np.ascontiguousarray(placement, np.int64).tobytes()
+        if key not in self._known:
+            try:
+                self._known[key] = self._run(number, placement)
+            except (RunError, MemoryError):
+                self._known[key] = FAILED * self.one_device_us[number]
+        return self._known[key]
+
+    def best_us(self, number: int) -> float:
+        """Microseconds of the fastest placement of a problem that was run."""
+        times = [us for (of, _), us in self._known.items() if of == number]
+        return min([self.one_device_us[number], *times])
+
+    def _run(self, number: int, placement: np.ndarray) -> float:
+        step, order = self.steps[number], simulate(self.problems[number], placement).device_order
+        placed, times = PlacedStep(step.capture, placement, order, self.devices), []
+        for _ in range(WARM_UP + RUNS):
+            start = time.perf_counter()
+            placed.run(step.leaves)
+            times.append(time.perf_counter() - start)
+        return float(np.median(times[WARM_UP:])) * 1e6
