@@ -80,7 +80,7 @@ def test_help_of_train_shows_the_policy_of_the_placer(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ((), "--cluster STR"),
+        ((), "--out STR"),
         (("--cluster", "2xv100", "--out", "run", "--seed", 10**26), "seed must be below 2^63"),
         (("--cluster", "2xv100", "--out", "run", "--learning.lr", "nan"), "learning.lr must be finite, not nan"),
         (("--cluster", "2xv100", "--out", "run", "--learning.lr", "1e30"), "learning.lr must be at most 1, not 1e+30"),
