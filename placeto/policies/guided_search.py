@@ -19,7 +19,7 @@ from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.observation import observe
 from placeto.heuristics.common import Rule
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
-from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, best_cheap, round_best, round_to_groups
+from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, begin, round_best, round_to_groups
 from placeto.policies.compiled import CompiledPolicy
 from placeto.problem.grouping import join_groups
 from placeto.problem.problem import PlacementProblem
@@ -90,7 +90,7 @@ class GuidedPlacer:
     Sweeps go from few joined groups to all, annealing follows; then the groups are split into parts, of which there is
     another sweep, and which are annealed in turn. Without a budget it takes `DEFAULT_SIMULATIONS`.
 
-    It begins with the constructive placers (see `best_cheap`) and one pass, which is the policy's zero-shot answer: a
+    It begins with the constructive placers (see `begin`) and one pass, which is the policy's zero-shot answer: a
     sweep over joined groups, one over all and one over the parts of groups, together with a simulation a group. So
     it is never worse than the best of these placers, nor than its own pass, where there are simulations for them: some
     25 and one a group. Less leaves the pass out, and so do limits in seconds. With a budget of 0 simulations the pass
@@ -118,9 +118,9 @@ class GuidedPlacer:
             simulations = DEFAULT_SIMULATIONS
         began = time.perf_counter()
         with one_thread():
-            instance = make_instance(problem)
-            evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
+            evaluator = Evaluator(problem, None, simulations, seconds, began)
             if self._starts(evaluator, seed):
+                instance = make_instance(problem, evaluator.groups)
                 if seconds is None and evaluator.remaining >= instance.groups.num_groups:
                     self._pass(instance, evaluator)
                 self._search(instance, evaluator, np.random.default_rng(seed))
@@ -130,15 +130,14 @@ class GuidedPlacer:
         """The policy's zero-shot answer, with what its simulations were counted as."""
         began = time.perf_counter()
         with one_thread():
-            instance = make_instance(problem)
-            evaluator = Evaluator(problem, instance.groups, None, seconds, began)
+            evaluator = Evaluator(problem, None, None, seconds, began)
             if self._starts(evaluator, seed):
-                self._pass(instance, evaluator)
+                self._pass(make_instance(problem, evaluator.groups), evaluator)
             return replace(evaluator.result(), placer="placeto")
 
     def _starts(self, evaluator: Evaluator, seed: int) -> bool:
         """Try the constructive placers; whether anything is left to do."""
-        _, score = best_cheap(evaluator, seed)
+        _, score = begin(evaluator, seed)
         return evaluator.problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted
 
     def _search(self, instance: Instance, evaluator: Evaluator, random: np.random.Generator) -> None:

@@ -149,7 +149,39 @@ def split_groups(problem: PlacementProblem, groups: Groups, max_groups: int) -> 
             other = max(within[root].items(), key=lambda pair: (pair[1], -pair[0]))[0]
             kept = merge(units, within, root, other)
             heapq.heappush(heap, (units.work[kept], kept))
-    parts = _finish(problem.graph, units, _labels(problem.graph))
+    return _parts(problem.graph, units, groups)
+
+
+def cut_groups(problem: PlacementProblem, groups: Groups, placement: np.ndarray) -> Groups:
+    """Cut groups where a placement (N,) of ops does: what it has on one device of a group is a part; cached.
+
+    What a heuristic places op by op can then be searched on from. The parts of each group, and of each of its sets, are
+    sets of their own. If the placement keeps groups together, these are the groups.
+
+    Args:
+        problem: as in `group_ops`.
+        groups: which keep the hard rules, as those of `group_ops` and `join_groups` do.
+        placement: which keeps ops of one colocation id together.
+    """
+    return _cut_groups(problem, groups, np.ascontiguousarray(placement, np.int64).tobytes())
+
+
+@lru_cache(maxsize=64)
+def _cut_groups(problem: PlacementProblem, groups: Groups, placement: bytes) -> Groups:
+    device = np.frombuffer(placement, np.int64)
+    if np.array_equal(device[groups.first_op][groups.group], device):
+        return groups
+    units = Units(problem)
+    first: dict[tuple[int, int], int] = {}
+    _join_hard(problem.graph, units)
+    for op, key in enumerate(zip(groups.group.tolist(), device.tolist(), strict=True)):
+        units.join(first.setdefault(key, op), op)
+    return _parts(problem.graph, units, groups)
+
+
+def _parts(graph: ComputationGraph, units: Units, groups: Groups) -> Groups:
+    """Units as parts of groups."""
+    parts = _finish(graph, units, _labels(graph))
     home = np.empty(parts.num_groups, np.int64)  # (parts,) the group of each
     home[parts.group] = groups.group
     wholes = [np.flatnonzero(np.isin(home, whole)) for whole in (*np.arange(groups.num_groups), *groups.sets)]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from graphs import FAMILIES
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS, SEARCHES
@@ -18,7 +19,7 @@ from placeto.heuristics.local_search.descents import DESCENT, hillclimb, ils
 from placeto.heuristics.local_search.guide import estimate, new_scratch
 from placeto.heuristics.local_search.local_search import LocalSearch, LocalSearchConfig
 from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
-from placeto.heuristics.local_search.starts import best_cheap
+from placeto.heuristics.local_search.starts import begin, best_cheap
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
@@ -195,6 +196,17 @@ def test_multilevel_annealing_splits_groups_where_it_has_simulations_to_spare() 
     assert ends[8000].groups.num_groups > groups.num_groups == 200
     assert ends[8000].best_score < anneal(problem, simulations=8000).makespan_us
     assert simulate(problem, ends[8000].result().placement).makespan_us == ends[8000].best_score
+
+
+def test_a_search_begins_where_the_best_placement_op_by_op_is() -> None:
+    problem = PlacementProblem(FAMILIES["cifar10"].load("train", 1), load_cluster("2xv100"), ROOFLINE)
+    rounded, cut = Evaluator(problem), Evaluator(problem)
+    _, grouped = best_cheap(rounded)
+    start, score = begin(cut)
+    assert cut.best is not None
+    assert cut.groups.num_groups > rounded.groups.num_groups
+    np.testing.assert_array_equal(start[cut.groups.group], cut.best)
+    assert score == simulate(problem, cut.best).makespan_us < grouped
 
 
 def test_searches_are_repeatable() -> None:

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from placeto.capture import capture_training
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.grouping import Groups, expand, group_ops, join_groups, split_groups
+from placeto.problem.grouping import Groups, cut_groups, expand, group_ops, join_groups, split_groups
 from placeto.problem.problem import PlacementProblem
 from tests.toys import random_graph
 
@@ -259,6 +259,23 @@ def test_parts_are_within_groups_and_as_many_as_asked(name: str) -> None:
     assert finest.num_groups > 2 * groups.num_groups
     with pytest.raises(ValueError, match="max_groups must be >= 1, not 0"):
         split_groups(graph, groups, 0)
+
+
+def test_groups_are_cut_where_a_placement_does() -> None:
+    graph = PlacementProblem(random_graph(0, 120), load_cluster("4xv100"))
+    groups = group_ops(graph, 20)
+    whole = np.arange(groups.num_groups)[groups.group] % 4
+    assert cut_groups(graph, groups, whole) is groups
+    finest = split_groups(graph, groups, 10**6)
+    placement = np.random.default_rng(0).integers(4, size=finest.num_groups)[finest.group]
+    cut = cut_groups(graph, groups, placement)
+    assert cut_groups(graph, groups, placement.copy()) is cut
+    np.testing.assert_array_equal(placement[cut.first_op][cut.group], placement)
+    pairs = np.unique(np.stack([groups.group, placement]), axis=1)
+    assert groups.num_groups < cut.num_groups == pairs.shape[1], "no finer than the placement"
+    for group in range(groups.num_groups):
+        members = np.unique(cut.group[groups.group == group])
+        assert len(members) < 2 or any(np.array_equal(members, each) for each in cut.sets)
 
 
 def test_parts_keep_colocated_ops_together() -> None:

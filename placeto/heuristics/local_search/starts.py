@@ -17,7 +17,7 @@ from placeto.heuristics.list_scheduling import try_etf, try_heft
 from placeto.heuristics.naive import try_fastest, try_roundrobin, try_single
 from placeto.heuristics.partition import try_expert, try_metis
 from placeto.heuristics.repair import repair
-from placeto.problem.grouping import Groups
+from placeto.problem.grouping import Groups, cut_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
@@ -56,6 +56,17 @@ def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
     return evaluator.best_groups
 
 
+def begin(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
+    """As `best_cheap`; the evaluator's groups are then cut where the best placement does, if it is one op by op."""
+    best_cheap(evaluator, seed)
+    placement = evaluator.best
+    if placement is not None and evaluator.best_score < evaluator.best_groups[1] and not evaluator.exhausted:
+        evaluator.regroup(cut_groups(evaluator.problem, evaluator.groups, placement))
+        if not np.array_equal(evaluator.best_groups[0], placement[evaluator.groups.first_op]):
+            evaluator.score(placement[evaluator.groups.first_op])  # by the problem's dispatch
+    return evaluator.best_groups
+
+
 def round_best(evaluator: Evaluator) -> None:
     """Where the best placement doesn't keep groups together, score what is next to it and does."""
     if evaluator.best is not None and evaluator.best_score < evaluator.best_groups[1]:
@@ -82,6 +93,6 @@ def search_from_cheap(
 
 def follow(method: Method, evaluator: Evaluator, seed: int) -> None:
     """Follow a method from the best cheap placement, as far as the evaluator's budget goes."""
-    start, score = best_cheap(evaluator, seed)
+    start, score = begin(evaluator, seed)
     if evaluator.problem.num_devices > 1 and score < math.inf and not evaluator.exhausted:
         method(evaluator, start, np.random.default_rng(seed))
