@@ -27,6 +27,7 @@ class CriticalPath:
 
     steps: np.ndarray  # (K,) int64: op i as i, send s as N + s
     needed: np.ndarray  # (K,) bool: the next step needs its result; else it kept the device or link of the next busy
+    took_us: np.ndarray  # (K,) float64, until the next step could begin but for overheads and gaps
     time_us: dict[str, float]  # what of the makespan goes to each of `PARTS`
 
     @property
@@ -68,7 +69,7 @@ def critical_path(schedule: Schedule) -> CriticalPath:
         return found
 
     time = dict.fromkeys(PARTS, 0.0)
-    steps, needed = [], []
+    steps, needed, took = [], [], []
     step, until, wanted = int(free.argmax()), float(schedule.makespan_us), True
     while step >= 0:
         part = (COMPUTE if wanted else DEVICE) if step < count else (TRANSFER if wanted else LINK)
@@ -79,15 +80,19 @@ def critical_path(schedule: Schedule) -> CriticalPath:
         time[IDLE] += until - max(launched, ended)
         steps.append(step)
         needed.append(wanted)
+        took.append(ended - float(start[step]))
         until = float(start[step])
         # the latest of all that it waited for; at equal times an input, then what took the longest
-        causes = [(float(finish[cause]), True, float(finish[cause] - start[cause]), cause) for cause in inputs(step)]
-        causes += [(min(at, until), False, float(finish[cause] - start[cause]), cause) for cause, at in before[step]]
+        given = inputs(step)
+        causes = [(float(finish[cause]), True, float(finish[cause] - start[cause]), cause) for cause in given]
+        causes += [
+            (min(at, until), cause in given, float(finish[cause] - start[cause]), cause) for cause, at in before[step]
+        ]
         if not causes or until == 0.0:
             time[IDLE] += until
             break
         _, wanted, _, step = max(causes)
-    return CriticalPath(np.array(steps[::-1]), np.array(needed[::-1]), time)
+    return CriticalPath(np.array(steps[::-1]), np.array(needed[::-1]), np.array(took[::-1]), time)
 
 
 def _before(schedule: Schedule, free: np.ndarray) -> list[list[tuple[int, float]]]:
