@@ -109,4 +109,3 @@ def write_report(
         rivals.append(Rival(other, found.makespan_us, found.fits, found.simulations, found.seconds))
     save_report(schedule, path, name, placer, rivals)
     say(f"report       {path} ({format_bytes(path.stat().st_size)})")
-

@@ -50,7 +50,11 @@ def report_page(schedule: Schedule, title: str, placer: str = "", rivals: Sequen
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"bytes": format_bytes, "us": format_us}
     path, cluster = critical_path(schedule), schedule.problem.cluster
@@ -76,7 +80,9 @@ def report_page(schedule: Schedule, title: str, placer: str = "", rivals: Sequen
 
 def _compared(schedule: Schedule, placer: str, rivals: Sequence[Rival]) -> tables.Table:
     own = schedule.makespan_us or 1.0
-    rows = [(schedule.makespan_us, "1.00", "yes" if schedule.fits else "no", "", "", f"{placer or 'this'} (this report)")]
+    rows = [
+        (schedule.makespan_us, "1.00", "yes" if schedule.fits else "no", "", "", f"{placer or 'this'} (this report)")
+    ]
     rows += [
         (
             rival.makespan_us,

@@ -109,7 +109,9 @@ def _bounds(schedule: Schedule, path: CriticalPath) -> str:
             total[pair] = total.get(pair, 0.0) + us
         src, dst = max(total, key=lambda pair: total[pair])
         share = total[src, dst] / (schedule.makespan_us or 1.0)
-        text += f"; from {names[src]} to {names[dst] if dst >= 0 else 'all'} a tensor is on its way for {share:.0%} of it"
+        text += (
+            f"; from {names[src]} to {names[dst] if dst >= 0 else 'all'} a tensor is on its way for {share:.0%} of it"
+        )
     bound = problem.lower_bound_us
     times = schedule.makespan_us / bound if bound else 1.0
     text += f". No placement on {problem.cluster.name} takes less than {format_us(bound)}; this one takes {times:.2f} "
@@ -123,7 +125,9 @@ def _memory(schedule: Schedule) -> str:
     held = f"{format_bytes(int(peak[fullest]))} of {format_bytes(int(cluster.memory[fullest]))}"
     text = f"The fullest device, {cluster.device_names[fullest]}, holds {held} at its peak"
     if len(over):
-        missing = ", ".join(f"{format_bytes(int((peak - cluster.memory)[d]))} on {cluster.device_names[d]}" for d in over)
+        missing = ", ".join(
+            f"{format_bytes(int((peak - cluster.memory)[d]))} on {cluster.device_names[d]}" for d in over
+        )
         return f"It does not fit: {missing} too much. {text}."
     return f"It fits. {text}."
 
