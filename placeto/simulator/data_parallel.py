@@ -50,7 +50,8 @@ class DataParallel:
 
     def gain(self, makespan_us: float) -> tuple[float, float]:
         """How many times the samples a second of a placement: at least, and at most."""
-        return self.batches * makespan_us / self.most_us, self.batches * makespan_us / self.least_us
+        placed_us = self.batches * makespan_us
+        return _ratio(placed_us, self.most_us), _ratio(placed_us, self.least_us)
 
 
 def data_parallel(problem: PlacementProblem) -> DataParallel:
@@ -100,3 +101,9 @@ def best_ring(cluster: Cluster, size: int) -> tuple[tuple[int, ...], float]:
                 slowest = max(slowest, float(times[crossed].max(initial=0.0)))
             best = min(best, (slowest, ring))
     return best[1], 2 * (cluster.num_devices - 1) * best[0]
+
+
+def _ratio(time_us: float, other_us: float) -> float:
+    if other_us > 0:
+        return time_us / other_us
+    return 1.0 if time_us == 0 else np.inf

@@ -61,7 +61,6 @@ def lives(
     consumer there. What is resident memory, such as a parameter, takes nothing more where it is made. Nor does a view
     beside the tensor that it is a part of, which lives as long as the last of its views.
     """
-    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
     edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
     tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
     d = flat.device_offset[p + 1] - flat.device_offset[p]

@@ -57,7 +57,8 @@ def test_what_ends_last_of_a_known_optimum() -> None:
 def test_the_parts_add_up_and_nothing_is_left_unexplained(seed: int) -> None:
     rng = np.random.default_rng(seed)
     transfers, link, shared = [
-        ("unicast", "egress", True), ("unicast", "pair", False), ("broadcast", "egress", False), ("unicast", "free", False)
+        ("unicast", "egress", True), ("unicast", "pair", False), ("broadcast", "egress", False),
+        ("unicast", "free", False),
     ][seed % 4]  # fmt: skip
     problem, placement = random_problem(rng, transfers, link, ("fifo", "priority", "list")[seed % 3], shared)
     schedule = simulate(problem, placement)

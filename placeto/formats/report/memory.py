@@ -37,10 +37,11 @@ def memory_pictures(schedule: Schedule) -> list[MemoryPicture]:
     """One for each device that is used, of the first 64."""
     used = np.unique(schedule.placement)[:_MOST].tolist()
     timelines, end_us = memory_timelines(schedule), schedule.makespan_us or 1.0
-    return [_picture(schedule, device, *timelines[device], end_us) for device in used]
+    return [_picture(schedule, device, timelines[device], end_us) for device in used]
 
 
-def _picture(schedule: Schedule, number: int, times: np.ndarray, sizes: np.ndarray, end_us: float) -> MemoryPicture:
+def _picture(schedule: Schedule, number: int, timeline: tuple[np.ndarray, np.ndarray], end_us: float) -> MemoryPicture:
+    times, sizes = timeline
     device, peak = schedule.problem.cluster.devices[number], int(sizes.max())
     below = peak < _LOW * device.memory
     top = 1.08 * (peak if below else max(peak, device.memory)) or 1.0
