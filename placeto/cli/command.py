@@ -21,6 +21,8 @@ COMMANDS = {
     "place": "Place one graph on a cluster.",
     "evaluate": "Compare placers on many graphs at equal budgets.",
     "simulate": "Simulate a placement and say what it costs.",
+    "report": "Write a page on a placement, for a browser.",
+    "compare": "Place one graph on several clusters, beside data parallelism.",
     "capture": "Turn a PyTorch model into a graph file.",
     "profile": "Measure the ops of models on this machine.",
     "run": "Run a placed model on devices of this machine.",

@@ -21,6 +21,7 @@ from placeto.cli.common import (
     note,
     say,
 )
+from placeto.cli.report import check_page, write_report
 from placeto.placers import choose_placer, resolve_graph
 
 
@@ -48,12 +49,15 @@ class Arguments:
     """write the placement to this .json file"""
     plot: OptionalPath = None
     """draw the schedule to this .png, .svg or .pdf file"""
+    report: OptionalPath = None
+    """write a page on the placement to this .html file, as `placeto report` does"""
 
 
 def run(arguments: Arguments) -> None:
     """Place, print a summary, write what was asked for."""
     check_output("--out", arguments.output)
     check_output("--plot", arguments.plot)
+    check_page("--report", arguments.report)
     arguments.budget.check()
     if arguments.plot is not None:
         from placeto.formats.gantt import check_suffix
@@ -86,6 +90,8 @@ def run(arguments: Arguments) -> None:
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch if result.order is None else 'list'}")
     say(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
     say(describe(schedule))
+    if arguments.report is not None:
+        write_report(schedule, problem, arguments.report, name, placer_name)
     if missing := missing_memory(schedule):
         note(
             f"{placer_name} found no placement of {name} that fits in the memory of {cluster.name}: {missing} too much"

@@ -6,12 +6,18 @@ Figures are made without pyplot, so they share no state and need no display.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+
+from placeto.problem.units import format_us
+
+if TYPE_CHECKING:
+    from placeto.evaluation.machines import Machine
 
 
 def curve_figure(
@@ -103,4 +109,47 @@ def panel_figure(
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(list(shown.values()), list(shown), loc="outside right upper", fontsize="small", frameon=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    return figure
+
+
+def machine_figure(machines: Sequence[Machine], title: str) -> Figure:
+    """Time for a batch on each cluster: of the placement, and with a replica on each device, at best and at worst.
+
+    What doesn't fit in memory is hatched. Prices stand beside the bars of clusters that have one.
+    """
+    figure = Figure(figsize=(9, 1.1 + 0.85 * len(machines)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    longest = max(max(m.result.makespan_us, m.replicas.most_us / m.replicas.batches) for m in machines) or 1.0
+    scale, unit = (1e3, "ms") if longest >= 2e3 else (1.0, "µs")
+    placed, least, more = "placed", "replicas, gradients' way hidden", "replicas, gradients' way not hidden"
+    colors = {placed: "tab:blue", least: "tab:orange", more: "navajowhite"}
+    for place, machine in enumerate(machines):
+        replicas = machine.replicas
+        best, worst = replicas.least_us / replicas.batches, replicas.most_us / replicas.batches
+        bars = [(-0.2, 0.0, machine.result.makespan_us, placed, machine.result.fits)]
+        bars += [(0.2, 0.0, best, least, replicas.fits), (0.2, best, worst - best, more, replicas.fits)]
+        for offset, left, length, label, fits in bars:
+            hatch = None if fits else "//"
+            height, edge = 0.36, "0.3" if not fits else "none"
+            color = colors[label]
+            axes.barh(place + offset, length / scale, height, left / scale, color=color, hatch=hatch, edgecolor=edge)
+        for offset, us, price, fits in (
+            (-0.2, machine.result.makespan_us, machine.price_per_step, machine.result.fits),
+            (0.2, worst, machine.price_per_batch, replicas.fits),
+        ):
+            text = (
+                format_us(us)
+                + ("" if price is None else f", 1000 cost {1000 * price:.3g}")
+                + ("" if fits else ", doesn't fit")
+            )
+            axes.text(us / scale, place + offset, f" {text}", va="center", fontsize="x-small")
+    axes.set_yticks(range(len(machines)), [machine.name for machine in machines])
+    axes.set_ylim(len(machines) - 0.5, -0.5)
+    axes.set_xlim(0.0, 1.3 * longest / scale)
+    axes.set_xlabel(f"time for one batch ({unit})")
+    axes.spines[["top", "right"]].set_visible(False)
+    handles = [Line2D([], [], color=color, linewidth=6, label=label) for label, color in colors.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small", frameon=False)
+    axes.set_title(title, loc="left", fontsize="medium")
     return figure

@@ -17,6 +17,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from placeto.formats.labels import OTHER, color_labels
 from placeto.problem.files import atomic_write
 from placeto.problem.units import format_us
 from placeto.simulator.evaluator import best_single
@@ -25,14 +26,10 @@ if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
 
 Color = tuple[float, float, float, float]
-_MAX_COLORS = 30
-_NOTABLE = 0.1  # share of the time above which a label is split, if colours are left
-_LARGE = 0.4  # share above which it is split all the same, and neighbours share a colour
 _ROW_INCHES = 0.6  # height of a device's row
 _MOST_INCHES = 12.0  # of all rows together
 _LEGEND_INCHES = 0.17  # height of a line of the legend
 _LETTER = 0.0085  # width of a letter, as a share of the time axis
-_OTHER = "other"
 _LINK_COLOR = "0.35"
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -55,10 +52,10 @@ def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
 def gantt_panels(schedules: Mapping[str, Schedule], title: str | None = None) -> Figure:
     """Gantt charts of one graph below each other, on one time axis and in the same colours; by their headings."""
     first = next(iter(schedules.values()))
-    labels, end_us = _color_labels(first), max(schedule.makespan_us for schedule in schedules.values()) or 1.0
-    shown = list(dict.fromkeys(label for label in labels if label != _OTHER))
+    labels, end_us = color_labels(first), max(schedule.makespan_us for schedule in schedules.values()) or 1.0
+    shown = list(dict.fromkeys(label for label in labels if label != OTHER))
     palette = colormaps["tab10"].resampled(10) if len(shown) <= 10 else colormaps["turbo"].resampled(len(shown))
-    colors = {label: palette(i) for i, label in enumerate(shown)} | {_OTHER: (0.75, 0.75, 0.75, 1.0)}
+    colors = {label: palette(i) for i, label in enumerate(shown)} | {OTHER: (0.75, 0.75, 0.75, 1.0)}
     rows = [len(np.unique(schedule.placement)) for schedule in schedules.values()]
     row_inches = min(_ROW_INCHES, _MOST_INCHES / sum(rows))
     height = max(0.6 + 0.7 * len(rows) + row_inches * sum(rows), _LEGEND_INCHES * len(shown))
@@ -147,7 +144,7 @@ def _captions(
     start, finish = schedule.start_us, schedule.finish_us
     runs: list[list[int]] = []
     for op in np.lexsort((start, row)).tolist():
-        if start[op] == finish[op] or labels[op] == _OTHER:
+        if start[op] == finish[op] or labels[op] == OTHER:
             continue
         last = runs[-1][-1] if runs else op
         apart = (row[op], labels[op]) != (row[last], labels[last]) or start[op] > finish[last] + letter
@@ -164,61 +161,3 @@ def _captions(
             ink = "k" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "w"
             captions.append((0.5 * (begin + end), int(row[run[0]]), text, ink))
     return captions
-
-
-def _color_labels(schedule: Schedule) -> list[str]:
-    """Label of each op: the head of its module's path, or its type where there are no modules.
-
-    Heads that take much of the time are split into the modules inside them. Where there are more modules than
-    colours, neighbours share one; of types the rare ones are "other".
-    """
-    graph = schedule.problem.graph
-    time = schedule.finish_us - schedule.start_us
-    if not any(graph.modules):
-        return _frequent(list(graph.op_types), time)
-    paths = [module.split(".") for module in graph.modules]
-    labels, deepest = [path[0] or _OTHER for path in paths], max(map(len, paths))
-    whole: set[str] = {_OTHER}  # was split, and is what is left, or would be into too many
-    while True:
-        total = {label: us for label, us in _total(labels, time).items() if label not in whole}
-        largest = max(total, key=lambda label: total[label], default=_OTHER)
-        if total.get(largest, 0.0) <= _NOTABLE * time.sum():
-            return _neighbours(labels)
-        parts, depth = {largest}, len(largest.split("."))
-        while len(parts) == 1 and depth < deepest:
-            depth += 1
-            split = [".".join(p[:depth]) if old == largest else old for p, old in zip(paths, labels, strict=True)]
-            parts = {new for old, new in zip(labels, split, strict=True) if old == largest}
-        if len(parts) == 1:
-            whole.add(largest)
-            continue
-        if len(set(split)) <= _MAX_COLORS or total[largest] >= _LARGE * time.sum():
-            labels = split
-        whole.add(largest)
-
-
-def _neighbours(labels: list[str]) -> list[str]:
-    """The labels, or where there are too many, a common one for neighbours in the order of the ops."""
-    names = list(dict.fromkeys(label for label in labels if label != _OTHER))
-    if len(names) <= _MAX_COLORS:
-        return labels
-    shared = {_OTHER: _OTHER}
-    for part in np.array_split(np.array(names, object), _MAX_COLORS):
-        shared |= dict.fromkeys(part, f"{part[0]} - {part[-1].rpartition('.')[2]}" if len(part) > 1 else part[0])
-    return [shared[label] for label in labels]
-
-
-def _total(labels: list[str], time: np.ndarray) -> dict[str, float]:
-    """Time that goes to each label."""
-    total: dict[str, float] = {}
-    for label, us in zip(labels, time.tolist(), strict=True):
-        total[label] = total.get(label, 0.0) + us
-    return total
-
-
-def _frequent(labels: list[str], time: np.ndarray) -> list[str]:
-    """Keep the labels that most time goes to, as many as there are colors."""
-    total = _total(labels, time)
-    total.pop(_OTHER, None)
-    kept = set(sorted(total, key=lambda label: -total[label])[:_MAX_COLORS])
-    return [label if label in kept else _OTHER for label in labels]

@@ -21,6 +21,7 @@ from placeto.problem.fields import (
     Field,
     choice,
     number,
+    optional,
     quote,
     read_fields,
     size,
@@ -75,6 +76,7 @@ LINK_FIELDS = {
     "link_gap_us": Field(number(), 0.0),
     "dispatch": Field(choice(*DISPATCHES), "priority"),
 }
+PRICE = optional(number())
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,11 @@ class Cluster:
     link_gap_us: float = 0.0  # a link stays busy for this long after each delivery
     dispatch: str = "priority"  # of problems on it, where they don't say: see `placeto.problem.dispatch`
     shared_links: tuple[SharedLink, ...] = ()
+    price_per_hour: float | None = None  # of all devices together, in any currency; no part of the hash
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
+        PRICE(self.price_per_hour, "price_per_hour", ClusterError)
         if not all(isinstance(device, Device) for device in self.devices):
             raise ClusterError(f"devices must all be of the class Device, not {quote(self.devices)}")
         text(self.name, "name", ClusterError)
@@ -267,7 +271,7 @@ class Cluster:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the content (name of the cluster excluded), 64 hex digits."""
+        """SHA-256 of the content (name and price of the cluster excluded), 64 hex digits."""
         described = [[getattr(device, key) for key in vars(device)] for device in self.devices]
         links = [self.bandwidth.tolist(), self.latency_us.tolist(), self.transfers, self.link]
         shared = [astuple(link) for link in self.shared_links]

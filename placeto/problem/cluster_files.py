@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from placeto.problem.cluster import BYTES_PER_US, DEVICE_FIELDS, FORMAT, LINK_FIELDS, Cluster, Device, SharedLink
+from placeto.problem.cluster import BYTES_PER_US, DEVICE_FIELDS, FORMAT, LINK_FIELDS, PRICE, Cluster, Device, SharedLink
 from placeto.problem.fields import (
     Field,
     anything,
@@ -53,6 +53,7 @@ _CLUSTER = LINK_FIELDS | {
     "bandwidth": Field(anything, None),
     "latency_us": Field(anything, 0.0),
     "shared_links": Field(anything, ()),
+    "price_per_hour": Field(PRICE, None),
 }
 _LEAST = 1e6
 _UNITS = {  # what numbers of a file are in, and what they look like
@@ -98,6 +99,8 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         "link_gap_us": cluster.link_gap_us,
         "dispatch": cluster.dispatch,
     }
+    if cluster.price_per_hour is not None:
+        document["price_per_hour"] = cluster.price_per_hour
     if cluster.shared_links:  # their latency is in that of the pairs
         document["shared_links"] = [
             {
@@ -136,6 +139,7 @@ def _from_document(document: Any, default_name: str) -> Cluster:
         bandwidth, latency_us = _links(document, len(devices))
         shared = _shared_links(values["shared_links"], devices, latency_us)
         cluster = Cluster(name, devices, bandwidth / BYTES_PER_US, latency_us, **links, shared_links=shared)
+    cluster = replace(cluster, price_per_hour=values["price_per_hour"])
     for device in devices:
         with within(ClusterError, "device", device.name):
             for key in ("memory_bandwidth", "memory"):

@@ -51,18 +51,16 @@ def memory_bound(
 
 
 @njit(cache=True, nogil=True)
-def peak_memory(
-    flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, peak: np.ndarray
-) -> None:
-    """Fill `peak` (D,) int64: most bytes on each device at any time, parameters included.
+def lives(
+    flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """From when to when, in us, on which device and in how many bytes each tensor and each received copy lives.
 
     A tensor is on its producer's device from the producer's start to its last use there (end of the producer, of the
     last consumer on that device, of the last send), a received copy from its arrival to the end of the last
     consumer there. What is resident memory, such as a parameter, takes nothing more where it is made. Nor does a view
-    beside the tensor that it is a part of, which lives as long as the last of its views. At equal times frees come
-    first; what lives for no time does not count.
+    beside the tensor that it is a part of, which lives as long as the last of its views.
     """
-    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
     edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
     tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
     d = flat.device_offset[p + 1] - flat.device_offset[p]
@@ -104,12 +102,25 @@ def peak_memory(
         if whole != tensor and where[whole] == where[tensor]:
             end[whole] = max(end[whole], end[tensor])
             size[tensor] = 0
+    return begin[:count], end[:count], where[:count], size[:count]
 
+
+@njit(cache=True, nogil=True)
+def peak_memory(
+    flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, peak: np.ndarray
+) -> None:
+    """Fill `peak` (D,) int64: most bytes on each device at any time, parameters included.
+
+    See `lives`. At equal times frees come first; what lives for no time does not count.
+    """
+    begin, end, where, size = lives(flat, p, placement, record, num_sends)
+    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
+    d, count = flat.device_offset[p + 1] - flat.device_offset[p], len(begin)
     used = np.zeros(d, np.int64)
     for i in range(op1 - op0):
         used[placement[i]] += flat.resident[op0 + i]
     peak[:d] = used
-    by_begin, by_end = np.argsort(begin[:count]), np.argsort(end[:count])
+    by_begin, by_end = np.argsort(begin), np.argsort(end)
     freed = 0
     for live in by_begin:
         while freed < count and end[by_end[freed]] <= begin[live]:

@@ -79,7 +79,7 @@ class Schedule:
     def peak_memory(self) -> np.ndarray:
         """(D,) int64, most bytes on each device at any time: parameters (times the multiplier) and live tensors."""
         peak = np.zeros(self.problem.num_devices, np.int64)
-        memory.peak_memory(self.problem.arrays, 0, self.placement, self._record, self.num_sends, peak)
+        memory.peak_memory(self.problem.arrays, 0, self.placement, self.record, self.num_sends, peak)
         return peak
 
     @cached_property
@@ -94,7 +94,8 @@ class Schedule:
         return float((np.maximum(0, self.peak_memory - memory) / memory).sum())
 
     @property
-    def _record(self) -> kernel.Record:
+    def record(self) -> kernel.Record:
+        """The times and the order, as kernels read them."""
         return kernel.Record(
             self.start_us,
             self.finish_us,
@@ -202,7 +203,7 @@ def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
         problem.arrays,
         0,
         schedule.placement,
-        schedule._record,
+        schedule.record,
         schedule.num_sends,
         schedule.makespan_us,
         op_slack,

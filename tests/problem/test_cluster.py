@@ -324,3 +324,17 @@ def test_a_peak_by_dtype(tmp_path: Path) -> None:
     save_cluster(cluster, tmp_path / "again.json")
     assert load_cluster(tmp_path / "again.json").hash == cluster.hash
     assert pickle.loads(pickle.dumps(cluster)).hash == cluster.hash
+
+
+def test_a_price_is_kept_and_is_no_part_of_the_hash(tmp_path: Path) -> None:
+    free, priced = _load(tmp_path, DOCUMENT), _load(tmp_path, {**DOCUMENT, "price_per_hour": 6.12})
+    assert (free.price_per_hour, priced.price_per_hour) == (None, 6.12)
+    assert free.hash == priced.hash
+    save_cluster(priced, tmp_path / "again.json")
+    assert load_cluster(tmp_path / "again.json").price_per_hour == 6.12
+    assert pickle.loads(pickle.dumps(priced)).price_per_hour == 6.12
+    with pytest.raises(ClusterError, match="price_per_hour must be a finite number >= 0, not -1"):
+        _load(tmp_path, {**DOCUMENT, "price_per_hour": -1})
+    topology = {"hosts": [[2]], "island": {"bandwidth": 1e9}}
+    plain = {key: value for key, value in DOCUMENT.items() if key not in ("bandwidth", "latency_us")}
+    assert _load(tmp_path, {**plain, "topology": topology, "price_per_hour": 3}).price_per_hour == 3

@@ -1,0 +1,94 @@
+"""``placeto compare``: one graph on several clusters, and whether to place it at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from tyro.conf import arg
+
+from placeto.cli.common import (
+    Budget,
+    BudgetOptions,
+    CostsText,
+    GraphArgument,
+    OptionalPath,
+    OptionalText,
+    OutputPath,
+    UsageError,
+    check_output,
+    find_cluster,
+    say,
+)
+from placeto.placers import choose_placer, resolve_graph
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Place one graph on several clusters and compare them, with data parallelism beside each placement.
+
+    Data parallelism puts a replica on each device, each with the graph's whole batch, so its step processes as many
+    batches as there are devices; in training the gradients are summed by a ring all-reduce. Its step is given from
+    where that is hidden behind the computing to where it is not, and its samples a second as a multiple of the
+    placement's.
+    """
+
+    graph: GraphArgument
+    """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
+    clusters: Annotated[str, arg(metavar="NAMES")]
+    """clusters to compare: names from `placeto list clusters` and cluster files, as 2xv100,8xh100,mine.json"""
+    placer: OptionalText = None
+    """a name from `placeto list placers`; the checkpoint's if not given, or placeto, which comes trained"""
+    budget: Budget = field(default_factory=BudgetOptions)
+    costs: CostsText = "efficiency"
+    """how long ops take: efficiency, roofline, or a file of costs"""
+    seed: int = 0
+    """of the placer's random choices"""
+    output: OutputPath = None
+    """write the table to this .json file"""
+    plot: OptionalPath = None
+    """draw the comparison to this .png, .svg or .pdf file"""
+
+
+def run(arguments: Arguments) -> None:
+    """Place on each cluster, print a table and a sentence for each, write what was asked for."""
+    check_output("--out", arguments.output)
+    check_output("--plot", arguments.plot)
+    arguments.budget.check()
+    if arguments.seed < 0:
+        raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
+    names = list(dict.fromkeys(name.strip() for name in arguments.clusters.split(",") if name.strip()))
+    if not names:
+        raise UsageError("--clusters names none: give some from `placeto list clusters`, as 2xv100,8xh100")
+    if arguments.plot is not None:
+        from placeto.formats.gantt import check_suffix
+
+        check_suffix(arguments.plot)
+    from placeto.evaluation.comparison import warm_up
+    from placeto.evaluation.machines import machine_table, place_on, save_machines
+    from placeto.problem.costs import load_costs
+    from placeto.problem.problem import PlacementProblem
+
+    clusters, costs, budget = (
+        [find_cluster(name, None) for name in names],
+        load_costs(arguments.costs),
+        arguments.budget,
+    )
+    _, placer = choose_placer(arguments.placer, budget.checkpoint)
+    name, graph = resolve_graph(arguments.graph)
+    problems = [PlacementProblem(graph, cluster, costs) for cluster in clusters]
+    machines = []
+    for problem in problems:
+        warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
+        machines.append(place_on(problem, placer, budget.simulations, budget.seconds, arguments.seed))
+    say(f"graph {name}: {graph.num_ops} ops, {graph.mode}")
+    say(machine_table(machines))
+    for machine in machines:
+        say(f"{machine.name}: {machine.advice}")
+    if arguments.output is not None:
+        save_machines(machines, name, arguments.output)
+    if arguments.plot is not None:
+        from placeto.evaluation.figures import machine_figure
+        from placeto.formats.gantt import save_figure
+
+        save_figure(machine_figure(machines, name), arguments.plot)

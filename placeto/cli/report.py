@@ -1,0 +1,111 @@
+"""``placeto report``: one page on a placement, for a browser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
+
+from placeto.cli.common import (
+    CostsText,
+    DispatchOption,
+    GraphArgument,
+    UsageError,
+    check_output,
+    find_cluster,
+    missing_memory,
+    note,
+    say,
+)
+from placeto.placers import load_placer, resolve_graph
+
+if TYPE_CHECKING:
+    from placeto.problem.problem import PlacementProblem
+    from placeto.simulator.schedule import Schedule
+
+AgainstText = Annotated[str, arg(metavar="NAMES")]
+AGAINST = "single,expert,metis,heft,etf"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Write a page on a placement: what is where, what bounds it, its schedule, memory, transfers and modules.
+
+    The page is one file that needs no network.
+    """
+
+    graph: GraphArgument
+    """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
+    placement: Path
+    """a placement file, as `placeto place -o` writes it"""
+    cluster: str
+    """a name from `placeto list clusters`, or a cluster file"""
+    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    """write the page to this .html file"""
+    dispatch: DispatchOption = None
+    """which of its ready ops a device runs next: fifo, priority or list (program order); the file's if not given"""
+    costs: CostsText = "efficiency"
+    """how long ops take: efficiency, roofline, or a file of costs"""
+    against: AgainstText = AGAINST
+    """placers to compare the placement with, as single,etf; none for no others"""
+
+
+def run(arguments: Arguments) -> None:
+    """Simulate the placement, place with the others, write the page."""
+    check_page("--out", arguments.output)
+    check_against(arguments.against)
+    from placeto.formats.placement import load_placement
+    from placeto.problem.costs import load_costs
+    from placeto.problem.problem import PlacementProblem
+    from placeto.simulator.schedule import simulate
+
+    file = load_placement(arguments.placement)
+    name, graph = resolve_graph(arguments.graph)
+    cluster, costs = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch), load_costs(arguments.costs)
+    problem, placement = PlacementProblem(graph, cluster, costs), file.devices(graph, cluster)
+    own = file.op_order(graph) if file.dispatch == "list" and arguments.dispatch is None else None
+    schedule = simulate(problem, placement, order=own)
+    others = PlacementProblem(graph, find_cluster(arguments.cluster, arguments.dispatch), costs)
+    write_report(schedule, others, arguments.output, name, file.placer or "", arguments.against)
+    if missing := missing_memory(schedule):
+        note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
+
+
+def check_page(option: str, path: Path | None) -> None:
+    """Refuse a page whose folder is missing or whose name isn't one of HTML, before any work is done.
+
+    Raises:
+        UsageError: it is such.
+    """
+    check_output(option, path)
+    if path is not None and path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{option} {path}: a page's name must end in .html")
+
+
+def check_against(names: str) -> list[str]:
+    """The names of placers in a list with commas; "none" is none.
+
+    Raises:
+        LoadError: no such placer.
+    """
+    listed = [name.strip() for name in names.split(",") if name.strip() and names.strip() != "none"]
+    for name in listed:
+        load_placer(name)
+    return list(dict.fromkeys(listed))
+
+
+def write_report(
+    schedule: Schedule, problem: PlacementProblem, path: Path, name: str, placer: str, against: str = AGAINST
+) -> None:
+    """Place the problem with the other placers too, and write the page on the schedule."""
+    from placeto.formats.report import Rival, save_report
+    from placeto.problem.units import format_bytes
+
+    rivals = []
+    for other in check_against(against):
+        found = load_placer(other)(problem, seed=0)
+        rivals.append(Rival(other, found.makespan_us, found.fits, found.simulations, found.seconds))
+    save_report(schedule, path, name, placer, rivals)
+    say(f"report       {path} ({format_bytes(path.stat().st_size)})")

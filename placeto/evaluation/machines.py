@@ -1,0 +1,136 @@
+"""One model on several clusters: what a step takes and costs on each, beside data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from placeto.evaluation.summary import ratio
+from placeto.formats.advice import data_parallel_advice
+from placeto.problem.fields import write_json
+from placeto.problem.units import format_us
+from placeto.simulator.data_parallel import DataParallel, data_parallel
+from placeto.simulator.evaluator import PlacementResult, best_single
+
+if TYPE_CHECKING:
+    from placeto.placers import Placer
+    from placeto.problem.problem import PlacementProblem
+
+FORMAT = "placeto.machines/1"
+_HOUR_US = 3.6e9
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A model on a cluster."""
+
+    result: PlacementResult
+    single_us: float | None  # on the fastest device that holds the model; None = no device does
+    replicas: DataParallel
+
+    @property
+    def name(self) -> str:
+        """The cluster's."""
+        return self.result.problem.cluster.name
+
+    @property
+    def speed_up(self) -> float | None:
+        """Over the best single device."""
+        return None if self.single_us is None else ratio(self.single_us, self.result.makespan_us)
+
+    @property
+    def price_per_step(self) -> float | None:
+        """In the currency of the cluster's price, where it has one."""
+        price = self.result.problem.cluster.price_per_hour
+        return None if price is None else price * self.result.makespan_us / _HOUR_US
+
+    @property
+    def price_per_batch(self) -> float | None:
+        """What a batch costs with a replica on each device, at most; None without a price, or where it doesn't fit."""
+        price = self.result.problem.cluster.price_per_hour
+        if price is None or not self.replicas.fits:
+            return None
+        return price * self.replicas.most_us / self.replicas.batches / _HOUR_US
+
+    @property
+    def advice(self) -> str:
+        """Whether to rather run a replica on each device, in a sentence."""
+        return data_parallel_advice(self.result.problem, self.result.makespan_us, self.replicas)
+
+
+def place_on(
+    problem: PlacementProblem,
+    placer: Placer,
+    simulations: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+) -> Machine:
+    """Place on one cluster, within a budget, and look at its single devices and at replicas."""
+    result = placer(problem, simulations=simulations, seconds=seconds, seed=seed)
+    single = best_single(problem)
+    return Machine(result, None if single is None else single.makespan_us, data_parallel(problem))
+
+
+def machine_table(machines: Sequence[Machine]) -> str:
+    """A line for each machine: of the placement, then of replicas, whose step has a batch for each device."""
+    priced = any(machine.price_per_step is not None for machine in machines)
+    cells = [["cluster", "step", "speed-up", "fits", "search", "replicas' step", "samples/s", "fit"]]
+    cells[0] += ["price of 1000 steps", "replicas' 1000 batches"] if priced else []
+    for machine in machines:
+        result, replicas = machine.result, machine.replicas
+        least, most = replicas.gain(result.makespan_us)
+        row = [machine.name, format_us(result.makespan_us)]
+        row += ["-" if machine.speed_up is None else f"{machine.speed_up:.2f}", _yes(result.fits)]
+        row += [f"{result.seconds:.2f} s", _span(format_us(replicas.least_us), format_us(replicas.most_us))]
+        row += [f"x {_span(f'{least:.2f}', f'{most:.2f}')}", _yes(replicas.fits)]
+        row += [_price(machine.price_per_step), _price(machine.price_per_batch)] if priced else []
+        cells.append(row)
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(pairs)).rstrip()
+        for row in cells
+        for pairs in [list(zip(row, widths, strict=True))]
+    )
+
+
+def save_machines(machines: Sequence[Machine], graph: str, path: str | Path) -> None:
+    """Write what the table says, unrounded, as ``.json`` (format "placeto.machines/1")."""
+    write_json({"format": FORMAT, "graph": graph, "rows": [_row(machine) for machine in machines]}, path)
+
+
+def _row(machine: Machine) -> dict[str, Any]:
+    result, replicas = machine.result, machine.replicas
+    return {
+        "cluster": machine.name,
+        "devices": result.problem.num_devices,
+        "placer": result.placer,
+        "makespan_us": float(result.makespan_us),
+        "single_us": machine.single_us,
+        "fits": bool(result.fits),
+        "simulations": int(result.simulations),
+        "seconds": float(result.seconds),
+        "price_per_step": machine.price_per_step,
+        "data_parallel": {
+            "least_us": float(replicas.least_us),
+            "most_us": float(replicas.most_us),
+            "all_reduce_us": float(replicas.all_reduce_us),
+            "batches": replicas.batches,
+            "gradient_bytes": replicas.gradient_bytes,
+            "fits": replicas.fits,
+            "price_per_batch": machine.price_per_batch,
+        },
+    }
+
+
+def _span(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
+
+
+def _yes(fact: bool) -> str:
+    return "yes" if fact else "no"
+
+
+def _price(price: float | None) -> str:
+    return "-" if price is None else f"{1000 * price:.3g}"

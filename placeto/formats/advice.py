@@ -1,0 +1,36 @@
+"""What to say of data parallelism beside a placement."""
+
+from __future__ import annotations
+
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.units import format_bytes, format_us
+from placeto.simulator.data_parallel import DataParallel
+
+
+def data_parallel_advice(problem: PlacementProblem, makespan_us: float, step: DataParallel) -> str:
+    """Who should rather run a replica on each device than this placement, in a sentence or two."""
+    cluster, training = problem.cluster, problem.graph.mode == "training"
+    if step.batches == 1:
+        return "There is one device: nothing to place, and nothing to replicate."
+    name = "data parallelism" if training else "a replica on each device"
+    if not step.fits:
+        worst = int((step.peak_memory / cluster.memory).argmax())
+        needs = f"{format_bytes(int(step.peak_memory[worst]))} on {cluster.device_names[worst]}"
+        return f"{_capital(name)} doesn't fit: a replica needs {needs} of {format_bytes(int(cluster.memory[worst]))}."
+    least, most = step.gain(makespan_us)
+    times = f"{least:.2f}" if most - least < 0.005 else f"{least:.2f} to {most:.2f}"
+    took = format_us(step.least_us)
+    if step.most_us > step.least_us:
+        took += f" to {format_us(step.most_us)}"
+    fact = f"{_capital(name)} gives {times} times the samples a second and fits, with {step.batches} batches in {took}"
+    batches = f"{step.batches} times the batch in one optimizer step"
+    if least > 1.0:
+        why = f"{batches} is too much" if training else "it is the time of a single answer that counts"
+        return f"{fact}: use it, unless {why}."
+    if most < 1.0:
+        return f"{fact}: the placement is faster."
+    return f"{fact}: which of the two is faster depends on how well the gradients' way hides behind the computing."
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

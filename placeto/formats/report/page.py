@@ -1,0 +1,100 @@
+"""The page itself: everything into one template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from placeto.formats.report import chart, memory, modules, tables, words
+from placeto.problem.files import atomic_write
+from placeto.problem.units import format_bytes, format_us
+from placeto.simulator.critical_path import critical_path
+
+if TYPE_CHECKING:
+    from placeto.simulator.schedule import Schedule
+
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What another placer found for the same problem."""
+
+    placer: str
+    makespan_us: float
+    fits: bool
+    simulations: int
+    seconds: float
+
+
+def save_report(
+    schedule: Schedule, path: str | Path, title: str, placer: str = "", rivals: Sequence[Rival] = ()
+) -> None:
+    """Write `report_page` to a file."""
+    page = report_page(schedule, title, placer, rivals)
+    with atomic_write(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def report_page(schedule: Schedule, title: str, placer: str = "", rivals: Sequence[Rival] = ()) -> str:
+    """The report on a schedule as HTML, with its style, script and data inside.
+
+    Args:
+        schedule: that the report is on.
+        title: what to call the model.
+        placer: that found the placement, where that is known.
+        rivals: others to compare it with.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"bytes": format_bytes, "us": format_us}
+    path, cluster = critical_path(schedule), schedule.problem.cluster
+    return environment.get_template("page.html").render(
+        title=title,
+        cluster=cluster,
+        schedule=schedule,
+        placer=placer,
+        paragraphs=words.summary(schedule, path, title, placer),
+        rivals=_compared(schedule, placer, rivals),
+        parts={part: share for part, share in path.shares.items() if share >= 0.001},
+        data=chart.chart_data(schedule, path),
+        pictures=memory.memory_pictures(schedule),
+        size=(memory.WIDTH, memory.HEIGHT),
+        tree=modules.module_tree(schedule),
+        devices=tables.device_table(schedule),
+        details=[tables.cut_table(schedule), tables.link_table(schedule)],
+        path=[tables.path_table(schedule, path), tables.step_table(schedule, path)],
+        style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
+        script=(_FOLDER / "page.js").read_text(encoding="utf-8"),
+    )
+
+
+def _compared(schedule: Schedule, placer: str, rivals: Sequence[Rival]) -> tables.Table:
+    own = schedule.makespan_us or 1.0
+    rows = [
+        (schedule.makespan_us, "1.00", "yes" if schedule.fits else "no", "", "", f"{placer or 'this'} (this report)")
+    ]
+    rows += [
+        (
+            rival.makespan_us,
+            f"{rival.makespan_us / own:.2f}",
+            "yes" if rival.fits else "no",
+            f"{rival.simulations:,}",
+            f"{rival.seconds:.2f}",
+            rival.placer,
+        )
+        for rival in rivals
+    ]
+    columns = ("placer", "step", "times this", "fits", "simulations", "seconds")
+    ordered = sorted(rows, key=lambda row: (row[2] == "no", row[0]))
+    cells = [(row[5], format_us(row[0]), *row[1:5]) for row in ordered]
+    return tables.Table("Other placers on the same model and cluster", columns, cells, (0, 3))

@@ -1,0 +1,164 @@
+"""The tables of a report: devices, links, cut tensors, and the critical path.
+
+Legend: N ops, S sends, T tensors, D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from placeto.formats.report.modules import UNNAMED
+from placeto.problem.units import format_bytes, format_us
+
+if TYPE_CHECKING:
+    from placeto.simulator.critical_path import CriticalPath
+    from placeto.simulator.schedule import Schedule
+
+ROWS = 20
+_MOST_DEVICES = 64
+_CONSUMERS = 3  # modules named of those that read a tensor
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts; the columns in `words` are text, the others numbers, set to the right."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+    words: tuple[int, ...] = (0,)
+    left_out: int = 0  # rows that are not there
+
+
+def device_table(schedule: Schedule) -> Table:
+    """What each device computes, sends and holds."""
+    cluster, makespan = schedule.problem.cluster, schedule.makespan_us or 1.0
+    ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
+    sent = sent_bytes(schedule).sum(axis=1)
+    rows = []
+    for number, device in enumerate(cluster.devices[:_MOST_DEVICES]):
+        peak = int(schedule.peak_memory[number])
+        memory = f"{format_bytes(peak)} of {format_bytes(device.memory)} ({peak / device.memory:.0%})"
+        memory += "" if peak <= device.memory else ": too much"
+        busy = f"{schedule.busy_us[number] / makespan:.1%}"
+        rows.append((device.name, device.kind, f"{ops[number]:,}", busy, format_bytes(float(sent[number])), memory))
+    columns = ("device", "kind", "ops", "busy", "sends", "peak memory")
+    return Table("Devices", columns, rows, (0, 1), max(0, cluster.num_devices - _MOST_DEVICES))
+
+
+def link_table(schedule: Schedule) -> Table:
+    """What goes from which device to which: those with the most bytes."""
+    names, makespan = schedule.problem.cluster.device_names, schedule.makespan_us or 1.0
+    sizes = schedule.problem.graph.output_bytes[schedule.send_tensor]
+    pairs: dict[tuple[int, int], list[float]] = {}
+    ends = zip(schedule.send_src.tolist(), schedule.send_dst.tolist(), strict=True)
+    took = schedule.send_finish_us - schedule.send_start_us
+    for pair, size, time in zip(ends, sizes.tolist(), took.tolist(), strict=True):
+        cell = pairs.setdefault(pair, [0, 0, 0])
+        for position, amount in enumerate((1, size, time)):
+            cell[position] += amount
+    rows = [
+        (names[src], names[dst] if dst >= 0 else "all", f"{count:,.0f}", format_bytes(size), f"{time / makespan:.1%}")
+        for (src, dst), (count, size, time) in sorted(pairs.items(), key=lambda item: -item[1][1])
+    ]
+    columns = ("from", "to", "tensors", "bytes", "time on the way / step")
+    return Table("Transfers by pair of devices", columns, rows[:ROWS], (0, 1), max(0, len(rows) - ROWS))
+
+
+def cut_table(schedule: Schedule) -> Table:
+    """The tensors that are sent, by the bytes that this takes."""
+    graph, names = schedule.problem.graph, schedule.problem.cluster.device_names
+    copies = np.bincount(schedule.send_tensor, minlength=len(graph.output_bytes))
+    largest = np.argsort(-copies * graph.output_bytes, kind="stable")[: min(ROWS, int((copies > 0).sum()))]
+    producers = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
+    rows = []
+    for tensor in largest.tolist():
+        producer = int(producers[tensor])
+        home = int(schedule.placement[producer])
+        readers = graph.edge_dst[graph.edge_tensor == tensor]
+        away = [int(reader) for reader in readers if schedule.placement[reader] != home]
+        where = _first((names[schedule.placement[reader]] for reader in away), _CONSUMERS)
+        modules = _first((_module(schedule, reader) for reader in away), _CONSUMERS)
+        size, times = int(graph.output_bytes[tensor]), int(copies[tensor])
+        sent = format_bytes(size) if times == 1 else f"{times} x {format_bytes(size)}"
+        made = f"{graph.op_names[producer]} ({_module(schedule, producer)})"
+        rows.append((sent, names[home], made, where, modules))
+    columns = ("bytes", "from", "made by op (module)", "to", "read in modules")
+    return Table("Largest tensors that are sent", columns, rows, (1, 2, 3, 4), int((copies > 0).sum()) - len(rows))
+
+
+def path_table(schedule: Schedule, path: CriticalPath) -> Table:
+    """The critical path by module: those that take most of it."""
+    totals: dict[str, list[float]] = {}
+    count = schedule.problem.num_ops
+    for step, needed, took in zip(path.steps.tolist(), path.needed.tolist(), path.took_us.tolist(), strict=True):
+        row = totals.setdefault(_module(schedule, _op_of(schedule, step)), [0.0] * 4)
+        row[0] += step < count
+        row[(1 if needed else 2) if step < count else 3] += took
+    order = sorted(totals, key=lambda module: -sum(totals[module][1:]))
+    whole = schedule.makespan_us or 1.0
+    rows = [
+        (module, f"{ops:.0f}", format_us(compute), format_us(ahead), format_us(sends), f"{share:.1%}")
+        for module in order[:ROWS]
+        for ops, compute, ahead, sends in [totals[module]]
+        for share in [(compute + ahead + sends) / whole]
+    ]
+    columns = ("module", "ops", "computing", "in others' way", "sending", "share of the step")
+    return Table("Critical path by module", columns, rows, (0,), max(0, len(order) - ROWS))
+
+
+def step_table(schedule: Schedule, path: CriticalPath) -> Table:
+    """The longest steps of the critical path, in the order in which they happen."""
+    graph, names, count = schedule.problem.graph, schedule.problem.cluster.device_names, schedule.problem.num_ops
+    rows = []
+    for position in np.sort(np.argsort(-path.took_us, kind="stable")[:ROWS]).tolist():
+        step, needed = int(path.steps[position]), bool(path.needed[position])
+        op = _op_of(schedule, step)
+        if step < count:
+            where = names[schedule.placement[op]]
+            why = "the next step needs its result" if needed else "the next step waits for its device"
+            start = schedule.start_us[step]
+        else:
+            to = int(schedule.send_dst[step - count])
+            where = f"{names[schedule.send_src[step - count]]} to {names[to] if to >= 0 else 'all'}"
+            why = "the next step needs the tensor" if needed else "the next step waits for its link"
+            start = schedule.send_start_us[step - count]
+        name = graph.op_names[op] if step < count else f"tensor of {graph.op_names[op]}"
+        row = (name, _module(schedule, op), where, format_us(float(start)), format_us(float(path.took_us[position])))
+        rows.append((*row, why))
+    columns = ("op or tensor", "module", "where", "begins at", "takes", "why it is on the path")
+    caption = "Longest steps of the critical path"
+    return Table(caption, columns, rows, (0, 1, 2, 5), len(path.steps) - len(rows))
+
+
+def sent_bytes(schedule: Schedule) -> np.ndarray:
+    """(D, D + 1) int64, bytes that go from each device to each; the last column is what goes to all at once."""
+    devices = schedule.problem.num_devices
+    sent = np.zeros((devices, devices + 1), np.int64)
+    sizes = schedule.problem.graph.output_bytes[schedule.send_tensor]
+    np.add.at(sent, (schedule.send_src, schedule.send_dst), sizes)  # -1 is the last column
+    return sent
+
+
+def _op_of(schedule: Schedule, step: int) -> int:
+    """The op, or the op whose tensor is sent."""
+    count = schedule.problem.num_ops
+    if step < count:
+        return step
+    ends = schedule.problem.graph.output_ptr
+    return int(np.searchsorted(ends, schedule.send_tensor[step - count], side="right")) - 1
+
+
+def _module(schedule: Schedule, op: int) -> str:
+    return schedule.problem.graph.modules[op] or UNNAMED
+
+
+def _first(texts: Iterable[str], most: int) -> str:
+    """The first few different texts, and how many more there are."""
+    different = list(dict.fromkeys(texts))
+    more = len(different) - most
+    return ", ".join(different[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,136 @@
+"""What a report says in words: what was placed where, why it is faster, and what bounds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from placeto.formats.advice import data_parallel_advice
+from placeto.formats.labels import color_labels
+from placeto.problem.units import format_bytes, format_us
+from placeto.simulator.critical_path import COMPUTE, DEVICE, IDLE, LAUNCH, LINK, TRANSFER
+from placeto.simulator.data_parallel import data_parallel
+from placeto.simulator.evaluator import best_single
+
+if TYPE_CHECKING:
+    from placeto.simulator.critical_path import CriticalPath
+    from placeto.simulator.schedule import Schedule
+
+_MOST_DEVICES, _MOST_LABELS = 8, 3
+_VERDICTS = {
+    COMPUTE: "a chain of ops that need each other bounds it: faster devices would help, more of them would not",
+    DEVICE: "the load of the devices bounds it: more or faster devices would help, or less work on {busiest}",
+    TRANSFER: "transfers bound it: faster links would help, or fewer and smaller tensors between devices",
+    LAUNCH: "launching many short ops bounds it: larger batches, fused ops or captured graphs would help",
+}
+
+
+def summary(schedule: Schedule, path: CriticalPath, title: str, placer: str) -> list[tuple[str, str]]:
+    """Paragraphs, each with a heading."""
+    return [
+        ("Result", _result(schedule, title, placer)),
+        ("What is where", _where(schedule)),
+        ("What bounds it", _bounds(schedule, path)),
+        ("Memory", _memory(schedule)),
+        ("Instead of placing", _instead(schedule)),
+    ]
+
+
+def _result(schedule: Schedule, title: str, placer: str) -> str:
+    problem, cluster = schedule.problem, schedule.problem.cluster
+    used, took = len(np.unique(schedule.placement)), format_us(schedule.makespan_us)
+    text = f"{title} ({problem.num_ops:,} ops, {problem.graph.mode}) is placed on {used} of the {cluster.num_devices} "
+    text += f"devices of {cluster.name}{f' by {placer}' if placer else ''}. "
+    text += f"A step takes {took} in the simulator"
+    single = best_single(problem)
+    if single is None:
+        text += f". No single device holds the model; one that did would take {format_us(problem.single_device_us)}"
+        text += f", {problem.single_device_us / (schedule.makespan_us or 1.0):.2f} times as long. "
+    else:
+        name = cluster.device_names[int(single.placement[0])]
+        speed = single.makespan_us / (schedule.makespan_us or 1.0)
+        text += f", {speed:.2f} times as fast as {name} alone ({format_us(single.makespan_us)}). "
+    at_once = schedule.busy_us.sum() / (schedule.makespan_us or 1.0)
+    text += f"On average {at_once:.2f} devices are busy at the same time"
+    sizes = problem.graph.output_bytes[schedule.send_tensor]
+    if schedule.num_sends:
+        tensors = "one tensor is" if schedule.num_sends == 1 else f"{schedule.num_sends:,} tensors are"
+        text += f"; the price is that {tensors} sent, {format_bytes(int(sizes.sum()))} in all"
+    return f"{text}."
+
+
+def _where(schedule: Schedule) -> str:
+    """The labels that take most of each device's time."""
+    names, labels = schedule.problem.cluster.device_names, np.array(color_labels(schedule), object)
+    time = schedule.finish_us - schedule.start_us
+    sentences = []
+    used = np.unique(schedule.placement)
+    for device in used[:_MOST_DEVICES].tolist():
+        own = schedule.placement == device
+        total = {label: float(time[own & (labels == label)].sum()) for label in dict.fromkeys(labels[own])}
+        whole = sum(total.values()) or 1.0
+        first = sorted(total, key=lambda label: -total[label])[:_MOST_LABELS]
+        parts = ", ".join(f"{label} ({total[label] / whole:.0%})" for label in first)
+        share = whole / (time.sum() or 1.0) if any(total.values()) else 0.0
+        sentences.append(f"{names[device]} computes {share:.0%} of the work, most of it in {parts}.")
+    if len(used) > _MOST_DEVICES:
+        sentences.append(f"The other {len(used) - _MOST_DEVICES} devices are in the tree of modules below.")
+    return " ".join(sentences)
+
+
+def _bounds(schedule: Schedule, path: CriticalPath) -> str:
+    problem, names, shares = schedule.problem, schedule.problem.cluster.device_names, path.shares
+    busiest = int(schedule.busy_us.argmax())
+    busy = schedule.busy_us[busiest] / (schedule.makespan_us or 1.0)
+    kinds = (
+        (COMPUTE, "computing what the next step needs"),
+        (DEVICE, "waiting for a device that is busy with other ops"),
+        (TRANSFER, "transfers"),
+        (LINK, "waiting for a link that is busy with other tensors"),
+        (LAUNCH, "launching ops"),
+        (IDLE, "idle"),
+    )
+    parts = [f"{shares[part]:.0%} is {phrase}" for part, phrase in kinds if shares[part] >= 0.005]
+    weights = {
+        COMPUTE: shares[COMPUTE],
+        DEVICE: shares[DEVICE],
+        TRANSFER: shares[TRANSFER] + shares[LINK],
+        LAUNCH: shares[LAUNCH],
+    }
+    verdict = _VERDICTS[max(weights, key=lambda part: weights[part])].format(busiest=names[busiest])
+    text = f"Of the critical path, from the first op to the end, {', '.join(parts) or 'nothing'}: {verdict}. "
+    text += f"The busiest device, {names[busiest]}, is busy for {busy:.0%} of the step"
+    if schedule.num_sends:
+        took = schedule.send_finish_us - schedule.send_start_us
+        ends = list(zip(schedule.send_src.tolist(), schedule.send_dst.tolist(), strict=True))
+        total: dict[tuple[int, int], float] = {}
+        for pair, us in zip(ends, took.tolist(), strict=True):
+            total[pair] = total.get(pair, 0.0) + us
+        src, dst = max(total, key=lambda pair: total[pair])
+        share = total[src, dst] / (schedule.makespan_us or 1.0)
+        text += (
+            f"; from {names[src]} to {names[dst] if dst >= 0 else 'all'} a tensor is on its way for {share:.0%} of it"
+        )
+    bound = problem.lower_bound_us
+    times = schedule.makespan_us / bound if bound else 1.0
+    text += f". No placement on {problem.cluster.name} takes less than {format_us(bound)}; this one takes {times:.2f} "
+    return f"{text}times that."
+
+
+def _memory(schedule: Schedule) -> str:
+    cluster, peak = schedule.problem.cluster, schedule.peak_memory
+    over = np.flatnonzero(peak > cluster.memory)
+    fullest = int((peak / cluster.memory).argmax())
+    held = f"{format_bytes(int(peak[fullest]))} of {format_bytes(int(cluster.memory[fullest]))}"
+    text = f"The fullest device, {cluster.device_names[fullest]}, holds {held} at its peak"
+    if len(over):
+        missing = ", ".join(
+            f"{format_bytes(int((peak - cluster.memory)[d]))} on {cluster.device_names[d]}" for d in over
+        )
+        return f"It does not fit: {missing} too much. {text}."
+    return f"It fits. {text}."
+
+
+def _instead(schedule: Schedule) -> str:
+    return data_parallel_advice(schedule.problem, schedule.makespan_us, data_parallel(schedule.problem))

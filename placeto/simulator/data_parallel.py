@@ -1,0 +1,109 @@
+"""Data parallelism on a cluster, as something to compare a placement with: a replica of the model on each device.
+
+Each of D replicas runs the whole step on a batch of its own, as large as the graph's; then the gradients are summed
+over all devices by a ring all-reduce (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of
+workstations, Journal of Parallel and Distributed Computing 69, 2009): 2 (D - 1) rounds, in each of which every device
+sends a D-th of the gradients to the next.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from placeto.problem.cluster import Cluster, crossings
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+
+_ALL_RINGS = 8  # devices up to which all rings are tried
+
+
+@dataclass(frozen=True, eq=False)
+class DataParallel:
+    """What a step of data parallelism takes; it processes D batches, where a placement's step processes one."""
+
+    replica_us: float  # the step on one device, of the slowest device
+    all_reduce_us: float
+    gradient_bytes: int  # of one replica
+    ring: tuple[int, ...]  # (D,) devices, each of which sends to the next
+    peak_memory: np.ndarray  # (D,) int64, bytes of a replica on each device
+    fits: bool  # each device holds a replica
+
+    @property
+    def least_us(self) -> float:
+        """The step if the gradients' way is hidden behind the computing altogether."""
+        return max(self.replica_us, self.all_reduce_us)
+
+    @property
+    def most_us(self) -> float:
+        """The step if none of it is hidden: the gradients are sent when all of them are there."""
+        return self.replica_us + self.all_reduce_us
+
+    @property
+    def batches(self) -> int:
+        """D, how many batches a step processes."""
+        return len(self.ring)
+
+    def gain(self, makespan_us: float) -> tuple[float, float]:
+        """How many times the samples a second of a placement: at least, and at most."""
+        placed_us = self.batches * makespan_us
+        return _ratio(placed_us, self.most_us), _ratio(placed_us, self.least_us)
+
+
+def data_parallel(problem: PlacementProblem) -> DataParallel:
+    """Simulate a replica on each device, and work out the all-reduce of the gradients.
+
+    There are gradients for the graph's trained bytes, so none in inference. Buckets of gradients that a framework
+    keeps beside the gradients are not counted.
+    """
+    devices = range(problem.num_devices)
+    replicas = [simulate(problem, np.full(problem.num_ops, device)) for device in devices]
+    peak = np.array([replica.peak_memory[device] for device, replica in zip(devices, replicas, strict=True)])
+    gradients = int(problem.graph.trained_bytes.sum())
+    ring, time_us = best_ring(problem.cluster, gradients)
+    return DataParallel(
+        replica_us=max(replica.makespan_us for replica in replicas),
+        all_reduce_us=time_us,
+        gradient_bytes=gradients,
+        ring=ring,
+        peak_memory=peak,
+        fits=bool((peak <= problem.cluster.memory).all()),
+    )
+
+
+def best_ring(cluster: Cluster, size: int) -> tuple[tuple[int, ...], float]:
+    """The ring over which all devices sum `size` bytes the soonest, and in how many microseconds.
+
+    With up to eight devices it is the best of all rings, with more the devices are taken in their order.
+
+    >>> from placeto.problem.cluster_files import load_cluster
+    >>> best_ring(load_cluster("2xp100"), 12_000_000)  # two rounds of 6 MB at 12 GB/s and 15 us of latency each
+    ((0, 1), 1030.0)
+    """
+    if cluster.num_devices == 1 or size == 0:
+        return tuple(range(cluster.num_devices)), 0.0
+    chunk, masks = size / cluster.num_devices, crossings(cluster)
+    alone = cluster.latency_us + chunk / cluster.bandwidth
+    rest = tuple(range(1, cluster.num_devices))
+    best: tuple[float, tuple[int, ...]] = (np.inf, ())
+    for order in permutations(rest) if cluster.num_devices <= _ALL_RINGS else [rest]:
+        ring = (0, *order)
+        sends = np.array(ring), np.array((*order, 0))
+        slowest = float(alone[sends].max())
+        if slowest < best[0]:
+            for link, mask in zip(cluster.shared_links, masks, strict=True):  # they divide what they share
+                crossed = mask[sends]
+                times = cluster.latency_us[sends] + crossed.sum() * chunk / link.bandwidth
+                slowest = max(slowest, float(times[crossed].max(initial=0.0)))
+            best = min(best, (slowest, ring))
+    return best[1], 2 * (cluster.num_devices - 1) * best[0]
+
+
+def _ratio(time_us: float, other_us: float) -> float:
+    if other_us > 0:
+        return time_us / other_us
+    return 1.0 if time_us == 0 else np.inf

@@ -1,0 +1,40 @@
+"""`placeto compare`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from placeto.problem.cluster_files import load_cluster, save_cluster
+from tests.command_line import fails, run
+
+
+def test_clusters_by_name_and_from_a_file(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine, table, plot = tmp_path / "mine.json", tmp_path / "table.json", tmp_path / "compare.png"
+    save_cluster(replace(load_cluster("2xp100"), name="mine", price_per_hour=2.5), mine)
+    common = ("--placer", "etf", "-o", table, "--plot", plot)
+    assert run("compare", graph_file, "--clusters", f"2xv100,8xh100,{mine}", *common) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("fork.json: 4 ops, training") or "4 ops, training" in lines[0]
+    assert [line.split()[0] for line in lines[1:5]] == ["cluster", "2xv100", "8xh100", "mine"]
+    assert [line.split(":")[0] for line in lines[5:]] == ["2xv100", "8xh100", "mine"]
+    assert all("samples a second" in line for line in lines[5:])
+    rows = json.loads(table.read_text())["rows"]
+    assert [row["price_per_step"] is None for row in rows] == [True, True, False]
+    assert plot.stat().st_size > 1000
+
+
+def test_mistakes_are_told_in_one_line(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("compare", graph_file, "--placer", "single")
+    assert "--clusters names none" in fails(capsys, *common, "--clusters", ",")
+    assert "unknown cluster '3xv100'" in fails(capsys, *common, "--clusters", "2xv100,3xv100")
+    assert "a picture's name must end in" in fails(capsys, *common, "--clusters", "2xv100", "--plot", tmp_path / "a.b")
+    assert "--simulations must be at least 0" in fails(capsys, *common, "--clusters", "2xv100", "--simulations", "-1")
+    (tmp_path / "free.json").write_text(
+        '{"format": "placeto.cluster/1", "devices": [{"name": "a", "flops": 1e12, "memory_bandwidth": 1e9,'
+        ' "memory": 1e9}], "bandwidth": 1e9, "price_per_hour": -1}'
+    )
+    assert "price_per_hour must be a finite number >= 0, not -1" in fails(
+        capsys, *common, "--clusters", tmp_path / "free.json"
+    )

@@ -1,0 +1,49 @@
+"""`placeto report`, and `placeto place --report`."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import fails, run
+
+ON = ("--cluster", "2xv100")
+
+
+@pytest.fixture
+def placement(graph_file: str, tmp_path: Path) -> Path:
+    path = tmp_path / "p.json"
+    assert run("place", graph_file, *ON, "--placer", "etf", "-o", path) == 0
+    return path
+
+
+def test_a_page_of_a_placement(
+    graph_file: str, placement: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert run("report", graph_file, *ON, "--placement", placement, "-o", page, "--against", "single,heft") == 0
+    assert f"report       {page} (" in capsys.readouterr().out
+    text = page.read_text()
+    assert "etf (this report)" in text
+    assert "<td>heft</td>" in text
+    assert "<td>metis</td>" not in text
+
+
+def test_place_writes_one_too(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    assert run("place", graph_file, *ON, "--placer", "heft", "--report", page) == 0
+    assert "<td>single</td>" in page.read_text()
+
+
+def test_mistakes_are_told_in_one_line(
+    graph_file: str, placement: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    common = ("report", graph_file, *ON, "--placement", placement)
+    assert "must end in .html" in fails(capsys, *common, "-o", tmp_path / "page.pdf")
+    assert "doesn't exist" in fails(capsys, *common, "-o", tmp_path / "no" / "page.html")
+    assert "no placer and no checkpoint is called 'eft'" in fails(
+        capsys, *common, "-o", tmp_path / "page.html", "--against", "eft"
+    )
+    other = ("report", "ptb:test:0", *ON, "--placement", placement, "-o", tmp_path / "page.html")
+    assert "graph 'ptb" in fails(capsys, *other) or "hash" in fails(capsys, *other)
+    assert not (tmp_path / "page.html").exists()

@@ -1,0 +1,77 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from placeto.problem.cluster import SharedLink
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.data_parallel import best_ring, data_parallel
+from tests.toys import toy_cluster, work
+
+
+def problem_of(mode: str = "training", devices: int = 4, memory: int = 10**12) -> PlacementProblem:
+    ops = [
+        {"name": "a", "param_bytes": 600, "outputs": [10], **work(1000.0)},
+        {"name": "b", "param_bytes": 200, "inputs": [["a", 0]], "outputs": [30], **work(500.0)},
+    ]
+    return PlacementProblem(ComputationGraph.from_ops("two", ops, mode), toy_cluster(devices, memory=memory))
+
+
+def test_a_step_of_four_replicas() -> None:
+    """Six rounds of 200 bytes at 1 byte/us beside 1,500 us of computing."""
+    step = data_parallel(problem_of())
+    assert (step.replica_us, step.all_reduce_us, step.gradient_bytes) == (1500.0, 1200.0, 800)
+    assert (step.least_us, step.most_us, step.batches) == (1500.0, 2700.0, 4)
+    assert step.peak_memory.tolist() == [4 * 800 + 10 + 30] * 4
+    assert step.gain(1350.0) == (2.0, 3.6)
+
+
+def test_latency_counts_in_every_round() -> None:
+    problem = problem_of()
+    slow = replace(problem.cluster, latency_us=np.full((4, 4), 7.0))
+    assert data_parallel(PlacementProblem(problem.graph, slow)).all_reduce_us == 1200.0 + 6 * 7.0
+
+
+def test_inference_and_one_device_send_nothing() -> None:
+    assert data_parallel(problem_of("inference")).most_us == 1500.0
+    assert data_parallel(problem_of(devices=1)).most_us == 1500.0
+
+
+def test_it_fits_only_where_each_device_holds_a_replica() -> None:
+    assert data_parallel(problem_of(memory=3240)).fits
+    assert not data_parallel(problem_of(memory=3239)).fits
+
+
+def test_the_slowest_device_decides() -> None:
+    problem = PlacementProblem(problem_of().graph, toy_cluster(speeds=(1.0, 0.5)))
+    assert data_parallel(problem).replica_us == 3000.0
+
+
+def test_the_ring_goes_around_slow_links() -> None:
+    cluster = toy_cluster(4)
+    bandwidth = np.full((4, 4), 10.0)
+    bandwidth[0, 1] = bandwidth[1, 0] = bandwidth[2, 3] = bandwidth[3, 2] = 1.0
+    ring, time_us = best_ring(replace(cluster, bandwidth=bandwidth), 400)
+    assert time_us == 6 * 10.0
+    assert {frozenset(pair) for pair in zip(ring, ring[1:] + ring[:1], strict=True)} == {
+        frozenset(pair) for pair in ((0, 2), (2, 1), (1, 3), (3, 0))
+    }
+
+
+def test_what_shares_a_link_divides_it() -> None:
+    """Two of the three sends of a ring always cross a link that all but the first and last share."""
+    link = SharedLink("switch", 1.0, ("gpu:0", "gpu:1", "gpu:2"), ("gpu:0", "gpu:1", "gpu:2"))
+    assert best_ring(replace(toy_cluster(3), shared_links=(link,)), 300)[1] == 4 * 3 * 100.0
+
+
+@pytest.mark.parametrize("name", ["2x4xv100", "2x8xh100"])
+def test_hosts_in_their_order_cross_each_card_once(name: str) -> None:
+    cluster = load_cluster(name)
+    ring, time_us = best_ring(cluster, 10**9)
+    devices = cluster.num_devices
+    card = min(link.bandwidth for link in cluster.shared_links)
+    rounds = 2 * (devices - 1)
+    assert time_us == pytest.approx(rounds * (cluster.latency_us.max() + 1e9 / devices / card), rel=1e-6)
+    assert sorted(ring) == list(range(devices))

@@ -1,0 +1,31 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.memory_timeline import memory_timelines
+from placeto.simulator.schedule import simulate
+from tests.reference import random_problem
+from tests.toys import toy_cluster, work
+
+
+def test_two_ops_on_two_devices() -> None:
+    ops = [
+        {"name": "a", "param_bytes": 3, "outputs": [7], **work(10.0)},
+        {"name": "b", "inputs": [["a", 0]], "outputs": [5], **work(20.0)},
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("chain", ops, "inference"), toy_cluster(2))
+    (times, first), (later, second) = memory_timelines(simulate(problem, np.array([0, 1])))
+    assert (times.tolist(), first.tolist()) == ([0.0, 17.0], [10, 3])
+    assert (later.tolist(), second.tolist()) == ([0.0, 17.0, 37.0], [0, 12, 0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_peak_is_the_schedules(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    schedule = simulate(*random_problem(rng, "unicast", "egress"))
+    timelines = memory_timelines(schedule)
+    assert [int(memory.max()) for _, memory in timelines] == schedule.peak_memory.tolist()
+    assert all((np.diff(times) > 0).all() for times, _ in timelines)
