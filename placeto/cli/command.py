@@ -23,6 +23,7 @@ COMMANDS = {
     "simulate": "Simulate a placement and say what it costs.",
     "report": "Write a page on a placement, for a browser.",
     "compare": "Place one graph on several clusters, beside data parallelism.",
+    "export": "Write a placement for other tools: device maps, stages, pictures.",
     "capture": "Turn a PyTorch model into a graph file.",
     "profile": "Measure the ops of models on this machine.",
     "run": "Run a placed model on devices of this machine.",

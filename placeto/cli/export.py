@@ -1,0 +1,134 @@
+"""``placeto export``: a placement for other tools."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import UseAppendAction, arg
+
+from placeto.cli.common import (
+    CostsText,
+    DispatchOption,
+    GraphArgument,
+    OptionalInt,
+    UsageError,
+    check_output,
+    find_cluster,
+    say,
+)
+from placeto.placers import resolve_graph
+from placeto.problem.units import format_us
+
+if TYPE_CHECKING:
+    from placeto.simulator.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Write a placement for other tools.
+
+    device-map: JSON, module -> device, for accelerate and Hugging Face's models. stages: JSON, contiguous pipeline
+    stages and where to split, for torch.distributed.pipelining. dot: modules coloured by device, for graphviz.
+    graphml: ops and tensors, for networkx or Gephi. trace: the schedule, for https://ui.perfetto.dev. html: the page
+    that `placeto report` writes.
+    """
+
+    graph: GraphArgument
+    """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
+    placement: Path
+    """a placement file, as `placeto place -o` writes it"""
+    cluster: str
+    """a name from `placeto list clusters`, or a cluster file"""
+    format: Literal["device-map", "stages", "dot", "graphml", "trace", "html"]
+    """what to write"""
+    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    """the file to write"""
+    dispatch: DispatchOption = None
+    """which of its ready ops a device runs next: fifo, priority or list (program order); the file's if not given"""
+    costs: CostsText = "efficiency"
+    """how long ops take: efficiency, roofline, or a file of costs"""
+    whole: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")] = ()
+    """a module that a device map or stages must not divide, beside the blocks; may be given several times"""
+    stages: OptionalInt = None
+    """how many stages; as many as devices if not given"""
+    names: Annotated[str, arg(metavar="NAMES")] = ""
+    """names of the devices in a device map, as cuda:0,cuda:1 or cpu,disk; numbers if not given"""
+
+
+def run(arguments: Arguments) -> None:
+    """Simulate the placement, write, say what the format's limits cost."""
+    check_output("--out", arguments.output)
+    from placeto.formats.placement import load_placement
+    from placeto.problem.costs import load_costs
+    from placeto.problem.problem import PlacementProblem
+    from placeto.simulator.schedule import simulate
+
+    file = load_placement(arguments.placement)
+    name, graph = resolve_graph(arguments.graph)
+    cluster, costs = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch), load_costs(arguments.costs)
+    problem, placement = PlacementProblem(graph, cluster, costs), file.devices(graph, cluster)
+    own = file.op_order(graph) if file.dispatch == "list" and arguments.dispatch is None else None
+    schedule = simulate(problem, placement, order=own)
+    path = arguments.output
+    if arguments.format == "device-map":
+        _device_map(schedule, arguments)
+    elif arguments.format == "stages":
+        _stages(schedule, arguments)
+    elif arguments.format == "dot":
+        from placeto.formats.exports import modules_dot
+
+        path.write_text(modules_dot(schedule))
+        say(f"dot          {path}: draw it with dot -Tsvg {path} -o {path.stem}.svg")
+    elif arguments.format == "graphml":
+        from placeto.formats.exports import save_graphml
+
+        save_graphml(schedule, path)
+        say(f"graphml      {path}: {graph.num_ops} ops, {graph.num_edges} edges")
+    elif arguments.format == "trace":
+        from placeto.formats.chrome_trace import save_chrome_trace
+
+        save_chrome_trace(schedule, path)
+        say(f"trace        {path}: open it at https://ui.perfetto.dev")
+    else:
+        from placeto.cli.report import check_page, write_report
+
+        check_page("--out", path)
+        write_report(schedule, PlacementProblem(graph, cluster, costs), path, name, file.placer or "")
+
+
+def _device_map(schedule: Schedule, arguments: Arguments) -> None:
+    from placeto.formats.exports import device_map
+
+    devices = schedule.problem.num_devices
+    names: list[str] = [name.strip() for name in arguments.names.split(",") if name.strip()]
+    if names and len(names) != devices:
+        raise UsageError(f"--names: the cluster has {devices} devices, {len(names)} names are given")
+    made = device_map(schedule, arguments.whole)
+    said = {module: names[device] if names else device for module, device in made.modules.items()}
+    arguments.output.write_text(json.dumps(said, indent=1) + "\n")
+    say(f"device map   {arguments.output}: {len(said)} modules")
+    _cost("the placement", schedule, schedule)
+    _cost("whole modules", made.whole, schedule)
+    _cost("in program order", made.in_order, schedule)
+
+
+def _stages(schedule: Schedule, arguments: Arguments) -> None:
+    from placeto.formats.exports import pipeline_stages
+
+    made = pipeline_stages(schedule, arguments.stages, arguments.whole)
+    names = schedule.problem.cluster.device_names
+    arguments.output.write_text(json.dumps(made.described(names), indent=1) + "\n")
+    say(f"stages       {arguments.output}: split at {', '.join(made.split_points) or 'nothing'}")
+    for number, (modules, us) in enumerate(zip(made.modules, made.stage_us, strict=True)):
+        say(f"{names[number]:<12} {format_us(float(us)):>10}, {modules[0]} to {modules[-1]}")
+    say(f"agreement    {made.agreement:.1%} of the time is where the placement has it")
+
+
+def _cost(what: str, schedule: Schedule, free: Schedule) -> None:
+    from placeto.evaluation.summary import ratio
+
+    us = schedule.makespan_us
+    say(f"{what:<17} {format_us(us):>10}, {ratio(us, free.makespan_us):.3f} times the placement's")

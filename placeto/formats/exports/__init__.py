@@ -1,0 +1,16 @@
+"""What a placement says to other tools: device maps, pipeline stages, pictures of modules, graphs of ops."""
+
+from placeto.formats.exports.device_map import DeviceMap, device_map, whole_modules
+from placeto.formats.exports.dot import modules_dot
+from placeto.formats.exports.graphml import save_graphml
+from placeto.formats.exports.stages import Stages, pipeline_stages
+
+__all__ = [
+    "DeviceMap",
+    "Stages",
+    "device_map",
+    "modules_dot",
+    "pipeline_stages",
+    "save_graphml",
+    "whole_modules",
+]

@@ -1,0 +1,94 @@
+"""A placed model as a picture for graphviz: modules, not ops, coloured by device.
+
+The module that takes most time is opened again and again, until there are as many boxes as can be read. A box has the
+colours of its devices, in stripes by their shares; arrows say how much goes from box to box.
+
+Legend: N ops, B boxes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+
+from placeto.problem.units import format_bytes, format_us
+from placeto.simulator.schedule import Schedule
+
+MOST_BOXES = 60
+_LABELLED = 0.05  # share of the largest arrow's bytes from which on arrows have a label
+
+
+def modules_dot(schedule: Schedule, most_boxes: int = MOST_BOXES) -> str:
+    """The picture's source, for ``dot -Tsvg``."""
+    problem = schedule.problem
+    graph, names = problem.graph, problem.cluster.device_names
+    time = schedule.finish_us - schedule.start_us
+    boxes = _boxes(graph.modules, time, most_boxes)
+    colors = [to_hex(colormaps["tab20"]((2 * d + 1) % 20 / 20 + 0.001)) for d in range(len(names))]
+    lines = [
+        f'digraph "{_quoted(graph.name)}" {{',
+        '  graph [rankdir=TB, fontname="sans-serif", ranksep=0.4, nodesep=0.25];',
+        '  node [shape=box, style=filled, fontname="sans-serif", fontsize=11, margin="0.12,0.06"];',
+        '  edge [fontname="sans-serif", fontsize=9, color="#555555"];',
+    ]
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(boxes))}
+    box = np.array([numbers[label] for label in boxes])
+    for label, number in numbers.items():
+        ops = box == number
+        shares = np.bincount(schedule.placement[ops], time[ops] + 1e-9, len(names))
+        shares /= shares.sum()
+        shown = [d for d in np.argsort(-shares, kind="stable").tolist() if shares[d] >= 0.01]
+        where = ", ".join(names[d] if len(shown) == 1 else f"{names[d]} {shares[d]:.0%}" for d in shown)
+        text = f"{_quoted(label)}\\n{format_us(float(time[ops].sum()))}, {int(ops.sum())} ops\\n{_quoted(where)}"
+        stripes = ":".join(f"{colors[d]};{shares[d]:.3f}" for d in shown[:-1])
+        fill = (
+            f'style=striped, fillcolor="{stripes}:{colors[shown[-1]]}"'
+            if stripes
+            else f'fillcolor="{colors[shown[0]]}"'
+        )
+        lines.append(f'  b{number} [label="{text}", {fill}];')
+    crossing = box[graph.edge_src] != box[graph.edge_dst]
+    arrows: dict[tuple[int, int], float] = defaultdict(float)
+    seen = set()
+    for edge in np.flatnonzero(crossing).tolist():
+        tensor, to = int(graph.edge_tensor[edge]), int(box[graph.edge_dst[edge]])
+        if (tensor, to) not in seen:  # a tensor goes to a box once
+            seen.add((tensor, to))
+            arrows[int(box[graph.edge_src[edge]]), to] += float(graph.output_bytes[tensor])
+    most = max(arrows.values(), default=0.0) or 1.0
+    for (src, dst), size in sorted(arrows.items()):
+        label = f', label="{format_bytes(int(size))}"' if size >= _LABELLED * most else ""
+        back = ", constraint=false" if dst < src else ""
+        lines.append(f"  b{src} -> b{dst} [penwidth={0.5 + 3.0 * size / most:.2f}{label}{back}];")
+    return "\n".join([*lines, "}", ""])
+
+
+def _boxes(modules: tuple[str, ...], time: np.ndarray, most: int) -> list[str]:
+    """(N,) a label for each op: the module that it is shown in."""
+    paths = [module.split(".") if module else [] for module in modules]
+    labels = [path[0] if path else "(no module)" for path in paths]
+    closed: set[str] = set()
+    while True:
+        total: dict[str, float] = defaultdict(float)
+        for label, us in zip(labels, time.tolist(), strict=True):
+            total[label] += us
+        open_ = [label for label in total if label not in closed]
+        if not open_:
+            return labels
+        largest = max(open_, key=lambda label: total[label])
+        depth = len(largest.split(".")) + 1
+        inside = [
+            ".".join(path[:depth]) if label == largest else label for path, label in zip(paths, labels, strict=True)
+        ]
+        if len(set(inside)) > most or inside == labels:
+            closed.add(largest)
+        else:
+            labels = inside
+            closed |= {largest}  # what it computes by itself
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
