@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten
 
 from placeto.capture.costs import bytes_accessed, dtype, flops, kernel, nodes_read, tensor_bytes
+from placeto.capture.labels import Label
 from placeto.capture.signatures import signature
 from placeto.problem.graph import ComputationGraph
 
@@ -33,15 +34,6 @@ CONSTANT_LIKE = {
     aten.new_empty,
     aten.new_empty_strided,
 }
-
-
-@dataclass(frozen=True)
-class Label:
-    """Where a traced node comes from."""
-
-    module: str = ""  # path of the nn.Module
-    call: int = 0  # how many calls of this module came before
-    backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,7 @@ def computation_graph(
 
     Args:
         traced: functional; the first placeholders are the parameters, then the buffers; every node has
-            ``meta["val"]`` (fake tensors) and ``meta["custom"]["label"]``.
+            ``meta["val"]`` (tensors of its layout) and ``meta["label"]``.
         parameters: paths.
         trained: paths of the parameters whose gradients (None where there is none) follow the loss in the outputs.
         num_buffers: how many.
@@ -187,7 +179,7 @@ def _visit(builder: _Builder, node: Node) -> Any:
     outputs = tree_flatten(node.meta["val"])[0]
     if not sources or packet in CONSTANT_LIKE or not any(isinstance(o, Tensor) for o in outputs):
         return None
-    label = (node.meta.get("custom") or {}).get("label", Label())
+    label = node.meta["label"]
     prefix = label.module + (f"@{label.call}" if label.call else "") + ("/grad" if label.backward else "")
     kind = str(packet)
     title = f"{prefix}/{kind.split('.')[-1]}".lstrip("/")
