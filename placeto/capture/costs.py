@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from placeto.problem.dtypes import DEFAULT, DTYPES
@@ -33,13 +32,16 @@ def tensor_bytes(value: Any) -> int:
     return min(value.numel() * value.element_size(), value.untyped_storage().nbytes())
 
 
+def tensors_of(node: Node) -> list[Tensor]:
+    """The tensors that a node makes."""
+    value = node.meta["val"]
+    return [v for v in (value if isinstance(value, list | tuple) else (value,)) if isinstance(v, Tensor)]
+
+
 def bytes_accessed(node: Node) -> int:
     """Bytes that a node reads and writes."""
-    read = [
-        sum(tensor_bytes(v) for v in tree_flatten(source.meta["val"])[0] if isinstance(v, Tensor))
-        for source in nodes_read(node)
-    ]
-    written = sum(tensor_bytes(v) for v in tree_flatten(node.meta["val"])[0] if isinstance(v, Tensor))
+    read = [sum(map(tensor_bytes, tensors_of(source))) for source in nodes_read(node)]
+    written = sum(map(tensor_bytes, tensors_of(node)))
     if getattr(node.target, "overloadpacket", None) in _GATHERS:
         read[0] = min(read[0], written)
     return sum(read) + written
@@ -65,11 +67,11 @@ def dtype(node: Node) -> str:
 
     Products of integers compute in int8; what else there is of integers counts as float32, which no cost depends on.
     """
-    tensors = tree_flatten([node.meta["val"], *(source.meta["val"] for source in nodes_read(node))])[0]
-    floats = [v.dtype for v in tensors if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())]
-    if not floats:
+    tensors = (v for part in (node, *nodes_read(node)) for v in tensors_of(part))
+    first = next((v.dtype for v in tensors if v.is_floating_point() or v.is_complex()), None)
+    if first is None:
         return "int8" if flops(node) else DEFAULT
-    name = str(floats[0].to_real()).removeprefix("torch.")
+    name = str(first.to_real()).removeprefix("torch.")
     return "float8" if name.startswith("float8") else name if name in DTYPES else DEFAULT
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_flatten
 
 from placeto.capture.costs import bytes_accessed, dtype, flops, kernel, nodes_read, tensor_bytes
 from placeto.capture.labels import Label
@@ -51,12 +50,14 @@ class _Buffer:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Parameter:
-    """A parameter that hasn't been used yet."""
+    """A parameter that hadn't been used yet when a node got to show it."""
 
     path: str
     bytes: int
+    shown: list[Node]  # the parameter, then views of it
+    used: _Tensor | None = None
 
 
 @dataclass
@@ -99,7 +100,7 @@ class _Builder:
 
     def find(self, op: int) -> int:
         while self.leader[op] != op:
-            op = self.leader[op]
+            self.leader[op] = op = self.leader[self.leader[op]]
         return op
 
     def join(self, one: int, other: int) -> None:
@@ -135,7 +136,7 @@ def computation_graph(
     builder = _Builder(tf32)
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
-        builder.values[node] = _Parameter(path, tensor_bytes(node.meta["val"]))
+        builder.values[node] = _Parameter(path, tensor_bytes(node.meta["val"]), [node])
     for node in placeholders[len(parameters) : len(parameters) + num_buffers]:
         builder.values[node] = _Buffer(tensor_bytes(node.meta["val"]))
     for node in traced.graph.nodes:
@@ -176,7 +177,8 @@ def _visit(builder: _Builder, node: Node) -> Any:
         value, index = builder.values.get(sources[0]), node.args[1]
         return _show(builder, node, value[index] if isinstance(value, tuple) and isinstance(index, int) else value)
     packet = getattr(node.target, "overloadpacket", node.target)
-    outputs = tree_flatten(node.meta["val"])[0]
+    value = node.meta["val"]
+    outputs = value if isinstance(value, list | tuple) else [value]
     if not sources or packet in CONSTANT_LIKE or not any(isinstance(o, Tensor) for o in outputs):
         return None
     label = node.meta["label"]
@@ -188,16 +190,17 @@ def _visit(builder: _Builder, node: Node) -> Any:
         if not isinstance(base, _Tensor | _Parameter) or tensor_bytes(outputs[0]) >= tensor_bytes(
             sources[0].meta["val"]
         ):
-            _show(builder, node, base)
-            return base if not isinstance(node.meta["val"], list | tuple) else (base,) * len(outputs)
+            if isinstance(value, list | tuple):
+                base = (base,) * len(outputs)
+            return _show(builder, node, base)
         base = _tensor(builder, sources[0])
         op = builder.add(node, label, kind, title, [base], [tensor_bytes(o) for o in outputs])
         if builder.is_resident(base):
             builder.records[op]["resident_outputs"] = list(range(len(outputs)))
         builder.join(base.op, op)
         made = [_Tensor(op, i) for i in range(len(outputs))]
-        return tuple(made) if isinstance(node.meta["val"], list | tuple) else made[0]
-    cast = (sources[0], node.meta["val"].dtype) if _casts_parameter(builder, node) else None
+        return tuple(made) if isinstance(value, list | tuple) else made[0]
+    cast = (sources[0], value.dtype) if _casts_parameter(builder, node) else None
     if cast in builder.casts:
         return _show(builder, node, builder.casts[cast])
     inputs = [t for t in (_tensor(builder, source) for source in sources) if t is not None]
@@ -215,7 +218,7 @@ def _visit(builder: _Builder, node: Node) -> Any:
     made_or_none = [None if o is None else _Tensor(op, next(numbers)) for o in used]
     if cast is not None:
         builder.casts[cast] = made_or_none[0]
-    return tuple(made_or_none) if isinstance(node.meta["val"], list | tuple) else made_or_none[0]
+    return tuple(made_or_none) if isinstance(value, list | tuple) else made_or_none[0]
 
 
 def _tensor(builder: _Builder, node: Node) -> Any:
@@ -223,13 +226,14 @@ def _tensor(builder: _Builder, node: Node) -> Any:
     value = builder.values.get(node)
     if not isinstance(value, _Parameter):
         return value if isinstance(value, _Tensor) else None
-    shown = [other for other, known in builder.values.items() if known is value]  # the parameter, then views of it
-    op = builder.add(shown[0], Label(value.path.rpartition(".")[0]), "parameter", value.path, [], [value.bytes])
+    label, shown = Label(value.path.rpartition(".")[0]), value.shown
+    op = builder.add(shown[0], label, "parameter", value.path, [], [value.bytes])
     builder.records[op] |= {"param_bytes": value.bytes, "trained_bytes": 0}
     builder.nodes[op] = [other.name for other in shown]
     builder.homeless.add(op)
-    builder.values |= dict.fromkeys(shown, _Tensor(op, 0))
-    return _Tensor(op, 0)
+    value.used = _Tensor(op, 0)
+    builder.values |= dict.fromkeys(shown, value.used)
+    return value.used
 
 
 def _casts_parameter(builder: _Builder, node: Node) -> bool:
@@ -242,6 +246,9 @@ def _casts_parameter(builder: _Builder, node: Node) -> bool:
 
 def _show(builder: _Builder, node: Node, value: Any) -> Any:
     """Put a node that only shows a tensor, or several, behind the op that makes it; returns the value."""
+    if isinstance(value, _Parameter) and value.used is None:
+        value.shown.append(node)
+    value = value.used or value if isinstance(value, _Parameter) else value
     makers = {v.op for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, _Tensor)}
     for op in makers:
         builder.nodes[op].append(node.name)

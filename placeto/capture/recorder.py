@@ -25,6 +25,7 @@ from placeto.capture.costs import DECOMPOSITIONS
 from placeto.capture.labels import Label, Labels
 
 aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _ASKING = {aten.size.default, aten.stride.default, aten.storage_offset.default}
 
@@ -87,7 +88,13 @@ class _Recorder(TorchDispatchMode):
         with _use_lazy_graph_module(True):  # its code is hardly ever asked for
             return _make_graph_module(self.root, self.graph)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # keeping torch.compile out costs more than the rest
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is _DEVICE:  # asked for twice an op by autograd
+            return args[0].fake_device
         kwargs = kwargs or {}
         decomposed = self._decomposed(func, args, kwargs)
         if decomposed is not NotImplemented:
