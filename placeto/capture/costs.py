@@ -50,7 +50,7 @@ def bytes_accessed(node: Node) -> int:
 def flops(node: Node) -> int:
     """FLOPs of matrix products and convolutions, 0 of all else."""
     packet = getattr(node.target, "overloadpacket", node.target)
-    formula = _FORMULAS.get(packet) or flop_registry.get(packet)
+    formula = FORMULAS.get(packet) or flop_registry.get(packet)
     if formula is None:
         return 0
 
@@ -124,14 +124,20 @@ def _attention_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *args
     return sdpa_backward_flop(gradient.shape, q.shape, k.shape, v.shape)
 
 
+def _grouped(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """Products of groups of rows, or of columns, each with a matrix of its own."""
+    return 2 * a.numel() * b.shape[-1]
+
+
 def _dot(a: Tensor, b: Tensor, out_val: Any) -> int:
     return 2 * a.numel()
 
 
-_FORMULAS: dict[Any, Callable[..., int]] = {
+FORMULAS: dict[Any, Callable[..., int]] = {
     aten.convolution_backward: _convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten._grouped_mm: _grouped,
     aten.mv: _dot,
     aten.dot: _dot,
 }

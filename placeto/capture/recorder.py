@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.utils._mode_utils import no_dispatch
@@ -100,7 +101,7 @@ class _Recorder(TorchDispatchMode):
         if decomposed is not NotImplemented:
             return decomposed
         sources = tuple(map(self._argument, args)), self._argument(kwargs)
-        result = func(*args, **kwargs)
+        result = _SHAPES.get(func, func)(*args, **kwargs)
         leaves = result if isinstance(result, list | tuple) else (result,)
         if func._schema.is_mutable or any(isinstance(leaf, Tensor) for leaf in leaves):
             self._add(func, *sources, result)
@@ -163,6 +164,17 @@ class _Replay(Interpreter):
     def run_node(self, node: Node) -> Any:
         self.labels.replay(node.meta.get("label", Label()))
         return super().run_node(node)
+
+
+def _grouped_mm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Products of groups, which torch's own fake tensors have in bfloat16 only."""
+    product = aten._grouped_mm.default
+    if a.dtype is torch.bfloat16 or not isinstance(a, FakeTensor):
+        return product(a, b, *args, **kwargs)
+    return a.new_empty(product(a.bfloat16(), b.bfloat16(), *args, **kwargs).shape)
+
+
+_SHAPES: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}  # ops that are run in another way
 
 
 def _layouts(value: Any) -> Any:

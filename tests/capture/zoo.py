@@ -402,7 +402,7 @@ ZOO = {
     "sage": Entry(lambda: graph_net("SAGEConv")),
     "bert": _hugging(words, "BertForSequenceClassification", **_SMALL),
     "deberta": _hugging(words, "DebertaV2ForSequenceClassification", **_SMALL, relative_attention=True,
-                        pos_att_type=["p2c", "c2p"]),
+                        pos_att_type=["p2c", "c2p"], run=True),
     "distilbert": _hugging(words, "DistilBertForMaskedLM", vocab_size=40, dim=16, n_layers=2, n_heads=2, hidden_dim=32),
     "gpt2": _hugging(words, "GPT2LMHeadModel", vocab_size=40, n_embd=16, n_layer=2, n_head=2, use_cache=False),
     "opt": _hugging(words, "OPTForCausalLM", **_SMALL, word_embed_proj_dim=16, ffn_dim=32, use_cache=False),
