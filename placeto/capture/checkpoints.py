@@ -25,9 +25,10 @@ class _WithoutReentry:
 @contextmanager
 def without_reentrant_checkpoints() -> Iterator[None]:
     """While this is open, checkpoints aren't reentrant."""
-    original = checkpoints.CheckpointFunction
-    checkpoints.CheckpointFunction = _WithoutReentry
+    names = vars(checkpoints)
+    original = names["CheckpointFunction"]
+    names["CheckpointFunction"] = _WithoutReentry
     try:
         yield
     finally:
-        checkpoints.CheckpointFunction = original
+        names["CheckpointFunction"] = original

@@ -116,10 +116,11 @@ def computation_graph(
     name: str,
     mode: str,
     tf32: bool = False,
-) -> tuple[ComputationGraph, tuple[tuple[str, ...], ...]]:
-    """The ops that the outputs of a traced graph depend on, and the names of the traced nodes behind each of them.
+) -> tuple[ComputationGraph, tuple[tuple[str, ...], ...], dict[str, tuple[str, int] | None]]:
+    """The ops that the outputs of a traced graph depend on, the traced nodes behind each of them, and the gradients.
 
-    A node stands behind one op at most: that of its own, or, if it moves no data, the one whose tensor it shows.
+    Nodes are given by name; gradients, by parameter, as op and output, or None for a constant. A node stands behind
+    one op at most: that of its own, or, if it moves no data, the one whose tensor it shows.
 
     Args:
         traced: functional; the first placeholders are the parameters, then the buffers; every node has
@@ -142,17 +143,18 @@ def computation_graph(
     for node in traced.graph.nodes:
         if node.op == "call_function" and node in needed:
             builder.values[node] = _visit(builder, node)
+    kept: dict[str, tuple[str, int] | None] = {}
     if mode == "training":
         loss, *gradients = _outputs(traced)
         nodes = dict(zip(parameters, placeholders, strict=False))
-        _keep_gradients(builder, [nodes[path] for path in trained], gradients)
+        kept = _keep_gradients(builder, [nodes[path] for path in trained], gradients)
         _hold_back(builder, builder.values.get(loss))
     leaders = [builder.find(op) for op in range(len(builder.records))]
     sizes = Counter(leaders)
     for leader, record in zip(leaders, builder.records, strict=True):
         if sizes[leader] > 1:
             record["colocation"] = str(leader)
-    return ComputationGraph.from_ops(name, builder.records, mode), tuple(map(tuple, builder.nodes))
+    return ComputationGraph.from_ops(name, builder.records, mode), tuple(map(tuple, builder.nodes)), kept
 
 
 def _outputs(traced: GraphModule) -> Sequence[Any]:
@@ -270,17 +272,23 @@ def _settle(builder: _Builder, op: int, inputs: Sequence[_Tensor], sources: Sequ
             builder.records[op]["trained_bytes"] = 0
 
 
-def _keep_gradients(builder: _Builder, parameters: Sequence[Node], gradients: Sequence[Node | None]) -> None:
+def _keep_gradients(
+    builder: _Builder, parameters: Sequence[Node], gradients: Sequence[Node | None]
+) -> dict[str, tuple[str, int] | None]:
     """Colocate each parameter with the op that makes its gradient, which is resident: constant gradients have none."""
+    kept: dict[str, tuple[str, int] | None] = {}
     for parameter, gradient in zip(parameters, gradients, strict=True):
         weight, made = builder.values[parameter], None if gradient is None else builder.values.get(gradient)
         if isinstance(weight, _Tensor) and gradient is not None:
             record = builder.records[weight.op]
             record["trained_bytes"] = record["param_bytes"]
+            kept[record["name"]] = None
             if isinstance(made, _Tensor):
+                kept[record["name"]] = builder.records[made.op]["name"], made.output
                 builder.join(weight.op, made.op)
                 if not builder.is_resident(made):
                     builder.records[made.op].setdefault("resident_outputs", []).append(made.output)
+    return kept
 
 
 def _hold_back(builder: _Builder, loss: Any) -> None:

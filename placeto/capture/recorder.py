@@ -70,6 +70,8 @@ def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
 class _Recorder(TorchDispatchMode):
     """While it is open, what is run is written down."""
 
+    supports_higher_order_operators = True  # so as to say that it doesn't
+
     def __init__(self, labels: Labels) -> None:
         super().__init__()
         self.labels = labels
@@ -96,6 +98,8 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is _DEVICE:  # asked for twice an op by autograd
             return args[0].fake_device
+        if not isinstance(func, torch._ops.OpOverload):
+            raise NotImplementedError(f"higher-order op {func.name()}")
         kwargs = kwargs or {}
         decomposed = self._decomposed(func, args, kwargs)
         if decomposed is not NotImplemented:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,7 @@ class Capture:
     graph: ComputationGraph
     traced: GraphModule
     nodes: tuple[tuple[str, ...], ...]  # (N,) names of the traced nodes that each op stands for: its own, then views
+    gradients: Mapping[str, tuple[str, int] | None]  # of each parameter: op and output, None for a constant
     rebuild: Callable[[Sequence[Any]], Any]  # from the outputs of inference, what the module returns
 
 
@@ -118,10 +119,11 @@ def capture_step(
     paths, trained = ([key.removeprefix("module.") for key in keys] for keys in (paths, trained))
     num_buffers = len(list(module.named_buffers()))
     try:
-        graph, nodes = computation_graph(traced, paths, trained, num_buffers, name, mode, precision == "tf32")
+        made = computation_graph(traced, paths, trained, num_buffers, name, mode, precision == "tf32")
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
-    return Capture(graph, traced, nodes, list)
+    graph, nodes, gradients = made
+    return Capture(graph, traced, nodes, gradients, list)
 
 
 class _Step(nn.Module):

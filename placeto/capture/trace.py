@@ -19,6 +19,7 @@ from placeto.capture.checks import check_loss, describe
 from placeto.capture.errors import CaptureError, call_loss
 from placeto.capture.labels import Labels
 from placeto.capture.micro_batches import accumulated, check_split, split_batch
+from placeto.capture.optimizer_step import with_optimizer_step
 from placeto.capture.precision import autocast
 from placeto.capture.steps import Capture, capture_step
 from placeto.problem.graph import ComputationGraph
@@ -38,20 +39,21 @@ def capture_training(
     name: str | None = None,
     precision: str = "fp32",
     optimizer: str = DEFAULT_OPTIMIZER,
+    optimizer_step: bool = False,
     micro_batches: int = 1,
     run: bool = False,
 ) -> ComputationGraph:
     """Graph of one training step: forward pass, loss and the gradients of all trainable parameters.
 
-    The optimizer's update is not part of it, but the memory of its state is. Costs are FLOPs of matrix products and
-    convolutions, and bytes read and written by every op. A parameter is an op of no cost whose output is the weight:
-    whichever other device uses the weight is sent a copy. Inputs, targets, buffers and constants are taken to be on
-    every device. Views cost nothing: one as large as its tensor is left out, a smaller one (a slice) is an op of no
-    cost colocated with its producer, so that only the slice travels. The two gradients of a convolution, one op in
-    PyTorch, are two here, as those of a matrix product are: the weight's holds up nobody who waits for the input's.
+    The optimizer's update is no part of it unless asked for, but the memory of its state is. Costs are FLOPs of matrix
+    products and convolutions, and bytes read and written by every op. A parameter is an op of no cost whose output is
+    the weight: whichever other device uses the weight is sent a copy. Inputs, targets, buffers and constants are taken
+    to be on every device. Views cost nothing: one as large as its tensor is left out, a smaller one (a slice) is an op
+    of no cost colocated with its producer, so that only the slice travels. The two gradients of a convolution, one op
+    in PyTorch, are two here, as those of a matrix product are: the weight's holds up nobody who waits for the input's.
 
     A parameter is colocated with its first user, and with the op that makes its gradient (the last sum if it is one):
-    the optimizer, which isn't in the graph, needs the gradient where the weight is. Both are resident memory, charged
+    the optimizer needs the gradient where the weight is. Both are resident memory, charged
     with the parameter, and no live tensors. Frozen parameters and buffers have no gradient and no optimizer state.
 
     Activations that a checkpoint computes again, and whatever else in the backward pass could start early, wait for
@@ -68,6 +70,7 @@ def capture_training(
         precision: what the run will use: "fp32", the dtypes as they are; "tf32", for float32 matrix products and
             convolutions; "bf16" or "fp16", as a GPU's autocast would run it.
         optimizer: which decides what each trained parameter takes beside its gradient; one of `OPTIMIZERS`.
+        optimizer_step: add the optimizer's update, an op for each trained parameter, on the parameter's device.
         micro_batches: into how many parts to split the batch, whose losses are averaged and whose gradients are added,
             so that a placement is a pipeline. Split are the tensors of inputs and targets as long as the first one.
         run: compute the step once, on the CPU, for a module that asks for the values of tensors, or whose sizes depend
@@ -86,7 +89,8 @@ def capture_training(
     traced = trace_training(
         module, inputs, loss, targets=targets, name=name, precision=precision, micro_batches=micro_batches, run=run
     )
-    return with_optimizer(traced.graph, optimizer)
+    graph = with_optimizer_step(traced.graph, traced.gradients, optimizer) if optimizer_step else traced.graph
+    return with_optimizer(graph, optimizer)
 
 
 def trace_training(
@@ -136,9 +140,7 @@ def trace_training(
     check_loss(loss, name)
     check_split(inputs, targets, micro_batches, name)
     labels = Labels()
-    return capture_step(
-        module, inputs, targets, step, labels, name=name, mode="training", precision=precision, run=run
-    )
+    return capture_step(module, inputs, targets, step, labels, name=name, mode="training", precision=precision, run=run)
 
 
 def capture_inference(

@@ -37,8 +37,12 @@ class Arguments:
     """what the run will use: the dtypes as they are, tf32 for products of float32, or autocast to 16 bits"""
     optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
     """whose state takes memory beside parameters and gradients"""
+    optimizer_step: bool = False
+    """add the optimizer's update, an op for each trained parameter"""
     micro_batches: int = 1
     """split the batch of a training step into so many parts, so that a placement is a pipeline"""
+    run: bool = False
+    """compute the step once, on the CPU, where sizes depend on values; the factory is called there, not on meta"""
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
     """an argument of the factory, such as depth=4; may be given several times"""
 
@@ -49,10 +53,11 @@ def run(arguments: Arguments) -> None:
     check_output("--out", path)
     if not path.name.endswith((".json", ".json.gz")):
         raise UsageError(f"--out {path}: must end in .json or .json.gz")
-    module, inputs, loss, targets = step_parts(make(arguments.factory, arguments.settings), arguments.factory)
+    made = make(arguments.factory, arguments.settings, "cpu" if arguments.run else "meta")
+    module, inputs, loss, targets = step_parts(made, arguments.factory)
     name = path.name.split(".")[0]
     if arguments.inference:
-        graph = capture_inference(module, inputs, name=name, precision=arguments.precision)
+        graph = capture_inference(module, inputs, name=name, precision=arguments.precision, run=arguments.run)
     else:
         graph = capture_training(
             module,
@@ -62,7 +67,9 @@ def run(arguments: Arguments) -> None:
             name=name,
             precision=arguments.precision,
             optimizer=arguments.optimizer,
+            optimizer_step=arguments.optimizer_step,
             micro_batches=arguments.micro_batches,
+            run=arguments.run,
         )
     save_graph(graph, path)
     print(f"graph        {path}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")

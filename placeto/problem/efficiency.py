@@ -61,7 +61,7 @@ KINDS = {
 """Kinds of ops, by the last part of their type in torch; the first that matches holds."""
 _TWO_WAYS = ("convolution", "batch_norm", "layer_norm", "softmax")
 """Kinds whose backward pass is a kind of its own; others go both ways alike, as far as data show."""
-_NAMESPACES = ("aten.", "graphs.", "prims.")
+_NAMESPACES = ("aten.", "graphs.", "prims.", "optimizer.", "onnx.")
 
 
 def op_kind(op_type: str, kernel: str = "") -> str:

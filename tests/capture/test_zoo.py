@@ -67,7 +67,9 @@ def test_graph_is_what_runs(name: str) -> None:
     assert graph.flops.sum() == flops
 
     parameters = dict(step.module.named_parameters())
-    kept = {n: int(b) for n, k, b in zip(graph.op_names, graph.op_types, graph.param_bytes, strict=True) if k == "parameter"}
+    kept = {
+        op: int(graph.param_bytes[i]) for op, i in graph.index.items() if graph.op_types[i] == "parameter"
+    }  # fmt: skip
     assert kept == {n: p.numel() * p.element_size() for n, p in parameters.items() if n in kept}
     assert {n for n, p in parameters.items() if p.grad is not None} <= set(kept)
 
