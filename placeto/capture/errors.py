@@ -25,7 +25,7 @@ _NO_SHAPE = (
     f"use torch.where, or a fixed size, or {_RUN}"
 )
 _NO_DEVICE = "leave out .cuda(), .to(device) and device=: nothing is computed here, and devices are the cluster's"
-_NO_BRANCH = "torch.cond, while_loop, scan and the like can't be captured: write what is run"
+_NO_BRANCH = "what torch.cond, while_loop, scan or torch.compile run can't be captured: write it out"
 _NO_LAYOUT = "sparse and nested tensors can't be captured"
 _ADVICE = {  # part of the exception's type and message -> advice
     "DataDependentOutput": _NO_VALUES,
@@ -35,6 +35,7 @@ _ADVICE = {  # part of the exception's type and message -> advice
     "can't convert meta device": _NO_VALUES,
     "DynamicOutputShape": _NO_SHAPE,
     "higher-order op": _NO_BRANCH,
+    "Unsupported: ": _NO_BRANCH,
     "SparseTensor": _NO_LAYOUT,
     "NestedTensor": _NO_LAYOUT,
     "_nested_tensor": _NO_LAYOUT,

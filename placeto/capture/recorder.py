@@ -81,7 +81,7 @@ class _Recorder(TorchDispatchMode):
         self.nodes: Any = WeakTensorKeyDictionary()  # tensor -> the node that makes it
 
     def add_input(self, value: Any) -> None:
-        node = self.graph.placeholder("input")
+        node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
         node.meta |= {"val": _layouts(value), "label": Label()}
         if isinstance(value, Tensor):
             self.nodes[value] = node
