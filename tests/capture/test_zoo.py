@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.fx import Interpreter, Node
-from torch.utils.flop_counter import FlopCounterMode
 
 from placeto.capture import trace_training
-from placeto.capture.arguments import call_module, input_leaves, own_loss
+from placeto.capture.arguments import input_leaves
 from placeto.capture.checkpoints import without_reentrant_checkpoints
-from placeto.capture.costs import FORMULAS, tensor_bytes
-from tests.capture.zoo import ZOO, Step
+from placeto.capture.costs import tensor_bytes
+from tests.capture.steps import run_eagerly
+from tests.capture.zoo import ZOO
 
 
 class Sizes(Interpreter):
@@ -32,24 +31,6 @@ class Sizes(Interpreter):
         return value
 
 
-def real_step(step: Step) -> tuple[Tensor, int]:
-    """Loss and FLOPs of a step as PyTorch runs it; gradients stay with the parameters."""
-    formulas: dict[Any, Callable[..., int]] = {packet: _raw(formula) for packet, formula in FORMULAS.items()}
-    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
-        output = call_module(step.module, step.inputs)
-        loss = own_loss(output) if step.loss is None else step.loss(output, *step.targets)
-        loss.backward()
-    return loss.detach(), counter.get_total_flops()
-
-
-def _raw(formula: Callable[..., int]) -> Callable[..., int]:
-    def call(*args: Any, **kwargs: Any) -> int:
-        return formula(*args, **kwargs)
-
-    call._get_raw = True  # type: ignore[attr-defined]
-    return call
-
-
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.filterwarnings("ignore")  # other packages' own
 def test_graph_is_what_runs(name: str) -> None:
@@ -63,13 +44,11 @@ def test_graph_is_what_runs(name: str) -> None:
     torch.testing.assert_close(dict(step.module.state_dict()), state, rtol=0, atol=0)
     torch.manual_seed(0)
     with torch.backends.mkldnn.flags(enabled=False), without_reentrant_checkpoints():
-        loss, flops = real_step(step)
+        loss, flops = run_eagerly(step)
     assert graph.flops.sum() == flops
 
     parameters = dict(step.module.named_parameters())
-    kept = {
-        op: int(graph.param_bytes[i]) for op, i in graph.index.items() if graph.op_types[i] == "parameter"
-    }  # fmt: skip
+    kept = {op: graph.param_bytes[i] for op, i in graph.index.items() if graph.op_types[i] == "parameter"}
     assert kept == {n: p.numel() * p.element_size() for n, p in parameters.items() if n in kept}
     assert {n for n, p in parameters.items() if p.grad is not None} <= set(kept)
 
