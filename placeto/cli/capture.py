@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +15,7 @@ from placeto.cli.factory import make, step_parts
 from placeto.formats import onnx_model
 from placeto.problem.graph import ComputationGraph, save_graph
 from placeto.problem.units import format_bytes, format_flop
+from placeto.runtime.steps import filled
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def run(arguments: Arguments) -> None:
 def _captured(arguments: Arguments, name: str) -> ComputationGraph:
     if arguments.dimensions:
         raise UsageError(f"--dim {arguments.dimensions[0]}: is for ONNX files; a factory says how large its inputs are")
-    made = make(arguments.factory, arguments.settings, "cpu" if arguments.run else "meta")
+    with filled() if arguments.run else nullcontext():
+        made = make(arguments.factory, arguments.settings, "cpu" if arguments.run else "meta")
     module, inputs, loss, targets = step_parts(made, arguments.factory)
     if arguments.inference:
         return capture_inference(module, inputs, name=name, precision=arguments.precision, run=arguments.run)
