@@ -6,6 +6,7 @@ Weights aren't read: a file with its weights beside it takes no more memory than
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from itertools import chain, count
 from pathlib import Path
@@ -20,6 +21,7 @@ from placeto.problem.graph import ComputationGraph, GraphError
 if TYPE_CHECKING:
     import onnx
 
+_SCOPES = "pkg.torch.onnx.name_scopes"  # from the whole model to the op
 _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
 
 
@@ -148,7 +150,6 @@ class _Importer:
 
     def _add(self, node: onnx.NodeProto, inputs: list[str], outputs: list[str]) -> None:
         title = node.name.strip("/") or f"{node.op_type}"
-        module = ".".join(title.split("/")[:-1])
         read, written = ([self.operands[name] for name in names] for names in (inputs, outputs))
         attributes = _attributes(node)
         work = flops(node.op_type, [self.operands.get(name) for name in node.input], written, attributes)
@@ -157,7 +158,7 @@ class _Importer:
         op = {
             "name": self._unique(title),
             "type": f"onnx.{node.op_type}",
-            "module": module,
+            "module": _module(node),
             "flops": float(work),
             "bytes_accessed": float(bytes_accessed(node.op_type, read, written)),
             "dtype": dtype_of(read, written, bool(work)),
@@ -187,3 +188,14 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     from onnx import helper
 
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _module(node: onnx.NodeProto) -> str:
+    """Path of the module that a node comes from, as PyTorch's exporters leave it: in the metadata, or in the name."""
+    for entry in node.metadata_props:
+        if entry.key == _SCOPES:
+            try:
+                return str(ast.literal_eval(entry.value)[-2])
+            except (ValueError, SyntaxError, IndexError, TypeError):
+                break
+    return ".".join(node.name.strip("/").split("/")[:-1])

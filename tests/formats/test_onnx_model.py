@@ -141,6 +141,13 @@ def test_constants_may_be_nodes(tmp_path: Path) -> None:
     assert record(graph, "Mul")["inputs"] == [["MatMul", 0]]
 
 
+def test_modules_may_stand_in_the_metadata(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"], name="one"), helper.make_node("Relu", ["a"], ["y"], name="b/two")]
+    for node, scopes in zip(nodes, ("['', 'layers', 'layers.0', 'relu']", "broken"), strict=True):
+        helper.set_model_props(node, {"pkg.torch.onnx.name_scopes": scopes})
+    assert load(written(tmp_path, nodes, {"x": [2]}, {"y": [2]})).modules == ("layers.0", "b")
+
+
 def test_what_has_no_fixed_shape_is_refused(tmp_path: Path) -> None:
     nodes = [helper.make_node("NonZero", ["x"], ["n"], name="which"), helper.make_node("Cast", ["n"], ["y"], to=FLOAT)]
     with pytest.raises(ImporterError, match=r"node 'which': the shape of 'n' isn't known \(NonZero\)"):
