@@ -7,6 +7,7 @@ import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -187,7 +188,7 @@ def _visit(builder: _Builder, node: Node) -> Any:
     prefix = label.module + (f"@{label.call}" if label.call else "") + ("/grad" if label.backward else "")
     kind = str(packet)
     title = f"{prefix}/{kind.split('.')[-1]}".lstrip("/")
-    if _is_view(node):
+    if _is_view(node.target):
         base = builder.values.get(sources[0])
         if not isinstance(base, _Tensor | _Parameter) or tensor_bytes(outputs[0]) >= tensor_bytes(
             sources[0].meta["val"]
@@ -349,9 +350,10 @@ def _descendants(consumers: Sequence[Sequence[int]], op: int) -> set[int]:
     return seen
 
 
-def _is_view(node: Node) -> bool:
-    packet = getattr(node.target, "overloadpacket", None)
-    schema = getattr(node.target, "_schema", None)
-    if packet in _ALIASES:
+@cache
+def _is_view(target: Any) -> bool:
+    """Whether an op shows tensors that it is given."""
+    if getattr(target, "overloadpacket", None) in _ALIASES:
         return True
+    schema = getattr(target, "_schema", None)
     return bool(schema and schema.returns and all(r.alias_info and not r.alias_info.is_write for r in schema.returns))

@@ -6,10 +6,10 @@ the time: tensors may be fake or real, shapes are numbers, and of each tensor on
 
 from __future__ import annotations
 
-import gc
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,14 +44,14 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
     recorder = _Recorder(labels)
     for leaf in leaves:
         recorder.add_input(leaf)
-    with _rare_garbage_collection(), _without_autocast_cache(), recorder:
+    with _without_autocast_cache(), recorder:
         outputs = function(*leaves)
     return recorder.finish(outputs)
 
 
 def mutates(traced: GraphModule) -> bool:
     """Whether some op of a recorded graph changes a tensor."""
-    return any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable for n in traced.graph.nodes)
+    return any(isinstance(n.target, torch._ops.OpOverload) and _is_mutable(n.target) for n in traced.graph.nodes)
 
 
 def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
@@ -107,7 +107,7 @@ class _Recorder(TorchDispatchMode):
         sources = tuple(map(self._argument, args)), self._argument(kwargs)
         result = _SHAPES.get(func, func)(*args, **kwargs)
         leaves = result if isinstance(result, list | tuple) else (result,)
-        if func._schema.is_mutable or any(isinstance(leaf, Tensor) for leaf in leaves):
+        if _is_mutable(func) or any(isinstance(leaf, Tensor) for leaf in leaves):
             self._add(func, *sources, result)
         return result
 
@@ -116,9 +116,7 @@ class _Recorder(TorchDispatchMode):
         if func in DECOMPOSITIONS:
             with self:
                 return DECOMPOSITIONS[func](*args, **kwargs)
-        if func.namespace == "prim" or func in _ASKING or not func.has_kernel_for_dispatch_key(_COMPOSITE):
-            return NotImplemented
-        if not autograd_would_have_decomposed(func, tree_leaves((args, kwargs))):
+        if not _is_composite(func) or not autograd_would_have_decomposed(func, tree_leaves((args, kwargs))):
             return NotImplemented
         with self:
             return func.decompose(*args, **kwargs)
@@ -170,6 +168,17 @@ class _Replay(Interpreter):
         return super().run_node(node)
 
 
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether an op may be no more than what it calls."""
+    return func.namespace != "prim" and func not in _ASKING and func.has_kernel_for_dispatch_key(_COMPOSITE)
+
+
+@cache
+def _is_mutable(func: Any) -> bool:
+    return bool(func._schema.is_mutable)
+
+
 def _grouped_mm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Products of groups, which torch's own fake tensors have in bfloat16 only."""
     product = aten._grouped_mm.default
@@ -191,17 +200,6 @@ def _layouts(value: Any) -> Any:
         size = value.untyped_storage().nbytes() // value.element_size()
         whole = torch.empty(size, dtype=value.dtype, device="meta")
         return whole.as_strided(value.shape, value.stride(), value.storage_offset())
-
-
-@contextmanager
-def _rare_garbage_collection() -> Iterator[None]:
-    """Going through all that is kept again and again takes a third of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(max(before[0], 100_000), *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 @contextmanager

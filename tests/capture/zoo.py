@@ -318,7 +318,7 @@ ZOO = {
     "diffusion": Entry(diffusion),
     "autoencoder": Entry(autoencoder),
     "rnn": Entry(lambda: recurrent(nn.RNN)),
-    "lstm": Entry(lambda: recurrent(nn.LSTM, num_layers=2, bidirectional=True)),
+    "lstm": Entry(lambda: recurrent(nn.LSTM, bidirectional=True)),
     "gru": Entry(lambda: recurrent(nn.GRU)),
     "lstm-packed": Entry(lambda: recurrent(nn.LSTM, packed=True), run=True),
     "gru-packed": Entry(lambda: recurrent(nn.GRU, packed=True, bidirectional=True), run=True),
