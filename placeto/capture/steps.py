@@ -58,7 +58,7 @@ def capture_step(
     """What a function of inputs and targets that calls the module does, as a graph.
 
     Args:
-        module: whose parameters are fake while the function runs; if `run`, they are the module's own.
+        module: whose parameters are fake while the function runs; if `run`, they are copies of its own.
         inputs: arguments of the module, see `capture_training`.
         targets: further arguments of the loss.
         function: of plain inputs and targets; returns the outputs of `Capture.traced`.
@@ -84,14 +84,13 @@ def capture_step(
         whole = _Step(module, function)
 
         def values() -> Any:
+            if run:  # each pass is to draw the same numbers
+                torch.random.manual_seed(_SEED)
             params = {key: tensor(p).requires_grad_(p.requires_grad) for key, p in whole.named_parameters()}
             buffers = {key: tensor(b) for key, b in whole.named_buffers()}
             return params, buffers, *(tree_map(tensor, plain(values)) for values in (inputs, targets))
 
         leaves, spec = tree_flatten(values())
-
-        if run:
-            torch.random.manual_seed(_SEED)
 
         def flat(*leaves: Any) -> Any:
             params, buffers, arguments, extra = tree_unflatten(leaves, spec)
@@ -105,8 +104,6 @@ def capture_step(
             with torch.enable_grad(), labels.following(module):
                 traced = record(flat, leaves, labels)
             if mutates(traced):
-                if run:
-                    torch.random.manual_seed(_SEED)
                 traced = functional(traced, tree_flatten(values())[0])
         except CaptureError:
             raise

@@ -71,6 +71,8 @@ def run(arguments: Arguments) -> None:
 def _captured(arguments: Arguments, name: str) -> ComputationGraph:
     if arguments.dimensions:
         raise UsageError(f"--dim {arguments.dimensions[0]}: is for ONNX files; a factory says how large its inputs are")
+    if arguments.inference and arguments.optimizer_step:
+        raise UsageError("--optimizer-step is part of a training step, not of --inference")
     with filled() if arguments.run else nullcontext():
         made = make(arguments.factory, arguments.settings, "cpu" if arguments.run else "meta")
     module, inputs, loss, targets = step_parts(made, arguments.factory)
