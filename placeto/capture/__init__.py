@@ -1,4 +1,4 @@
-"""From a PyTorch module to a computation graph, without running or allocating it.
+"""From a PyTorch module to a computation graph, as a rule without running or allocating it.
 
 In come an `nn.Module`, example inputs and a loss; out goes the `ComputationGraph` of a training step, or of inference,
 with the costs of every op. The map from ops back to what was traced is kept, so that a placed graph can be run.

@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from placeto.problem.dtypes import DEFAULT, DTYPES
@@ -33,13 +32,16 @@ def tensor_bytes(value: Any) -> int:
     return min(value.numel() * value.element_size(), value.untyped_storage().nbytes())
 
 
+def tensors_of(node: Node) -> list[Tensor]:
+    """The tensors that a node makes."""
+    value = node.meta["val"]
+    return [v for v in (value if isinstance(value, list | tuple) else (value,)) if isinstance(v, Tensor)]
+
+
 def bytes_accessed(node: Node) -> int:
     """Bytes that a node reads and writes."""
-    read = [
-        sum(tensor_bytes(v) for v in tree_flatten(source.meta["val"])[0] if isinstance(v, Tensor))
-        for source in nodes_read(node)
-    ]
-    written = sum(tensor_bytes(v) for v in tree_flatten(node.meta["val"])[0] if isinstance(v, Tensor))
+    read = [sum(map(tensor_bytes, tensors_of(source))) for source in nodes_read(node)]
+    written = sum(map(tensor_bytes, tensors_of(node)))
     if getattr(node.target, "overloadpacket", None) in _GATHERS:
         read[0] = min(read[0], written)
     return sum(read) + written
@@ -48,7 +50,7 @@ def bytes_accessed(node: Node) -> int:
 def flops(node: Node) -> int:
     """FLOPs of matrix products and convolutions, 0 of all else."""
     packet = getattr(node.target, "overloadpacket", node.target)
-    formula = _FORMULAS.get(packet) or flop_registry.get(packet)
+    formula = FORMULAS.get(packet) or flop_registry.get(packet)
     if formula is None:
         return 0
 
@@ -65,11 +67,11 @@ def dtype(node: Node) -> str:
 
     Products of integers compute in int8; what else there is of integers counts as float32, which no cost depends on.
     """
-    tensors = tree_flatten([node.meta["val"], *(source.meta["val"] for source in nodes_read(node))])[0]
-    floats = [v.dtype for v in tensors if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())]
-    if not floats:
+    tensors = (v for part in (node, *nodes_read(node)) for v in tensors_of(part))
+    first = next((v.dtype for v in tensors if v.is_floating_point() or v.is_complex()), None)
+    if first is None:
         return "int8" if flops(node) else DEFAULT
-    name = str(floats[0].to_real()).removeprefix("torch.")
+    name = str(first.to_real()).removeprefix("torch.")
     return "float8" if name.startswith("float8") else name if name in DTYPES else DEFAULT
 
 
@@ -122,14 +124,20 @@ def _attention_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *args
     return sdpa_backward_flop(gradient.shape, q.shape, k.shape, v.shape)
 
 
+def _grouped(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """Products of groups of rows, or of columns, each with a matrix of its own."""
+    return 2 * a.numel() * b.shape[-1]
+
+
 def _dot(a: Tensor, b: Tensor, out_val: Any) -> int:
     return 2 * a.numel()
 
 
-_FORMULAS: dict[Any, Callable[..., int]] = {
+FORMULAS: dict[Any, Callable[..., int]] = {
     aten.convolution_backward: _convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten._grouped_mm: _grouped,
     aten.mv: _dot,
     aten.dot: _dot,
 }

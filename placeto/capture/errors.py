@@ -15,15 +15,18 @@ import torch
 from torch import nn
 
 _LONGEST = 300  # characters of another program's message
+_RUN = "have the step computed once, by --run or run=True"
 _NO_VALUES = (
     "a tensor's value is asked for (.item(), float(), if, print with a format, .tolist(), .numpy()), but there are "
-    "only shapes here: leave it out, or use torch.where"
+    f"only shapes here: leave it out, use torch.where, or {_RUN}"
 )
 _NO_SHAPE = (
     "the shape of a result depends on values (a mask as an index, nonzero, unique), but there are only shapes here: "
-    "use torch.where, or a fixed size"
+    f"use torch.where, or a fixed size, or {_RUN}"
 )
 _NO_DEVICE = "leave out .cuda(), .to(device) and device=: nothing is computed here, and devices are the cluster's"
+_NO_BRANCH = "what torch.cond, while_loop, scan or torch.compile run can't be captured: write it out"
+_NO_LAYOUT = "sparse and nested tensors can't be captured"
 _ADVICE = {  # part of the exception's type and message -> advice
     "DataDependentOutput": _NO_VALUES,
     "cannot be called on meta tensors": _NO_VALUES,
@@ -31,6 +34,11 @@ _ADVICE = {  # part of the exception's type and message -> advice
     "numpy() is not supported": _NO_VALUES,
     "can't convert meta device": _NO_VALUES,
     "DynamicOutputShape": _NO_SHAPE,
+    "higher-order op": _NO_BRANCH,
+    "Unsupported: ": _NO_BRANCH,
+    "SparseTensor": _NO_LAYOUT,
+    "NestedTensor": _NO_LAYOUT,
+    "_nested_tensor": _NO_LAYOUT,
     "copy out of meta tensor": _NO_DEVICE,
     "cuda": _NO_DEVICE,
     "CUDA": _NO_DEVICE,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
-from torch.fx import traceback
 from torch.utils._pytree import tree_leaves, tree_map
 
 from placeto.capture.arguments import Inputs, plain
 from placeto.capture.errors import CaptureError
+from placeto.capture.labels import Labels
 
 
 def check_split(inputs: Inputs, targets: Sequence[Any], count: int, name: str) -> None:
@@ -42,14 +43,14 @@ def split_batch(inputs: Any, targets: Any, count: int) -> list[tuple[Any, Any]]:
     return [of(part) for part in range(count)]
 
 
-def accumulated(parts: Sequence[Sequence[Tensor | None]]) -> list[Tensor | None]:
+def accumulated(parts: Sequence[Sequence[Tensor | None]], labels: Labels) -> list[Tensor | None]:
     """Sums over parts of a loss and gradients; a gradient that no part has is None."""
     total = list(parts[0])
     for part in parts[1:]:
         for i, value in enumerate(part):
             before = total[i]
             if value is not None:
-                with traceback.annotate({"backward": True} if i else {}):
+                with labels.backward() if i else nullcontext():
                     total[i] = value if before is None else before + value
     return total
 

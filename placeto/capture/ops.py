@@ -7,14 +7,15 @@ import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_flatten
 
 from placeto.capture.costs import bytes_accessed, dtype, flops, kernel, nodes_read, tensor_bytes
+from placeto.capture.labels import Label
 from placeto.capture.signatures import signature
 from placeto.problem.graph import ComputationGraph
 
@@ -36,15 +37,6 @@ CONSTANT_LIKE = {
 
 
 @dataclass(frozen=True)
-class Label:
-    """Where a traced node comes from."""
-
-    module: str = ""  # path of the nn.Module
-    call: int = 0  # how many calls of this module came before
-    backward: bool = False
-
-
-@dataclass(frozen=True)
 class _Tensor:
     """A tensor that an op of the graph makes."""
 
@@ -59,12 +51,14 @@ class _Buffer:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Parameter:
-    """A parameter that hasn't been used yet."""
+    """A parameter that hadn't been used yet when a node got to show it."""
 
     path: str
     bytes: int
+    shown: list[Node]  # the parameter, then views of it
+    used: _Tensor | None = None
 
 
 @dataclass
@@ -107,7 +101,7 @@ class _Builder:
 
     def find(self, op: int) -> int:
         while self.leader[op] != op:
-            op = self.leader[op]
+            self.leader[op] = op = self.leader[self.leader[op]]
         return op
 
     def join(self, one: int, other: int) -> None:
@@ -123,14 +117,15 @@ def computation_graph(
     name: str,
     mode: str,
     tf32: bool = False,
-) -> tuple[ComputationGraph, tuple[tuple[str, ...], ...]]:
-    """The ops that the outputs of a traced graph depend on, and the names of the traced nodes behind each of them.
+) -> tuple[ComputationGraph, tuple[tuple[str, ...], ...], dict[str, tuple[str, int] | None]]:
+    """The ops that the outputs of a traced graph depend on, the traced nodes behind each of them, and the gradients.
 
-    A node stands behind one op at most: that of its own, or, if it moves no data, the one whose tensor it shows.
+    Nodes are given by name; gradients, by parameter, as op and output, or None for a constant. A node stands behind
+    one op at most: that of its own, or, if it moves no data, the one whose tensor it shows.
 
     Args:
         traced: functional; the first placeholders are the parameters, then the buffers; every node has
-            ``meta["val"]`` (fake tensors) and ``meta["custom"]["label"]``.
+            ``meta["val"]`` (tensors of its layout) and ``meta["label"]``.
         parameters: paths.
         trained: paths of the parameters whose gradients (None where there is none) follow the loss in the outputs.
         num_buffers: how many.
@@ -143,23 +138,24 @@ def computation_graph(
     builder = _Builder(tf32)
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
-        builder.values[node] = _Parameter(path, tensor_bytes(node.meta["val"]))
+        builder.values[node] = _Parameter(path, tensor_bytes(node.meta["val"]), [node])
     for node in placeholders[len(parameters) : len(parameters) + num_buffers]:
         builder.values[node] = _Buffer(tensor_bytes(node.meta["val"]))
     for node in traced.graph.nodes:
         if node.op == "call_function" and node in needed:
             builder.values[node] = _visit(builder, node)
+    kept: dict[str, tuple[str, int] | None] = {}
     if mode == "training":
         loss, *gradients = _outputs(traced)
         nodes = dict(zip(parameters, placeholders, strict=False))
-        _keep_gradients(builder, [nodes[path] for path in trained], gradients)
+        kept = _keep_gradients(builder, [nodes[path] for path in trained], gradients)
         _hold_back(builder, builder.values.get(loss))
     leaders = [builder.find(op) for op in range(len(builder.records))]
     sizes = Counter(leaders)
     for leader, record in zip(leaders, builder.records, strict=True):
         if sizes[leader] > 1:
             record["colocation"] = str(leader)
-    return ComputationGraph.from_ops(name, builder.records, mode), tuple(map(tuple, builder.nodes))
+    return ComputationGraph.from_ops(name, builder.records, mode), tuple(map(tuple, builder.nodes)), kept
 
 
 def _outputs(traced: GraphModule) -> Sequence[Any]:
@@ -184,28 +180,30 @@ def _visit(builder: _Builder, node: Node) -> Any:
         value, index = builder.values.get(sources[0]), node.args[1]
         return _show(builder, node, value[index] if isinstance(value, tuple) and isinstance(index, int) else value)
     packet = getattr(node.target, "overloadpacket", node.target)
-    outputs = tree_flatten(node.meta["val"])[0]
+    value = node.meta["val"]
+    outputs = value if isinstance(value, list | tuple) else [value]
     if not sources or packet in CONSTANT_LIKE or not any(isinstance(o, Tensor) for o in outputs):
         return None
-    label = (node.meta.get("custom") or {}).get("label", Label())
+    label = node.meta["label"]
     prefix = label.module + (f"@{label.call}" if label.call else "") + ("/grad" if label.backward else "")
     kind = str(packet)
     title = f"{prefix}/{kind.split('.')[-1]}".lstrip("/")
-    if _is_view(node):
+    if _is_view(node.target):
         base = builder.values.get(sources[0])
         if not isinstance(base, _Tensor | _Parameter) or tensor_bytes(outputs[0]) >= tensor_bytes(
             sources[0].meta["val"]
         ):
-            _show(builder, node, base)
-            return base if not isinstance(node.meta["val"], list | tuple) else (base,) * len(outputs)
+            if isinstance(value, list | tuple):
+                base = (base,) * len(outputs)
+            return _show(builder, node, base)
         base = _tensor(builder, sources[0])
         op = builder.add(node, label, kind, title, [base], [tensor_bytes(o) for o in outputs])
         if builder.is_resident(base):
             builder.records[op]["resident_outputs"] = list(range(len(outputs)))
         builder.join(base.op, op)
         made = [_Tensor(op, i) for i in range(len(outputs))]
-        return tuple(made) if isinstance(node.meta["val"], list | tuple) else made[0]
-    cast = (sources[0], node.meta["val"].dtype) if _casts_parameter(builder, node) else None
+        return tuple(made) if isinstance(value, list | tuple) else made[0]
+    cast = (sources[0], value.dtype) if _casts_parameter(builder, node) else None
     if cast in builder.casts:
         return _show(builder, node, builder.casts[cast])
     inputs = [t for t in (_tensor(builder, source) for source in sources) if t is not None]
@@ -223,7 +221,7 @@ def _visit(builder: _Builder, node: Node) -> Any:
     made_or_none = [None if o is None else _Tensor(op, next(numbers)) for o in used]
     if cast is not None:
         builder.casts[cast] = made_or_none[0]
-    return tuple(made_or_none) if isinstance(node.meta["val"], list | tuple) else made_or_none[0]
+    return tuple(made_or_none) if isinstance(value, list | tuple) else made_or_none[0]
 
 
 def _tensor(builder: _Builder, node: Node) -> Any:
@@ -231,13 +229,14 @@ def _tensor(builder: _Builder, node: Node) -> Any:
     value = builder.values.get(node)
     if not isinstance(value, _Parameter):
         return value if isinstance(value, _Tensor) else None
-    shown = [other for other, known in builder.values.items() if known is value]  # the parameter, then views of it
-    op = builder.add(shown[0], Label(value.path.rpartition(".")[0]), "parameter", value.path, [], [value.bytes])
+    label, shown = Label(value.path.rpartition(".")[0]), value.shown
+    op = builder.add(shown[0], label, "parameter", value.path, [], [value.bytes])
     builder.records[op] |= {"param_bytes": value.bytes, "trained_bytes": 0}
     builder.nodes[op] = [other.name for other in shown]
     builder.homeless.add(op)
-    builder.values |= dict.fromkeys(shown, _Tensor(op, 0))
-    return _Tensor(op, 0)
+    value.used = _Tensor(op, 0)
+    builder.values |= dict.fromkeys(shown, value.used)
+    return value.used
 
 
 def _casts_parameter(builder: _Builder, node: Node) -> bool:
@@ -250,6 +249,9 @@ def _casts_parameter(builder: _Builder, node: Node) -> bool:
 
 def _show(builder: _Builder, node: Node, value: Any) -> Any:
     """Put a node that only shows a tensor, or several, behind the op that makes it; returns the value."""
+    if isinstance(value, _Parameter) and value.used is None:
+        value.shown.append(node)
+    value = value.used or value if isinstance(value, _Parameter) else value
     makers = {v.op for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, _Tensor)}
     for op in makers:
         builder.nodes[op].append(node.name)
@@ -271,17 +273,23 @@ def _settle(builder: _Builder, op: int, inputs: Sequence[_Tensor], sources: Sequ
             builder.records[op]["trained_bytes"] = 0
 
 
-def _keep_gradients(builder: _Builder, parameters: Sequence[Node], gradients: Sequence[Node | None]) -> None:
+def _keep_gradients(
+    builder: _Builder, parameters: Sequence[Node], gradients: Sequence[Node | None]
+) -> dict[str, tuple[str, int] | None]:
     """Colocate each parameter with the op that makes its gradient, which is resident: constant gradients have none."""
+    kept: dict[str, tuple[str, int] | None] = {}
     for parameter, gradient in zip(parameters, gradients, strict=True):
         weight, made = builder.values[parameter], None if gradient is None else builder.values.get(gradient)
         if isinstance(weight, _Tensor) and gradient is not None:
             record = builder.records[weight.op]
             record["trained_bytes"] = record["param_bytes"]
+            kept[record["name"]] = None
             if isinstance(made, _Tensor):
+                kept[record["name"]] = builder.records[made.op]["name"], made.output
                 builder.join(weight.op, made.op)
                 if not builder.is_resident(made):
                     builder.records[made.op].setdefault("resident_outputs", []).append(made.output)
+    return kept
 
 
 def _hold_back(builder: _Builder, loss: Any) -> None:
@@ -342,9 +350,10 @@ def _descendants(consumers: Sequence[Sequence[int]], op: int) -> set[int]:
     return seen
 
 
-def _is_view(node: Node) -> bool:
-    packet = getattr(node.target, "overloadpacket", None)
-    schema = getattr(node.target, "_schema", None)
-    if packet in _ALIASES:
+@cache
+def _is_view(target: Any) -> bool:
+    """Whether an op shows tensors that it is given."""
+    if getattr(target, "overloadpacket", None) in _ALIASES:
         return True
+    schema = getattr(target, "_schema", None)
     return bool(schema and schema.returns and all(r.alias_info and not r.alias_info.is_write for r in schema.returns))

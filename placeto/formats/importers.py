@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from placeto.formats import dnn_partitioning, doppler, pipedream, stg
+from placeto.formats import dnn_partitioning, doppler, onnx_model, pipedream, stg
 from placeto.formats.errors import ImporterError
 from placeto.problem.graph import ComputationGraph
 
@@ -29,6 +29,7 @@ IMPORTERS: dict[str, Importer] = {
     "pipedream": Importer("PipeDream .graph.txt", pipedream.recognises, pipedream.load),
     "dnn-partitioning": Importer("dnn-partitioning .json", dnn_partitioning.recognises, dnn_partitioning.load),
     "doppler": Importer("DOPPLER nodes.txt", doppler.recognises, doppler.load),
+    "onnx": Importer("ONNX .onnx", onnx_model.recognises, onnx_model.load),
     "stg": Importer("Standard Task Graph .stg", stg.recognises, stg.load),
 }
 """Name -> importer."""

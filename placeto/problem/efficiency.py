@@ -45,23 +45,23 @@ FORMAT = "placeto.efficiency/1"
 ANY = "*"
 """In place of a device: the mean over those measured. In place of a dtype: all that have no entry of their own."""
 KINDS = {
-    "convolution": r"convolution|conv\d?d?|_convolution|cudnn_convolution|mkldnn_convolution",
-    "matmul": r"mm|addmm|linear|matmul|mv|addmv|dot|_int_mm|_scaled_mm",
-    "batched_matmul": r"bmm|baddbmm",
-    "attention": r"_(scaled_dot_product|flash|efficient|cudnn)_\w*attention\w*",
-    "recurrent": r"_cudnn_rnn|_thnn_fused_\w+|miopen_rnn|mkldnn_rnn_layer|lstm|gru",
-    "batch_norm": r"(_native|native|cudnn|miopen|_)*batch_norm\w*",
-    "layer_norm": r"(native|_fused)*_?(layer|group|rms)_norm\w*",
+    "convolution": r"(_|cudnn_|mkldnn_)?convolution|(fused|qlinear)?conv|conv\d?d|conv(transpose|integer)",
+    "matmul": r"mm|addmm|linear|(fused|qlinear)?matmul(integer)?|mv|addmv|dot|_int_mm|_scaled_mm|gemm|einsum",
+    "batched_matmul": r"bmm|baddbmm|_grouped_mm",
+    "attention": r"_(scaled_dot_product|flash|efficient|cudnn)_\w*attention\w*|attention",
+    "recurrent": r"_cudnn_rnn|_thnn_fused_\w+|miopen_rnn|mkldnn_rnn_layer|lstm|gru|rnn",
+    "batch_norm": r"(_native|native|cudnn|miopen|_)*batch_?norm\w*",
+    "layer_norm": r"(native|_fused)*_?(layer|group|rms|instance)_?norm\w*",
     "softmax": r"_?(log_)?softmax\w*",
-    "max_pool": r"(adaptive_)?max_pool\w*",
-    "avg_pool": r"_?(adaptive_)?avg_pool\w*",
-    "gather": r"embedding\w*|index\w*|_?unsafe_index\w*|gather|scatter\w*|nll_loss\w*",
+    "max_pool": r"(adaptive_|global)?max_?pool\w*",
+    "avg_pool": r"_?(adaptive_|global)?(avg_|average)pool\w*",
+    "gather": r"embedding\w*|index\w*|_?unsafe_index\w*|gather\w*|scatter\w*|nll_loss\w*",
     "elementwise": r"\w+",
 }
-"""Kinds of ops, by the last part of their type in torch; the first that matches holds."""
+"""Kinds of ops, by the last part of their type in torch, or in ONNX; the first that matches holds."""
 _TWO_WAYS = ("convolution", "batch_norm", "layer_norm", "softmax")
 """Kinds whose backward pass is a kind of its own; others go both ways alike, as far as data show."""
-_NAMESPACES = ("aten.", "graphs.", "prims.")
+_NAMESPACES = ("aten.", "graphs.", "prims.", "optimizer.", "onnx.")
 
 
 def op_kind(op_type: str, kernel: str = "") -> str:
@@ -69,12 +69,14 @@ def op_kind(op_type: str, kernel: str = "") -> str:
 
     >>> op_kind("aten.convolution_backward", "depthwise"), op_kind("aten.addmm"), op_kind("aten.relu"), op_kind("mine")
     ('depthwise_convolution', 'matmul', 'elementwise', '')
+    >>> op_kind("onnx.Gemm"), op_kind("onnx.BatchNormalization"), op_kind("optimizer.adam")
+    ('matmul', 'batch_norm', 'elementwise')
     """
     if not op_type.startswith(_NAMESPACES):
         return ""
     name = op_type.rpartition(".")[2]
     plain, backward, _ = name.partition("_backward")
-    kind = next(kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, plain))
+    kind = next(kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, plain, re.IGNORECASE))
     if kernel and kind == "convolution":
         return f"{kernel}_{kind}"
     return f"{kind}_backward" if backward and kind in _TWO_WAYS else kind

@@ -152,3 +152,42 @@ def text() -> str:
 )
 def test_bad_factories(factory: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert says in fails(capsys, "capture", factory, "-o", tmp_path / "graph.json")
+
+
+def counting() -> tuple[nn.Module, list[torch.Tensor], object]:
+    class Counting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x[x.sum(1) > 0])
+
+    return Counting(8, 4), [torch.ones(2, 8)], lambda output: output.sum()
+
+
+def test_sizes_that_depend_on_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("capture", "tests.cli.test_cli_capture:counting", "-o", tmp_path / "g.json")
+    assert "or have the step computed once, by --run" in fails(capsys, *command)
+    assert "not of --inference" in fails(capsys, *command, "--inference", "--optimizer-step")
+    assert run(*command, "--run", "--optimizer-step", "--optimizer", "sgd") == 0
+    graph = load_graph(tmp_path / "g.json")
+    assert [op for op in graph.op_names if op.endswith("/sgd")] == ["weight/sgd", "bias/sgd"]
+
+
+def test_onnx_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 8]) for name in "xy"]
+    product = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [8, 8], [0.0] * 64)
+    file, out = tmp_path / "net.onnx", tmp_path / "net.json"
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([product], "g", infos[:1], infos[1:], [weight])), file)
+    assert run("capture", file, "--dim", "batch=4", "-o", out) == 0
+    assert "work         512 FLOP" in capsys.readouterr().out
+    assert run("place", out, "--cluster", "2xv100", "--placer", "single") == 0
+    capsys.readouterr()
+    for arguments, message in (
+        (("place", file, "--cluster", "2xv100"), "no value: 'batch'; placeto capture takes them, as in --dim batch=8"),
+        (("capture", file, "-o", out), "the dimension has no value: 'batch'"),
+        (("capture", file, "-o", out, "--dim", "batch"), "--dim 'batch': must be name=size"),
+        (("capture", file, "-o", out, "--dim", "batch=4", "--micro-batches", "2"), "--micro-batches is for modules"),
+        (("capture", tmp_path / "no.onnx", "-o", out), "there is no file"),
+        (("capture", "tests.cli.test_cli_capture:model", "-o", out, "--dim", "batch=4"), "--dim batch=4: is for ONNX"),
+    ):
+        assert message in fails(capsys, *arguments)

@@ -1,0 +1,65 @@
+"""What a user gives to a capture, checked before anything is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from placeto.capture.errors import CaptureError
+
+
+def check_module(module: object, name: str) -> None:
+    """Refuse what is no module, is scripted or compiled, or has parameters of unknown shape.
+
+    Raises:
+        CaptureError: it is one of these.
+    """
+    if not isinstance(module, nn.Module):
+        raise CaptureError(f"{name}: a torch.nn.Module can be captured, not {describe(module)}")
+    for path, part in module.named_modules():
+        where = f"{name}: module {path!r} ({type(part).__name__})" if path else f"{name}: the module"
+        if isinstance(part, torch.jit.ScriptModule):
+            raise CaptureError(f"{where} is scripted: give the module that went into torch.jit.script or trace")
+        if type(part).__name__ == "OptimizedModule":
+            raise CaptureError(f"{where} is compiled: give the module that went into torch.compile")
+        if any(nn.parameter.is_lazy(p) for p in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
+            raise CaptureError(
+                f"{where} has parameters of unknown shape: call the whole module once on its inputs before"
+            )
+
+
+def check_loss(loss: object, name: str) -> None:
+    """Refuse a loss that can't be called.
+
+    Raises:
+        CaptureError: it is a class, or no function.
+    """
+    if isinstance(loss, type):
+        raise CaptureError(f"{name}: the loss is the class {loss.__name__}: give an instance, {loss.__name__}()")
+    if loss is not None and not callable(loss):
+        advice = "; targets go into targets=[...]" if isinstance(loss, Tensor) else ""
+        raise CaptureError(f"{name}: the loss must be a function of the module's output, not {describe(loss)}{advice}")
+
+
+def check_arguments(inputs: object, targets: object, name: str) -> None:
+    """Refuse inputs and targets that aren't arguments in a sequence, or by name.
+
+    Raises:
+        CaptureError: they are something else.
+    """
+    for what, values in (("inputs", inputs), ("targets", targets)):
+        named = what == "inputs" and isinstance(values, Mapping)
+        if isinstance(values, str | Tensor) or not (named or isinstance(values, Sequence)):
+            raise CaptureError(f"{name}: {what} must be a sequence of arguments, such as [x], not {describe(values)}")
+
+
+def describe(value: Any) -> str:
+    """What a value is, for a message."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}: give an instance, {value.__name__}(...)"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,132 @@
+"""Where each traced op comes from: the module that was being called, and whether it belongs to the backward pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Label:
+    """Where a traced node comes from."""
+
+    module: str = ""  # path of the nn.Module
+    call: int = 0  # how many calls of this module came before
+    backward: bool = False
+
+
+class _Place(NamedTuple):
+    """What is being run."""
+
+    module: str | None = None
+    call: int = 0
+    backward: bool = False
+    number: int | None = None  # sequence number of the forward op whose backward it is
+
+
+class Labels:
+    """Knows, while a module is traced, what label the next op gets."""
+
+    def __init__(self) -> None:
+        self._place = _Place()
+        self._left: list[_Place] = []  # to come back to
+        self._by_number: dict[int, Label] = {}  # sequence number of autograd -> label of the forward op
+        self._replayed: Label | None = None
+
+    def next(self, inputs: Sequence[Label]) -> Label:
+        """The label of an op that is run now, on what ops with these labels made."""
+        place = self._place
+        if self._replayed is not None:
+            return self._replayed
+        if place.module is not None or not place.backward:  # in the backward pass: a checkpoint, run again
+            label = Label(place.module or "", place.call, place.backward)
+            if not place.backward:  # a number is taken before its op is run
+                self._by_number.setdefault(torch.autograd._get_sequence_nr() - 1, label)
+            return label
+        if place.number in self._by_number:
+            return replace(self._by_number[place.number], backward=True)
+        # the gradients of a tensor used twice are added between two backwards: goes with the later one
+        return replace(inputs[-1] if inputs else Label(), backward=True)
+
+    def replay(self, label: Label) -> None:
+        """What is run from now on gets this label."""
+        self._replayed = label
+
+    @contextmanager
+    def within(self, module: str, call: int) -> Iterator[None]:
+        """What is run within it belongs to a call of a module."""
+        self._enter(self._place._replace(module=module, call=call))
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """What is run within it is part of the backward pass."""
+        self._enter(self._place._replace(backward=True))
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def following(self, module: nn.Module) -> Iterator[None]:
+        """Within it, what a module and its submodules run gets their paths, and the number of the call."""
+        calls: Counter[str] = Counter()
+
+        def enter(path: str) -> Callable[..., None]:
+            def hook(module: nn.Module, arguments: Any) -> None:
+                self._enter(self._place._replace(module=path, call=calls[path]))
+                calls[path] += 1
+
+            return hook
+
+        def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+            self._leave()
+
+        handles = []
+        for path, submodule in module.named_modules():
+            handles.append(submodule.register_forward_pre_hook(enter(path), prepend=True))
+            handles.append(submodule.register_forward_hook(leave, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def tag_backward(self, loss: Tensor) -> None:
+        """Let everything run in an op's backward know the op's forward."""
+
+        def before(number: int) -> Callable[[Any], None]:
+            def hook(gradients: Any) -> None:
+                self._enter(self._place._replace(number=number))
+
+            return hook
+
+        def after(inputs: Any, outputs: Any) -> None:
+            self._leave()
+
+        seen: set[Any] = set()
+        stack = [loss.grad_fn]
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            node.register_prehook(before(node._sequence_nr()))
+            node.register_hook(after)
+            stack.extend(parent for parent, _ in node.next_functions)
+
+    def _enter(self, place: _Place) -> None:
+        self._left.append(self._place)
+        self._place = place
+
+    def _leave(self) -> None:
+        self._place = self._left.pop()

@@ -1,0 +1,43 @@
+"""The optimizer's update as ops of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from placeto.problem.fields import choice
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_memory import OPTIMIZERS
+
+
+def with_optimizer_step(
+    graph: ComputationGraph, gradients: Mapping[str, tuple[str, int] | None], optimizer: str
+) -> ComputationGraph:
+    """A training step with an op for each trained parameter, which updates it where it is.
+
+    The op reads parameter, gradient and state and writes parameter and state, each as large as the parameter: as many
+    bytes as a fused kernel moves. It gives no output; what it makes is resident.
+
+    Args:
+        graph: a training step.
+        gradients: op and output of each trained parameter's gradient, None for a constant; `Capture.gradients`.
+        optimizer: one of `OPTIMIZERS`.
+
+    Raises:
+        ValueError: no such optimizer.
+    """
+    choice(*OPTIMIZERS)(optimizer, "optimizer", ValueError)
+    records = graph.to_ops()
+    tensors = 3 + 2 * OPTIMIZERS[optimizer]  # parameter and state are read and written, the gradient is read
+    for path, gradient in gradients.items():
+        parameter: dict[str, Any] = records[graph.index[path]]
+        update = {
+            "name": f"{path}/{optimizer}",
+            "type": f"optimizer.{optimizer}",
+            "module": parameter.get("module", ""),
+            "bytes_accessed": float(tensors * parameter["param_bytes"]),
+            "inputs": [(path, 0), *([gradient] if gradient else [])],
+        }
+        label = parameter.setdefault("colocation", f"of {path}")
+        records.append(update | {"colocation": label})
+    return ComputationGraph.from_ops(graph.name, records, graph.mode)

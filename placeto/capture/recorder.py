@@ -1,0 +1,213 @@
+"""Records what a function of tensors does: every op below autograd becomes a node of a `torch.fx` graph.
+
+What `torch.fx.experimental.proxy_tensor.make_fx` does in general is done here for this package's needs, in a third of
+the time: tensors may be fake or real, shapes are numbers, and of each tensor only its layout is kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from placeto.capture.costs import DECOMPOSITIONS
+from placeto.capture.labels import Label, Labels
+
+aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_ASKING = {aten.size.default, aten.stride.default, aten.storage_offset.default}
+
+
+def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels: Labels) -> GraphModule:
+    """The graph of what a function does with these arguments; nodes have ``meta["val"]`` and ``meta["label"]``.
+
+    The values in ``meta["val"]`` are tensors on "meta", of the layout of the real ones. Placeholders are all leaves.
+
+    Args:
+        function: returns a sequence of tensors and None.
+        leaves: tensors, and other values, which are taken as they are.
+        labels: knows where an op comes from.
+    """
+    recorder = _Recorder(labels)
+    for leaf in leaves:
+        recorder.add_input(leaf)
+    with _without_autocast_cache(), recorder:
+        outputs = function(*leaves)
+    return recorder.finish(outputs)
+
+
+def mutates(traced: GraphModule) -> bool:
+    """Whether some op of a recorded graph changes a tensor."""
+    return any(isinstance(n.target, torch._ops.OpOverload) and _is_mutable(n.target) for n in traced.graph.nodes)
+
+
+def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
+    """A recorded graph without mutations.
+
+    Args:
+        traced: what `record` gave.
+        leaves: its arguments, as they were.
+    """
+    labels = Labels()
+    replay = _Replay(traced, labels)
+    flat = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return record(torch.func.functionalize(lambda *values: replay.run(*values)), flat, labels)
+
+
+class _Recorder(TorchDispatchMode):
+    """While it is open, what is run is written down."""
+
+    supports_higher_order_operators = True  # so as to say that it doesn't
+
+    def __init__(self, labels: Labels) -> None:
+        super().__init__()
+        self.labels = labels
+        self.graph = Graph()
+        self.root = nn.Module()  # of constants
+        self.constants = 0
+        self.nodes: Any = WeakTensorKeyDictionary()  # tensor -> the node that makes it
+
+    def add_input(self, value: Any) -> None:
+        node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
+        node.meta |= {"val": _layouts(value), "label": Label()}
+        if isinstance(value, Tensor):
+            self.nodes[value] = node
+
+    def finish(self, outputs: Sequence[Any]) -> GraphModule:
+        self.graph.output([self._argument(value) for value in outputs])
+        with _use_lazy_graph_module(True):  # its code is hardly ever asked for
+            return _make_graph_module(self.root, self.graph)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # keeping torch.compile out costs more than the rest
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is _DEVICE:  # asked for twice an op by autograd
+            return args[0].fake_device
+        if not isinstance(func, torch._ops.OpOverload):
+            raise NotImplementedError(f"higher-order op {func.name()}")
+        kwargs = kwargs or {}
+        decomposed = self._decomposed(func, args, kwargs)
+        if decomposed is not NotImplemented:
+            return decomposed
+        sources = tuple(map(self._argument, args)), self._argument(kwargs)
+        result = _SHAPES.get(func, func)(*args, **kwargs)
+        leaves = result if isinstance(result, list | tuple) else (result,)
+        if _is_mutable(func) or any(isinstance(leaf, Tensor) for leaf in leaves):
+            self._add(func, *sources, result)
+        return result
+
+    def _decomposed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What parts that are recorded by themselves make of an op, or NotImplemented."""
+        if func in DECOMPOSITIONS:
+            with self:
+                return DECOMPOSITIONS[func](*args, **kwargs)
+        if not _is_composite(func) or not autograd_would_have_decomposed(func, tree_leaves((args, kwargs))):
+            return NotImplemented
+        with self:
+            return func.decompose(*args, **kwargs)
+
+    def _add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        # what it is given is a constant, which mustn't be changed by what follows
+        target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
+        node = self.graph.create_node("call_function", target, args, kwargs, func.overloadpacket.__name__)
+        label = self.labels.next([source.meta["label"] for source in node.all_input_nodes])
+        node.meta |= {"val": _layouts(result), "label": label}
+        if isinstance(result, Tensor):
+            self.nodes[result] = node
+        elif isinstance(result, list | tuple):
+            for number, (part, layout) in enumerate(zip(result, node.meta["val"], strict=True)):
+                if isinstance(part, Tensor):
+                    self.nodes[part] = item = self.graph.call_function(operator.getitem, (node, number))
+                    item.meta |= {"val": layout, "label": label}
+
+    def _argument(self, value: Any) -> Any:
+        """A value as an argument of a node."""
+        if isinstance(value, Tensor):
+            node = self.nodes.get(value)
+            return self._constant(value) if node is None else node
+        if isinstance(value, list | tuple):
+            return [self._argument(part) for part in value]
+        if isinstance(value, dict):
+            return {key: self._argument(part) for key, part in value.items()}
+        return value
+
+    def _constant(self, value: Tensor) -> Node:
+        name = f"constant_{self.constants}"
+        self.constants += 1
+        self.root.register_buffer(name, value)
+        node = self.graph.get_attr(name)
+        node.meta |= {"val": _layouts(value), "label": Label()}
+        self.nodes[value] = node
+        return node
+
+
+class _Replay(Interpreter):
+    """Runs a recorded graph again, with its labels."""
+
+    def __init__(self, traced: GraphModule, labels: Labels) -> None:
+        super().__init__(traced)
+        self.labels = labels
+
+    def run_node(self, node: Node) -> Any:
+        self.labels.replay(node.meta.get("label", Label()))
+        return super().run_node(node)
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether an op may be no more than what it calls."""
+    return func.namespace != "prim" and func not in _ASKING and func.has_kernel_for_dispatch_key(_COMPOSITE)
+
+
+@cache
+def _is_mutable(func: Any) -> bool:
+    return bool(func._schema.is_mutable)
+
+
+def _grouped_mm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Products of groups, which torch's own fake tensors have in bfloat16 only."""
+    product = aten._grouped_mm.default
+    if a.dtype is torch.bfloat16 or not isinstance(a, FakeTensor):
+        return product(a, b, *args, **kwargs)
+    return a.new_empty(product(a.bfloat16(), b.bfloat16(), *args, **kwargs).shape)
+
+
+_SHAPES: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}  # ops that are run in another way
+
+
+def _layouts(value: Any) -> Any:
+    """A value with all its tensors on "meta": what is needed of them is shape, strides, dtype and size of storage."""
+    if isinstance(value, list | tuple):
+        return [_layouts(part) for part in value]
+    if not isinstance(value, Tensor):
+        return value
+    with no_dispatch():
+        size = value.untyped_storage().nbytes() // value.element_size()
+        whole = torch.empty(size, dtype=value.dtype, device="meta")
+        return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+@contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    """A cached copy of a parameter would be nobody's output."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)

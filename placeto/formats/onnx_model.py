@@ -1,0 +1,201 @@
+"""Inference graphs from ONNX files.
+
+Sizes come from ONNX's own shape inference; dimensions that have a name in place of a number are bound by the user.
+Weights aren't read: a file with its weights beside it takes no more memory than the file.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from placeto.formats.errors import ImporterError
+from placeto.formats.onnx_costs import PASSING, Operand, bytes_accessed, dtype_of, flops, item_bytes, kernel
+from placeto.formats.onnx_shapes import bind, drop_weights, shapes_of, with_shapes
+from placeto.problem.fields import quote
+from placeto.problem.graph import ComputationGraph, GraphError
+
+if TYPE_CHECKING:
+    import onnx
+
+_SCOPES = "pkg.torch.onnx.name_scopes"  # from the whole model to the op
+_CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
+
+
+class _Made(NamedTuple):
+    """A tensor that an op of the graph makes."""
+
+    op: str
+    output: int
+
+
+def recognises(path: Path) -> bool:
+    """Whether the name ends as that of an ONNX file."""
+    return path.name.endswith(".onnx")
+
+
+def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: str | None = None) -> ComputationGraph:
+    """The graph of one inference of an ONNX model.
+
+    An op is a node; FLOPs are counted of products and convolutions, as in a captured module. Weights are ops of type
+    "parameter", colocated with their first user; single numbers and lists of integers are constants. What only gives
+    a tensor another shape (Reshape, Squeeze, Identity ...) is left out, and so is what depends on constants alone.
+
+    Args:
+        path: of the file.
+        dimensions: the value of each symbolic dimension, by its name; of one without a name by the input's and the
+            dimension's number, as "x.0".
+        name: of the graph; the file's by default.
+
+    Raises:
+        ImporterError: not such a file, a dimension without a value, control flow, or a shape that can't be inferred;
+            also if the package onnx isn't there.
+        OSError: the file can't be read.
+    """
+    try:
+        import onnx
+        from onnx import inliner
+    except ModuleNotFoundError:
+        raise ImporterError(f"{path}: reading it takes the package onnx: pip install 'placeto[onnx]'") from None
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except DecodeError:
+        raise ImporterError(f"{path}: not an ONNX file") from None
+    try:
+        if not model.graph.node:
+            raise GraphError("not an ONNX file, or a model without nodes")
+        if model.functions:
+            model = inliner.inline_local_functions(model)
+        drop_weights(model)
+        bind(model.graph, dimensions or {})
+        records = _Importer(*with_shapes(model)).records()
+        return ComputationGraph.from_ops(name or Path(path).name.removesuffix(".onnx"), records, "inference")
+    except GraphError as problem:
+        raise ImporterError(f"{path}: {problem}") from None
+
+
+class _Importer:
+    """Op records in the making."""
+
+    def __init__(self, model: onnx.ModelProto, known: set[str]) -> None:
+        graph = model.graph
+        self.graph = graph
+        self.operands = {name: Operand(*found) for name, found in shapes_of(graph).items()}
+        self.weights: dict[str, Operand] = {}  # not yet used
+        self.made: dict[str, _Made | None] = {}  # tensor -> what makes it; None is an input or a constant
+        self.constants: set[str] = set()
+        self.known = known
+        self.made |= dict.fromkeys(value.name for value in graph.input)
+        for tensor in graph.initializer:
+            self._keep(tensor.name, Operand(tuple(tensor.dims), tensor.data_type))
+        self.ops: list[dict[str, Any]] = []
+        self.names: set[str] = set()
+
+    def records(self) -> list[dict[str, Any]]:
+        """Op records of all nodes that the outputs need."""
+        nodes = list(self.graph.node)
+        makers = {name: number for number, node in enumerate(nodes) for name in node.output if name}
+        needed: set[int] = set()
+        stack = [makers[value.name] for value in self.graph.output if value.name in makers]
+        while stack:
+            number = stack.pop()
+            if number not in needed:
+                needed.add(number)
+                stack.extend(makers[name] for name in nodes[number].input if name in makers)
+        for number, node in enumerate(nodes):
+            if number in needed:
+                self._visit(node)
+        return self.ops
+
+    def _keep(self, name: str, value: Operand) -> None:
+        """A tensor of the file: a weight, or what is known before anything is run."""
+        self.operands[name] = value
+        self.made.pop(name, None)
+        if name in self.known or value.elements == 1 or (len(value.shape) < 2 and not value.is_float):
+            self._know(name)
+        else:
+            self.weights[name] = value
+
+    def _know(self, *names: str) -> None:
+        self.constants |= set(names)
+        self.made |= dict.fromkeys(names)
+
+    def _visit(self, node: onnx.NodeProto) -> None:
+        if node.op_type in _CONTROL:
+            raise GraphError(f"node {quote(node.name)}: {node.op_type} is control flow, which a graph doesn't have")
+        inputs = [name for name in node.input if name]
+        outputs = [name for name in node.output if name]
+        value: Any = _attributes(node).get("value")
+        if node.op_type == "Constant" and hasattr(value, "dims"):
+            self._keep(outputs[0], Operand(tuple(value.dims), value.data_type))
+            return
+        if node.op_type in ("Constant", "Shape", "Size") or (inputs and self.constants.issuperset(inputs)):
+            self._know(*outputs)
+            return
+        if node.op_type in PASSING and inputs[0] not in self.weights:
+            self.made[outputs[0]] = self.made.get(inputs[0])
+            return
+        for name in (*inputs, *outputs):
+            if name not in self.operands:
+                raise GraphError(
+                    f"node {quote(node.name or node.op_type)}: the shape of {quote(name)} isn't known"
+                    f" ({node.op_type}); shapes that depend on values can't be imported"
+                )
+        self._add(node, inputs, outputs)
+
+    def _add(self, node: onnx.NodeProto, inputs: list[str], outputs: list[str]) -> None:
+        title = node.name.strip("/") or f"{node.op_type}"
+        read, written = ([self.operands[name] for name in names] for names in (inputs, outputs))
+        attributes = _attributes(node)
+        work = flops(node.op_type, [self.operands.get(name) for name in node.input], written, attributes)
+        fresh = [self._weight(name) for name in dict.fromkeys(inputs) if name in self.weights]
+        sources = [self.made.get(name) for name in inputs]
+        op = {
+            "name": self._unique(title),
+            "type": f"onnx.{node.op_type}",
+            "module": _module(node),
+            "flops": float(work),
+            "bytes_accessed": float(bytes_accessed(node.op_type, read, written)),
+            "dtype": dtype_of(read, written, bool(work)),
+            "kernel": kernel(node.op_type, read, attributes),
+            "inputs": list(dict.fromkeys(source for source in sources if source is not None)),
+            "outputs": [item_bytes(operand) for operand in written],
+        }
+        for weight in fresh:
+            op["colocation"] = weight["colocation"] = op["name"]
+        self.ops += [*fresh, op]
+        self.made |= {name: _Made(str(op["name"]), number) for number, name in enumerate(outputs)}
+
+    def _weight(self, name: str) -> dict[str, Any]:
+        size = item_bytes(self.weights.pop(name))
+        unique = self._unique(name)
+        self.made[name] = _Made(unique, 0)
+        module = name.rpartition(".")[0]
+        return {"name": unique, "type": "parameter", "module": module, "param_bytes": size, "outputs": [size]}
+
+    def _unique(self, name: str) -> str:
+        unique = next(found for found in chain([name], (f"{name}_{i}" for i in count(1))) if found not in self.names)
+        self.names.add(unique)
+        return unique
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    from onnx import helper
+
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _module(node: onnx.NodeProto) -> str:
+    """Path of the module that a node comes from, as PyTorch's exporters leave it: in the metadata, or in the name."""
+    for entry in node.metadata_props:
+        if entry.key == _SCOPES:
+            try:
+                return str(ast.literal_eval(entry.value)[-2])
+            except (ValueError, SyntaxError, IndexError, TypeError):
+                break
+    return ".".join(node.name.strip("/").split("/")[:-1])

@@ -1,0 +1,164 @@
+"""Shapes of all tensors of an ONNX model, once its symbolic dimensions have values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from placeto.problem.fields import quote
+from placeto.problem.graph import GraphError
+
+if TYPE_CHECKING:
+    import onnx
+
+_SMALL = 1024  # elements of a constant that shapes may depend on
+
+
+def drop_weights(model: onnx.ModelProto) -> None:
+    """Forget the values that no shape depends on."""
+    for tensor in model.graph.initializer:
+        if prod(tensor.dims) > _SMALL:
+            for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
+                tensor.ClearField(field)
+
+
+def bind(graph: onnx.GraphProto, dimensions: Mapping[str, int]) -> None:
+    """Give the symbolic dimensions of all tensors their values.
+
+    Raises:
+        GraphError: an input's dimension has no value, or there is no such dimension.
+    """
+    initializers = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in initializers]
+    names: dict[str, None] = {}
+    for value in (*inputs, *graph.output, *graph.value_info):
+        known = any(value is one for one in inputs)
+        for axis, dimension in enumerate(value.type.tensor_type.shape.dim):
+            if dimension.HasField("dim_value"):
+                continue
+            symbol = dimension.dim_param or f"{value.name}.{axis}"
+            if symbol in dimensions:
+                dimension.dim_value = dimensions[symbol]
+            if known:
+                names[symbol] = None
+            elif not dimension.HasField("dim_value"):
+                dimension.Clear()  # to be inferred
+    for symbol, size in dimensions.items():
+        if symbol not in names:
+            valid = f"they are {_listed(names)}" if names else "all its dimensions are numbers"
+            raise GraphError(f"there is no dimension {quote(symbol)}; {valid}")
+        if size < 1:
+            raise GraphError(f"dimension {quote(symbol)} must be at least 1, not {size}")
+    missing = [symbol for symbol in names if symbol not in dimensions]
+    if missing:
+        options = " ".join(f"--dim {symbol}=8" for symbol in missing)
+        plural = "s have no values" if len(missing) > 1 else " has no value"
+        raise GraphError(f"the dimension{plural}: {_listed(missing)}; placeto capture takes them, as in {options}")
+
+
+def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
+    return ", ".join(map(quote, names))
+
+
+def with_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, set[str]]:
+    """The model with the shapes that can be inferred, and the names of the small tensors that were computed for it.
+
+    What depends on nothing but shapes and constants is computed, and stands among the initializers: exported models
+    find out how to reshape a tensor by such ops.
+
+    Raises:
+        GraphError: shapes contradict each other.
+    """
+    known: dict[str, np.ndarray] = {}
+    while True:
+        model = _inferred(model)
+        fresh = _computed(model, known)
+        if not fresh:
+            return model, set(known)
+        known |= fresh
+
+
+def shapes_of(graph: onnx.GraphProto) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Shape and dtype of each tensor of which they are known."""
+    found = {}
+    for value in (*graph.value_info, *graph.output, *graph.input):
+        kind = value.type.tensor_type
+        if kind.HasField("shape") and all(d.HasField("dim_value") for d in kind.shape.dim):
+            found[value.name] = tuple(d.dim_value for d in kind.shape.dim), kind.elem_type
+    return found
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    import onnx
+
+    try:
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as problem:
+        lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+        raise GraphError(f"shapes can't be inferred: {lines[-1][:300] if lines else problem}") from None
+
+
+def _computed(model: onnx.ModelProto, known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Compute what can be computed, and replace its nodes by initializers."""
+    from onnx import numpy_helper
+
+    graph, shapes = model.graph, shapes_of(model.graph)
+    versions = {opset.domain: opset.version for opset in model.opset_import}
+    values = dict(known)
+    for tensor in graph.initializer:
+        if prod(tensor.dims) <= _SMALL and tensor.data_location != tensor.EXTERNAL:
+            values.setdefault(tensor.name, numpy_helper.to_array(tensor))
+    fresh: dict[str, np.ndarray] = {}
+    kept = []
+    for node in graph.node:
+        tensors = [attribute.t for attribute in node.attribute if attribute.name == "value"]
+        if node.op_type == "Constant" and tensors and prod(tensors[0].dims) <= _SMALL:
+            values[node.output[0]] = numpy_helper.to_array(tensors[0])
+        made = _values(node, values, shapes, versions)
+        if made is None:
+            kept.append(node)
+        else:
+            values |= made
+            fresh |= made
+    if fresh:
+        del graph.node[:]
+        graph.node.extend(kept)
+        others = [value for value in graph.value_info if value.name not in fresh]
+        del graph.value_info[:]
+        graph.value_info.extend(others)
+        graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in fresh.items())
+    return fresh
+
+
+def _values(
+    node: onnx.NodeProto, values: Mapping[str, np.ndarray], shapes: Mapping[str, Any], versions: dict[str, int]
+) -> dict[str, np.ndarray] | None:
+    """The outputs of a node, by name; None if they depend on what isn't known, or aren't small."""
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    inputs = [name for name in node.input if name]
+    if node.op_type == "Shape" and inputs[0] in shapes:
+        own = shapes[inputs[0]][0][attributes.get("start", 0) : attributes.get("end")]
+        return {node.output[0]: np.array(own, np.int64)}
+    if node.op_type == "Size" and inputs[0] in shapes:
+        return {node.output[0]: np.array(prod(shapes[inputs[0]][0]), np.int64)}
+    if not inputs or any(name not in values or _is_weight(values[name]) for name in inputs):
+        return None
+    small = all(prod(shapes.get(name, ((),))[0]) <= _SMALL for name in node.output)
+    if not small or node.op_type in ("If", "Loop", "Scan") or "Random" in node.op_type:
+        return None
+    try:
+        made = ReferenceEvaluator(node, opsets=versions).run(None, {name: values[name] for name in inputs})
+    except Exception:  # an op that the reference doesn't have: its shape may be inferred all the same
+        return None
+    outputs = {name: np.asarray(value) for name, value in zip(node.output, made, strict=False) if name}
+    return outputs if all(value.size <= _SMALL for value in outputs.values()) else None
+
+
+def _is_weight(value: np.ndarray) -> bool:
+    return value.size > 1 and value.dtype.kind not in "iub"

@@ -1,0 +1,96 @@
+"""What the recorder writes down, and what it doesn't take."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto.capture import CaptureError, capture_training, trace_inference
+from placeto.capture.labels import Label, Labels
+from placeto.capture.recorder import functional, mutates, record
+
+
+def targets(traced: torch.fx.GraphModule) -> list[str]:
+    return [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+
+
+def test_ops_and_layouts_of_what_they_make() -> None:
+    x = torch.ones(3, 4)
+    traced = record(lambda x, unused: [x.t().chunk(2)[1], None], [x, 7], Labels())
+    assert targets(traced) == ["aten.t.default", "aten.split.Tensor", *["<built-in function getitem>"] * 2]
+    assert [node.op for node in traced.graph.nodes][:2] == ["placeholder", "placeholder"]
+    value = traced.graph.find_nodes(op="output")[0].args[0][0].meta["val"]
+    assert (value.shape, value.stride(), value.storage_offset()) == ((2, 3), (1, 4), 2)
+    assert (value.device.type, value.untyped_storage().nbytes()) == ("meta", 48)
+    (result, none) = traced(x, 7)
+    assert none is None
+    assert torch.equal(result, torch.ones(2, 3))
+
+
+def test_labels_follow_modules_and_calls() -> None:
+    labels, seen = Labels(), []
+    with labels.within("a", 0):
+        seen.append(labels.next([]))
+        with labels.within("a.b", 3):
+            seen.append(labels.next([]))
+        with labels.backward():
+            seen.append(labels.next([]))
+    with labels.backward():
+        seen += [labels.next([Label("x"), Label("y", 1)]), labels.next([])]
+    expected = [("a", 0, False), ("a.b", 3, False), ("a", 0, True), ("y", 1, True), ("", 0, True)]
+    assert seen == [Label(*label) for label in expected]
+
+
+def test_mutations_become_new_tensors() -> None:
+    def change(x: Tensor) -> list[Tensor]:
+        y = x * 2
+        y[0].add_(1)
+        return [y + x]
+
+    x = torch.ones(2, 2)
+    traced = record(change, [x], Labels())
+    assert mutates(traced)
+    pure = functional(traced, [x])
+    assert not mutates(pure)
+    assert torch.equal(pure(x)[0], change(x)[0])
+
+
+def test_constants_of_the_module_are_kept() -> None:
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(2, 2), torch.tensor([2.0, 3.0])
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x) * self.scale + torch.tensor(1.0)
+            return y if torch.tensor(True) else y * torch.tensor(2.0).item()
+
+    module, x = Module(), torch.randn(3, 2)
+    traced = trace_inference(module, [x]).traced
+    (made,) = traced(module.layer.weight, module.layer.bias, x)
+    assert torch.equal(made, module(x))
+
+
+def branch(y: Tensor) -> Tensor:
+    return torch.cond(y.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (y,))
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (branch, "; what torch.cond, .* can't be captured"),
+        (lambda y: torch.sparse.mm(torch.eye(4).to_sparse(), y.t()), "; sparse and nested tensors can't be captured"),
+    ],
+)
+def test_what_it_does_not_take(compute: Callable[[Tensor], Tensor], message: str) -> None:
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return compute(self.layer(x))
+
+    with pytest.raises(CaptureError, match=rf"^Module: .*test_recorder.py:\d+: .*{message}"):
+        capture_training(Module(), [torch.ones(4, 4)], lambda y: y.sum())

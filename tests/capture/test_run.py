@@ -1,0 +1,81 @@
+"""Modules whose sizes depend on values: refused with what to do, or captured by computing one step."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto.capture import CaptureError, capture_training, trace_training
+from tests.capture.zoo import Experts
+from tests.captures import meta, mlp
+
+
+class Chosen(nn.Module):
+    """Its second layer works on the positive rows only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        (rows,) = torch.nonzero(x.sum(1) > 0, as_tuple=True)
+        chosen: Tensor = self.two(torch.relu(self.one(x)[rows]))
+        return chosen
+
+
+def test_sizes_are_those_of_the_example() -> None:
+    module, x = Chosen(), torch.tensor([[1.0] * 4, [-1.0] * 4, [2.0] * 4])
+    with pytest.raises(CaptureError, match=r"test_run.py:\d+: DynamicOutputShape.*; .* by --run or run=True"):
+        capture_training(module, [x], lambda y: y.sum())
+    before = torch.get_rng_state()
+    graph = capture_training(module, [x], lambda y: y.sum(), run=True)
+    work = dict(zip(graph.op_names, graph.flops, strict=True))
+    assert work["one/mm"] == 2 * 3 * 4 * 4
+    assert work["two/mm"] == 2 * 2 * 4 * 4
+    assert module.count == 0, "the module is left as it was"
+    assert module.one.weight.grad is None
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_value_may_be_asked_for() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)
+            return y * 2 if y.detach().sum().item() > 1e9 else y
+
+    with pytest.raises(CaptureError, match=r"DataDependentOutput.*, or have the step computed once"):
+        capture_training(Scaled(), [torch.ones(2, 4)], lambda y: y.sum())
+    graph = capture_training(Scaled(), [torch.ones(2, 4)], lambda y: y.sum(), run=True)
+    assert "aten.mul" not in graph.op_types
+
+
+def test_the_same_graph_where_no_size_depends_on_values() -> None:
+    inputs = [torch.randn(2, 8)]
+    plain, run = (capture_training(mlp(), inputs, lambda y: y.sum(), run=run) for run in (False, True))
+    assert plain.hash == run.hash
+
+
+def test_random_choices_are_the_same_in_both_passes() -> None:
+    """A mutation makes a second pass over the trace: sizes that were drawn in the first one hold in the second."""
+
+    class Drawn(Experts):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.clone()
+            x[0] = 0
+            return super().forward(x + torch.randn_like(x))
+
+    capture = trace_training(Drawn(), [torch.randn(12, 8)], lambda y: y.sum(), run=True)
+    assert not any("_." in str(node.target) for node in capture.traced.graph.nodes), "no mutation is left"
+
+
+@pytest.mark.parametrize(
+    ("module", "x", "what"), [(mlp().to("meta"), torch.ones(2, 8), "parameter"), (mlp(), meta(2, 8), "input")]
+)
+def test_values_are_needed(module: nn.Module, x: Tensor, what: str) -> None:
+    with pytest.raises(CaptureError, match=f"net: to be run, it needs values, and a {what} is on the device meta"):
+        capture_training(module, [x], lambda y: y.sum(), name="net", run=True)

@@ -1,0 +1,66 @@
+"""Of every module in the zoo: what its graph says is what a real step does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import Interpreter, Node
+
+from placeto.capture import trace_training
+from placeto.capture.arguments import input_leaves
+from placeto.capture.checkpoints import without_reentrant_checkpoints
+from placeto.capture.costs import tensor_bytes
+from tests.capture.steps import run_eagerly
+from tests.capture.zoo import ZOO
+
+
+class Sizes(Interpreter):
+    """Runs a trace on real tensors and keeps the bytes of what each node makes."""
+
+    def __init__(self, traced: torch.fx.GraphModule) -> None:
+        super().__init__(traced)
+        self.made: dict[str, list[int]] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        parts = value if isinstance(value, list | tuple) else [value]
+        self.made[n.name] = [tensor_bytes(part) for part in parts if isinstance(part, Tensor) and part.numel()]
+        return value
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.filterwarnings("ignore")  # other packages' own
+def test_graph_is_what_runs(name: str) -> None:
+    entry = ZOO[name]
+    pytest.importorskip(entry.package)
+    torch.manual_seed(0)
+    step = entry.make()
+    state = {key: value.clone() for key, value in step.module.state_dict().items()}
+    capture = trace_training(step.module, step.inputs, step.loss, targets=step.targets, run=entry.run)
+    graph = capture.graph
+    torch.testing.assert_close(dict(step.module.state_dict()), state, rtol=0, atol=0)
+    torch.manual_seed(0)
+    with torch.backends.mkldnn.flags(enabled=False), without_reentrant_checkpoints():
+        loss, flops = run_eagerly(step)
+    assert graph.flops.sum() == flops
+
+    parameters = dict(step.module.named_parameters())
+    kept = {op: graph.param_bytes[i] for op, i in graph.index.items() if graph.op_types[i] == "parameter"}
+    assert kept == {n: p.numel() * p.element_size() for n, p in parameters.items() if n in kept}
+    assert {n for n, p in parameters.items() if p.grad is not None} <= set(kept)
+
+    torch.manual_seed(0)
+    sizes = Sizes(capture.traced)
+    with torch.backends.mkldnn.flags(enabled=False):
+        outputs = sizes.run(*input_leaves(step.module, step.inputs, step.targets))
+    torch.testing.assert_close(outputs[0].detach(), loss)
+    for p, gradient in zip((p for p in parameters.values() if p.requires_grad), outputs[1:], strict=True):
+        assert (gradient is None) == (p.grad is None)
+        if gradient is not None:
+            torch.testing.assert_close(gradient, p.grad)
+    for op, names in enumerate(capture.nodes):
+        made = graph.output_bytes[graph.output_ptr[op] : graph.output_ptr[op + 1]].tolist()
+        assert [size for size in made if size] == sizes.made[names[0]], graph.op_names[op]

@@ -1,0 +1,194 @@
+"""ONNX models, made by hand and by PyTorch: FLOPs and bytes are those of the captured module."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from placeto.capture import capture_inference
+from placeto.formats.importers import IMPORTERS, ImporterError, find_importer
+from placeto.formats.onnx_model import load
+from placeto.problem.graph import ComputationGraph
+from tests.captures import record
+
+onnx = pytest.importorskip("onnx")
+helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
+
+
+def weight(name: str, *shape: int, dtype: int = FLOAT) -> object:
+    size = int(np.prod(shape)) * helper.tensor_dtype_to_np_dtype(dtype).itemsize
+    return helper.make_tensor(name, dtype, shape, bytes(size), raw=True)
+
+
+def integers(name: str, *values: int) -> object:
+    return helper.make_tensor(name, onnx.TensorProto.INT64, [len(values)], values)
+
+
+def written(folder: Path, nodes: list, inputs: dict, outputs: dict, weights: tuple = (), dtype: int = FLOAT) -> Path:
+    def infos(shapes: dict) -> list:
+        return [helper.make_tensor_value_info(name, dtype, shape) for name, shape in shapes.items()]
+
+    graph = helper.make_graph(nodes, "g", infos(inputs), infos(outputs), list(weights))
+    onnx.save(helper.make_model(graph), folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def one(folder: Path, kind: str, shapes: list, out: list, weights: tuple = (), **attributes: object) -> float:
+    """FLOPs of a single node."""
+    inputs = {f"x{i}": shape for i, shape in enumerate(shapes)}
+    node = helper.make_node(kind, [*inputs, *(w.name for w in weights)], ["y"], **attributes)  # type: ignore[attr-defined]
+    return float(load(written(folder, [node], inputs, {"y": out}, weights)).flops.sum())
+
+
+def convnet(folder: Path) -> Path:
+    """What comes of the sizes is found by ops, as exporters write it."""
+    nodes = [
+        helper.make_node("Conv", ["x", "0.weight", "0.bias"], ["a"], name="/0/Conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], name="/1/Relu"),
+        helper.make_node("Conv", ["b", "2.weight"], ["c"], name="/2/Conv", group=8),
+        helper.make_node("Shape", ["c"], ["shape"]),
+        helper.make_node("Gather", ["shape", "zero"], ["batch"]),
+        helper.make_node("Concat", ["batch", "rest"], ["flat"], axis=0),
+        helper.make_node("Reshape", ["c", "flat"], ["d"]),
+        helper.make_node("Gemm", ["d", "4.weight", "4.bias"], ["y"], name="/4/Gemm", transB=1),
+    ]
+    sizes = {"0.weight": (8, 3, 3, 3), "0.bias": (8,), "2.weight": (8, 1, 3, 3), "4.weight": (5, 288), "4.bias": (5,)}
+    weights = *(weight(name, *shape) for name, shape in sizes.items()), integers("zero", 0), integers("rest", -1)
+    return written(folder, nodes, {"x": ["batch", 3, 8, "width"]}, {"y": ["batch", 5]}, weights)
+
+
+def parameters(graph: ComputationGraph) -> dict[str, int]:
+    return {op: int(graph.param_bytes[i]) for op, i in graph.index.items() if graph.op_types[i] == "parameter"}
+
+
+def test_graph_is_that_of_the_captured_module(tmp_path: Path) -> None:
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8, bias=False), nn.Flatten(),
+        nn.Linear(8 * 36, 5),
+    )  # fmt: skip
+    captured = capture_inference(module, [torch.zeros(2, 3, 8, 8)])
+    graph = load(convnet(tmp_path), {"batch": 2, "width": 8})
+    assert graph.flops.sum() == captured.flops.sum()
+    assert parameters(graph) == parameters(captured)
+    assert (graph.mode, graph.name) == ("inference", "model")
+    ops = [op for op in graph.op_names if op not in parameters(graph)]
+    assert ops == ["0/Conv", "1/Relu", "2/Conv", "4/Gemm"], "shapes and views are no ops"
+    last, conv = record(graph, "4/Gemm"), record(graph, "2/Conv")
+    assert last["inputs"] == [["2/Conv", 0], ["4.weight", 0], ["4.bias", 0]]
+    assert last["bytes_accessed"] == 4 * (2 * 288 + 5 * 288 + 5 + 2 * 5)
+    assert (conv["kernel"], conv["module"], conv["outputs"]) == ("depthwise", "2", [2 * 8 * 36 * 4])
+    assert conv["colocation"] == record(graph, "2.weight")["colocation"] != last["colocation"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({}, "the dimensions have no values: 'batch', 'width'; .*--dim batch=8 --dim width=8"),
+        ({"batch": 2}, "the dimension has no value: 'width'"),
+        ({"batch": 2, "width": 8, "height": 8}, "no dimension 'height'; they are 'batch', 'width'"),
+        ({"batch": 0, "width": 8}, "dimension 'batch' must be at least 1, not 0"),
+        ({"batch": 2, "width": 9}, "shapes can't be inferred"),
+    ],
+)
+def test_dimensions_must_have_values(tmp_path: Path, sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(ImporterError, match=f"model.onnx: .*{message}"):
+        load(convnet(tmp_path), sizes)
+
+
+def test_dimensions_without_a_name(tmp_path: Path) -> None:
+    path = written(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": [None, 3]}, {"y": [None, 3]})
+    with pytest.raises(ImporterError, match=r"has no value: 'x\.0'"):
+        load(path)
+    assert load(path, {"x.0": 4}).output_bytes.tolist() == [48]
+
+
+def test_flops_of_each_op(tmp_path: Path) -> None:
+    assert one(tmp_path, "MatMul", [[2, 3, 4], [2, 4, 5]], [2, 3, 5]) == 2 * 2 * 3 * 4 * 5
+    assert one(tmp_path, "Gemm", [[4, 3], [4, 5]], [3, 5], transA=1) == 2 * 3 * 4 * 5
+    transposed = nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2, bias=False)
+    expected = capture_inference(transposed, [torch.zeros(2, 4, 5, 5)]).flops.sum()
+    kernel = (weight("w", 4, 3, 2, 2),)
+    assert one(tmp_path, "ConvTranspose", [[2, 4, 5, 5]], [2, 6, 10, 10], kernel, strides=[2, 2], group=2) == expected
+    assert one(tmp_path, "Einsum", [[2, 3], [3, 4]], [2, 4], equation="ij, jk -> ik") == 2 * 2 * 3 * 4
+    assert one(tmp_path, "Add", [[2, 3], [2, 3]], [2, 3]) == 0
+
+
+def test_recurrent_nets_compute_as_much_as_pytorchs(tmp_path: Path) -> None:
+    expected = capture_inference(nn.LSTM(4, 6), [torch.zeros(7, 2, 4)]).flops.sum()
+    weights = (weight("w", 1, 24, 4), weight("r", 1, 24, 6))
+    assert one(tmp_path, "LSTM", [[7, 2, 4]], [7, 1, 2, 6], weights, hidden_size=6) == expected
+
+
+def test_dtypes(tmp_path: Path) -> None:
+    half = onnx.TensorProto.FLOAT16
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    graph = load(written(tmp_path, nodes, {"x": [2, 4]}, {"y": [2, 3]}, (weight("w", 4, 3, dtype=half),), dtype=half))
+    assert (graph.dtypes[-1], parameters(graph)) == ("float16", {"w": 24})
+
+
+def test_constants_may_be_nodes(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["w"], value=weight("w", 4, 3)),
+        helper.make_node("Constant", [], ["half"], value=helper.make_tensor("half", FLOAT, [], [0.5])),
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Mul", ["a", "half"], ["y"]),
+    ]
+    graph = load(written(tmp_path, nodes, {"x": [2, 4]}, {"y": [2, 3]}))
+    assert graph.op_names == ("w", "MatMul", "Mul")
+    assert record(graph, "Mul")["inputs"] == [["MatMul", 0]]
+
+
+def test_modules_may_stand_in_the_metadata(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"], name="one"), helper.make_node("Relu", ["a"], ["y"], name="b/two")]
+    for node, scopes in zip(nodes, ("['', 'layers', 'layers.0', 'relu']", "broken"), strict=True):
+        helper.set_model_props(node, {"pkg.torch.onnx.name_scopes": scopes})
+    assert load(written(tmp_path, nodes, {"x": [2]}, {"y": [2]})).modules == ("layers.0", "b")
+
+
+def test_what_has_no_fixed_shape_is_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["n"], name="which"), helper.make_node("Cast", ["n"], ["y"], to=FLOAT)]
+    with pytest.raises(ImporterError, match=r"node 'which': the shape of 'n' isn't known \(NonZero\)"):
+        load(written(tmp_path, nodes, {"x": [2, 4]}, {"y": [2, None]}))
+    inner = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["z"])], "i", [], [helper.make_tensor_value_info("z", FLOAT, [2])]
+    )
+    nodes = [helper.make_node("If", ["c"], ["y"], name="branch", then_branch=inner, else_branch=inner)]
+    condition = (helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True]),)
+    with pytest.raises(ImporterError, match="node 'branch': If is control flow"):
+        load(written(tmp_path, nodes, {"x": [2]}, {"y": [2]}, condition))
+
+
+def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.onnx"
+    assert find_importer(path) is IMPORTERS["onnx"]
+    for content in (b"", b"hello, world", b"\x08\x07"):
+        path.write_bytes(content)
+        with pytest.raises(ImporterError, match=r"model\.onnx: not an ONNX file"):
+            load(path)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ImporterError, match=r"takes the package onnx: pip install 'placeto\[onnx\]'"):
+        load(path)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch deprecates the exporter that needs no further package
+def test_what_pytorch_exports(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.layer = nn.Embedding(30, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            x: torch.Tensor = self.layer(self.embed(words))
+            return x.reshape(words.shape[0], -1)
+
+    module, words = Model().train(), torch.zeros(2, 5, dtype=torch.long)  # in training mode it has no fused op
+    axes, path = {"words": {0: "batch"}}, tmp_path / "model.onnx"
+    mode = torch.onnx.TrainingMode.PRESERVE
+    torch.onnx.export(module, (words,), path, input_names=["words"], dynamic_axes=axes, dynamo=False, training=mode)
+    graph = load(path, {"batch": 3})
+    captured = capture_inference(module, [torch.zeros(3, 5, dtype=torch.long)])
+    assert graph.flops.sum() == captured.flops.sum()
+    assert graph.param_bytes.sum() == captured.param_bytes.sum()
