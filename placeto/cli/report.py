@@ -105,6 +105,8 @@ def write_report(
 
     rivals = []
     for other in check_against(against):
+        if other == placer:
+            continue
         found = load_placer(other)(problem, seed=0)
         rivals.append(Rival(other, found.makespan_us, found.fits, found.simulations, found.seconds))
     save_report(schedule, path, name, placer, rivals)

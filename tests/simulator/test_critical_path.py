@@ -46,6 +46,18 @@ def test_overheads_are_launches() -> None:
     assert path.time_us["launch"] == pytest.approx(2 * cluster.devices[0].overhead_us)
 
 
+def test_an_op_after_its_input_on_one_device_waits_for_the_input() -> None:
+    ops = [
+        {"name": "a", "outputs": [1], "time_us": {"*": 5.0}},
+        {"name": "b", "inputs": [["a", 0]], "time_us": {"*": 5.0}},
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("two", ops), load_cluster("2xv100"))
+    path = critical_path(simulate(problem, np.zeros(2, int)))
+    assert path.needed.tolist() == [True, True]
+    assert path.took_us.tolist() == [5.0, 5.0]
+    assert path.time_us["device"] == 0.0
+
+
 def test_what_ends_last_of_a_known_optimum() -> None:
     path = critical_path(simulate(two_cliques(), np.array([0] * 6 + [1] * 6)))
     assert path.time_us["compute"] + path.time_us["device"] == 70.0

@@ -34,9 +34,9 @@
 
   const three = (value) => value.toPrecision(3).includes("e") ? value.toFixed(0) : value.toPrecision(3);
   function time(us, step) {
-    const [unit, scale] = data.makespan_us >= 1e6 ? ["s", 1e6] : data.makespan_us >= 2e3 ? ["ms", 1e3] : ["µs", 1];
+    const [unit, scale] = data.makespan_us >= 1e6 ? ["s", 1e6] : data.makespan_us >= 2e3 ? ["ms", 1e3] : ["us", 1];
     return step === undefined
-      ? (us >= 1e6 ? three(us / 1e6) + " s" : us >= 1e3 ? three(us / 1e3) + " ms" : three(us) + " µs")
+      ? (us >= 1e6 ? three(us / 1e6) + " s" : us >= 1e3 ? three(us / 1e3) + " ms" : three(us) + " us")
       : (us / scale).toFixed(Math.min(9, Math.max(0, -Math.floor(Math.log10(step / scale) + 1e-9)))) + " " + unit;
   }
   const size = (bytes) => {
@@ -221,9 +221,9 @@
     return near < 0 ? "" : items === ops ? tellOp(near, rows[place]) : tellSend(near, rows[place]);
   }
   const when = (items, i) => {
-    const us = (tick) => tick / TICKS * data.makespan_us;
+    const us = (tick) => tick / TICKS * data.makespan_us, exact = (tick) => time(us(tick), data.makespan_us * 1e-6);
     const path = items.critical[i] ? "\non the critical path" : "";
-    return `${time(us(items.start[i]))} to ${time(us(items.end[i]))}, takes ${time(us(items.end[i] - items.start[i]))}${path}`;
+    return `${exact(items.start[i])} to ${exact(items.end[i])}, takes ${time(us(items.end[i] - items.start[i]))}${path}`;
   };
   const tellOp = (i, device) =>
     `${ops.names[i]}\n${data.types[ops.type[i]]} in ${data.modules[ops.module[i]] || "no module"}, on ${data.devices[device]}\n${when(ops, i)}`;

@@ -40,8 +40,11 @@ def summary(schedule: Schedule, path: CriticalPath, title: str, placer: str) -> 
 def _result(schedule: Schedule, title: str, placer: str) -> str:
     problem, cluster = schedule.problem, schedule.problem.cluster
     used, took = len(np.unique(schedule.placement)), format_us(schedule.makespan_us)
-    text = f"{title} ({problem.num_ops:,} ops, {problem.graph.mode}) is placed on {used} of the {cluster.num_devices} "
-    text += f"devices of {cluster.name}{f' by {placer}' if placer else ''}. "
+    where = f"all {used}" if used == cluster.num_devices else f"{used} of the {cluster.num_devices}"
+    if cluster.num_devices == 1:
+        where = "the one"
+    text = f"{title} ({problem.num_ops:,} ops, {problem.graph.mode}) is placed on {where} "
+    text += f"device{'s' * (cluster.num_devices > 1)} of {cluster.name}{f' by {placer}' if placer else ''}. "
     text += f"A step takes {took} in the simulator"
     single = best_single(problem)
     if single is None:
@@ -71,7 +74,8 @@ def _where(schedule: Schedule) -> str:
         total = {label: float(time[own & (labels == label)].sum()) for label in dict.fromkeys(labels[own])}
         whole = sum(total.values()) or 1.0
         first = sorted(total, key=lambda label: -total[label])[:_MOST_LABELS]
-        parts = ", ".join(f"{label} ({total[label] / whole:.0%})" for label in first)
+        shown = [label for label in first if total[label] >= 0.01 * whole] or first[:1]
+        parts = ", ".join(f"{label} ({total[label] / whole:.0%})" for label in shown)
         share = whole / (time.sum() or 1.0) if any(total.values()) else 0.0
         sentences.append(f"{names[device]} computes {share:.0%} of the work, most of it in {parts}.")
     if len(used) > _MOST_DEVICES:
