@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,7 @@ def place(
     precision: str = "fp32",
     micro_batches: int = 1,
     costs: CostModel | str | Path | None = None,
+    whole_modules: bool | Sequence[str] = False,
 ) -> PlacementResult:
     """Place a module's training step, or its inference where no loss is given, or a graph.
 
@@ -104,6 +105,9 @@ def place(
         micro_batches: into how many parts to split the batch of a training step; see `capture_training`.
         costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it; "efficiency" if not
             given, or what is measured on the devices.
+        whole_modules: keep each block of the model (a module whose path ends in a number), or else each module, on one
+            device, as device maps need it; with paths, these modules as well. Where the module says which classes it
+            must not be split in, as those of Hugging Face do, these are kept whole.
 
     Returns:
         The placement; of a module a `PlacedModel`, whose ``compile()`` makes it run.
@@ -112,6 +116,7 @@ def place(
         CaptureError: the module can't be traced.
         LoadError, ClusterError, CostsError: no such placer, cluster or cost model.
         DeviceError, StepError: the devices aren't here, or the module can't be run.
+        ExportError: whole modules of a graph that has none, or not those.
         TypeError: no module and no graph, or not one of cluster and devices.
     """
     if (cluster is None) == (not devices):
@@ -141,11 +146,39 @@ def place(
         cluster if isinstance(cluster, Cluster) else load_cluster(cluster),
         load_costs(costs) if isinstance(costs, str | Path) else costs,
     )
-    result = load_placer(placer)(problem, simulations=simulations, seconds=seconds, seed=seed)
+    result = _placed(problem, placer, simulations, seconds, seed, _undivided(model, whole_modules))
     if capture is None or isinstance(model, ComputationGraph):
         return result
     found = {field.name: getattr(result, field.name) for field in fields(PlacementResult)}
     return PlacedModel(**found, module=model, capture=capture, inputs=inputs, targets=targets, local=tuple(devices))
+
+
+def _undivided(model: nn.Module | ComputationGraph, whole_modules: bool | Sequence[str]) -> tuple[str, ...] | None:
+    """Paths of modules that stay whole beside the blocks; None if all may be divided."""
+    if whole_modules is False:
+        return None
+    named = () if whole_modules is True else tuple(whole_modules)
+    classes = getattr(model, "_no_split_modules", None) or ()
+    if isinstance(model, ComputationGraph) or not classes:
+        return named
+    return (*named, *(path for path, module in model.named_modules() if type(module).__name__ in classes))
+
+
+def _placed(
+    problem: PlacementProblem,
+    placer: str | Path,
+    simulations: int | None,
+    seconds: float | None,
+    seed: int,
+    undivided: tuple[str, ...] | None,
+) -> PlacementResult:
+    if undivided is None:
+        return load_placer(placer)(problem, simulations=simulations, seconds=seconds, seed=seed)
+    from placeto.formats.exports import whole_modules
+
+    constrained = PlacementProblem(whole_modules(problem.graph, undivided), problem.cluster, problem.costs)
+    result = load_placer(placer)(constrained, simulations=simulations, seconds=seconds, seed=seed)
+    return replace(result, problem=problem)
 
 
 def _profiled(

@@ -124,7 +124,7 @@ def _stages(schedule: Schedule, arguments: Arguments) -> None:
     say(f"stages       {arguments.output}: split at {', '.join(made.split_points) or 'nothing'}")
     for number, (modules, us) in enumerate(zip(made.modules, made.stage_us, strict=True)):
         say(f"{names[number]:<12} {format_us(float(us)):>10}, {modules[0]} to {modules[-1]}")
-    say(f"agreement    {made.agreement:.1%} of the time is where the placement has it")
+    say(f"agreement    {made.agreement:.1%} of the time is divided as the placement divides it")
 
 
 def _cost(what: str, schedule: Schedule, free: Schedule) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from placeto.cli.common import (
     Budget,
@@ -45,6 +45,8 @@ class Arguments:
     """how long ops take: efficiency, roofline, or a file of costs"""
     seed: int = 0
     """of the placer's random choices"""
+    whole_modules: bool = False
+    """keep each block of the model on one device, as a device map needs it"""
     output: OutputPath = None
     """write the placement to this .json file"""
     plot: OptionalPath = None
@@ -77,7 +79,13 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
     if budget.seconds is not None:
         warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
-    result = placer(problem, simulations=budget.simulations, seconds=budget.seconds, seed=arguments.seed)
+    given = problem
+    if arguments.whole_modules:
+        from placeto.formats.exports import whole_modules
+
+        given = PlacementProblem(whole_modules(graph), cluster, problem.costs)
+    result = placer(given, simulations=budget.simulations, seconds=budget.seconds, seed=arguments.seed)
+    result = replace(result, problem=problem)
     schedule = result.schedule()
     if arguments.output is not None:
         save_placement(result, arguments.output)

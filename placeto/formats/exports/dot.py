@@ -38,18 +38,14 @@ def modules_dot(schedule: Schedule, most_boxes: int = MOST_BOXES) -> str:
     box = np.array([numbers[label] for label in boxes])
     for label, number in numbers.items():
         ops = box == number
-        shares = np.bincount(schedule.placement[ops], time[ops] + 1e-9, len(names))
-        shares /= shares.sum()
+        took = np.bincount(schedule.placement[ops], time[ops] + 1e-9, len(names))
+        shares = took / took.sum()
         shown = [d for d in np.argsort(-shares, kind="stable").tolist() if shares[d] >= 0.01]
         where = ", ".join(names[d] if len(shown) == 1 else f"{names[d]} {shares[d]:.0%}" for d in shown)
         text = f"{_quoted(label)}\\n{format_us(float(time[ops].sum()))}, {int(ops.sum())} ops\\n{_quoted(where)}"
-        stripes = ":".join(f"{colors[d]};{shares[d]:.3f}" for d in shown[:-1])
-        fill = (
-            f'style=striped, fillcolor="{stripes}:{colors[shown[-1]]}"'
-            if stripes
-            else f'fillcolor="{colors[shown[0]]}"'
-        )
-        lines.append(f'  b{number} [label="{text}", {fill}];')
+        stripes = [f"{colors[d]};{shares[d]:.3f}" for d in shown[:-1]] + [colors[shown[-1]]]
+        style = "style=striped, " if len(shown) > 1 else ""
+        lines.append(f'  b{number} [label="{text}", {style}fillcolor="{":".join(stripes)}"];')
     crossing = box[graph.edge_src] != box[graph.edge_dst]
     arrows: dict[tuple[int, int], float] = defaultdict(float)
     seen = set()
@@ -80,9 +76,10 @@ def _boxes(modules: tuple[str, ...], time: np.ndarray, most: int) -> list[str]:
             return labels
         largest = max(open_, key=lambda label: total[label])
         depth = len(largest.split(".")) + 1
-        inside = [
-            ".".join(path[:depth]) if label == largest else label for path, label in zip(paths, labels, strict=True)
-        ]
+        inside = list(labels)
+        for op, path in enumerate(paths):
+            if path and labels[op] == largest:
+                inside[op] = ".".join(path[:depth])
         if len(set(inside)) > most or inside == labels:
             closed.add(largest)
         else:

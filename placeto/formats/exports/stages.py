@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from placeto.formats.exports.units import ExportError, module_units
 from placeto.simulator.schedule import Schedule
@@ -22,7 +23,7 @@ class Stages:
 
     modules: tuple[tuple[str, ...], ...]  # (S,) module paths of each stage
     stage_us: np.ndarray  # (S,) float64, what each stage computes for, in a step
-    agreement: float  # share of the time that the placement has on the stage's device as well
+    agreement: float  # share of the time that the placement divides in the same way, whatever it calls the devices
 
     @property
     def split_points(self) -> tuple[str, ...]:
@@ -62,12 +63,14 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: tuple[s
     ends = _balanced(work, count)
     stage = np.repeat(np.arange(count), np.diff([0, *ends]))
     time = schedule.finish_us - schedule.start_us
-    same = schedule.placement[own] == stage[unit[own]]
+    shared = np.zeros((count, devices))
+    np.add.at(shared, (stage[unit[own]], schedule.placement[own]), time[own])
+    matched = shared[linear_sum_assignment(shared, maximize=True)].sum()
     first = [0, *ends[:-1]]
     return Stages(
         tuple(tuple(names[a:b]) for a, b in zip(first, ends, strict=True)),
         np.array([work[a:b, s].sum() for s, (a, b) in enumerate(zip(first, ends, strict=True))]),
-        float(time[own][same].sum() / (time[own].sum() or 1.0)),
+        float(matched / (shared.sum() or 1.0)),
     )
 
 

@@ -1,0 +1,250 @@
+"""What placements say to other tools, and that these tools take it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import placeto
+from placeto import load_cluster, simulate
+from placeto.capture.trace import capture_inference, capture_training
+from placeto.formats.exports import device_map, modules_dot, pipeline_stages, save_graphml, whole_modules
+from placeto.formats.exports.stages import _balanced
+from placeto.formats.exports.units import ExportError, module_units
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import Schedule
+from tests.command_line import fails, run
+from tests.toys import random_graph
+
+
+class Model(nn.Module):
+    """An embedding, four blocks, and a head with the embedding's weight."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16)) for _ in range(4))
+        self.head = nn.Linear(16, 32, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embedding(words)
+        for block in self.blocks:
+            x = x + block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+WORDS = torch.arange(24).reshape(4, 6)
+
+
+def made(schedule_of: dict[str, int], tied: bool = False, cluster: str = "4xv100") -> Schedule:
+    """The schedule where the ops of modules that begin so are on these devices, and others on the first."""
+    graph = capture_training(Model(tied), [WORDS], lambda y: y.square().mean())
+    problem = PlacementProblem(graph, load_cluster(cluster))
+    of = [max((d for head, d in schedule_of.items() if path.startswith(head)), default=0) for path in graph.modules]
+    placement = np.array(of)
+    for colour in np.unique(graph.colocation[graph.colocation >= 0]):
+        together = graph.colocation == colour
+        placement[together] = placement[together].max()
+    return simulate(problem, placement)
+
+
+def test_units_are_blocks_and_what_stands_beside_them() -> None:
+    graph = capture_training(Model(), [WORDS], lambda y: y.square().mean())
+    units = module_units(graph)
+    assert set(units.names) == {"embedding", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head"}
+    assert set(module_units(graph, ("blocks",)).names) == {"embedding", "blocks", "head"}
+    with pytest.raises(ExportError, match="has no module 'tail'; there are"):
+        module_units(graph, ("tail",))
+    with pytest.raises(ExportError, match="has no modules: only graphs that were captured"):
+        module_units(random_graph(0, 10))
+
+
+def test_a_module_goes_where_most_of_its_time_is_and_what_agrees_is_said_once() -> None:
+    schedule = made({"blocks.2": 1, "blocks.3": 1, "head": 1})
+    assert device_map(schedule).modules == {
+        "embedding": 0, "blocks.0": 0, "blocks.1": 0, "blocks.2": 1, "blocks.3": 1, "head": 1,
+    }  # fmt: skip
+    assert device_map(made({"blocks": 2, "head": 1})).modules == {"embedding": 0, "blocks": 2, "head": 1}
+    assert device_map(made({"": 3})).modules == {"": 3}
+    assert device_map(made({"blocks.1.0": 1, "blocks.1.2": 1})).modules["blocks.1"] == 1
+
+
+def test_tied_weights_go_together() -> None:
+    found = device_map(made({"blocks": 1, "head": 2}, tied=True)).modules
+    assert found["embedding"] == found["head"]
+
+
+def test_what_modules_and_program_order_cost_is_simulated() -> None:
+    schedule = made({"blocks.2": 1, "blocks.3": 1})
+    found = device_map(schedule)
+    assert found.whole.makespan_us == simulate(schedule.problem, found.placement).makespan_us
+    assert found.in_order.problem.dispatch == "list"
+    assert (found.in_order.placement == found.whole.placement).all()
+
+
+def test_every_placer_keeps_modules_whole() -> None:
+    graph = capture_training(Model(tied=True), [WORDS], lambda y: y.square().mean())
+    units = module_units(graph)
+    for placer in ("random", "etf", "multilevel", "placeto"):
+        result = placeto.place(graph, cluster="4xp100", whole_modules=True, placer=placer, simulations=60)
+        for unit in range(len(units.names)):
+            assert len(np.unique(result.placement[units.unit == unit])) == 1, (placer, units.names[unit])
+        assert result.problem.graph is graph
+        assert result.makespan_us == result.schedule().makespan_us
+    assert whole_modules(graph).colocation.max() < graph.num_ops
+
+
+def test_accelerate_takes_the_device_map(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    model = Model().eval()
+    expected = model(WORDS)
+    schedule = made({"blocks.2": 1, "blocks.3": 1, "head": 1}, cluster="2xv100")
+    names = {module: ("cpu", "disk")[device] for module, device in device_map(schedule).modules.items()}
+    assert set(names.values()) == {"cpu", "disk"}
+    dispatched = accelerate.dispatch_model(model, names, main_device="cpu", offload_dir=tmp_path)
+    assert torch.equal(dispatched(WORDS), expected)
+
+
+def test_stages_are_runs_of_modules_whose_longest_is_shortest() -> None:
+    work = np.repeat(np.array([[3.0], [1.0], [1.0], [1.0], [4.0]]), 3, 1)
+    assert _balanced(work, 3) == [1, 4, 5]
+    assert _balanced(work, 1) == [5]
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        work, count = random.random((6, 3)), 3
+        ends = _balanced(work, count)
+        cuts = [(a, b) for a in range(1, 5) for b in range(a + 1, 6)]
+        longest = {(a, b): max(work[:a, 0].sum(), work[a:b, 1].sum(), work[b:, 2].sum()) for a, b in cuts}
+        assert longest[ends[0], ends[1]] == pytest.approx(min(longest.values()))
+
+
+def test_stages_of_a_model() -> None:
+    schedule = made({"blocks.2": 1, "blocks.3": 1, "head": 1}, cluster="2xv100")
+    found = pipeline_stages(schedule)
+    assert found.modules == (("embedding", "blocks.0", "blocks.1"), ("blocks.2", "blocks.3", "head"))
+    assert found.split_points == ("blocks.2",)
+    assert found.agreement > 0.9
+    assert pipeline_stages(schedule, 1).split_points == ()
+    with pytest.raises(ExportError, match="3 stages of 6 modules on 2 devices can't be"):
+        pipeline_stages(schedule, 3)
+
+
+PIPELINE = """
+import os, sys, torch, torch.distributed as dist
+from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
+from tests.formats.test_exports import Model, WORDS
+rank, split = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=2)
+torch.manual_seed(0)
+model, words = Model(), WORDS
+target = torch.randn(4, 6, 32)
+whole = torch.nn.functional.mse_loss(model(words), target)
+pipe = pipeline(model, mb_args=(words[:2],), split_spec={split: SplitPoint.BEGINNING})
+stage = pipe.build_stage(rank, torch.device("cpu"))
+schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)
+losses = []
+schedule.step(words) if rank == 0 else schedule.step(target=target, losses=losses)
+if rank:
+    print("losses", float(sum(losses)) / 2, float(whole))
+dist.destroy_process_group()
+"""
+
+
+def test_a_pipeline_of_two_processes_has_the_same_loss(tmp_path: Path) -> None:
+    (split,) = pipeline_stages(made({"blocks.2": 1}, cluster="2xv100")).split_points
+    arguments = [split, str(tmp_path / "meet")]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", PIPELINE, str(rank), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    ours, whole = map(float, outputs[1][0].split()[1:])
+    assert ours == pytest.approx(whole, rel=1e-5)
+
+
+def test_the_picture_has_boxes_that_can_be_counted(tmp_path: Path) -> None:
+    schedule = made({"blocks.2": 1, "blocks.3": 1})
+    text = modules_dot(schedule)
+    boxes = dict(re.findall(r'^  b(\d+) \[label="([^"\\]*)', text, re.MULTILINE))
+    assert {"embedding", "loss", "blocks.0.0"} <= set(boxes.values())
+    assert len(boxes) <= 60
+    few = modules_dot(schedule, 5)
+    assert len(re.findall(r"^  b\d+ \[", few, re.MULTILINE)) <= 5
+    ends = {end for pair in re.findall(r"b(\d+) -> b(\d+)", text) for end in pair}
+    assert ends <= set(boxes)
+    assert all(float(width) <= 3.5 for width in re.findall(r"penwidth=([\d.]+)", text))
+    if shutil.which("dot"):
+        (tmp_path / "g.dot").write_text(text)
+        subprocess.run(["dot", "-Tsvg", str(tmp_path / "g.dot"), "-o", str(tmp_path / "g.svg")], check=True)
+        assert (tmp_path / "g.svg").read_text().count('class="node"') == len(boxes)
+
+
+def test_ops_of_a_graphml_file_are_those_of_the_schedule(tmp_path: Path) -> None:
+    schedule = made({"blocks.2": 1})
+    save_graphml(schedule, tmp_path / "g.graphml")
+    read = nx.read_graphml(tmp_path / "g.graphml", force_multigraph=True)
+    graph = schedule.problem.graph
+    assert len(read) == graph.num_ops
+    assert read.number_of_edges() == graph.num_edges
+    for op, name in enumerate(graph.op_names):
+        assert read.nodes[name]["device"] == schedule.problem.cluster.device_names[schedule.placement[op]]
+        assert read.nodes[name]["end_us"] == schedule.finish_us[op]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A graph and a placement of it."""
+    graph = capture_inference(Model(), [WORDS], name="model")
+    placeto.save_graph(graph, tmp_path / "model.json")
+    placeto.save_placement(placeto.place(graph, cluster="2xv100", placer="etf"), tmp_path / "p.json")
+    return tmp_path / "model.json", tmp_path / "p.json"
+
+
+def test_the_command_writes_each_format(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on = (files[0], "--cluster", "2xv100", "--placement", files[1])
+    for name in ("device-map", "stages", "dot", "graphml", "trace"):
+        assert run("export", *on, "--format", name, "-o", tmp_path / name) == 0
+        assert (tmp_path / name).stat().st_size > 10
+    assert run("export", *on, "--format", "html", "-o", tmp_path / "page.html") == 0
+    assert "in program order" in capsys.readouterr().out
+    assert set(json.loads((tmp_path / "stages").read_text())) == {"split_points", "stages"}
+    assert run("export", *on, "--format", "device-map", "--names", "cpu,disk", "-o", tmp_path / "named") == 0
+    assert set(json.loads((tmp_path / "named").read_text()).values()) <= {"cpu", "disk"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--format", "device-map", "--names", "cpu"], "the cluster has 2 devices, 1 names are given"),
+        (["--format", "stages", "--stages", 3], "3 stages of 6 modules on 2 devices can't be"),
+        (["--format", "device-map", "--whole", "tail"], "has no module 'tail'"),
+        (["--format", "png"], "invalid choice"),
+        (["--format", "html"], "a page's name must end in .html"),
+    ],
+)
+def test_what_cant_be_exported(
+    files: tuple[Path, Path], tmp_path: Path, options: list[object], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on = (files[0], "--cluster", "2xv100", "--placement", files[1], "-o", tmp_path / "out.json")
+    assert says in fails(capsys, "export", *on, *options)
