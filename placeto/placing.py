@@ -102,7 +102,7 @@ def place(
         seconds: budget of the placer.
         seed: of the placer's random choices.
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
-        micro_batches: into how many parts to split the batch of a training step; see `capture_training`.
+        micro_batches: into how many parts to split the batch; see `capture_training`.
         costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it; "efficiency" if not
             given, or what is measured on the devices.
         whole_modules: keep each block of the model (a module whose path ends in a number), or else each module, on one
@@ -133,7 +133,7 @@ def place(
             )
             graph = with_optimizer(capture.graph, optimizer)
         else:
-            capture = trace_inference(model, inputs, precision=precision)
+            capture = trace_inference(model, inputs, precision=precision, micro_batches=micro_batches)
             graph = capture.graph
         if devices:
             machine = _profiled(model, capture, inputs, targets, devices)

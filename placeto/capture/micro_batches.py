@@ -1,4 +1,4 @@
-"""A training step in parts: the batch is split, losses are averaged, gradients added."""
+"""A step in parts: the batch is split; losses are averaged and gradients added, or outputs joined."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -53,6 +54,18 @@ def accumulated(parts: Sequence[Sequence[Tensor | None]], labels: Labels) -> lis
                 with labels.backward() if i else nullcontext():
                     total[i] = value if before is None else before + value
     return total
+
+
+def joined(parts: Sequence[Any], inputs: Any) -> Any:
+    """What the whole batch would give, from what its parts do: tensors as long as a part are joined."""
+    length = _length(inputs, ())
+
+    def join(*leaves: Any) -> Any:
+        first = leaves[0]
+        split = isinstance(first, Tensor) and first.dim() > 0 and len(first) * len(parts) == length
+        return torch.cat(leaves) if split else first
+
+    return tree_map(join, *parts)
 
 
 def _length(inputs: Inputs, targets: Sequence[Any]) -> int:

@@ -18,7 +18,7 @@ from placeto.capture.arguments import Inputs, call_module, own_loss
 from placeto.capture.checks import check_loss, describe
 from placeto.capture.errors import CaptureError, call_loss
 from placeto.capture.labels import Labels
-from placeto.capture.micro_batches import accumulated, check_split, split_batch
+from placeto.capture.micro_batches import accumulated, check_split, joined, split_batch
 from placeto.capture.optimizer_step import with_optimizer_step
 from placeto.capture.precision import autocast
 from placeto.capture.steps import Capture, capture_step
@@ -144,18 +144,32 @@ def trace_training(
 
 
 def capture_inference(
-    module: nn.Module, inputs: Inputs, *, name: str | None = None, precision: str = "fp32", run: bool = False
+    module: nn.Module,
+    inputs: Inputs,
+    *,
+    name: str | None = None,
+    precision: str = "fp32",
+    micro_batches: int = 1,
+    run: bool = False,
 ) -> ComputationGraph:
     """Graph of the forward pass in evaluation mode; see `capture_training` for the rest.
+
+    With several micro-batches it is a stream of requests, whose outputs are joined.
 
     Raises:
         CaptureError: the module can't be traced, or returns no tensor.
     """
-    return trace_inference(module, inputs, name=name, precision=precision, run=run).graph
+    return trace_inference(module, inputs, name=name, precision=precision, micro_batches=micro_batches, run=run).graph
 
 
 def trace_inference(
-    module: nn.Module, inputs: Inputs, *, name: str | None = None, precision: str = "fp32", run: bool = False
+    module: nn.Module,
+    inputs: Inputs,
+    *,
+    name: str | None = None,
+    precision: str = "fp32",
+    micro_batches: int = 1,
+    run: bool = False,
 ) -> Capture:
     """As `capture_inference`, with the trace that the graph stands for.
 
@@ -165,7 +179,11 @@ def trace_inference(
 
     def forward(arguments: Any, extra: Any) -> list[Tensor | None]:
         with autocast(precision):
-            output = call_module(module, arguments)
+            if micro_batches == 1:
+                output = call_module(module, arguments)
+            else:
+                parts = split_batch(arguments, (), micro_batches)
+                output = joined([call_module(module, part) for part, _ in parts], arguments)
         leaves, returned["spec"] = tree_flatten(output)
         returned["leaves"] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors: list[Tensor | None] = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -183,6 +201,7 @@ def trace_inference(
     returned: dict[str, Any] = {}
 
     name = name if name is not None else type(module).__name__
+    check_split(inputs, (), micro_batches, name)
     modes = {m: m.training for m in module.modules()} if isinstance(module, nn.Module) else {}
     try:
         for submodule in modes:

@@ -45,7 +45,7 @@ class Arguments:
     optimizer_step: bool = False
     """add the optimizer's update, an op for each trained parameter"""
     micro_batches: int = 1
-    """split the batch of a training step into so many parts, so that a placement is a pipeline"""
+    """split the batch into so many parts, so that a placement is a pipeline"""
     run: bool = False
     """compute the step once, on the CPU, where sizes depend on values; the factory is called there, not on meta"""
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
@@ -77,7 +77,14 @@ def _captured(arguments: Arguments, name: str) -> ComputationGraph:
         made = make(arguments.factory, arguments.settings, "cpu" if arguments.run else "meta")
     module, inputs, loss, targets = step_parts(made, arguments.factory)
     if arguments.inference:
-        return capture_inference(module, inputs, name=name, precision=arguments.precision, run=arguments.run)
+        return capture_inference(
+            module,
+            inputs,
+            name=name,
+            precision=arguments.precision,
+            micro_batches=arguments.micro_batches,
+            run=arguments.run,
+        )
     return capture_training(
         module,
         inputs,

@@ -135,8 +135,10 @@ def describe(schedule: Schedule) -> str:
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
     bound = ratio(schedule.makespan_us, problem.lower_bound_us)
     width = max(len("device"), *map(len, cluster.device_names))
+    answers = problem.graph.mode == "inference" and schedule.makespan_us > 0.0
+    rate = f", {1e6 / schedule.makespan_us:.4g} batches a second" if answers else ""
     lines = [
-        f"makespan     {format_us(schedule.makespan_us)} ({schedule.makespan_us:.3f} us)",
+        f"makespan     {format_us(schedule.makespan_us)} ({schedule.makespan_us:.3f} us){rate}",
         f"             {_of_one_device(schedule)}, {bound:.3f} times the lower bound",
         f"transfers    {schedule.num_sends}",
         f"fits         {'no' if missing_memory(schedule) else 'yes'}",

@@ -77,7 +77,7 @@ def real_step_of(factory: str, settings: Sequence[str], inference: bool, micro_b
     module, inputs, loss, targets = step_parts(made, factory)
     name = factory.partition(":")[2]
     if inference:
-        return real_inference(module, inputs, name=name)
+        return real_inference(module, inputs, name=name, micro_batches=micro_batches)
     return real_training(module, inputs, loss, targets=targets, name=name, micro_batches=micro_batches)
 
 

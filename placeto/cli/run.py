@@ -58,7 +58,7 @@ def run(arguments: Arguments) -> None:
         made = make(arguments.factory, arguments.settings, device="cpu")
     module, inputs, loss, targets = step_parts(made, arguments.factory)
     if arguments.inference:
-        capture, targets = trace_inference(module.eval(), inputs), ()
+        capture, targets = trace_inference(module.eval(), inputs, micro_batches=arguments.micro_batches), ()
         graph = capture.graph
     else:
         capture = trace_training(module, inputs, loss, targets=targets, micro_batches=arguments.micro_batches)

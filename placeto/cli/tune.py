@@ -34,7 +34,7 @@ class Arguments:
     optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
     """whose state takes memory beside parameters and gradients"""
     micro_batches: int = 1
-    """split the batch of a training step into so many parts, so that a placement is a pipeline"""
+    """split the batch into so many parts, so that a placement is a pipeline"""
     output: OutputPath = None
     """write the placement to this .json file, for `placeto run`"""
     logs: Annotated[OptionalPath, arg(name="logs")] = None

@@ -59,14 +59,14 @@ def real_training(
     return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, targets), eager)
 
 
-def real_inference(module: nn.Module, inputs: Inputs, *, name: str | None = None) -> RealStep:
+def real_inference(module: nn.Module, inputs: Inputs, *, name: str | None = None, micro_batches: int = 1) -> RealStep:
     """Inference; see `placeto.capture.trace.trace_inference`. The module is put into evaluation mode.
 
     Raises:
         CaptureError, StepError: as `real_training`.
     """
     module.eval()
-    capture = trace_inference(module, inputs, name=name)
+    capture = trace_inference(module, inputs, name=name, micro_batches=micro_batches)
     return RealStep(
         capture.graph.name, capture, _leaves(capture, module, inputs, ()), lambda: call_module(module, inputs)
     )

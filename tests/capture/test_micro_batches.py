@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import placeto
 from placeto.capture.trace import CaptureError, capture_training
 from placeto.runtime.program import Program
-from placeto.runtime.steps import real_training
+from placeto.runtime.steps import real_inference, real_training
 
 
 def model() -> nn.Sequential:
@@ -44,6 +44,27 @@ def test_a_chain_becomes_a_pipeline() -> None:
         for n in (1, 4)
     ]
     assert steps[1].makespan_us < 0.75 * steps[0].makespan_us
+
+
+def test_inference_is_a_stream_of_requests() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model()
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"y": self.inner(x), "weight": self.inner[0].weight}
+
+    module = Two()
+    step = real_inference(module, [X], micro_batches=3)
+    made = step.capture.rebuild(Program.of(step.capture.traced).compile()(*step.leaves))
+    assert torch.allclose(made["y"], module(X)["y"], atol=1e-6)
+    assert torch.equal(made["weight"], module.inner[0].weight)
+    chain, x = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))), torch.empty(4096, 512)
+    times = [placeto.place(chain, [x], cluster="4xa100", micro_batches=n, placer="etf").makespan_us for n in (1, 4)]
+    assert times[1] < 0.7 * times[0]
+    with pytest.raises(CaptureError, match="can't be split into 5"):
+        placeto.place(chain, [x], cluster="4xa100", micro_batches=5)
 
 
 def test_what_has_another_length_is_in_every_part() -> None:
