@@ -33,8 +33,8 @@ class GuidedConfig:
 
     levels: tuple[float, ...] = (0.25, 1.0)
     """Shares of the groups to which they are joined for the sweeps of a pass, and of those after it."""
-    timed_levels: tuple[float, ...] = (0.125, 0.25, 0.5)
-    """The same under a clock, where a look of the policy takes as long as tens of annealing's simulations."""
+    timed_levels: tuple[float, ...] = (0.125, 0.25, 1.0)
+    """The same under a clock, where a look of the policy takes as long as some of annealing's simulations."""
     fewest: int = 4
     """Groups of a level, at least."""
     pass_parts: int = 4
@@ -51,7 +51,7 @@ class GuidedConfig:
     """And never more."""
     on_sweeps: float = 0.7
     """Share of the simulations that go to sweeps of groups, at most."""
-    seconds_on_sweeps: float = 0.25
+    seconds_on_sweeps: float = 0.5
     """Share of the time that goes to them, at most."""
     worth_parts: float = 6.0
     """Under a clock, simulations for each move of a group from which on splitting groups is worth while."""
