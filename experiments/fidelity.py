@@ -3,10 +3,11 @@
 python -m experiments.fidelity [--placements 40] [--seconds 20] [--out runs/fidelity]
 
 Training steps of six models are profiled alone on one core. Placements of each, by rules, by search, and with some or
-many groups of these moved by chance, are simulated with the profiled costs and run, in turns. Noise is measured on the
-same runs: the median of every other run of a placement over the median of those between. Corrected: costs with the ops'
-times inside the fastest placement, as `placeto tune` takes them. Then each model as it is: one core, the best
-placement, eager with one and two threads.
+many groups of these moved by chance, are simulated with the profiled costs and run, in turns; what a turn of all has in
+common, such as the clock of that moment, is taken out. Noise is measured on the same runs: the median of every other
+run of a placement over the median of those between; of itself is the Spearman correlation of these two. Corrected:
+costs with the ops' times inside the fastest placement, as `placeto tune` takes them. Then each model as it is: one
+core, the best placement, eager with one and two threads.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from placeto.simulator.schedule import simulate
 
 RULES = ("heft", "etf", "metis", "roundrobin", "random")
 MOVED = (0.02, 0.05, 0.1, 0.2, 0.4)  # share of groups moved by chance
-HEAD = ("model", "placements", "spread", "Spearman", "error", "bias", "corrected", "noise", "one core, ms", "best, ms",
-        "eager 1, ms", "eager 2, ms", "best / one core")  # fmt: skip
+HEAD = ("model", "placements", "spread", "Spearman", "error", "bias", "corrected", "noise", "of itself", "one core, ms",
+        "best, ms", "eager 1, ms", "eager 2, ms", "best / one core")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Fidelity:
     """folder for the picture"""
     placements: int = 40
     """of each model"""
-    seconds: float = 20.0
+    seconds: float = 60.0
     """of runs of each model's placements; each is run five times at least"""
     profile_seconds: float = 5.0
     """of profiling each model"""
@@ -91,8 +92,9 @@ class Measurement:
     name: str
     simulated_us: np.ndarray  # (P,)
     corrected_us: np.ndarray  # (P,)
-    measured_us: np.ndarray  # (P,) medians
-    noise: np.ndarray  # (P,) one half of the runs over the other, less one
+    measured_us: np.ndarray  # (P,) medians over rounds, without what all placements of a round have in common
+    odd: np.ndarray  # (P,) medians of every other run, of the mean placement's
+    even: np.ndarray  # (P,) of those between
     one_core_us: float
     best_us: float
     eager_us: tuple[float, float]  # with one and two threads
@@ -111,7 +113,8 @@ class Measurement:
             f"{np.median(np.abs(error)):.1%}",
             f"{np.median(error):+.1%}",
             f"{np.median(better):.1%}",
-            f"{np.median(np.abs(self.noise)):.1%}",
+            f"{np.median(np.abs(self.odd / self.even - 1.0)):.1%}",
+            f"{spearmanr(self.odd, self.even).statistic:.3f}",
             *(f"{us / 1e3:.1f}" for us in times),
             f"{self.best_us / self.one_core_us:.3f}",
         ]
@@ -145,9 +148,11 @@ def measure(step: RealStep, devices: Sequence[LocalDevice], config: Fidelity) ->
     problem = PlacementProblem(step.capture.graph, made.cluster, made.costs)
     found = placements(problem, config.placements, config.seed)
     runs = [placed_step(step, result, devices) for result in found]
-    times = in_turns([_runner(run.run, step.leaves) for run in runs], config.seconds)
-    measured = np.array([np.median(of) for of in times])
-    noise = np.array([np.median(of[::2]) / np.median(of[1::2]) - 1.0 for of in times])
+    times = np.array(in_turns([_runner(run.run, step.leaves) for run in runs], config.seconds))
+    drift = np.median(times, axis=0)  # of each round, in which each placement had its turn
+    level = times / drift
+    measured = np.median(level, axis=1) * np.median(drift)
+    halves = np.median(level[:, ::2], axis=1), np.median(level[:, 1::2], axis=1)
     fastest = found[int(measured[1:].argmin()) + 1]
     other = PlacementProblem(problem.graph, problem.cluster, corrected(made.costs, step, fastest, devices))
     again = np.array([_same_order(other, result) for result in found])
@@ -156,7 +161,7 @@ def measure(step: RealStep, devices: Sequence[LocalDevice], config: Fidelity) ->
         np.array([result.makespan_us for result in found]),
         again,
         measured,
-        noise,
+        *halves,
         float(measured[0]),
         float(measured.min()),
         _eager(step),

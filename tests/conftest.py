@@ -1,4 +1,4 @@
-"""One torch thread for all tests, and what tests of several files are given.
+"""One thread for all tests, and what tests of several files are given.
 
 Tensors here are small, and two threads that wait for each other on a busy machine take minutes.
 """
@@ -12,7 +12,7 @@ from placeto.problem.graph import ComputationGraph, save_graph
 from placeto.simulator.threads import set_threads
 from tests.command_line import OPS
 
-set_threads(1)
+set_threads(1, 1)
 
 
 @pytest.fixture

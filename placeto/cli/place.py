@@ -10,6 +10,7 @@ from placeto.cli.common import (
     CostsText,
     DispatchOption,
     GraphArgument,
+    OptionalInt,
     OptionalPath,
     OptionalText,
     OutputPath,
@@ -45,6 +46,8 @@ class Arguments:
     """how long ops take: efficiency, roofline, or a file of costs"""
     seed: int = 0
     """of the placer's random choices"""
+    workers: OptionalInt = None
+    """threads of the search, of which the answer to a number of simulations doesn't depend; all cores if not given"""
     whole_modules: bool = False
     """keep each block of the model on one device, as a device map needs it"""
     output: OutputPath = None
@@ -69,6 +72,7 @@ def run(arguments: Arguments) -> None:
     from placeto.formats.placement import save_placement
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
+    from placeto.simulator.threads import set_threads
 
     budget = arguments.budget
     placer_name, placer = choose_placer(arguments.placer, budget.checkpoint)
@@ -77,6 +81,10 @@ def run(arguments: Arguments) -> None:
     problem = PlacementProblem(graph, cluster, load_costs(arguments.costs))
     if arguments.seed < 0:
         raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
+    if arguments.workers is not None:
+        if arguments.workers < 1:
+            raise UsageError(f"--workers must be at least 1, not {arguments.workers}")
+        set_threads(1, arguments.workers)
     if budget.seconds is not None:
         warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
     given = problem

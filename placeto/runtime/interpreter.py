@@ -139,6 +139,9 @@ class _Graph:
         schema = target._schema
         values = []
         for place, argument in enumerate(schema.arguments):
+            if argument.name == "generator" and self.program.generator is not None:
+                values.append(self.graph.insertConstant(self.program.generator))
+                continue
             if argument.name in node.kwargs:
                 value: Any = node.kwargs[argument.name]
             elif place < len(node.args) and not argument.kwarg_only:

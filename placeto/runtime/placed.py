@@ -3,8 +3,11 @@
 Each device runs its program in its own thread. A value that another device needs goes through a queue as soon as it is
 made: between CPU cores the tensor itself, else a copy, made on the receiver's stream once the sender's has come so far.
 On CPU cores torch's interpreter runs the programs; what fails there is run again by Python, to be named. Parameters,
-buffers, inputs and constants, and views of them, are on every device that uses them. Random numbers, as of dropout, are
-drawn from torch's generator in the order in which the devices come to them.
+buffers, inputs and constants, and views of them, are on every device that uses them.
+
+Random numbers, as of dropout, are those of torch's generator where one core draws all of them. Where several do, each
+has a generator of its own, which torch's seeds at every step: a generator serves one thread at a time, and drawing for
+dropout is a quarter of a small transformer's step on a CPU. Numbers depend on seed and placement then, not on timing.
 
 Legend: N ops, D devices.
 """
@@ -12,7 +15,7 @@ Legend: N ops, D devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import nullcontext
 from functools import partial
@@ -31,7 +34,7 @@ from placeto.problem.fields import quote
 from placeto.runtime.devices import LocalDevice
 from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.meter import Meter
-from placeto.runtime.program import Program, moved_to, needed_by
+from placeto.runtime.program import Program, draws, moved_to, needed_by
 
 
 class RunError(ValueError):
@@ -69,7 +72,8 @@ class PlacedStep:
     ) -> None:
         self.capture, self.devices = capture, tuple(devices)
         plan = _Plan(capture, placement, order, self.devices)
-        self.programs = plan.programs()
+        self.generators = plan.generators()
+        self.programs = plan.programs(self.generators)
         self.updates = plan.updates
         self._queues, self._owner = plan.queues, plan.owner
         self._outputs = plan.outputs
@@ -91,6 +95,8 @@ class PlacedStep:
             RunError: an op fails, or a thread doesn't take work; the step is over on all devices then, and the next
                 one can be run.
         """
+        for generator in self.generators.values():
+            generator.manual_seed(int(torch.randint(2**62, ())))
         try:
             results = self._attempt(self._functions, leaves)
         except RunError:
@@ -228,7 +234,14 @@ class _Plan:
                 number = self.owner[node] = self.home.get(node, 0)
                 self._need(node, number)
 
-    def programs(self) -> list[Program]:
+    def generators(self) -> dict[int, torch.Generator]:
+        """Of the cores that draw random numbers, if there are several."""
+        drawing = [
+            number for number, calls in enumerate(self.calls) if self.devices[number].is_cpu and any(map(draws, calls))
+        ]
+        return {number: torch.Generator() for number in drawing} if len(drawing) > 1 else {}
+
+    def programs(self, generators: Mapping[int, torch.Generator]) -> list[Program]:
         """(D,) a program for each device, which returns a list of what it makes of the outputs."""
         made = []
         for number, device in enumerate(self.devices):
@@ -248,6 +261,7 @@ class _Plan:
                     device.torch_device,
                     receives | constants,
                     sends,
+                    generators.get(number),
                 )
             )
         return made

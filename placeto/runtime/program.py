@@ -39,6 +39,7 @@ class Program:
     device: torch.device
     receives: Mapping[Node, Callable[[], Any]] = field(default_factory=dict)  # what gives the values of such calls
     sends: Mapping[Node, Sequence[Callable[[Any], Any]]] = field(default_factory=dict)  # what takes values as well
+    generator: torch.Generator | None = None  # of the random numbers that are drawn here; torch's own if None
 
     @classmethod
     def of(cls, traced: GraphModule, device: torch.device | str = "cpu") -> Program:
@@ -101,7 +102,8 @@ class Program:
             return f"{names[node.args[0]]}[{node.args[1]!r}]"  # type: ignore[index]
         constants[f"f{number}"] = node.target if self.runs_here(node) else _on_host(node.target, self.device)
         arguments = [_source(self._placed(argument), names, constants) for argument in node.args]
-        arguments += [f"{k}={_source(self._placed(v), names, constants)}" for k, v in node.kwargs.items()]
+        named = node.kwargs | ({"generator": self.generator} if self.generator is not None and draws(node) else {})
+        arguments += [f"{k}={_source(self._placed(v), names, constants)}" for k, v in named.items()]
         return f"f{number}({', '.join(arguments)})"
 
     def _placed(self, argument: Any) -> Any:
@@ -122,6 +124,12 @@ class Program:
             if node not in kept:
                 dead[position].append(node)
         return dead
+
+
+def draws(node: Node) -> bool:
+    """Whether a call draws random numbers of a generator that it could be given."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(argument.name == "generator" for argument in schema.arguments)
 
 
 def needed_by(roots: Sequence[Node]) -> set[Node]:

@@ -5,6 +5,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -111,7 +112,7 @@ def test_a_descent_simulates_no_placement_twice() -> None:
     evaluator = Evaluator(problem, group_ops(problem), simulations=20_000)
     search = LocalSearch(evaluator, np.zeros(6, np.int64), DESCENT.mix, np.random.default_rng(0))
     search.run()
-    assert 6 < np.count_nonzero(search.state.seen) == evaluator.simulations - 1  # the start is not looked up
+    assert 6 < np.count_nonzero(search.state.seen) == evaluator.simulations
 
 
 def test_annealing_goes_on_where_all_is_known() -> None:
@@ -214,6 +215,34 @@ def test_searches_are_repeatable() -> None:
     one, two = (anneal(problem, simulations=400, seed=3) for _ in range(2))
     np.testing.assert_array_equal(one.placement, two.placement)
     assert [entry[::2] for entry in one.history] == [entry[::2] for entry in two.history]
+
+
+def test_searches_find_the_same_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a memo so small that proposals of a batch wait for each other, and rejections that are all known."""
+    for seed, memo in ((0, 1 << 16), (1, 16), (2, 1)):
+        rng = np.random.default_rng(seed)
+        problem = PlacementProblem(random_graph(rng, 40), random_cluster(rng, 3))
+        monkeypatch.setattr(local_search, "LOCAL_SEARCH", LocalSearchConfig(memo=memo, known=20))
+        for method in (anneal, hillclimb, ils):
+            found = []
+            for threads in (1, 2, 3):
+                monkeypatch.setattr(numba, "get_num_threads", lambda number=threads: number)
+                result = method(problem, simulations=600, seed=seed)
+                history = [(count, us) for count, _, us in result.history]
+                found.append((result.placement.tobytes(), result.simulations, history))
+            assert found[0] == found[1] == found[2]
+            assert len(found[0][2]) > 2, "nothing was found"
+
+
+def test_a_search_that_is_interrupted_lets_its_threads_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = forks(6, 5, "4xv100")
+    monkeypatch.setattr(numba, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(local_search, "search", lambda *arguments: np.empty(0).item())
+    evaluator = Evaluator(problem, group_ops(problem), simulations=50)
+    with pytest.raises(ValueError, match="size 1"):
+        LocalSearch(evaluator, np.zeros(30, np.int64), ANNEAL.mix, np.random.default_rng(0))
+    helper = local_search._helpers(1).submit(lambda: True)
+    assert helper.result(timeout=20)
 
 
 def test_a_start_that_does_not_fit_is_repaired() -> None:

@@ -112,6 +112,27 @@ def test_loss_gradients_and_buffers_are_those_of_eager_execution(case: str, devi
             assert torch.equal(ours, theirs), name
 
 
+def test_random_numbers_are_those_of_the_seed(devices: list[LocalDevice]) -> None:
+    """Of torch's own generator where one core draws; where two do, the same for the same seed and placement."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 1))
+    x, target = torch.randn(5, 8), []
+    capture = trace_training(module, [x], lambda y: y.square().mean())
+    ops = capture.graph.num_ops
+    for placement in (np.zeros(ops, np.int64), np.arange(ops) % 2):
+        problem = PlacementProblem(capture.graph, load_cluster("2xv100"))
+        order = simulate(problem, placement, order=np.arange(ops)).device_order
+        step = PlacedModule(module, capture, [x], target, placement, order, devices)
+        losses = []
+        for seed in (0, 1, 0):
+            torch.manual_seed(seed)
+            losses.append([step(x).item() for _ in range(3)])
+        torch.manual_seed(0)
+        eager = [module(x).square().mean().item() for _ in range(3)]
+        assert losses[0] == losses[2]
+        assert len({*losses[0], *losses[1]}) == 6
+        assert (losses[0] == eager) == (not step.step.generators) == (not placement.any())
+
+
 def test_a_training_loop(devices: list[LocalDevice]) -> None:
     torch.manual_seed(0)
     module, twin = conv(), conv()

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
+import numba
 import numpy as np
 
-from placeto.heuristics.local_search.moves import MOVES, Log, Rules, State, enter, search
+from placeto.heuristics.local_search.chain import Log, search
+from placeto.heuristics.local_search.crew import CALL, dismiss, help_out, new_batch, new_crew
+from placeto.heuristics.local_search.moves import MOVES, Rules, State
 from placeto.heuristics.local_search.neighbourhood import neighbourhood
 from placeto.simulator.evaluator import Chunks, Evaluator
 
@@ -38,6 +43,8 @@ class LocalSearchConfig:
     """How fast the temperature follows the share of accepted proposals."""
     chunk: int = 1000
     """Simulations between two looks at the clock, at most."""
+    ahead: int = 8
+    """Proposals that are made ahead for each thread, where there are several."""
 
 
 LOCAL_SEARCH = LocalSearchConfig()
@@ -45,6 +52,9 @@ LOCAL_SEARCH = LocalSearchConfig()
 
 class LocalSearch:
     """A search from a placement (G,) of groups, which takes its simulations from an evaluator.
+
+    It takes as many threads as `numba.get_num_threads` says. What it finds doesn't depend on them where the budget is a
+    number of simulations: those that are made in vain, see `crew`, don't count.
 
     Args:
         evaluator: with a limit on simulations or seconds, not spent yet.
@@ -60,7 +70,6 @@ class LocalSearch:
         devices, size = problem.num_devices, groups * (problem.num_devices - 1)
         self.evaluator = evaluator
         self.near = neighbourhood(problem, evaluator.groups)
-        self.rng = rng
         chances = np.cumsum([mix.get(move, 0.0) for move in MOVES])
         own = LOCAL_SEARCH
         guide = own.guide if mix.get("guided") else 0.0
@@ -81,7 +90,11 @@ class LocalSearch:
             seen=np.zeros(own.memo, np.uint64),
             bound=np.zeros(own.memo),
             temperature=np.zeros(1),
+            counter=rng.integers(2**64, size=1, dtype=np.uint64),
         )
+        self._threads = numba.get_num_threads()
+        self._batch = new_batch(own.ahead * self._threads if self._threads > 1 else 1, groups)
+        self._crew = new_crew(self._threads, problem.num_ops, len(problem.arrays.out_child), groups, devices)
         self._log = Log(np.empty(own.chunk, np.int64), np.empty(own.chunk), np.empty(own.chunk))
         self._chunks = Chunks(evaluator)
         self.restart(start)
@@ -100,8 +113,7 @@ class LocalSearch:
     def restart(self, start: np.ndarray) -> None:
         """Go on from another placement (G,) of groups, which takes one simulation."""
         self.state.device[:] = start
-        enter(self.evaluator.problem.arrays, self.near, self.state, self.rules.guide)
-        self._absorb(1, 0)
+        self._absorb(*self._search(1, 1, (0.0, 0.0), restart=True))
 
     def run(self, hot: float = 0.0, cold: float = 0.0, patience: int | None = None) -> None:
         """Search until the budget is spent or there is no progress any more.
@@ -120,23 +132,30 @@ class LocalSearch:
                 share = max(share, self._chunks.pace * count / evaluator.seconds_limit)
             until, before = min(1.0, done + share / (1.0 - began)), evaluator.seconds
             standing = self.score
-            simulated, logged = search(
-                evaluator.problem.arrays,
-                self.near,
-                self.state,
-                self.rules,
-                self.rng,
-                count,
-                1 << 60 if patience is None else patience - fruitless,
-                (hot * ratio**done, hot * ratio**until),
-                self._log,
-            )
+            left = 1 << 60 if patience is None else patience - fruitless
+            simulated, logged = self._search(count, left, (hot * ratio**done, hot * ratio**until))
             self._absorb(simulated, logged)
             fruitless = 0 if self.score < standing else fruitless + simulated
             if simulated < count:
                 break
             self._chunks.took(count, evaluator.seconds - before)
 
+    def _search(self, count: int, patience: int, warmth: tuple[float, float], restart: bool = False) -> tuple[int, int]:
+        flat, crew = self.evaluator.problem.arrays, self._crew
+        shared = flat, self.near, self.state, self._batch, crew
+        limits = restart, count, patience, warmth
+        try:
+            for thread in range(1, self._threads if count > 1 else 1):
+                _helpers(self._threads - 1).submit(help_out, *shared, thread, int(crew.control[CALL]))
+            return search(flat, self.near, self.state, self.rules, self._batch, crew, *limits, self._log)
+        finally:
+            dismiss(crew)
+
     def _absorb(self, simulations: int, logged: int) -> None:
         state, improvements = self.state, list(zip(*(log[:logged].tolist() for log in self._log), strict=True))
         self.evaluator.absorb(state.best, float(state.score[2]), float(state.score[3]), simulations, improvements)
+
+
+@cache
+def _helpers(number: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(number, "placeto search")

@@ -1,9 +1,6 @@
-"""The compiled loop behind the local searches: propose a move of groups, simulate, accept or not.
+"""Where a local search stands, and the moves of groups that it may propose.
 
-The simulator stops as soon as it is sure that a proposal will be rejected, and no placement is simulated again whose
-score is known to be too bad.
-
-Legend: N ops, G groups, D devices, S sets, M kinds of moves, C candidates of the guide, H entries of the memo, L log.
+Legend: N ops, G groups, D devices, S sets, M kinds of moves, C candidates of the guide, H entries of the memo.
 """
 
 from __future__ import annotations
@@ -13,12 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from placeto.heuristics.local_search.guide import Scratch, estimate, new_scratch
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
-from placeto.problem.flat import FlatProblems
-from placeto.simulator.memory import penalised_makespan, run_and_measure
-from placeto.simulator.slack import fill_slack
-from placeto.simulator.timelines import timelines
+from placeto.heuristics.local_search.random_numbers import between, uniform
 
 MOVES = ("guided", "critical", "random", "swap", "set", "part", "exchange", "block")
 """A critical group, where the guide expects most; a group that holds up the schedule; any group; two groups change
@@ -42,8 +35,9 @@ class State(NamedTuple):
     salt: np.ndarray  # (G, D) uint64, random: the hash of a placement is the exclusive or of its groups' salts
     hash: np.ndarray  # (1,) uint64, of the placement now
     seen: np.ndarray  # (H,) uint64, hashes of placements simulated, H a power of two
-    temperature: np.ndarray  # (1,) float64, us
     bound: np.ndarray  # (H,) float64, their penalised makespans are at least this
+    temperature: np.ndarray  # (1,) float64, us
+    counter: np.ndarray  # (1,) uint64, of random numbers
 
 
 class Rules(NamedTuple):
@@ -58,173 +52,14 @@ class Rules(NamedTuple):
     steer: float  # how fast the temperature follows the share of accepted proposals
 
 
-class Log(NamedTuple):
-    """When the best improved, and to what: arrays (L,) of at least as many entries as simulations."""
-
-    simulation: np.ndarray  # int64
-    makespan: np.ndarray  # float64, us
-    overflow: np.ndarray  # float64
-
-
 @njit(cache=True, nogil=True)
-def enter(flat: FlatProblems, near: Neighbourhood, state: State, guide: float) -> None:
-    """Simulate the state's placement of groups, and fill in the rest of the state; a better best is kept."""
-    scratch = new_scratch(flat, near)
-    state.hash[0] = 0
-    for group in range(len(state.device)):
-        _move(near, state, group, state.device[group])
-        state.hash[0] ^= state.salt[group, state.device[group]]
-    makespan, overflow, num_sends = run_and_measure(flat, 0, state.placement, scratch.record, np.inf)
-    state.score[0] = penalised_makespan(makespan, overflow)
-    if (overflow > 0.0, state.score[0]) < (state.score[3] > 0.0, state.score[1]):
-        state.score[1], state.score[2], state.score[3] = state.score[0], makespan, overflow
-        state.best[:] = state.placement
-    _look(flat, near, state, scratch, num_sends, makespan, guide)
-
-
-@njit(cache=True, nogil=True)
-def search(
-    flat: FlatProblems,
-    near: Neighbourhood,
-    state: State,
-    rules: Rules,
-    rng: np.random.Generator,
-    simulations: int,
-    patience: int,
-    warmth: tuple[float, float],
-    log: Log,
-) -> tuple[int, int]:
-    """Simulate proposals, and keep those that are no worse or, at a temperature above 0, not much worse.
-
-    Args:
-        flat: the problem, of two devices at least.
-        near: its neighbourhood.
-        state: what `enter` made; changed.
-        rules: how to propose and accept.
-        rng: source of randomness.
-        simulations: at most so many.
-        patience: end after so many proposals in a row, simulated or not, none of them an improvement.
-        warmth: the temperature is steered so that this share of the proposals is accepted though worse, at the
-            beginning and at the end, between which it falls geometrically; 0 accepts none.
-        log: filled with the improvements.
-
-    Returns:
-        Simulations made, and length of the log. Without a temperature it also ends where all proposals are known.
-    """
-    hot, cold = warmth
-    num_groups, num_devices = len(near.op_ptr) - 1, flat.device_offset[1]
-    scratch = new_scratch(flat, near)
-    chosen, target = np.empty(num_groups, np.int64), np.empty(num_groups, np.int64)
-    before = np.empty(num_groups, np.int64)
-    last = np.uint64(len(state.seen) - 1)
-    logged, done, known, fruitless = 0, 0, 0, 0
-    while done < simulations and fruitless < patience:
-        fruitless += 1
-        count, kind = 0, RANDOM
-        while count == 0:
-            kind = int(np.searchsorted(rules.mix, rng.random(), side="right"))
-            count = _propose(near, state, rules, kind, num_devices, rng, scratch.marked, chosen, target)
-        key = state.hash[0]
-        for k in range(count):
-            before[k] = state.device[chosen[k]]
-            key ^= state.salt[chosen[k], before[k]] ^ state.salt[chosen[k], target[k]]
-        cutoff = state.score[0]
-        if hot > 0.0:
-            cutoff -= state.temperature[0] * np.log(1.0 - rng.random())
-        entry = np.int64(key & last)
-        if known >= rules.known:
-            if hot <= 0.0:
-                break
-            cutoff = np.inf
-        elif state.seen[entry] == key and state.bound[entry] >= cutoff:
-            known += 1
-            if hot > 0.0:  # a rejection as well
-                state.temperature[0] *= np.exp(rules.steer * hot * (cold / hot) ** (done / simulations))
-            continue
-        known = 0
-        for k in range(count):
-            _move(near, state, chosen[k], target[k])
-        makespan, overflow, num_sends = run_and_measure(flat, 0, state.placement, scratch.record, cutoff)
-        score = penalised_makespan(makespan, overflow) if makespan < np.inf else np.inf
-        done += 1
-        state.seen[entry], state.bound[entry] = key, score if score < np.inf else cutoff
-        if hot > 0.0:
-            goal = hot * (cold / hot) ** (done / simulations)
-            state.temperature[0] *= np.exp(rules.steer * (goal - (state.score[0] < score <= cutoff)))
-        if score > cutoff:
-            for k in range(count):
-                _move(near, state, chosen[k], before[k])
-            continue
-        if score < state.score[0]:
-            fruitless = 0
-        state.score[0], state.hash[0] = score, key
-        _look(flat, near, state, scratch, num_sends, makespan, rules.guide)
-        fits, best_fits = overflow == 0.0, state.score[3] == 0.0
-        if (fits and not best_fits) or (fits == best_fits and score < state.score[1]):
-            state.best[:] = state.placement
-            state.score[1], state.score[2], state.score[3] = score, makespan, overflow
-            log.simulation[logged], log.makespan[logged], log.overflow[logged] = done, makespan, overflow
-            logged += 1
-    return done, logged
-
-
-@njit(cache=True, nogil=True)
-def _move(near: Neighbourhood, state: State, group: int, device: int) -> None:
-    state.device[group] = device
-    for k in range(near.op_ptr[group], near.op_ptr[group + 1]):
-        state.placement[near.ops[k]] = device
-
-
-@njit(cache=True, nogil=True)
-def _look(
-    flat: FlatProblems,
-    near: Neighbourhood,
-    state: State,
-    scratch: Scratch,
-    num_sends: int,
-    makespan: float,
-    guide: float,
-) -> None:
-    """Find the critical groups of the schedule in the scratch record, and what the guide says about moving them."""
-    num_devices, marked = flat.device_offset[1], scratch.marked
-    fill_slack(flat, 0, state.placement, scratch.record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
-    count = 0
-    for op in range(len(near.group)):
-        group = near.group[op]
-        takes_time = flat.op_time[op * num_devices + state.placement[op]] > 0.0
-        if scratch.op_slack[op] <= 1e-9 * makespan and takes_time and not marked[group]:
-            marked[group] = True
-            state.critical[count] = group
-            count += 1
-    marked[state.critical[:count]] = False
-    state.num_critical[0] = count
-    state.num_pairs[0] = 0
-    if guide <= 0.0:
-        return
-    timelines(flat, 0, state.placement, scratch.record, num_sends, scratch.line_ptr, scratch.line)
-    pairs, least = 0, np.inf
-    for k in range(count):
-        group = state.critical[k]
-        for device in range(num_devices):
-            if device != state.device[group]:
-                change = estimate(flat, near, state.placement, scratch, group, device)
-                state.pair[pairs, 0], state.pair[pairs, 1] = group, device
-                state.weight[pairs] = change
-                least = min(least, change)
-                pairs += 1
-    for k in range(pairs):
-        state.weight[k] = np.exp((least - state.weight[k]) / (guide * makespan))
-    state.num_pairs[0] = pairs
-
-
-@njit(cache=True, nogil=True)
-def _propose_guided(state: State, rng: np.random.Generator, chosen: np.ndarray, target: np.ndarray) -> int:
+def _propose_guided(state: State, chosen: np.ndarray, target: np.ndarray) -> int:
     """A pair at random by its weight, which becomes zero: no pair is proposed twice before the placement changes."""
     pairs = state.num_pairs[0]
     total = state.weight[:pairs].sum()
     if total <= 1e-12:
         return 0
-    left = rng.random() * total
+    left = uniform(state.counter) * total
     pick = -1
     for k in range(pairs):
         if state.weight[k] > 0.0:
@@ -238,13 +73,12 @@ def _propose_guided(state: State, rng: np.random.Generator, chosen: np.ndarray, 
 
 
 @njit(cache=True, nogil=True)
-def _propose(
+def propose(
     near: Neighbourhood,
     state: State,
     rules: Rules,
     kind: int,
     num_devices: int,
-    rng: np.random.Generator,
     marked: np.ndarray,
     chosen: np.ndarray,
     target: np.ndarray,
@@ -252,26 +86,26 @@ def _propose(
     """Fill the groups to move and their new devices; returns how many, 0 if the proposal changes nothing."""
     num_groups = len(near.op_ptr) - 1
     if kind == GUIDED:
-        return _propose_guided(state, rng, chosen, target)
+        return _propose_guided(state, chosen, target)
     if kind in (SET, PART, EXCHANGE):
-        return _propose_set(near, state, rules, kind, num_devices, rng, chosen, target)
+        return _propose_set(near, state, rules, kind, num_devices, chosen, target)
     if kind == RANDOM or state.num_critical[0] == 0:
-        group = rng.integers(0, num_groups)
+        group = between(state.counter, 0, num_groups)
     else:
-        group = state.critical[rng.integers(0, state.num_critical[0])]
+        group = state.critical[between(state.counter, 0, state.num_critical[0])]
     here = state.device[group]
     if kind == SWAP:
-        other = rng.integers(0, num_groups)
+        other = between(state.counter, 0, num_groups)
         if state.device[other] == here:
             return 0
         chosen[0], target[0] = group, state.device[other]
         chosen[1], target[1] = other, here
         return 2
-    device = (here + 1 + rng.integers(0, num_devices - 1)) % num_devices
+    device = (here + 1 + between(state.counter, 0, num_devices - 1)) % num_devices
     chosen[0] = group
     count = 1
     if kind == BLOCK:
-        size = rng.integers(2, rules.largest_block + 1)
+        size = between(state.counter, 2, rules.largest_block + 1)
         marked[group] = True
         head = 0
         while head < count and count < size:
@@ -294,7 +128,6 @@ def _propose_set(
     rules: Rules,
     kind: int,
     num_devices: int,
-    rng: np.random.Generator,
     chosen: np.ndarray,
     target: np.ndarray,
 ) -> int:
@@ -302,20 +135,20 @@ def _propose_set(
     num_sets = len(near.set_ptr) - 1
     if num_sets == 0:
         return 0
-    which, middle = rng.integers(0, num_sets), -1
-    if state.num_critical[0] > 0 and rng.random() < rules.critical_sets:
-        group = state.critical[rng.integers(0, state.num_critical[0])]
+    which, middle = between(state.counter, 0, num_sets), -1
+    if state.num_critical[0] > 0 and uniform(state.counter) < rules.critical_sets:
+        group = state.critical[between(state.counter, 0, state.num_critical[0])]
         if near.home_ptr[group + 1] > near.home_ptr[group]:
-            entry = rng.integers(near.home_ptr[group], near.home_ptr[group + 1])
+            entry = between(state.counter, near.home_ptr[group], near.home_ptr[group + 1])
             which, middle = near.home[entry], near.home_place[entry]
     first, stop = near.set_ptr[which], near.set_ptr[which + 1]
     if middle < 0:
-        middle = rng.integers(first, stop)
+        middle = between(state.counter, first, stop)
     source = state.device[near.sets[middle]]
-    device = (source + 1 + rng.integers(0, num_devices - 1)) % num_devices
-    if rng.random() < rules.windows:
-        first = rng.integers(first, middle + 1)
-        stop = rng.integers(middle + 1, stop + 1)
+    device = (source + 1 + between(state.counter, 0, num_devices - 1)) % num_devices
+    if uniform(state.counter) < rules.windows:
+        first = between(state.counter, first, middle + 1)
+        stop = between(state.counter, middle + 1, stop + 1)
     count = 0
     for k in range(first, stop):
         group = near.sets[k]

@@ -1,0 +1,264 @@
+"""The compiled loop behind the local searches: propose moves of groups, simulate, accept or not.
+
+The simulator stops as soon as it is sure that a proposal will be rejected, and no placement is simulated again whose
+score is known to be too bad.
+
+Legend: N ops, G groups, D devices, L log.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from placeto.heuristics.local_search.crew import Batch, Crew, await_all, call, put, scratch_of, take_part
+from placeto.heuristics.local_search.guide import Scratch
+from placeto.heuristics.local_search.moves import Rules, State, propose
+from placeto.heuristics.local_search.neighbourhood import Neighbourhood
+from placeto.heuristics.local_search.random_numbers import uniform
+from placeto.problem.flat import FlatProblems
+from placeto.simulator.slack import fill_slack
+from placeto.simulator.timelines import timelines
+
+
+class Log(NamedTuple):
+    """When the best improved, and to what: arrays (L,) of at least as many entries as simulations."""
+
+    simulation: np.ndarray  # int64
+    makespan: np.ndarray  # float64, us
+    overflow: np.ndarray  # float64
+
+
+@njit(cache=True, nogil=True)
+def search(
+    flat: FlatProblems,
+    near: Neighbourhood,
+    state: State,
+    rules: Rules,
+    batch: Batch,
+    crew: Crew,
+    restart: bool,
+    simulations: int,
+    patience: int,
+    warmth: tuple[float, float],
+    log: Log,
+) -> tuple[int, int]:
+    """Simulate proposals, and keep those that are no worse or, at a temperature above 0, not much worse.
+
+    Args:
+        flat: the problem, of two devices at least.
+        near: its neighbourhood.
+        state: changed.
+        rules: how to propose and accept.
+        batch: for proposals; how many it takes at most has no influence on the result.
+        crew: whose other threads may be in `help_out`.
+        restart: begin by simulating the state's placement of groups, and accept it.
+        simulations: at most so many.
+        patience: end after so many proposals in a row, simulated or not, none of them an improvement.
+        warmth: the temperature is steered so that this share of the proposals is accepted though worse, at the
+            beginning and at the end, between which it falls geometrically; 0 accepts none.
+        log: filled with the improvements.
+
+    Returns:
+        Simulations made, and length of the log. Without a temperature it also ends where all proposals are known.
+    """
+    logged, done, known, fruitless, waits, stuck = 0, 0, 0, 0, False, False
+    filled, asked = 0, -1
+    if restart:
+        filled = _enter(near, state, batch)
+    for thread in range(len(crew.placement)):
+        crew.placement[thread] = state.placement
+    while True:
+        if asked < 0 and not restart:
+            if done == simulations or stuck or (fruitless >= patience and not waits):
+                return done, logged
+            counts = done, simulations, min(len(batch.size) - 1, simulations - done)
+            streaks = known, fruitless, patience
+            filled, known, fruitless, waits, stuck = _fill(
+                near, state, rules, batch, crew.marked, counts, streaks, waits, warmth
+            )
+        restart = False
+        call(crew, filled if asked < 0 else state.num_critical[0], asked)
+        take_part(flat, near, state, batch, crew, 0)
+        await_all(crew)
+        if asked >= 0:
+            _weigh(state, rules.guide)
+            asked = -1
+            continue
+        for i in range(filled):
+            done += 1
+            score, cutoff = batch.score[i], batch.cutoff[i]
+            state.seen[batch.entry[i]] = batch.key[i]
+            state.bound[batch.entry[i]] = score if score < np.inf else cutoff
+            if score <= cutoff:
+                known, waits, stuck = 0, False, False
+                fruitless = 0 if score < state.score[0] else batch.fruitless[i]
+                _accept(near, state, rules, batch, crew, i, _goal(warmth, done, simulations))
+                if _keep(state, score, batch.makespan[i], batch.overflow[i]):
+                    log.simulation[logged] = done
+                    log.makespan[logged], log.overflow[logged] = batch.makespan[i], batch.overflow[i]
+                    logged += 1
+                _look(flat, near, state, scratch_of(crew, batch.thread[i], 0), batch.sends[i], batch.makespan[i])
+                asked = batch.thread[i] if rules.guide > 0.0 else -1
+                break
+
+
+@njit(cache=True, nogil=True)
+def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
+    """Make the state's placement of groups the only proposal, to be accepted; returns how many that are."""
+    key = np.uint64(0)
+    for group in range(len(state.device)):
+        put(near, state.placement, group, state.device[group])
+        key ^= state.salt[group, state.device[group]]
+    batch.size[0], batch.cutoff[0], batch.fruitless[0] = 0, np.inf, 0
+    batch.key[0], batch.entry[0] = key, np.int64(key & np.uint64(len(state.seen) - 1))
+    batch.drawn[0], batch.temperature[0] = state.counter[0], state.temperature[0]
+    return 1
+
+
+@njit(cache=True, nogil=True)
+def _accept(near: Neighbourhood, state: State, rules: Rules, batch: Batch, crew: Crew, i: int, goal: float) -> None:
+    """Go on from a proposal, as if none after it had been made."""
+    score = batch.score[i]
+    state.counter[0] = batch.drawn[i]
+    if goal > 0.0:
+        state.temperature[0] = batch.temperature[i] * np.exp(rules.steer * (goal - (state.score[0] < score)))
+    for k in range(batch.size[i]):
+        group, device = batch.chosen[i, k], batch.target[i, k]
+        state.device[group] = device
+        put(near, state.placement, group, device)
+        for thread in range(len(crew.placement)):
+            put(near, crew.placement[thread], group, device)
+    state.score[0], state.hash[0] = score, batch.key[i]
+
+
+@njit(cache=True, nogil=True)
+def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
+    """Keep the state's placement if it is the best; whether it is."""
+    fits, best_fits = overflow == 0.0, state.score[3] == 0.0
+    if (fits and not best_fits) or (fits == best_fits and score < state.score[1]):
+        state.best[:] = state.placement
+        state.score[1], state.score[2], state.score[3] = score, makespan, overflow
+        return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _goal(warmth: tuple[float, float], done: int, simulations: int) -> float:
+    """The share of proposals to accept though worse."""
+    hot, cold = warmth
+    return hot * (cold / hot) ** (done / simulations) if hot > 0.0 else 0.0
+
+
+@njit(cache=True, nogil=True)
+def _copy(batch: Batch, source: int, to: int) -> None:
+    """Copy a proposal that wasn't simulated yet."""
+    count = batch.size[source]
+    batch.size[to] = count
+    batch.chosen[to, :count], batch.target[to, :count] = batch.chosen[source, :count], batch.target[source, :count]
+    batch.key[to], batch.entry[to], batch.cutoff[to] = batch.key[source], batch.entry[source], batch.cutoff[source]
+    batch.drawn[to], batch.fruitless[to] = batch.drawn[source], batch.fruitless[source]
+
+
+@njit(cache=True, nogil=True)
+def _fill(
+    near: Neighbourhood,
+    state: State,
+    rules: Rules,
+    batch: Batch,
+    marked: np.ndarray,
+    counts: tuple[int, int, int],
+    streaks: tuple[int, int, int],
+    waits: bool,
+    warmth: tuple[float, float],
+) -> tuple[int, int, int, bool, bool]:
+    """Make proposals as if all of them were rejected.
+
+    Args:
+        near: as of `search`, like what isn't here.
+        state: its memo is read, its temperature, random numbers and guide's weights go on.
+        rules: likewise.
+        batch: filled.
+        marked: (G,) all False.
+        counts: simulations done, of how many, and how many proposals to make at most.
+        streaks: proposals in a row that were known, that were no improvement, and when to end for these.
+        waits: whether the last proposal of the batch before is the first of this one.
+        warmth: likewise.
+
+    Returns:
+        How many were made; the streaks; whether another one waits, as it may be known once those before it are
+        simulated; whether there is no end of known ones.
+    """
+    done, simulations, most = counts
+    known, fruitless, patience = streaks
+    hot, num_devices, last = warmth[0], state.salt.shape[1], np.uint64(len(state.seen) - 1)
+    filled, spare = 0, len(batch.size) - 1
+    while filled < most and (waits or fruitless < patience):
+        if waits:
+            _copy(batch, spare, filled)
+            waits = False
+        else:
+            fruitless += 1
+            count, chosen, target = 0, batch.chosen[filled], batch.target[filled]
+            while count == 0:
+                kind = int(np.searchsorted(rules.mix, uniform(state.counter), side="right"))
+                count = propose(near, state, rules, kind, num_devices, marked, chosen, target)
+            key = state.hash[0]
+            for k in range(count):
+                key ^= state.salt[chosen[k], state.device[chosen[k]]] ^ state.salt[chosen[k], target[k]]
+            batch.size[filled], batch.key[filled], batch.entry[filled] = count, key, np.int64(key & last)
+            batch.cutoff[filled] = state.score[0]
+            if hot > 0.0:
+                batch.cutoff[filled] -= state.temperature[0] * np.log(1.0 - uniform(state.counter))
+            batch.drawn[filled], batch.fruitless[filled] = state.counter[0], fruitless
+        entry = batch.entry[filled]
+        if known >= rules.known:
+            if hot <= 0.0:
+                return filled, known, fruitless, False, True
+            batch.cutoff[filled] = np.inf
+        elif (batch.entry[:filled] == entry).any():
+            _copy(batch, filled, spare)
+            return filled, known, fruitless, True, False
+        elif state.seen[entry] == batch.key[filled] and state.bound[entry] >= batch.cutoff[filled]:
+            known += 1
+            if hot > 0.0:  # a rejection as well
+                state.temperature[0] *= np.exp(rules.steer * _goal(warmth, done + filled, simulations))
+            continue
+        known = 0
+        batch.temperature[filled] = state.temperature[0]
+        filled += 1
+        if hot > 0.0:
+            state.temperature[0] *= np.exp(rules.steer * _goal(warmth, done + filled, simulations))
+    return filled, known, fruitless, False, False
+
+
+@njit(cache=True, nogil=True)
+def _look(
+    flat: FlatProblems, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
+) -> None:
+    """Find the critical groups of a schedule, and what the guide needs to judge their moves."""
+    num_devices, record, marked = flat.device_offset[1], scratch.record, scratch.marked
+    fill_slack(flat, 0, state.placement, record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
+    count = 0
+    for op in range(len(near.group)):
+        group = near.group[op]
+        takes_time = flat.op_time[op * num_devices + state.placement[op]] > 0.0
+        if scratch.op_slack[op] <= 1e-9 * makespan and takes_time and not marked[group]:
+            marked[group] = True
+            state.critical[count] = group
+            count += 1
+    marked[state.critical[:count]] = False
+    state.num_critical[0], state.num_pairs[0] = count, 0
+    timelines(flat, 0, state.placement, record, num_sends, scratch.line_ptr, scratch.line)
+
+
+@njit(cache=True, nogil=True)
+def _weigh(state: State, guide: float) -> None:
+    """Turn the guide's estimates for critical groups into odds."""
+    pairs = state.num_critical[0] * (state.salt.shape[1] - 1)
+    if pairs > 0:
+        weight = state.weight[:pairs]
+        weight[:] = np.exp((weight.min() - weight) / (guide * state.score[0]))
+    state.num_pairs[0] = pairs

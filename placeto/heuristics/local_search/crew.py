@@ -1,0 +1,216 @@
+"""What the threads of a search do side by side: simulate proposals, and ask the guide.
+
+Most proposals are rejected, and a rejection changes nothing: so many are made as if those before them were rejected,
+and simulated by several threads. The first that is accepted counts, those after it are forgotten. So what a search
+finds doesn't depend on the number of threads.
+
+Threads take the next proposal, or critical group, that nobody has; between two batches they wait, awake, as a batch is
+over in less time than waking a thread takes.
+
+Legend: N ops, E edges, G groups, D devices, B proposals of a batch, W threads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from placeto.heuristics.local_search.guide import Scratch, estimate
+from placeto.heuristics.local_search.moves import State
+from placeto.heuristics.local_search.neighbourhood import Neighbourhood
+from placeto.problem.flat import FlatProblems
+from placeto.simulator import atomics
+from placeto.simulator.kernel import Record
+from placeto.simulator.memory import penalised_makespan, run_and_measure
+
+NEXT, LIMIT, BUSY, CALL, ASKED = 0, 8, 16, 24, 32
+"""Entries of `Crew.control`, apart by a line of the cache: the next proposal, or group, that nobody has; how many there
+are before one that is accepted; threads at work; a number that changes when a search ends; where the guide is asked,
+whose record has the schedule, else -1."""
+_NONE = 1 << 40
+_AWAKE = 200  # looks for work between two offers of the core to others
+
+
+class Batch(NamedTuple):
+    """Proposals, and what they came to; the last is kept for one that has to wait."""
+
+    size: np.ndarray  # (B,) int64, groups that move
+    chosen: np.ndarray  # (B, G) int64, which, the first `size` of them
+    target: np.ndarray  # (B, G) int64, and where to
+    key: np.ndarray  # (B,) uint64, hash of the placement
+    entry: np.ndarray  # (B,) int64, where the memo has it
+    cutoff: np.ndarray  # (B,) float64, accepted up to this penalised makespan
+    drawn: np.ndarray  # (B,) uint64, random counter after the proposal was made
+    temperature: np.ndarray  # (B,) float64, then
+    fruitless: np.ndarray  # (B,) int64, then
+    score: np.ndarray  # (B,) float64, penalised makespan, or inf
+    makespan: np.ndarray  # (B,) float64
+    overflow: np.ndarray  # (B,) float64
+    sends: np.ndarray  # (B,) int64
+    thread: np.ndarray  # (B,) int64, whose record has the schedule
+
+
+class Crew(NamedTuple):
+    """What the threads share, and what each has of its own."""
+
+    control: np.ndarray  # (40,) int64
+    placement: np.ndarray  # (W, N) int64, where the search stands; changed while simulating
+    start: np.ndarray  # (W, N); these are the records, see `Record`
+    finish: np.ndarray  # (W, N)
+    send_tensor: np.ndarray  # (W, E)
+    send_dst: np.ndarray  # (W, E)
+    send_start: np.ndarray  # (W, E)
+    send_finish: np.ndarray  # (W, E)
+    order: np.ndarray  # (W, N+E)
+    op_slack: (
+        np.ndarray
+    )  # (N,); these and the next four are those of `Scratch`, of the schedule where the search stands
+    send_slack: np.ndarray  # (E,)
+    line_ptr: np.ndarray  # (D+1,)
+    line: np.ndarray  # (N,)
+    marked: np.ndarray  # (G,) bool
+    guess: np.ndarray  # (W, N)
+
+
+def new_batch(proposals: int, groups: int) -> Batch:
+    """An empty one of so many at most, and one to wait."""
+    proposals += 1
+    integers = {name: np.zeros(proposals, np.int64) for name in ("size", "entry", "fruitless", "sends", "thread")}
+    floats = {name: np.zeros(proposals) for name in ("cutoff", "temperature", "score", "makespan", "overflow")}
+    moves = {name: np.zeros((proposals, groups), np.int64) for name in ("chosen", "target")}
+    hashes = {name: np.zeros(proposals, np.uint64) for name in ("key", "drawn")}
+    return Batch(**integers, **floats, **moves, **hashes)
+
+
+def new_crew(threads: int, ops: int, edges: int, groups: int, devices: int) -> Crew:
+    """Nobody at work."""
+    control = np.zeros(40, np.int64)
+    control[NEXT], control[ASKED] = _NONE, -1
+    return Crew(
+        control,
+        placement=np.zeros((threads, ops), np.int64),
+        start=np.empty((threads, ops)),
+        finish=np.empty((threads, ops)),
+        send_tensor=np.empty((threads, edges), np.int64),
+        send_dst=np.empty((threads, edges), np.int64),
+        send_start=np.empty((threads, edges)),
+        send_finish=np.empty((threads, edges)),
+        order=np.empty((threads, ops + edges), np.int64),
+        op_slack=np.empty(ops),
+        send_slack=np.empty(edges),
+        line_ptr=np.empty(devices + 1, np.int64),
+        line=np.empty(ops, np.int64),
+        marked=np.zeros(groups, np.bool_),
+        guess=np.empty((threads, ops)),
+    )
+
+
+@njit(cache=True, nogil=True)
+def record_of(crew: Crew, thread: int) -> Record:
+    """The schedule that a thread simulated last."""
+    return Record(
+        crew.start[thread],
+        crew.finish[thread],
+        crew.send_tensor[thread],
+        crew.send_dst[thread],
+        crew.send_start[thread],
+        crew.send_finish[thread],
+        crew.order[thread],
+    )
+
+
+@njit(cache=True, nogil=True)
+def scratch_of(crew: Crew, simulated: int, thread: int) -> Scratch:
+    """The schedule that one thread simulated, and where another may work."""
+    record, guess = record_of(crew, simulated), crew.guess[thread]
+    return Scratch(record, crew.op_slack, crew.send_slack, crew.line_ptr, crew.line, guess, crew.marked)
+
+
+@njit(cache=True, nogil=True)
+def help_out(
+    flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, crew: Crew, thread: int, call: int
+) -> None:
+    """Take part in batch after batch, until this call of the search is over."""
+    control, looks = crew.control, 0
+    while atomics.load(control, CALL) == call:
+        if atomics.load(control, NEXT) < atomics.load(control, LIMIT):
+            take_part(flat, near, state, batch, crew, thread)
+            looks = 0
+        looks += 1
+        if looks % _AWAKE == 0:
+            atomics.give_way()
+
+
+@njit(cache=True, nogil=True)
+def dismiss(crew: Crew) -> None:
+    """Let those go that are in `help_out`."""
+    atomics.add(crew.control, CALL, 1)
+
+
+@njit(cache=True, nogil=True)
+def call(crew: Crew, count: int, asked: int) -> None:
+    """Give the threads `count` proposals to simulate; or groups of the schedule of thread `asked`, if that isn't -1."""
+    atomics.store(crew.control, ASKED, asked)
+    atomics.store(crew.control, LIMIT, count)
+    atomics.store(crew.control, NEXT, 0)
+
+
+@njit(cache=True, nogil=True)
+def await_all(crew: Crew) -> None:
+    """Wait until no thread is at work; none begins before the next call."""
+    atomics.store(crew.control, NEXT, _NONE)
+    looks = 0
+    while atomics.load(crew.control, BUSY) > 0:
+        looks += 1
+        if looks % _AWAKE == 0:
+            atomics.give_way()
+
+
+@njit(cache=True, nogil=True)
+def take_part(flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, crew: Crew, thread: int) -> None:
+    """Simulate proposals, or ask the guide about critical groups, until none is left.
+
+    As few functions as may be have the simulator in them: numba compiles it again with each.
+    """
+    control, placement, record = crew.control, crew.placement[thread], record_of(crew, thread)
+    atomics.add(control, BUSY, 1)
+    while True:
+        i = atomics.add(control, NEXT, 1)
+        if i >= atomics.load(control, LIMIT):
+            break
+        asked = atomics.load(control, ASKED)
+        if asked >= 0:
+            _estimate(flat, near, state, i, scratch_of(crew, asked, thread))
+            continue
+        for k in range(batch.size[i]):
+            put(near, placement, batch.chosen[i, k], batch.target[i, k])
+        makespan, overflow, sends = run_and_measure(flat, 0, placement, record, batch.cutoff[i])
+        batch.makespan[i], batch.overflow[i], batch.sends[i], batch.thread[i] = makespan, overflow, sends, thread
+        batch.score[i] = penalised_makespan(makespan, overflow) if makespan < np.inf else np.inf
+        for k in range(batch.size[i]):
+            put(near, placement, batch.chosen[i, k], state.device[batch.chosen[i, k]])
+        if batch.score[i] <= batch.cutoff[i]:
+            atomics.least(control, LIMIT, i + 1)  # its record stays until the batch is over
+            break
+    atomics.add(control, BUSY, -1)
+
+
+@njit(cache=True, nogil=True)
+def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scratch: Scratch) -> None:
+    """What the guide says of a critical group."""
+    num_devices, group = state.salt.shape[1], state.critical[i]
+    pair = i * (num_devices - 1)
+    for device in range(num_devices):
+        if device != state.device[group]:
+            state.pair[pair, 0], state.pair[pair, 1] = group, device
+            state.weight[pair] = estimate(flat, near, state.placement, scratch, group, device)
+            pair += 1
+
+
+@njit(cache=True, nogil=True)
+def put(near: Neighbourhood, placement: np.ndarray, group: int, device: int) -> None:
+    """Place the ops of a group."""
+    for k in range(near.op_ptr[group], near.op_ptr[group + 1]):
+        placement[near.ops[k]] = device

@@ -1,0 +1,26 @@
+"""Random numbers for kernels that go back: a number is a hash of a counter (splitmix64 of Steele, Lea and Flood, 2014).
+
+The state is a counter (1,) of uint64. What was drawn since is undrawn by setting it to what it was.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True, nogil=True)
+def uniform(counter: np.ndarray) -> float:
+    """In [0, 1)."""
+    counter[0] += np.uint64(0x9E3779B97F4A7C15)
+    bits = counter[0]
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    bits ^= bits >> np.uint64(31)
+    return float(bits >> np.uint64(11)) * 2.0**-53
+
+
+@njit(cache=True, nogil=True)
+def between(counter: np.ndarray, first: int, stop: int) -> int:
+    """An integer in first..stop-1."""
+    return first + int(uniform(counter) * (stop - first))
