@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 from placeto.cli.common import (
     Budget,
@@ -10,6 +16,7 @@ from placeto.cli.common import (
     CostsText,
     DispatchOption,
     GraphArgument,
+    OptionalFloat,
     OptionalInt,
     OptionalPath,
     OptionalText,
@@ -24,6 +31,10 @@ from placeto.cli.common import (
 )
 from placeto.cli.report import check_page, write_report
 from placeto.placers import choose_placer, resolve_graph
+from placeto.problem.units import format_us
+from placeto.progress import ProgressBar
+from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.watch import View, Watch, watching
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,10 @@ class Arguments:
     """write the placement to this .json file"""
     plot: OptionalPath = None
     """draw the schedule to this .png, .svg or .pdf file"""
+    curve: OptionalPath = None
+    """draw the best makespan so far against simulations and seconds to this .png, .svg or .pdf file"""
+    patience: OptionalFloat = None
+    """end after this share of the budget, such as .3, in which nothing was gained"""
     report: OptionalPath = None
     """write a page on the placement to this .html file, as `placeto report` does"""
 
@@ -62,12 +77,16 @@ def run(arguments: Arguments) -> None:
     """Place, print a summary, write what was asked for."""
     check_output("--out", arguments.output)
     check_output("--plot", arguments.plot)
+    check_output("--curve", arguments.curve)
     check_page("--report", arguments.report)
     arguments.budget.check()
-    if arguments.plot is not None:
-        from placeto.formats.gantt import check_suffix
+    if arguments.patience is not None and not 0.0 < arguments.patience < 1.0:
+        raise UsageError(f"--patience must be between 0 and 1, not {arguments.patience:g}")
+    for picture in (arguments.plot, arguments.curve):
+        if picture is not None:
+            from placeto.formats.gantt import check_suffix
 
-        check_suffix(arguments.plot)
+            check_suffix(picture)
     from placeto.evaluation.comparison import warm_up
     from placeto.formats.placement import save_placement
     from placeto.problem.costs import load_costs
@@ -92,7 +111,8 @@ def run(arguments: Arguments) -> None:
         from placeto.formats.exports import whole_modules
 
         given = PlacementProblem(whole_modules(graph), cluster, problem.costs)
-    result = placer(given, simulations=budget.simulations, seconds=budget.seconds, seed=arguments.seed)
+    with _shown(name, problem.single_device_us, arguments.patience):
+        result = placer(given, simulations=budget.simulations, seconds=budget.seconds, seed=arguments.seed)
     result = replace(result, problem=problem)
     schedule = result.schedule()
     if arguments.output is not None:
@@ -101,6 +121,8 @@ def run(arguments: Arguments) -> None:
         from placeto.formats.gantt import gantt_figure, save_figure
 
         save_figure(gantt_figure(schedule, f"{name} on {problem.cluster.name}, {placer_name}"), arguments.plot)
+    if arguments.curve is not None:
+        _draw_curve(result, f"{name} on {problem.cluster.name}", placer_name, arguments.curve)
     cluster = problem.cluster
     say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch if result.order is None else 'list'}")
@@ -112,3 +134,33 @@ def run(arguments: Arguments) -> None:
         note(
             f"{placer_name} found no placement of {name} that fits in the memory of {cluster.name}: {missing} too much"
         )
+
+
+@contextmanager
+def _shown(name: str, single_us: float, patience: float | None) -> Iterator[None]:
+    """On a terminal, the best makespan so far and what is at work; within it a placer ends early if asked."""
+    with ExitStack() as stack:
+        report = None
+        if sys.stderr.isatty():
+            bar = stack.enter_context(ProgressBar(f"placing {name}", total=1.0))
+            report = partial(_show, bar, single_us)
+        stack.enter_context(watching(Watch(report, patience)))
+        yield
+
+
+def _show(bar: ProgressBar, single_us: float, view: View) -> None:
+    words = f"{view.stage}: {format_us(view.best_us)}, {view.best_us / single_us:.3f} of one device"
+    if view.heuristic_us < math.inf:
+        words += f", {100.0 * (1.0 - view.best_us / view.heuristic_us):.1f} % below the best heuristic"
+    bar.update(view.share, words if view.best_us < math.inf else view.stage)
+
+
+def _draw_curve(result: PlacementResult, title: str, placer: str, path: Path) -> None:
+    from placeto.evaluation.figures import curve_figure
+    from placeto.formats.gantt import save_figure
+
+    single_us = result.problem.single_device_us
+    points = [*result.history, (result.simulations, result.seconds, result.makespan_us)]
+    by_count = [(float(max(count, 1)), us / single_us) for count, _, us in points]
+    by_time = [(max(seconds, 1e-3), us / single_us) for _, seconds, us in points]
+    save_figure(curve_figure({placer: by_count}, {placer: by_time}, title), path)

@@ -25,6 +25,7 @@ from placeto.problem.grouping import join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.threads import one_thread
+from placeto.simulator.watch import at_work
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,13 @@ class GuidedPlacer:
         short = evaluator.exhausted or (timed and evaluator.expected < own.worth_parts * moves)
         parts = instance.groups if short else parts_of(problem, instance.groups)
         if parts.num_groups > instance.groups.num_groups:
+            at_work("search")
             with evaluator.limited_to(own.on_groups):
                 anneal_within(evaluator, random)
             evaluator.regroup(parts)
             with evaluator.limited_to(own.on_parts):
                 self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], own.together)
+        at_work("search of parts" if parts.num_groups > instance.groups.num_groups else "search")
         anneal_within(evaluator, random)
 
     def _pass(self, instance: Instance, evaluator: Evaluator) -> None:
@@ -182,6 +185,7 @@ class GuidedPlacer:
         What it observes was simulated before and counts once.
         """
         problem, own = instance.problem, self.search
+        at_work("policy on parts" if together > 1 else "policy")
         of = np.arange(len(start))  # (G,) in which joined group each group is
         if share < 1.0:
             joined = join_groups(problem, instance.groups, max(own.fewest, round(share * len(start))))

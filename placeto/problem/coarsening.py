@@ -6,6 +6,7 @@ Legend: N ops, T tensors, E edges, D devices, U units.
 from __future__ import annotations
 
 import heapq
+from functools import lru_cache
 
 import numpy as np
 
@@ -62,8 +63,9 @@ def carries(graph: ComputationGraph) -> np.ndarray:
     return (graph.output_bytes[graph.edge_tensor] > 0) | (total[graph.edge_src] == 0)
 
 
+@lru_cache(maxsize=16)
 def neighbours(graph: ComputationGraph) -> tuple[list[list[tuple[int, int]]], list[list[tuple[int, int]]]]:
-    """Producers and consumers of each op, each with the bytes of the tensor; along edges that carry something."""
+    """Producers and consumers of each op, with bytes of the tensors, along edges that carry something; cached."""
     producers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
     consumers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
     kept = carries(graph)

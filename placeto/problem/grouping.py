@@ -90,7 +90,7 @@ def group_ops(problem: PlacementProblem, max_groups: int = MAX_GROUPS) -> Groups
     graph = problem.graph
     units = Units(problem)
     _join_hard(graph, units)
-    labels = _labels(graph)
+    labels = list(_labels(graph))
     if any(graph.modules):
         _set_gradients_apart(graph, units, labels)
         _join_light(problem, units, labels)
@@ -214,7 +214,8 @@ class _Label:
 _NAME = re.compile(r"^(?:@(?P<call>\d+))?(?P<backward>/grad)?/(?P<base>[^/]+)$")
 
 
-def _labels(graph: ComputationGraph) -> list[_Label]:
+@lru_cache(maxsize=16)
+def _labels(graph: ComputationGraph) -> tuple[_Label, ...]:
     labels = []
     for name, module in zip(graph.op_names, graph.modules, strict=True):
         rest = name.removeprefix(module) if module else f"/{name}"
@@ -223,7 +224,7 @@ def _labels(graph: ComputationGraph) -> list[_Label]:
             labels.append(_Label(module, int(match["call"] or 0), match["backward"] is not None, match["base"]))
         else:
             labels.append(_Label(module, 0, False, name))
-    return labels
+    return tuple(labels)
 
 
 def _join_hard(graph: ComputationGraph, units: Units) -> None:

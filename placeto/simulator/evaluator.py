@@ -18,6 +18,7 @@ from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.problem.units import format_us
 from placeto.simulator.memory import penalised, score
 from placeto.simulator.schedule import Schedule, check_placement, in_order, simulate, simulate_batch
+from placeto.simulator.watch import current
 
 _CHUNK_SECONDS = 0.02  # between two looks at the clock
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
@@ -97,6 +98,7 @@ class Evaluator:
         self.groups = groups = group_ops(problem) if groups is None else groups
         self.limit = simulations
         self.seconds_limit = seconds
+        self._whole, self._watch = (simulations, seconds), current()
         self.simulations = 0
         self.last_fits = False  # whether the last placement that was scored is within memory
         self._absorbed = 0.0  # seconds at the end of the last `absorb`
@@ -119,6 +121,8 @@ class Evaluator:
     def remaining(self) -> float:
         """Simulations left; inf if they are not limited, 0 if the time is up."""
         if self.seconds_limit is not None and self.seconds >= self.seconds_limit:
+            return 0
+        if self._watch is not None and self._watch.has_enough(self._spent(*self._whole)):
             return 0
         return math.inf if self.limit is None else self.limit - self.simulations
 
@@ -176,11 +180,14 @@ class Evaluator:
     @property
     def progress(self) -> float:
         """Fraction of the budget that is spent, in [0, 1]; 0 if there is none."""
+        return self._spent(self.limit, self.seconds_limit)
+
+    def _spent(self, limit: int | None, seconds: float | None) -> float:
         parts = [0.0]
-        if self.limit is not None:
-            parts.append(self.simulations / self.limit if self.limit else 1.0)
-        if self.seconds_limit is not None:
-            parts.append(self.seconds / self.seconds_limit if self.seconds_limit else 1.0)
+        if limit is not None:
+            parts.append(self.simulations / limit if limit else 1.0)
+        if seconds is not None:
+            parts.append(self.seconds / seconds if seconds else 1.0)
         return min(1.0, max(parts))
 
     @property
@@ -329,7 +336,8 @@ class Evaluator:
     ) -> None:
         self.last_fits = overflow == 0
         key = _key(makespan_us, overflow)
-        if self._best is None or key < self._best_key:
+        gained = self._best is None or key < self._best_key
+        if gained:
             self._best = np.array(placement, np.int64)
             self._best_key, self._best_makespan, self._best_order = key, makespan_us, order
             self._history.append((self.simulations, self.seconds, makespan_us))
@@ -337,6 +345,8 @@ class Evaluator:
             per_group = np.asarray(placement)[self.groups.first_op]
             if np.array_equal(per_group[self.groups.group], placement):
                 self._best_groups, self._best_groups_score = per_group, key[1]
+        if self._watch is not None:
+            self._watch.look(self._spent(*self._whole), self._best_key[1], gained)
 
 
 class Chunks:

@@ -1,7 +1,9 @@
 """`placeto place` and `placeto simulate`."""
 
+import io
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +61,25 @@ def test_the_policy_searches_by_default_and_answers_without_a_budget(
 ) -> None:
     assert run("place", graph_file, "--cluster", "2xv100", *budget) == 0
     assert f"placer       placeto: {spent} simulations" in capsys.readouterr().out
+
+
+def test_a_terminal_shows_what_is_at_work(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setenv("COLUMNS", "200")
+    curve = tmp_path / "curve.svg"
+    more = ("--placer", "anneal", "--simulations", "3000", "--workers", "1", "--curve", curve, "--patience", "0.5")
+    assert run("place", graph_file, "--cluster", "2xv100", *more) == 0
+    assert re.search(
+        r"placing .*fork.* search: 1\.11 ms, 0\.613 of one device, 0\.0 % below the best", screen.getvalue()
+    )
+    assert "anneal: 2" in capsys.readouterr().out  # it had enough before 3,000
+    assert curve.read_text().endswith("</svg>\n")
 
 
 def test_a_budget_may_be_written_short(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,6 +186,9 @@ def test_place_says_that_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixt
         (("x.json", "--cluster", "4xv100", "--seconds", "nan"), "--seconds must be above 0"),
         (("x.json", "--cluster", "4xv100", "-o", "no/such/dir/p.json"), "directory no/such/dir doesn't exist"),
         (("x.json", "--cluster", "4xv100", "--plot", "p.bmp"), "must end in .png, .svg, .pdf"),
+        (("x.json", "--cluster", "4xv100", "--curve", "p.bmp"), "must end in .png, .svg, .pdf"),
+        (("x.json", "--cluster", "4xv100", "--patience", "30"), "--patience must be between 0 and 1, not 30"),
+        (("cifar10:test:0", "--cluster", "4xv100", "--workers", "0"), "--workers must be at least 1, not 0"),
         (("x.json", "--cluster", "4xv100", "--simulations", "1.5e0"), "'1.5e0' is no whole number"),
         (("x.json", "--cluster", "4xv100", "--placer", "nonsense"), "placers: single"),
         (("x.json", "--cluster", "4xv100", "--placer", ""), "the name of a placer is empty; placers: single"),

@@ -14,6 +14,7 @@ from placeto.heuristics.local_search.starts import search_from_cheap
 from placeto.problem.grouping import Groups, split_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.watch import at_work
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ def annealing_of_parts(evaluator: Evaluator, start: np.ndarray, rng: np.random.G
     with evaluator.limited_to(1.0 - MULTILEVEL.on_parts):
         annealing(evaluator, start, rng)
     evaluator.regroup(parts)
+    at_work("search of parts")
     anneal_within(evaluator, rng)
 
 

@@ -96,6 +96,8 @@ class LocalSearch:
         self._batch = new_batch(own.ahead * self._threads if self._threads > 1 else 1, groups)
         self._crew = new_crew(self._threads, problem.num_ops, len(problem.arrays.out_child), groups, devices)
         self._log = Log(np.empty(own.chunk, np.int64), np.empty(own.chunk), np.empty(own.chunk))
+        if self._threads > 1:  # compiled here and now, not beside what comes after
+            help_out(problem.arrays, self.near, self.state, self._batch, self._crew, 0, -1)
         self._chunks = Chunks(evaluator)
         self.restart(start)
         self.state.temperature[0] = own.temperature * self.score

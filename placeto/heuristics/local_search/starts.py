@@ -20,6 +20,7 @@ from placeto.heuristics.repair import repair
 from placeto.problem.grouping import Groups, cut_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.watch import at_work
 
 CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
 """What training begins from, the one that is best most often first."""
@@ -46,6 +47,7 @@ def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
     ops. If the best placement is one op by op, it is rounded to groups (each goes where most of its work is) and
     counts too.
     """
+    at_work("heuristics")
     for rule in CONSTRUCTIVE:
         if not evaluator.exhausted:
             with evaluator.anew():
@@ -95,4 +97,5 @@ def follow(method: Method, evaluator: Evaluator, seed: int) -> None:
     """Follow a method from the best cheap placement, as far as the evaluator's budget goes."""
     start, score = begin(evaluator, seed)
     if evaluator.problem.num_devices > 1 and score < math.inf and not evaluator.exhausted:
+        at_work("search")
         method(evaluator, start, np.random.default_rng(seed))

@@ -1,0 +1,74 @@
+"""Looking on while a placer works: the best placement so far, what is at work, and an end where nothing is gained.
+
+with watching(Watch(report=print, patience=0.3)):
+    result = placer(problem, seconds=10)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class View(NamedTuple):
+    """What can be seen of a placer at work."""
+
+    stage: str  # "heuristics", "policy", "search", "policy on parts", "search of parts"
+    share: float  # of the budget that is spent
+    best_us: float  # penalised makespan
+    heuristic_us: float  # the same when the heuristics were done; inf before
+
+
+@dataclass(eq=False)
+class Watch:
+    """Who looks on, and how long nothing may be gained."""
+
+    report: Callable[[View], None] | None = None
+    """called whenever something was simulated, many times a second"""
+    patience: float | None = None
+    """share of the budget after which the placer ends if nothing was gained in it; None = never"""
+    stage: str = "heuristics"
+    heuristic_us: float = float("inf")
+    gained_at: float = 0.0
+
+    def look(self, share: float, best_us: float, gained: bool) -> None:
+        """Take note of what a placer has, as it is at work."""
+        if self.stage == "heuristics":
+            self.heuristic_us = best_us
+        if gained:
+            self.gained_at = share
+        if self.report is not None:
+            known = self.heuristic_us if self.stage != "heuristics" else float("inf")
+            self.report(View(self.stage, share, best_us, known))
+
+    def has_enough(self, share: float) -> bool:
+        """Whether the placer is to end."""
+        return self.patience is not None and share - self.gained_at >= self.patience
+
+
+_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Within it the watch sees all placers of this thread."""
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+def current() -> Watch | None:
+    """Who looks on now."""
+    return _WATCH.get()
+
+
+def at_work(stage: str) -> None:
+    """Say what is at work from now on."""
+    watch = _WATCH.get()
+    if watch is not None:
+        watch.stage = stage
