@@ -1,4 +1,4 @@
-"""How fast the simulator is: `python -m experiments.bench_simulator` (about two minutes on an idle machine).
+"""How fast the simulator is: `python -m experiments.bench_simulator` (half an hour; minutes with `--sizes 500 10000`).
 
 Random layered graphs, random placements in turn (with a single one, the branch predictor learns a small graph by
 heart), the constants of the `k80` presets; of each placement the fastest of many rounds counts. Nanoseconds are per op
