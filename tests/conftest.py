@@ -15,6 +15,11 @@ from tests.command_line import OPS
 set_threads(1, 1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One process begins with the file that compiles most kernels, so that the other doesn't compile them as well."""
+    items.sort(key=lambda item: item.path.name != "test_search.py")
+
+
 @pytest.fixture
 def graph_file(tmp_path: Path) -> str:
     """File of a graph of four ops, two of which can run at the same time."""
