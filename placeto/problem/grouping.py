@@ -233,8 +233,9 @@ def _join_hard(graph: ComputationGraph, units: Units) -> None:
         if colour >= 0:
             units.join(first.setdefault(colour, op), op)
     producers, consumers = neighbours(graph)
+    colocated = (graph.colocation >= 0).tolist()
     for op in graph.topological_order.tolist():
-        if units.time[op] > 0.0 or graph.colocation[op] >= 0:
+        if units.time[op] > 0.0 or colocated[op]:
             continue
         if producers[op]:
             units.join(op, max(producers[op], key=lambda pair: pair[1])[0])
@@ -246,13 +247,15 @@ def _set_gradients_apart(graph: ComputationGraph, units: Units, labels: list[_La
     """Mark the gradients of weights that several calls share; sums of them join what they add."""
     makers: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)  # (module, call) -> tensor -> forward op
     users: dict[tuple[str, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    tensors = graph.edge_tensor.tolist()
+    tensors, outputs = graph.edge_tensor.tolist(), graph.output_ptr.tolist()
     inputs = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)).tolist()
+    kinds = {name: name.split(".")[-1].removeprefix("add").strip("_") for name in set(graph.op_types)}
+    kind = [kinds[name] for name in graph.op_types]
     for op, label in enumerate(labels):
         if label.backward or graph.op_types[op] == "parameter":
             continue
         key = label.place
-        for tensor in range(graph.output_ptr[op], graph.output_ptr[op + 1]):
+        for tensor in range(outputs[op], outputs[op + 1]):
             makers[key][tensor] = op
         for edge in range(inputs[op], inputs[op + 1]):
             users[key][tensors[edge]].append(op)
@@ -269,7 +272,7 @@ def _set_gradients_apart(graph: ComputationGraph, units: Units, labels: list[_La
             for forward in {*users[key].get(tensors[edge], ()), *([] if maker is None else [maker])}:
                 score[forward] += 1.0
         for forward in score:
-            score[forward] += 0.5 * (_kind(graph, forward) in _kind(graph, op))
+            score[forward] += 0.5 * (kind[forward] in kind[op])
         best = max(score.values(), default=0.0)
         candidates = [forward for forward, value in score.items() if value == best]
         if len(candidates) == 1:
@@ -297,10 +300,6 @@ def _set_gradients_apart(graph: ComputationGraph, units: Units, labels: list[_La
             if labels[producer].gradient:
                 labels[op] = replace(label, base=labels[producer].base, gradient=True)
                 units.join(op, producer)
-
-
-def _kind(graph: ComputationGraph, op: int) -> str:
-    return graph.op_types[op].split(".")[-1].removeprefix("add").strip("_")
 
 
 def _join_light(problem: PlacementProblem, units: Units, labels: Sequence[_Label]) -> None:
