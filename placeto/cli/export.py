@@ -16,10 +16,9 @@ from placeto.cli.common import (
     OptionalInt,
     UsageError,
     check_output,
-    find_cluster,
     say,
 )
-from placeto.placers import resolve_graph
+from placeto.cli.report import check_page, simulate_file, write_report
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
@@ -61,18 +60,11 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Simulate the placement, write, say what the format's limits cost."""
     check_output("--out", arguments.output)
-    from placeto.formats.placement import load_placement
-    from placeto.problem.costs import load_costs
-    from placeto.problem.problem import PlacementProblem
-    from placeto.simulator.schedule import simulate
-
-    file = load_placement(arguments.placement)
-    name, graph = resolve_graph(arguments.graph)
-    cluster, costs = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch), load_costs(arguments.costs)
-    problem, placement = PlacementProblem(graph, cluster, costs), file.devices(graph, cluster)
-    own = file.op_order(graph) if file.dispatch == "list" and arguments.dispatch is None else None
-    schedule = simulate(problem, placement, order=own)
-    path = arguments.output
+    name, placer, schedule = simulate_file(
+        arguments.graph, arguments.placement, arguments.cluster, arguments.dispatch, arguments.costs
+    )
+    problem, path = schedule.problem, arguments.output
+    graph = problem.graph
     if arguments.format == "device-map":
         _device_map(schedule, arguments)
     elif arguments.format == "stages":
@@ -93,10 +85,8 @@ def run(arguments: Arguments) -> None:
         save_chrome_trace(schedule, path)
         say(f"trace        {path}: open it at https://ui.perfetto.dev")
     else:
-        from placeto.cli.report import check_page, write_report
-
         check_page("--out", path)
-        write_report(schedule, PlacementProblem(graph, cluster, costs), path, name, file.placer or "")
+        write_report(schedule, problem, path, name, placer)
 
 
 def _device_map(schedule: Schedule, arguments: Arguments) -> None:

@@ -56,21 +56,31 @@ def run(arguments: Arguments) -> None:
     """Simulate the placement, place with the others, write the page."""
     check_page("--out", arguments.output)
     check_against(arguments.against)
+    from placeto.problem.problem import PlacementProblem
+
+    name, placer, schedule = simulate_file(
+        arguments.graph, arguments.placement, arguments.cluster, arguments.dispatch, arguments.costs
+    )
+    problem, cluster = schedule.problem, schedule.problem.cluster
+    others = PlacementProblem(problem.graph, find_cluster(arguments.cluster, arguments.dispatch), problem.costs)
+    write_report(schedule, others, arguments.output, name, placer, arguments.against)
+    if missing := missing_memory(schedule):
+        note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
+
+
+def simulate_file(
+    graph: str, placement: Path, cluster: str, dispatch: DispatchOption, costs: str
+) -> tuple[str, str, Schedule]:
+    """Names of graph and placer, and the schedule of a placement file, in the order that it was made for."""
     from placeto.formats.placement import load_placement
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.schedule import simulate
 
-    file = load_placement(arguments.placement)
-    name, graph = resolve_graph(arguments.graph)
-    cluster, costs = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch), load_costs(arguments.costs)
-    problem, placement = PlacementProblem(graph, cluster, costs), file.devices(graph, cluster)
-    own = file.op_order(graph) if file.dispatch == "list" and arguments.dispatch is None else None
-    schedule = simulate(problem, placement, order=own)
-    others = PlacementProblem(graph, find_cluster(arguments.cluster, arguments.dispatch), costs)
-    write_report(schedule, others, arguments.output, name, file.placer or "", arguments.against)
-    if missing := missing_memory(schedule):
-        note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
+    file, (name, of) = load_placement(placement), resolve_graph(graph)
+    problem = PlacementProblem(of, find_cluster(cluster, dispatch or file.dispatch), load_costs(costs))
+    order = file.op_order(of) if file.dispatch == "list" and dispatch is None else None
+    return name, file.placer or "", simulate(problem, file.devices(of, problem.cluster), order=order)
 
 
 def check_page(option: str, path: Path | None) -> None:

@@ -336,8 +336,7 @@ class Evaluator:
     ) -> None:
         self.last_fits = overflow == 0
         key = _key(makespan_us, overflow)
-        gained = self._best is None or key < self._best_key
-        if gained:
+        if self._best is None or key < self._best_key:
             self._best = np.array(placement, np.int64)
             self._best_key, self._best_makespan, self._best_order = key, makespan_us, order
             self._history.append((self.simulations, self.seconds, makespan_us))
@@ -346,7 +345,7 @@ class Evaluator:
             if np.array_equal(per_group[self.groups.group], placement):
                 self._best_groups, self._best_groups_score = per_group, key[1]
         if self._watch is not None:
-            self._watch.look(self._spent(*self._whole), self._best_key[1], gained)
+            self._watch.look(self._spent(*self._whole), self._best_key)
 
 
 class Chunks:

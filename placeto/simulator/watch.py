@@ -31,18 +31,22 @@ class Watch:
     patience: float | None = None
     """share of the budget after which the placer ends if nothing was gained in it; None = never"""
     stage: str = "heuristics"
+    best: tuple[bool, float] = (True, float("inf"))
     heuristic_us: float = float("inf")
     gained_at: float = 0.0
 
-    def look(self, share: float, best_us: float, gained: bool) -> None:
-        """Take note of what a placer has, as it is at work."""
-        if self.stage == "heuristics":
-            self.heuristic_us = best_us
-        if gained:
-            self.gained_at = share
+    def look(self, share: float, best: tuple[bool, float]) -> None:
+        """Take note of the best that a placer has now: whether it exceeds memory, and its penalised makespan.
+
+        That may be the best of one heuristic alone; the watch keeps the best of all.
+        """
+        if best < self.best:
+            self.best, self.gained_at = best, share
+            if self.stage == "heuristics":
+                self.heuristic_us = best[1]
         if self.report is not None:
             known = self.heuristic_us if self.stage != "heuristics" else float("inf")
-            self.report(View(self.stage, share, best_us, known))
+            self.report(View(self.stage, share, self.best[1], known))
 
     def has_enough(self, share: float) -> bool:
         """Whether the placer is to end."""

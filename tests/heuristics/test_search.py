@@ -237,10 +237,18 @@ def test_searches_find_the_same_on_any_number_of_threads(monkeypatch: pytest.Mon
 def test_a_search_that_is_interrupted_lets_its_threads_go(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = forks(6, 5, "4xv100")
     monkeypatch.setattr(numba, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(local_search, "search", lambda *arguments: np.empty(0).item())
     evaluator = Evaluator(problem, group_ops(problem), simulations=50)
-    with pytest.raises(ValueError, match="size 1"):
-        LocalSearch(evaluator, np.zeros(30, np.int64), ANNEAL.mix, np.random.default_rng(0))
+    search = LocalSearch(evaluator, np.zeros(30, np.int64), ANNEAL.mix, np.random.default_rng(0))
+    calls = []
+
+    def interrupted(*arguments: Any) -> None:
+        calls.append(arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_search, "search", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search.run(0.1, 0.01)
+    assert len(calls) == 1
     helper = local_search._helpers(1).submit(lambda: True)
     assert helper.result(timeout=20)
 

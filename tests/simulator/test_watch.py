@@ -5,7 +5,9 @@ import time
 import pytest
 
 from placeto.heuristics.local_search.annealing import anneal, multilevel
+from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import load_placer
+from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.watch import View, Watch, watching
 from tests.heuristics.test_heuristics import forks
 
@@ -21,6 +23,9 @@ def test_it_sees_what_is_at_work_and_what_is_best(name: str) -> None:
     assert [view.share for view in views] == sorted(view.share for view in views)
     assert views[-1].share == pytest.approx(1.0, abs=0.01)
     assert views[-1].best_us == result.makespan_us <= views[-1].heuristic_us < problem.single_device_us
+    heuristics = Evaluator(problem)
+    best_cheap(heuristics)
+    assert views[-1].heuristic_us == heuristics.best_score  # of all heuristics, not of the last
     unwatched = load_placer(name)(problem, simulations=2000, seed=0)
     assert (unwatched.makespan_us, unwatched.simulations) == (result.makespan_us, result.simulations)
 
