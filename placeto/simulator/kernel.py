@@ -29,8 +29,8 @@ from numba.cpython.unsafe.numbers import trailing_zeros
 
 from placeto.problem.flat import FREE, LIST, PAIR, PRIORITY, FlatProblems
 
-_LINK = 1 << 40  # keys: deliveries from 0, links from _LINK, devices from 2 * _LINK
-_DEVICE = 2 << 40
+_LINK = 1 << 32  # keys: deliveries from 0, links from _LINK, devices from 2 * _LINK; then the number of the slot
+_DEVICE = 2 << 32
 BROADCAST = -1
 _ONE = np.uint64(1)
 
@@ -123,6 +123,20 @@ def _take_first(number: int, words: np.ndarray, summary: np.ndarray, num_words: 
 
 
 @njit(cache=True, nogil=True)
+def _next_event(slot_time: np.ndarray, slot_key: np.ndarray) -> tuple[float, int]:
+    """The least time, and the least key of the slots that have it."""
+    now, key = slot_time[0], slot_key[0]
+    for s in range(1, len(slot_time)):
+        t = slot_time[s]
+        if t <= now:
+            if t < now:
+                now, key = t, slot_key[s]
+            else:
+                key = min(key, slot_key[s])
+    return now, key
+
+
+@njit(cache=True, nogil=True)
 def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float) -> tuple[float, int]:
     """Simulate problem `p` under `placement` (N or more entries, each in 0..D-1, not checked); fills `record`.
 
@@ -157,6 +171,9 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     send_start, send_finish = record.send_start, record.send_finish
 
     num_slots = d + (d * d if pair else 1 if free_links else d)
+    bits = 0  # of a slot's number, which stands in the last bits of its key
+    while num_slots > 1 << bits:
+        bits += 1
     slot_time, slot_key = np.full(num_slots, np.inf), np.zeros(num_slots, np.int64)
     base_key = np.empty(num_slots, np.int64)  # the key of the slot's next start
     free = np.zeros(num_slots)
@@ -172,15 +189,13 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     num_upper = (num_words >> 6) + 1
     words, summary = np.zeros(d * num_words, np.uint64), np.zeros(d * num_upper, np.uint64)
     new_sends = np.zeros((d, 2), np.int64)  # those of the op that runs, as (first, stop), where they wait for its end
-    copies = 1 if broadcast else d
-    send_of = np.full((tensor1 - tensor0) * copies, -1)  # send of a tensor (to a device)
     missing = flat.num_inputs[op0:op1].copy()
     for s in range(d):
-        base_key[s] = _DEVICE + device_rank[s]
+        base_key[s] = ((_DEVICE + device_rank[s]) << bits) + s
     for s in range(d, num_slots):
         link = s - d
         link_rank = device_rank[link // d] * d + device_rank[link % d] if pair else device_rank[link]
-        base_key[s] = _LINK + link_rank
+        base_key[s] = ((_LINK + link_rank) << bits) + s
 
     if by_list:
         for position in range(n - 1, -1, -1):
@@ -207,13 +222,10 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
 
     num_sends, num_starts, makespan = 0, 0, 0.0
     while True:
-        slot, now, key = -1, np.inf, 0
-        for s in range(num_slots):
-            t = slot_time[s]
-            if t < now or (t == now and slot >= 0 and slot_key[s] < key):
-                slot, now, key = s, t, slot_key[s]
-        if slot < 0:
+        now, key = _next_event(slot_time, slot_key)
+        if now == np.inf:
             break
+        key, slot = key >> bits, key & ((1 << bits) - 1)
 
         if key >= _DEVICE:  # the device starts the head of its queue
             i = head[slot]
@@ -243,16 +255,16 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 tensor = out_tensor[k]
                 link = slot * d + dst
                 cost = latency[link] + tensor_bytes[tensor] / bandwidth[link]
-                which = tensor if broadcast else tensor * d + dst
-                send = send_of[which]
-                if send >= 0:
+                send = num_sends - 1  # the send of this tensor (to that device), if there is one: an op has few
+                while send >= first_send and (send_tensor[send] != tensor or not (broadcast or send_dst[send] == dst)):
+                    send -= 1
+                if send >= first_send:
                     send_cost[send] = max(send_cost[send], cost)
                     if by_priority:
                         send_key[send] = min(send_key[send], priority[out_child[k]])
                     continue
                 send = num_sends
                 num_sends += 1
-                send_of[which] = send
                 send_cost[send] = cost
                 send_tensor[send], send_dst[send] = tensor, BROADCAST if broadcast else dst
                 if by_priority:
@@ -266,7 +278,8 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                     send_tie[send], left_send[send], next_send[send] = rank[i] * (edge1 - edge0) + send, -1, -1
                     head[d] = _merged(head[d], send, send_finish, send_tie, left_send, next_send)
                 if head[d] >= 0:
-                    slot_time[d], slot_key[d] = send_finish[head[d]], rank[tensor_src[send_tensor[head[d]]]]
+                    slot_time[d] = send_finish[head[d]]
+                    slot_key[d] = (rank[tensor_src[send_tensor[head[d]]]] << bits) + d
             elif by_priority:  # sends join their queue when the op ends, or a better one would wait behind them
                 new_sends[slot, 0], new_sends[slot, 1] = first_send, num_sends
                 has_local = has_local or num_sends > first_send
@@ -283,7 +296,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                     last[s] = send
             if has_local:
                 running[slot] = i
-                slot_time[slot], slot_key[slot] = end, rank[i]
+                slot_time[slot], slot_key[slot] = end, (rank[i] << bits) + slot
             else:
                 slot_time[slot] = free[slot] if head[slot] >= 0 and missing[head[slot]] == 0 else np.inf
 
@@ -307,7 +320,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
             order[num_starts] = n + send
             num_starts += 1
             running[slot] = send
-            slot_time[slot], slot_key[slot] = end, rank[tensor_src[tensor]]
+            slot_time[slot], slot_key[slot] = end, (rank[tensor_src[tensor]] << bits) + slot
 
         else:  # a delivery: consumers lose a dependency, in order of name
             local = slot < d
@@ -337,7 +350,8 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 if head[slot] < 0:
                     slot_time[slot] = np.inf
                 elif free_links:
-                    slot_time[d], slot_key[d] = send_finish[head[d]], rank[tensor_src[send_tensor[head[d]]]]
+                    slot_time[d] = send_finish[head[d]]
+                    slot_key[d] = (rank[tensor_src[send_tensor[head[d]]]] << bits) + d
                 else:
                     ready = finish[tensor_src[send_tensor[head[slot]]]]
                     slot_time[slot], slot_key[slot] = max(free[slot], ready), base_key[slot]
