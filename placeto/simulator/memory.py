@@ -54,55 +54,70 @@ def memory_bound(
 def lives(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """From when to when, in us, on which device and in how many bytes each tensor and each received copy lives.
+    """From what to what, on which device and in how many bytes each tensor and each received copy lives.
 
     A tensor is on its producer's device from the producer's start to its last use there (end of the producer, of the
     last consumer on that device, of the last send), a received copy from its arrival to the end of the last
     consumer there. What is resident memory, such as a parameter, takes nothing more where it is made. Nor does a view
     beside the tensor that it is a part of, which lives as long as the last of its views.
+
+    What begins or ends a life is op i as i, the delivery of send s as N + s: see `event_us`. Tensors come
+    first, then copies in the order of their sends.
     """
     edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
     tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
-    d = flat.device_offset[p + 1] - flat.device_offset[p]
+    d, n = flat.device_offset[p + 1] - flat.device_offset[p], flat.op_offset[p + 1] - flat.op_offset[p]
     tensor_ptr, tensor_child = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1], flat.tensor_child[edge0:edge1]
     tensor_src, tensor_bytes = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
     live_bytes, storage = flat.live_bytes[tensor0:tensor1], flat.storage[tensor0:tensor1]
-    start, finish, num_tensors = record.start, record.finish, tensor1 - tensor0
+    finish, num_tensors = record.finish, tensor1 - tensor0
     most = num_tensors + edge1 - edge0
-    begin, end = np.empty(most), np.empty(most)  # lives, first of tensors, then of copies
+    born, ended = np.empty(most, np.int64), np.empty(most, np.int64)
+    end = np.empty(most)  # its time
     where, size = np.empty(most, np.int64), np.empty(most, np.int64)
 
     for tensor in range(num_tensors):
         src = tensor_src[tensor]
-        begin[tensor], end[tensor] = start[src], finish[src]
+        born[tensor], ended[tensor], end[tensor] = src, src, finish[src]
         where[tensor], size[tensor] = placement[src], live_bytes[tensor]
         for k in range(tensor_ptr[tensor], tensor_ptr[tensor + 1]):
-            if placement[tensor_child[k]] == placement[src]:
-                end[tensor] = max(end[tensor], finish[tensor_child[k]])
+            child = tensor_child[k]
+            if placement[child] == placement[src] and finish[child] > end[tensor]:
+                ended[tensor], end[tensor] = child, finish[child]
     count = num_tensors
     copy_of = np.full(d, -1)
     for send in range(num_sends):
         tensor, dst = record.send_tensor[send], record.send_dst[send]
         src, arrival = placement[tensor_src[tensor]], record.send_finish[send]
-        end[tensor] = max(end[tensor], arrival)
+        if arrival > end[tensor]:
+            ended[tensor], end[tensor] = n + send, arrival
         first = count
         for k in range(tensor_ptr[tensor], tensor_ptr[tensor + 1]):
-            s = placement[tensor_child[k]]
+            child = tensor_child[k]
+            s = placement[child]
             if s != dst and (dst >= 0 or s == src):
                 continue
             if copy_of[s] < first:
                 copy_of[s] = count
-                begin[count], end[count] = arrival, arrival
+                born[count], ended[count], end[count] = n + send, n + send, arrival
                 where[count], size[count] = s, tensor_bytes[tensor]
                 count += 1
-            end[copy_of[s]] = max(end[copy_of[s]], finish[tensor_child[k]])
+            if finish[child] > end[copy_of[s]]:
+                ended[copy_of[s]], end[copy_of[s]] = child, finish[child]
 
     for tensor in range(num_tensors):
         whole = storage[tensor]
         if whole != tensor and where[whole] == where[tensor]:
-            end[whole] = max(end[whole], end[tensor])
+            if end[tensor] > end[whole]:
+                ended[whole], end[whole] = ended[tensor], end[tensor]
             size[tensor] = 0
-    return begin[:count], end[:count], where[:count], size[:count]
+    return born[:count], ended[:count], where[:count], size[:count]
+
+
+@njit(cache=True, nogil=True)
+def event_us(event: int, of_op: np.ndarray, of_send: np.ndarray) -> float:
+    """When an op starts (or ends), by times (N,) of ops, or a send is delivered, by times of sends."""
+    return of_op[event] if event < len(of_op) else of_send[event - len(of_op)]
 
 
 @njit(cache=True, nogil=True)
@@ -111,26 +126,68 @@ def peak_memory(
 ) -> None:
     """Fill `peak` (D,) int64: most bytes on each device at any time, parameters included.
 
-    See `lives`. At equal times frees come first; what lives for no time does not count.
+    See `lives`. At equal times frees come first; what lives for no time does not count. Starts and ends of a device's
+    ops come in the order of time, so only deliveries are sorted.
     """
-    begin, end, where, size = lives(flat, p, placement, record, num_sends)
-    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
-    d, count = flat.device_offset[p + 1] - flat.device_offset[p], len(begin)
-    used = np.zeros(d, np.int64)
-    for i in range(op1 - op0):
-        used[placement[i]] += flat.resident[op0 + i]
-    peak[:d] = used
-    by_begin, by_end = np.argsort(begin), np.argsort(end)
-    freed = 0
-    for live in by_begin:
-        while freed < count and end[by_end[freed]] <= begin[live]:
-            gone = by_end[freed]
-            if begin[gone] < end[gone]:
-                used[where[gone]] -= size[gone]
-            freed += 1
-        if begin[live] < end[live]:
-            used[where[live]] += size[live]
-            peak[where[live]] = max(peak[where[live]], used[where[live]])
+    born, ended, where, size = lives(flat, p, placement, record, num_sends)
+    op0, n = flat.op_offset[p], flat.op_offset[p + 1] - flat.op_offset[p]
+    devices = flat.device_offset[p + 1] - flat.device_offset[p]
+    start, finish, delivery = record.start[:n], record.finish[:n], record.send_finish[:num_sends]
+    order = record.order[: n + num_sends]
+    taken, freed = np.zeros(n, np.int64), np.zeros(n + num_sends, np.int64)  # bytes, by what begins and ends lives
+    peak[:devices] = 0
+    resident = flat.resident[op0 : op0 + n]
+    for i in range(n):
+        peak[placement[i]] += resident[i]
+    copies = len(born)  # the first of them
+    for life in range(len(born) - 1, -1, -1):
+        if born[life] >= n:
+            copies = life
+        if event_us(born[life], start, delivery) >= event_us(ended[life], finish, delivery):
+            size[life] = 0
+        freed[ended[life]] += size[life]
+        if born[life] < n:
+            taken[born[life]] += size[life]
+
+    own, ops = _by_device(order[order < n], placement, devices)
+    source = placement[flat.tensor_src[flat.tensor_offset[p] :][record.send_tensor[:num_sends]]]
+    sent, sends = _by_device(np.argsort(delivery), source, devices)
+    arrivals = delivery[born[copies:] - n]
+    arrived, received = _by_device(np.argsort(arrivals), where[copies:], devices)
+    for d in range(devices):
+        op, arrival, ending, sending, bytes_now, most = own[d], arrived[d], own[d], sent[d], peak[d], peak[d]
+        while op < own[d + 1] or arrival < arrived[d + 1]:
+            starts = start[ops[op]] if op < own[d + 1] else np.inf
+            arrives = arrivals[received[arrival]] if arrival < arrived[d + 1] else np.inf
+            now = min(starts, arrives)
+            while ending < own[d + 1] and finish[ops[ending]] <= now:
+                bytes_now -= freed[ops[ending]]
+                ending += 1
+            while sending < sent[d + 1] and delivery[sends[sending]] <= now:
+                bytes_now -= freed[n + sends[sending]]
+                sending += 1
+            if starts <= arrives:
+                bytes_now += taken[ops[op]]
+                op += 1
+            else:
+                bytes_now += size[copies + received[arrival]]
+                arrival += 1
+            most = max(most, bytes_now)
+        peak[d] = most
+
+
+@njit(cache=True, nogil=True)
+def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets (D+1,) and the items by device, in their order; `device` is that of each item, by its number."""
+    ptr, found = np.zeros(devices + 1, np.int64), np.empty_like(items)
+    for item in items:
+        ptr[device[item] + 1] += 1
+    ptr = np.cumsum(ptr)
+    at = ptr.copy()
+    for item in items:
+        found[at[device[item]]] = item
+        at[device[item]] += 1
+    return ptr, found
 
 
 @njit(cache=True, nogil=True)
