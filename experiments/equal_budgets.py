@@ -5,7 +5,8 @@ python -m experiments.equal_budgets [--out runs/equal_budgets]
 The guided placer (what comes with the package, or a checkpoint for each seed) and others place the same graphs with the
 same seeds within each budget. Differences are of makespans, in per cent of the other's, paired: their mean over seeds
 for each graph, then mean and standard error over graphs. One pass of the policy stands beside the best cheap heuristic
-of each graph. Run again after an interruption: what is finished is kept.
+of each graph. A first table sums up all cells, which are the families on the clusters. Run again after an
+interruption: what is finished is kept.
 """
 
 from __future__ import annotations
@@ -129,6 +130,38 @@ def table(rows: Sequence[Row], config: BudgetConfig) -> Table:
     return lines
 
 
+def overall(rows: Sequence[Row], config: BudgetConfig) -> Table:
+    """A line for each budget: mean over the cells, the worst of them, and how many are behind.
+
+    A cell is behind where its mean over graphs and seeds is by more than its standard error below 0.
+    """
+    head = ["budget", "than", "faster by, mean over cells, %", "the worst cell, %", "which", "cells behind"]
+    lines: list[Sequence[str]] = [head, rule(len(head))]
+    by_cell = {
+        f"{family}, {cluster}": {label: of for (label,), of in cells(own, "placer").items()}
+        for (family, cluster), own in cells(rows, "family", "cluster").items()
+    }
+    pairs = [(PASS, CHEAP, "one pass", "best cheap heuristic")]
+    for budget, name in product(budgets(config), config.against):
+        pairs.append((f"{GUIDED}@{budget}", f"{name}@{budget}", budget, name))
+    for ours, theirs, budget, name in pairs:
+        found = {cell: _cell_gain(of[ours], of[theirs]) for cell, of in by_cell.items()}
+        worst = min(found, key=lambda cell: found[cell].mean)
+        behind = sum(gain.mean < -gain.error for gain in found.values())
+        mean = f"{np.mean([gain.mean for gain in found.values()]):+.2f}"
+        lines.append([budget, name, mean, str(found[worst]), worst, f"{behind} of {len(found)}"])
+    return lines
+
+
+def _cell_gain(ours: Sequence[Row], theirs: Sequence[Row]) -> Difference:
+    """Rows paired by graph and seed, or by graph where theirs have one seed; the error is over all pairs."""
+    their_us = {(row["graph"], row["seed"]): row["makespan_us"] for row in theirs}
+    other = [their_us.get((row["graph"], row["seed"]), their_us.get((row["graph"], 0), math.nan)) for row in ours]
+    gains = [100.0 * (us - row["makespan_us"]) / us for us, row in zip(other, ours, strict=True)]
+    error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+    return Difference(float(np.mean(gains)), error)
+
+
 def _means(of: Sequence[Sequence[Row]], column: str, digits: int) -> list[str]:
     return [f"{np.mean([row[column] for row in rows]):.{digits}f}" for rows in of]
 
@@ -193,6 +226,7 @@ def main(config: BudgetConfig) -> None:
         f"The first {config.count} {config.split} graphs of each family, "
         f"{config.seeds} seed{'s' if config.seeds > 1 else ''}; {machine()}. Makespans "
         "are relative to one device; ± is the standard error over graphs.",
+        markdown(overall(rows, config)),
         markdown(table(rows, config)),
     ]
     publish(config.out, "equal_budgets", lines, figure)

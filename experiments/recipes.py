@@ -2,11 +2,12 @@
 
 python -m experiments.recipes [--out runs/pretrained]
 
-One policy is trained on graphs of several families, each on clusters of two to eight devices with links, kinds and
-numbers of devices drawn at random, to predict the exact effects of single moves, of groups and of parts of groups, in
-states that episodes and annealing have met. It is judged on validation graphs. The checkpoint keeps what a placer and
-fine-tuning need: settings and parameters, those at the end. Beside it stands the report of its training. Run again
-after an interruption: it goes on.
+One policy is trained on graphs of many families, each on clusters of 2 to 32 devices with links, kinds, memory and
+numbers of devices drawn at random, to predict the exact effects of single moves, of groups, of joined groups and of
+parts of groups, in states that episodes and annealing have met. It is judged on validation graphs. `ptb`,
+`inception_v3`, `bert`, `gnmt-4` and `gnmt-8` are never trained on. The checkpoint keeps what a placer and fine-tuning
+need: settings and parameters, those at the end. Beside it stands the report of its training. Run again after an
+interruption: it goes on.
 """
 
 from __future__ import annotations
@@ -23,20 +24,26 @@ from experiments.runs import problem_of
 from experiments.tables import machine, markdown, rule
 from placeto.placers import resolve_graph
 from placeto.problem.cluster import Cluster, Device
+from placeto.problem.costs import load_costs
 from placeto.problem.devices import A100, H100, P100, V100
 from placeto.problem.dtypes import DTYPES
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.topology import Link, Topology
 from placeto.progress import ProgressBar
+from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import load_checkpoint, save_checkpoint
-from placeto.training.config import TrainConfig
+from placeto.training.config import LearningConfig, TrainConfig
 from placeto.training.trainer import train
 
 KINDS = (P100, V100, A100, H100)
 BANDWIDTH = 3e9, 3e11  # bytes/s, drawn evenly in its logarithm: from slow Ethernet to NVSwitch
 LATENCY_US = 5.0, 50.0
 SPEED = 0.4, 2.5  # of a cluster's second kind of devices, against the first
-_MIXED, _HOSTS = 0.4, 0.3  # share of the clusters with two kinds of devices, and with two hosts
+DEVICES = 2, 32  # drawn evenly in its logarithm
+FEW = 8  # devices above which most clusters are of several hosts, and each device has one link out
+_MIXED, _HOSTS, _MANY_HOSTS = 0.3, 0.3, 0.7  # share of the clusters with two kinds of devices, and with several hosts
+_TIGHT, _MEMORY = 0.2, (1.2, 2.5)  # share of the clusters with little memory: so much over what one device would need
+ROOFLINE = 3  # every so many problems has roofline costs, the others have efficiencies
 _SLOWER = 2.0, 10.0  # how many times the network between hosts is slower than the links within
 CHECKPOINT = "pretrained.safetensors"  # its name in the folder of the recipe
 
@@ -48,44 +55,71 @@ class Recipe:
     out: Path = Path("runs/pretrained")
     """folder for the training run, the small checkpoint (pretrained.safetensors) and the report (pretrained.md)"""
     graphs: tuple[str, ...] = (
-        "cifar10:32",
-        "nmt:32",
-        "resnet:2",
-        "rnnlm-2:2",
-        "transformer_xl-2:2",
-        "bert:2",
+        "cifar10:24",
+        "nmt:24",
+        "resnet:6",
+        "rnnlm-2:3",
+        "rnnlm-4:3",
+        "transformer_xl-2:3",
+        "transformer_xl-4:3",
+        "wavenet:4",
+        "nasnet:6",
+        "amoebanet:6",
+        "gnmt-2:3",
+        "llama:3",
+        "unet:6",
+        "moe:6",
     )
     """FAMILY:COUNT, the first so many training graphs of a family"""
-    validation: tuple[str, ...] = ("cifar10:8", "nmt:8")
+    validation: tuple[str, ...] = ("cifar10:4", "nmt:4", "resnet:1", "wavenet:1", "unet:2", "moe:2")
     """FAMILY:COUNT, the first so many validation graphs of a family"""
-    presets: tuple[str, ...] = ("4xv100", "2xv100")
+    presets: tuple[str, ...] = ("4xv100", "8xh100", "2xv100", "2x8xh100")
     """clusters on which the graphs are trained in turn, beside those drawn at random"""
     random_clusters: int = 2
     """of each training graph"""
     seed: int = 0
     """of the clusters and of the training"""
-    training: TrainConfig = field(default_factory=lambda: TrainConfig("", iterations=400, validate_every=25))
-    """the training run, with the settings that `placeto train` has by default; its directory and seed are set from the
-    above"""
+    training: TrainConfig = field(
+        default_factory=lambda: TrainConfig(
+            "",
+            iterations=3000,
+            validate_every=100,
+            save_every=25,
+            learning=LearningConfig(graphs=16, supervised_moves=4, replay=20_000, average=0.98),
+        )
+    )
+    """the training run; its directory and seed are set from the above"""
 
 
 def random_cluster(random: np.random.Generator, name: str) -> Cluster:
-    """Two to eight devices of one kind or two, on one host or two, with links drawn at random."""
+    """2 to 32 devices of one kind or two, on one host or up to four, with links drawn at random."""
     kind = KINDS[random.integers(len(KINDS))]
-    count = int(random.integers(2, 9))
+    count = round(math.exp(random.uniform(*np.log(DEVICES))))
     others = int(random.integers(1, count)) if random.random() < _MIXED else 0
     factor = math.exp(random.uniform(*np.log(SPEED)))
     devices = [_scaled(kind, 1.0)] * (count - others) + [_scaled(kind, factor)] * others
-    named = [replace(device, name=f"gpu:{number}") for number, device in enumerate(devices)]
+    named = tuple(replace(device, name=f"gpu:{number}") for number, device in enumerate(devices))
     link = Link(math.exp(random.uniform(*np.log(BANDWIDTH))), math.exp(random.uniform(*np.log(LATENCY_US))))
     slower = math.exp(random.uniform(*np.log(_SLOWER)))
-    mode = ("egress", "pair")[random.integers(2)]
-    if count > 3 and random.random() < _HOSTS:
-        hosts = ((count // 2,), (count - count // 2,))
+    mode = ("egress", "pair")[random.integers(2)] if count <= FEW else "egress"
+    if count > 3 and random.random() < (_HOSTS if count <= FEW else _MANY_HOSTS):
+        several = 2 if count <= FEW else int(random.choice([2, 4]))
+        hosts = tuple((count // several + (host < count % several),) for host in range(several))
         topology = Topology(hosts, island=link, network=Link(link.bandwidth / slower, link.latency_us + 20.0))
     else:
         topology = Topology(((count,),), island=link)
     return Cluster.from_topology(name, named, topology, link=mode)
+
+
+def _random_problem(random: np.random.Generator, graph: str, name: str, costs: str) -> PlacementProblem:
+    """A graph on a cluster drawn at random, of which some have hardly the memory."""
+    problem = PlacementProblem(resolve_graph(graph)[1], random_cluster(random, name), load_costs(costs))
+    share = random.uniform(*_MEMORY) / problem.num_devices
+    if random.random() >= _TIGHT:
+        return problem
+    memory = int(share * simulate(problem, np.zeros(problem.num_ops, np.int64)).peak_memory[0])
+    devices = tuple(replace(device, memory=memory) for device in problem.cluster.devices)
+    return replace(problem, cluster=replace(problem.cluster, devices=devices))
 
 
 def _scaled(device: Device, factor: float) -> Device:
@@ -95,15 +129,16 @@ def _scaled(device: Device, factor: float) -> Device:
 
 
 def training_problems(recipe: Recipe) -> dict[str, PlacementProblem]:
-    """Each training graph on one preset and on clusters of its own."""
+    """Each training graph on one preset and on clusters of its own, at either costs."""
     random = np.random.default_rng(recipe.seed)
     problems = {}
     for number, graph in enumerate(_names(recipe.graphs, "train")):
         preset = recipe.presets[number % len(recipe.presets)]
         problems[f"{graph} on {preset}"] = problem_of(graph, preset)
         for _ in range(recipe.random_clusters):
-            cluster = random_cluster(random, f"random {len(problems)}")
-            problems[f"{graph} on {cluster.name}"] = PlacementProblem(resolve_graph(graph)[1], cluster)
+            costs = "efficiency" if len(problems) % ROOFLINE else "roofline"
+            problem = _random_problem(random, graph, f"random {len(problems)}", costs)
+            problems[f"{graph} on {problem.cluster.name}"] = problem
     return problems
 
 

@@ -68,6 +68,7 @@ SCRATCH = LearningConfig(
     replay=0,
     annealed=0.0,
     parts=0.0,
+    joined=0.0,
 )
 """Mostly reinforcement, with fewer labels and episodes an iteration than for a family: here every placement counts."""
 TIE = 1e-9  # relative

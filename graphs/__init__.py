@@ -10,12 +10,14 @@ from graphs import (
     gnmt,
     inception_v3,
     llama,
+    moe,
     nasnet,
     nmt,
     ptb,
     resnet,
     rnnlm,
     transformer_xl,
+    unet,
     wavenet,
 )
 from graphs.family import SPLITS, Family, TrainingStep
@@ -32,6 +34,8 @@ MODELS: dict[str, ModelFamily] = {
         *(family for model in (rnnlm, gnmt, transformer_xl, wavenet) for family in (model.ALL_DEPTHS, *model.DEPTHS)),
         bert.FAMILY,
         llama.FAMILY,
+        moe.FAMILY,
+        unet.FAMILY,
     )
 }
 FAMILIES: dict[str, Family | ModelFamily] = {**SHIPPED, **MODELS}

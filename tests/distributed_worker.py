@@ -41,7 +41,7 @@ def config(placer: str, out: Path) -> AnyTrainConfig:
     if placer in ("placeto", "replay"):
         remembered = {"replay": 100, "annealed": 0.7, "parts": 0.4} if placer == "replay" else {"replay": 0}
         learning = LearningConfig(reinforcement=0.5, graphs=3, replicas=3, supervised_replicas=3, moves=8, labels=20)
-        learning = replace(learning, minibatch=4, **{"annealed": 0.0, "parts": 0.0, **remembered})
+        learning = replace(learning, minibatch=4, **{"annealed": 0.0, "parts": 0.0, "joined": 0.0, **remembered})
         return TrainConfig(str(out), **run, learning=learning, policy=PlacetoConfig(hidden=16))
     one_shot = OneShotLearningConfig(graphs=3, samples=5, minibatch=2)
     base = default_config(placer, str(out))

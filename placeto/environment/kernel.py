@@ -13,6 +13,7 @@ from numba import njit
 
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import FlatInstances
+from placeto.environment.offers import offer
 from placeto.problem.flat import FlatProblems
 from placeto.simulator.kernel import Record
 from placeto.simulator.timelines import first_after, timelines
@@ -143,16 +144,29 @@ def situation(
 
 
 @njit(cache=True, error_model="numpy")
-def describe(s: Situation, single: float, bound: float, node: np.ndarray, pair: np.ndarray, edge: np.ndarray) -> None:
-    """Fill the columns of one placement, zero before; visited, steps_left and is_current are left to the caller.
+def describe(
+    s: Situation,
+    single: float,
+    bound: float,
+    asked: np.ndarray,
+    node: np.ndarray,
+    pair: np.ndarray,
+    edge: np.ndarray,
+    offered: np.ndarray,
+) -> None:
+    """Fill the columns of one placement, zero before, but for what `describe_moves` fills.
+
+    Also visited, steps_left and is_current are left to the caller.
 
     Args:
         s: the placement and its schedule.
         single: makespan on the best single device.
         bound: lower bound of the makespan.
+        asked: (G,) bool, the groups whose moves matter.
         node: (G, node columns) float32.
-        pair: (G, D of the largest cluster, pair columns) float32.
+        pair: (G, D of the largest cluster, pair columns) float32; what a move would do only where it is offered.
         edge: (P, edge columns) float32.
+        offered: (G, D of the largest cluster) bool, see `offer`; all False before.
     """
     devices = len(s.overhead)
     loads = Loads(
@@ -163,7 +177,7 @@ def describe(s: Situation, single: float, bound: float, node: np.ndarray, pair: 
     _describe_groups(s, 1.0 / single, loads, node, pair)
     _describe_arcs(s, 1.0 / single, loads, node, pair, edge)
     _describe_pairs(s, single, loads, pair)
-    _describe_moves(s, pair)
+    offer(s.place[s.ops[s.op_ptr[:-1]]], devices, asked, pair, offered)
 
 
 @njit(cache=True, error_model="numpy", inline="always")
@@ -292,23 +306,31 @@ def _describe_pairs(s: Situation, single: float, loads: Loads, pair: np.ndarray)
 
 
 @njit(cache=True, error_model="numpy")
-def _describe_moves(s: Situation, pair: np.ndarray) -> None:
-    """Lateness and gain, estimated, of each group on each device where it is not."""
+def describe_moves(s: Situation, offered: np.ndarray, pair: np.ndarray, first: int, step: int) -> None:
+    """Lateness and gain, estimated, of groups on each device that they are offered and where they are not.
+
+    Args:
+        s: as `describe` has it.
+        offered: (G, D or more) bool.
+        pair: as `describe` fills it.
+        first: group; and every `step`-th after it.
+        step: how many share the work.
+    """
     line_ptr, op_ptr, ops, in_ptr, in_src = s.line_ptr, s.op_ptr, s.ops, s.in_ptr, s.in_src
     in_arc, finish, place, latency, bandwidth = s.in_arc, s.finish, s.place, s.latency, s.bandwidth
     tensor_bytes, in_tensor, op_time, start, line = s.tensor_bytes, s.in_tensor, s.op_time, s.start, s.line
     overhead, slack, weight, out_ptr, out_child = s.overhead, s.slack, s.weight, s.out_ptr, s.out_child
     group, out_tensor = s.group, s.out_tensor
     inverse, guess = 1.0 / s.makespan, np.empty(len(s.place))  # the latter is scratch space
-    for g in range(len(s.resident)):
+    for g in range(first, len(s.resident), step):
         for d in range(len(s.overhead)):
-            if d == s.place[s.ops[s.op_ptr[g]]]:
+            if d == s.place[s.ops[s.op_ptr[g]]] or not offered[g, d]:
                 continue
             row = pair[g, d]
             late_self, late_child, late_displaced = -np.inf, -np.inf, -np.inf
             gain, mean_late, total_wait, total_time, free = 0.0, 0.0, 0.0, 1e-9, 0.0
-            first, stop = line_ptr[d], line_ptr[d + 1]
-            cursor = first
+            line_first, stop = line_ptr[d], line_ptr[d + 1]
+            cursor = line_first
             for k in range(op_ptr[g], op_ptr[g + 1]):
                 i = ops[k]
                 ready = free
@@ -322,9 +344,9 @@ def _describe_moves(s: Situation, pair: np.ndarray) -> None:
                     )
                 t, end = op_time[i, d], ready
                 if t > 0.0:
-                    cursor = first_after(start, line, first, stop, cursor, ready)
+                    cursor = first_after(start, line, line_first, stop, cursor, ready)
                     begin = ready
-                    if cursor > first:  # the op before may still run
+                    if cursor > line_first:  # the op before may still run
                         begin = max(begin, finish[line[cursor - 1]] + overhead[d])
                     end = begin + t
                     free = end + overhead[d]

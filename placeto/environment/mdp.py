@@ -119,6 +119,7 @@ def _take_back(data: Data, before: Data, back: Tensor) -> None:
     data.x = torch.where(nodes[:, None], before.x, data.x)
     data.x[:, marks] = kept
     data.pair = torch.where(nodes[:, None, None], before.pair, data.pair)
+    data.offered = torch.where(nodes[:, None], before.offered, data.offered)
     data.edge_attr = torch.where(nodes[data.edge_index[0]][:, None], before.edge_attr, data.edge_attr)
     data.current = torch.where(nodes, before.current, data.current)
 
@@ -129,6 +130,6 @@ def _legal(batch: InstanceBatch, config: EnvConfig, data: Data, index: np.ndarra
         sweep = torch.from_numpy(steps % batch.num_groups[index])
         here = data.traversal == sweep[data.batch]
         data.x[:, NODE.is_current] = here.to(data.x.dtype)
-        return data.exists & here[:, None]
-    legal = data.exists & ~data.marked[:, None]
+        return data.offered & here[:, None]
+    legal = data.offered & ~data.marked[:, None]
     return legal & ~torch.nn.functional.one_hot(data.current, legal.shape[1]).bool()

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 from numba import njit, prange
 
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import FlatInstances, Instance, InstanceBatch
-from placeto.environment.kernel import describe, situation
+from placeto.environment.kernel import Situation, describe, describe_moves, situation
 from placeto.problem.flat import FlatProblems
 from placeto.simulator import kernel, memory
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import SERIAL_BELOW
 from placeto.simulator.slack import fill_slack
+
+SERIAL_LOOK = 10_000
+"""Ops times devices below which one thread looks faster than several."""
+PARTS = 4
+"""Into how many parts a look is divided for each thread."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +40,7 @@ class Observation:
     local: np.ndarray  # (V,) int64, group within the episode
     current: np.ndarray  # (V,) int64, device
     marked: np.ndarray  # (V,) bool, visited
-    exists: np.ndarray  # (V, D) bool, the cluster has that device
+    offered: np.ndarray  # (V, D) bool, devices among which the node may choose, its own among them
     traversal: np.ndarray  # (V,) int64, position in topological order
     instances: tuple[Instance, ...]  # (B,)
 
@@ -54,50 +60,65 @@ def observe(
     Returns:
         What is seen, makespans (B,) in microseconds and memory overflows (B,).
     """
+    seen = _empty(batch, index, placement, visited, steps)
+    index = np.ascontiguousarray(index, np.int64)
+    placement = np.ascontiguousarray(placement, np.int64)
+    arc_first = np.concatenate([[0], np.cumsum(batch.num_pairs[index])])
+    makespan, overflow = np.empty(len(index)), np.empty(len(index))
+    arrays = seen.node, seen.pair, seen.edge, seen.offered
+    run = _observe_parallel if len(index) >= SERIAL_BELOW else _observe_serial
+    run(batch.problems.arrays, batch.arrays, index, placement, seen.first, arc_first, *arrays, makespan, overflow)
+    return seen, makespan, overflow
+
+
+def look(batch: InstanceBatch, placement: np.ndarray, visited: np.ndarray) -> Observation:
+    """What there is to see of one placement to choose the next move by: none is offered to groups visited already.
+
+    Args:
+        batch: of one instance.
+        placement: (G,) int64, device of each group.
+        visited: (G,) bool.
+    """
+    steps = visited.sum()
+    seen = _empty(batch, np.zeros(1, np.int64), placement[None], visited[None], steps[None])
+    flat, devices = batch.problems.arrays, int(batch.num_devices[0])
+    arrays = seen.node, seen.pair, seen.edge, seen.offered
+    given = flat, batch.arrays, np.ascontiguousarray(placement, np.int64), ~visited, *arrays
+    if len(flat.resident) * devices < SERIAL_LOOK:
+        _look_alone(*given)
+    else:
+        _describe_parts(_look(*given), seen.offered, seen.pair, PARTS * numba.get_num_threads())
+    return seen
+
+
+def _empty(
+    batch: InstanceBatch, index: np.ndarray, placement: np.ndarray, visited: np.ndarray, steps: np.ndarray
+) -> Observation:
+    """What is known of B episodes before their schedules."""
     sizes, arcs = batch.num_groups[index], batch.num_pairs[index]
     first = np.concatenate([[0], np.cumsum(sizes)])
-    arc_first = np.concatenate([[0], np.cumsum(arcs)])
     devices = int(batch.num_devices[index].max())
-    node = np.zeros((first[-1], len(NODE)), np.float32)
-    pair = np.zeros((first[-1], devices, len(PAIR)), np.float32)
-    edge = np.zeros((arc_first[-1], len(EDGE)), np.float32)
-    makespan, overflow = np.empty(len(index)), np.empty(len(index))
-    placement = np.ascontiguousarray(placement, np.int64)
-    run = _observe_parallel if len(index) >= SERIAL_BELOW else _observe_serial
-    run(
-        batch.problems.arrays,
-        batch.arrays,
-        np.ascontiguousarray(index, np.int64),
-        placement,
-        first,
-        arc_first,
-        node,
-        pair,
-        edge,
-        makespan,
-        overflow,
-    )
     of = np.repeat(np.arange(len(index)), sizes)
     local = np.arange(first[-1]) - first[of]
     marked = visited[of, local]
+    node = np.zeros((first[-1], len(NODE)), np.float32)
     node[:, NODE.visited] = marked
     node[:, NODE.steps_left] = (1.0 - (steps % sizes) / sizes)[of]
     instances = tuple(batch.instances[i] for i in index)
-    seen = Observation(
+    return Observation(
         node=node,
-        pair=pair,
+        pair=np.zeros((first[-1], devices, len(PAIR)), np.float32),
         arcs=np.concatenate([i.pairs + f for i, f in zip(instances, first, strict=False)], 1),
-        edge=edge,
+        edge=np.zeros((arcs.sum(), len(EDGE)), np.float32),
         first=first,
         of=of,
         local=local,
-        current=placement[of, local],
+        current=np.asarray(placement, np.int64)[of, local],
         marked=marked,
-        exists=np.arange(devices)[None] < batch.num_devices[index][of][:, None],
+        offered=np.zeros((first[-1], devices), bool),
         traversal=np.concatenate([i.traversal for i in instances]),
         instances=instances,
     )
-    return seen, makespan, overflow
 
 
 def score_moves(
@@ -148,6 +169,37 @@ def _score_moves(
         makespan[b, m], overflow[b, m] = memory.score(flat, p, ops, np.inf)
 
 
+@njit(cache=True)
+def _on_ops(flat: FlatProblems, instances: FlatInstances, p: int, placement: np.ndarray) -> np.ndarray:
+    """(N,) devices of the ops of a placement of groups."""
+    group = instances.group[flat.op_offset[p] : flat.op_offset[p + 1]]
+    ops = np.empty(len(group), np.int64)
+    for i in range(len(group)):
+        ops[i] = placement[group[i]]
+    return ops
+
+
+@njit(cache=True)
+def _describe(
+    flat: FlatProblems,
+    instances: FlatInstances,
+    p: int,
+    schedule: tuple[np.ndarray, kernel.Record, float, int],
+    asked: np.ndarray,
+    node: np.ndarray,
+    pair: np.ndarray,
+    edge: np.ndarray,
+    offered: np.ndarray,
+) -> Situation:
+    """All but what moves would do; `schedule` is devices of ops, record, makespan, number of sends."""
+    ops, record, span, num_sends = schedule
+    op_slack, send_slack = np.empty(len(ops)), np.empty(num_sends)
+    fill_slack(flat, p, ops, record, num_sends, span, op_slack, send_slack)
+    found = situation(flat, instances, p, ops, record, num_sends, span, op_slack)
+    describe(found, instances.single_us[p], instances.lower_bound_us[p], asked, node, pair, edge, offered)
+    return found
+
+
 def _observe_batch(
     flat: FlatProblems,
     instances: FlatInstances,
@@ -158,30 +210,58 @@ def _observe_batch(
     node: np.ndarray,
     pair: np.ndarray,
     edge: np.ndarray,
+    offered: np.ndarray,
     makespan: np.ndarray,
     overflow: np.ndarray,
 ) -> None:
     for b in prange(len(index)):
         p = index[b]
-        group = instances.group[flat.op_offset[p] : flat.op_offset[p + 1]]
-        ops = np.empty(len(group), np.int64)
-        for i in range(len(group)):
-            ops[i] = placement[b, group[i]]
-        record = kernel.new_record(flat, p)
-        span, num_sends = kernel.run(flat, p, ops, record, np.inf)
-        makespan[b] = span
+        ops, record = _on_ops(flat, instances, p, placement[b]), kernel.new_record(flat, p)
+        makespan[b], num_sends = kernel.run(flat, p, ops, record, np.inf)
         overflow[b] = memory.memory_overflow(flat, p, ops, record, num_sends)
-        op_slack, send_slack = np.empty(len(group)), np.empty(num_sends)
-        fill_slack(flat, p, ops, record, num_sends, span, op_slack, send_slack)
-        describe(
-            situation(flat, instances, p, ops, record, num_sends, span, op_slack),
-            instances.single_us[p],
-            instances.lower_bound_us[p],
-            node[first[b] : first[b + 1]],
-            pair[first[b] : first[b + 1]],
-            edge[arc_first[b] : arc_first[b + 1]],
-        )
+        rows, arcs = slice(first[b], first[b + 1]), slice(arc_first[b], arc_first[b + 1])
+        schedule, asked = (ops, record, makespan[b], num_sends), np.ones(first[b + 1] - first[b], np.bool_)
+        found = _describe(flat, instances, p, schedule, asked, node[rows], pair[rows], edge[arcs], offered[rows])
+        describe_moves(found, offered[rows], pair[rows], 0, 1)
 
 
 _observe_parallel = njit(cache=True, parallel=True)(_observe_batch)
 _observe_serial = njit(cache=True)(_observe_batch)
+
+
+@njit(cache=True)
+def _look(
+    flat: FlatProblems,
+    instances: FlatInstances,
+    placement: np.ndarray,
+    asked: np.ndarray,
+    node: np.ndarray,
+    pair: np.ndarray,
+    edge: np.ndarray,
+    offered: np.ndarray,
+) -> Situation:
+    ops, record = _on_ops(flat, instances, 0, placement), kernel.new_record(flat, 0)
+    span, num_sends = kernel.run(flat, 0, ops, record, np.inf)
+    return _describe(flat, instances, 0, (ops, record, span, num_sends), asked, node, pair, edge, offered)
+
+
+@njit(cache=True)
+def _look_alone(
+    flat: FlatProblems,
+    instances: FlatInstances,
+    placement: np.ndarray,
+    asked: np.ndarray,
+    node: np.ndarray,
+    pair: np.ndarray,
+    edge: np.ndarray,
+    offered: np.ndarray,
+) -> None:
+    found = _look(flat, instances, placement, asked, node, pair, edge, offered)
+    describe_moves(found, offered, pair, 0, 1)
+
+
+@njit(cache=True, parallel=True)
+def _describe_parts(found: Situation, offered: np.ndarray, pair: np.ndarray, parts: int) -> None:
+    """`describe_moves`, by several threads."""
+    for part in prange(parts):
+        describe_moves(found, offered, pair, part, parts)

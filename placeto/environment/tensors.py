@@ -17,7 +17,7 @@ def to_data(seen: Observation) -> Data:
 
     Its fields: ``x`` (V, node features), ``pair`` (V, D, pair features), ``edge_index`` (2, M), ``edge_attr`` (M, edge
     features), ``batch`` (V,) episode, ``local`` (V,) group within it, ``first`` (B,) its first node, ``current`` (V,)
-    device, ``marked`` (V,) visited, ``exists`` (V, D) device exists, ``traversal`` (V,) position in topological order,
+    device, ``marked`` (V,) visited, ``offered`` (V, D) may be chosen, ``traversal`` (V,) position in topological order,
     ``instances`` (B,), ``num_graphs``, ``max_nodes``.
     """
     data = Data(
@@ -31,7 +31,7 @@ def to_data(seen: Observation) -> Data:
     data.first = torch.from_numpy(seen.first[:-1])
     data.current = torch.from_numpy(seen.current)
     data.marked = torch.from_numpy(seen.marked)
-    data.exists = torch.from_numpy(seen.exists)
+    data.offered = torch.from_numpy(seen.offered)
     data.traversal = torch.from_numpy(seen.traversal)
     data.instances = seen.instances
     data.num_graphs = len(seen.instances)

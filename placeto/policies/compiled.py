@@ -1,8 +1,9 @@
 """The network of `PlacetoPolicy` as one compiled function, for placing: no autograd, no torch.
 
-It answers as the torch policy does within float error. Products of matrices go to BLAS, all else is fused in loops.
+It answers as the torch policy does within float error, for those pairs that it is asked about. Products of matrices go
+to BLAS, all else is fused in loops.
 
-Legend: V nodes, M arcs, D devices, R = V D pairs, H hidden.
+Legend: V nodes, M arcs, D devices, R pairs asked about, H hidden.
 """
 
 from __future__ import annotations
@@ -31,24 +32,21 @@ class Norm(NamedTuple):
 
 
 class Round(NamedTuple):
-    """`PairMessagePassing`; the two ways are along and against the arcs."""
+    """`EdgeMessagePassing`; the two ways are along and against the arcs."""
 
     norm: Norm
-    there: tuple[Linear, Linear]
-    here: tuple[Linear, Linear]
+    source: tuple[Linear, Linear]
     edge: tuple[Linear, Linear]
     update: tuple[Linear, Linear]
 
 
 class Network(NamedTuple):
-    """All parameters of a `PlacetoPolicy`."""
+    """What a `PlacetoPolicy` has beside its rounds of messages."""
 
     from_node: Linear
-    from_pair: Linear
     from_own: Linear
-    head_norm: Norm
+    from_pair: Linear
     head: tuple[Linear, Linear, Linear]
-    shortcut: tuple[Linear, Linear]
 
 
 class CompiledPolicy:
@@ -58,19 +56,21 @@ class CompiledPolicy:
         parameters: as the policy's ``state_dict()`` names them, arrays (or tensors on the CPU) of float32.
         rounds: of messages.
         change_weight: of the predicted change in the logit.
+
+    Raises:
+        KeyError: a parameter is missing.
     """
 
     def __init__(self, parameters: Mapping[str, Any], rounds: int, change_weight: float) -> None:
         self.parameters = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
         self._network = Network(
             self._linear("from_node"),
-            self._linear("from_pair"),
             self._linear("from_own"),
-            self._norm("head.0"),
-            (self._linear("head.1"), self._linear("head.3"), self._linear("head.5")),
-            (self._linear("shortcut.0"), self._linear("shortcut.2")),
+            self._linear("from_pair"),
+            (self._linear("head.0"), self._linear("head.2"), self._linear("head.4")),
         )
-        self._rounds = tuple(self._round(f"pair_messages.{number}") for number in range(rounds))
+        self._rounds = tuple(self._round(f"messages.{number}") for number in range(rounds))
+        self._from_messages = self._linear("from_messages") if rounds else None
         self._change_weight = np.float32(change_weight)
 
     @classmethod
@@ -80,9 +80,15 @@ class CompiledPolicy:
         return cls(parameters, policy.config.rounds, policy.config.change_weight)
 
     def __call__(
-        self, node: np.ndarray, pair: np.ndarray, arcs: np.ndarray, edge: np.ndarray, current: np.ndarray
+        self,
+        node: np.ndarray,
+        pair: np.ndarray,
+        arcs: np.ndarray,
+        edge: np.ndarray,
+        current: np.ndarray,
+        asked: np.ndarray,
     ) -> np.ndarray:
-        """Logits (V, D) float32, zero at each node's current device.
+        """Logits (V, D) float32, zero at each node's current device and where they aren't asked for.
 
         Args:
             node: (V, node features) float32.
@@ -90,12 +96,16 @@ class CompiledPolicy:
             arcs: (2, M) int64, from which node to which.
             edge: (M, edge features) float32.
             current: (V,) int64, device of each node.
+            asked: (V, D) bool.
         """
         with np.errstate(all="ignore"):  # a policy whose numbers overflow has no opinion
-            first, z = _begin(self._network, node, pair, current)
-            for messages in self._rounds:
-                _exchange(messages, z, arcs, edge, current)
-            return _finish(self._network, first, z, current, pair.shape[1], self._change_weight)
+            base = _begin(self._network, node, pair, current)
+            if self._from_messages is not None:
+                z = np.maximum(base, np.float32(0.0))
+                for messages in self._rounds:
+                    _exchange(messages, z, arcs, edge)
+                base += z @ self._from_messages.weight
+            return _finish(self._network, base, pair, current, asked, self._change_weight)
 
     def _linear(self, name: str) -> Linear:
         weight = np.ascontiguousarray(self.parameters[f"{name}.weight"].T)
@@ -106,11 +116,14 @@ class CompiledPolicy:
         return Norm(self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"])
 
     def _round(self, name: str) -> Round:
-        there, here, edge = (
-            (self._linear(f"{name}.{part}.0"), self._linear(f"{name}.{part}.1")) for part in ("there", "here", "edge")
+        source, edge = (
+            (self._linear(f"{name}.{part}.0"), self._linear(f"{name}.{part}.1")) for part in ("source", "edge")
         )
         update = self._linear(f"{name}.update.0"), self._linear(f"{name}.update.2")
-        return Round(self._norm(f"{name}.norm"), there, here, edge, update)
+        return Round(self._norm(f"{name}.norm"), source, edge, update)
+
+
+_TOGETHER = 512  # pairs whose intermediate results stay in the cache
 
 
 @njit(cache=True, nogil=True, fastmath={"contract", "arcp", "nsz", "afn", "reassoc"})
@@ -166,94 +179,80 @@ def _normalised(x: np.ndarray, norm: Norm, out: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _at_home(rows: np.ndarray, current: np.ndarray, devices: int) -> np.ndarray:
-    """(V, F) of the rows (R, F) those of each node's own device."""
-    out = np.empty((len(current), rows.shape[1]), rows.dtype)
+def _begin(network: Network, node: np.ndarray, pair: np.ndarray, current: np.ndarray) -> np.ndarray:
+    """(V, H) what a node's pairs have in common, but for messages."""
+    own = np.empty((len(current), pair.shape[2]), np.float32)
     for v in range(len(current)):
-        out[v] = rows[v * devices + current[v]]
-    return out
+        own[v] = pair[v, current[v]]
+    base = _dot(_two_scales(node), network.from_node, False)
+    base += _dot(_two_scales(own), network.from_own, False)
+    return base
 
 
 @njit(cache=True, nogil=True)
-def _begin(network: Network, node: np.ndarray, pair: np.ndarray, current: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(R, H) first embeddings, twice."""
-    devices = pair.shape[1]
-    pairs = _two_scales(pair.reshape(len(node) * devices, pair.shape[2]))
-    shared = _dot(_two_scales(node), network.from_node, False)
-    shared += _dot(_at_home(pairs, current, devices), network.from_own, False)
-    first = _dot(pairs, network.from_pair, False)
-    _spread(first, shared)
-    first = np.maximum(first, np.float32(0.0))
-    return first, first.copy()
-
-
-@njit(cache=True, nogil=True)
-def _exchange(messages: Round, z: np.ndarray, arcs: np.ndarray, edge: np.ndarray, current: np.ndarray) -> None:
-    """A round of `PairMessagePassing` on z (R, H), in place."""
-    nodes, width = len(current), z.shape[1]
-    devices = len(z) // nodes
+def _exchange(messages: Round, z: np.ndarray, arcs: np.ndarray, edge: np.ndarray) -> None:
+    """A round of `EdgeMessagePassing` on z (V, H), in place."""
+    width = z.shape[1]
     read = np.empty((len(z), 3 * width), np.float32)  # what the update reads
     y = np.empty_like(z)
     _normalised(z, messages.norm, y)
     read[:, :width] = y
-    home = _at_home(y, current, devices)
     for way in range(2):
-        sent, on_arc = _dot(y, messages.there[way], False), _dot(edge, messages.edge[way], False)
-        _spread(sent, _dot(home, messages.here[way], False))
-        received = _received(sent, on_arc, arcs[way], arcs[1 - way], devices)
-        read[:, (1 + way) * width : (2 + way) * width] = received
+        sent, on_arc = _dot(y, messages.source[way], False), _dot(edge, messages.edge[way], False)
+        read[:, (1 + way) * width : (2 + way) * width] = _received(sent, on_arc, arcs[way], arcs[1 - way])
     z += _dot(_dot(read, messages.update[0], True), messages.update[1], False)
 
 
-@njit(cache=True, nogil=True)
-def _spread(rows: np.ndarray, by_node: np.ndarray) -> None:
-    """Add to the rows (R, H) of every pair that of its node (V, H)."""
-    devices = len(rows) // len(by_node)
-    for v in range(len(by_node)):
-        for row in range(v * devices, (v + 1) * devices):
-            for j in range(rows.shape[1]):
-                rows[row, j] += by_node[v, j]
-
-
 @njit(cache=True, nogil=True, fastmath={"contract", "nsz"})
-def _received(
-    sent: np.ndarray, on_arc: np.ndarray, sources: np.ndarray, receivers: np.ndarray, devices: int
-) -> np.ndarray:
-    """(R, H) sums of messages, over the square root of their number."""
+def _received(sent: np.ndarray, on_arc: np.ndarray, sources: np.ndarray, receivers: np.ndarray) -> np.ndarray:
+    """(V, H) sums of messages, over the square root of their number."""
     total, zero = np.zeros_like(sent), np.float32(0.0)
     width = sent.shape[1]
-    count = np.zeros(len(sent) // devices, np.int64)
+    count = np.zeros(len(sent), np.int64)
     for m in range(len(sources)):
-        source, receiver = sources[m] * devices, receivers[m] * devices
-        count[receivers[m]] += 1
-        for d in range(devices):
-            for j in range(width):
-                message = sent[source + d, j] + on_arc[m, j]
-                total[receiver + d, j] += message if message > zero else zero
+        source, receiver = sources[m], receivers[m]
+        count[receiver] += 1
+        for j in range(width):
+            message = sent[source, j] + on_arc[m, j]
+            total[receiver, j] += message if message > zero else zero
     for v in range(len(count)):
         if count[v] > 1:
             scale = np.float32(1.0 / np.sqrt(count[v]))
-            for row in range(v * devices, (v + 1) * devices):
-                for j in range(width):
-                    total[row, j] *= scale
+            for j in range(width):
+                total[v, j] *= scale
     return total
 
 
 @njit(cache=True, nogil=True)
 def _finish(
-    network: Network, first: np.ndarray, z: np.ndarray, current: np.ndarray, devices: int, change_weight: np.float32
+    network: Network,
+    base: np.ndarray,
+    pair: np.ndarray,
+    current: np.ndarray,
+    asked: np.ndarray,
+    change_weight: np.float32,
 ) -> np.ndarray:
     """(V, D) logits."""
-    y = np.empty_like(z)
-    _normalised(z, network.head_norm, y)
-    head, shortcut = network.head, network.shortcut
-    out = _dot(_dot(_dot(y, head[0], True), head[1], True), head[2], False)
-    out += _dot(_dot(first, shortcut[0], True), shortcut[1], False)
-    logits = np.empty((len(current), devices), np.float32)
-    weight = np.float32(0.1) * change_weight
-    for v in range(len(current)):
-        own = v * devices + current[v]
+    nodes, devices = asked.shape
+    slot, device = np.empty(nodes * devices, np.int64), np.empty(nodes * devices, np.int64)
+    count = 0
+    for v in range(nodes):
         for d in range(devices):
-            row = v * devices + d
-            logits[v, d] = (out[row, 0] - out[own, 0]) - weight * (out[row, 1] - out[own, 1])
+            if asked[v, d] and d != current[v]:
+                slot[count], device[count] = v, d
+                count += 1
+    logits = np.zeros((nodes, devices), np.float32)
+    weight, zero, head = np.float32(0.1) * change_weight, np.float32(0.0), network.head
+    for first in range(0, count, _TOGETHER):
+        size = min(_TOGETHER, count - first)
+        pairs = np.empty((size, pair.shape[2]), np.float32)
+        for r in range(size):
+            pairs[r] = pair[slot[first + r], device[first + r]]
+        rows = _dot(_two_scales(pairs), network.from_pair, False)
+        for r in range(size):
+            for j in range(rows.shape[1]):
+                rows[r, j] = max(rows[r, j] + base[slot[first + r], j], zero)
+        out = _dot(_dot(_dot(rows, head[0], True), head[1], True), head[2], False)
+        for r in range(size):
+            logits[slot[first + r], device[first + r]] = -weight * out[r, 0]
     return logits

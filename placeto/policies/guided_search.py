@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numba
 import numpy as np
 
 from placeto.environment.columns import NODE
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
-from placeto.environment.observation import observe
+from placeto.environment.observation import look
 from placeto.heuristics.common import Rule
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, begin, round_best, round_to_groups
@@ -182,6 +183,7 @@ class GuidedPlacer:
         `start` is the best placement of groups that the evaluator has met. Below a `share` of 1 groups are joined, as
         long as there are more than this share of them. Between two looks of the policy its most likely moves are
         tried in turn until two are kept, so many `together`: more after some were kept, fewer after they weren't.
+        Under a clock all cores try at once, and the best of what they tried is kept.
         What it observes was simulated before and counts once.
         """
         problem, own = instance.problem, self.search
@@ -196,37 +198,44 @@ class GuidedPlacer:
         here, visited = start, np.zeros(len(start), bool)
         best = evaluator.score(here[of]) if share < 1.0 else evaluator.best_groups[1]
         most = own.most_together if together > 1 else 1
+        abreast = numba.get_num_threads() if evaluator.seconds_limit is not None else 1
         while not visited.all() and not evaluator.exhausted:
             moves = self._likeliest(batch, here, visited, max(own.tries, together))
             if not len(moves):  # the policy's numbers overflow: it has no opinion, and won't get one
                 break
-            kept = tries = 0
+            stay = here[moves[:, 0]] == moves[:, 1]
+            visited[moves[stay, 0]] = True
+            moves, kept, tries = moves[~stay], 0, 0
             while len(moves) and kept < own.kept and tries < own.tries and not evaluator.exhausted:
-                chosen, device = moves[:together].T
-                moved = here.copy()
-                moved[chosen] = device
-                if not np.array_equal(moved, here):
-                    score, tries = evaluator.score(moved[of]), tries + 1
-                    best = min(best, score)
-                    if self.env.tolerance is None or score <= best * (1.0 + self.env.tolerance):
-                        here, kept, together = moved, kept + 1, min(2 * together, most)
-                    elif len(chosen) > 1:
-                        together = len(chosen) // 2
-                        continue
-                visited[chosen] = True
-                moves = moves[len(chosen) :]
+                sets = [moves[first : first + together] for first in range(0, len(moves), together)][:abreast]
+                rows = np.repeat(here[None], len(sets), 0)
+                for row, chosen in zip(rows, sets, strict=True):
+                    row[chosen[:, 0]] = chosen[:, 1]
+                scores = evaluator.score_batch(rows[:, of])
+                tries += len(sets)
+                best = min(best, float(scores.min()))
+                good = scores <= (np.inf if self.env.tolerance is None else best * (1.0 + self.env.tolerance))
+                if good.any():
+                    first = int(scores.argmin())
+                    here, kept, together = rows[first], kept + 1, min(2 * together, most)
+                    visited[sets[first][:, 0]] = True
+                else:
+                    together = max(1, len(sets[0]) // 2)
+                for chosen, well in zip(sets, good, strict=True):
+                    if len(chosen) == 1 and not well:
+                        visited[chosen[:, 0]] = True
+                moves = moves[~visited[moves[:, 0]]]
 
     def _likeliest(self, batch: InstanceBatch, here: np.ndarray, visited: np.ndarray, count: int) -> np.ndarray:
         """(M, 2) groups and devices: the moves that the policy would make next, one a group, the likeliest first."""
-        step = visited.sum()
-        seen, _, _ = observe(batch, np.zeros(1, np.int64), here[None], visited[None], step[None])
-        legal = seen.exists & ~visited[:, None]
+        seen, step = look(batch, here, visited), visited.sum()
+        legal = seen.offered
         if self.env.order == "topological":  # the traversal's node, which may also stay
             legal &= (seen.traversal == step)[:, None]
             seen.node[:, NODE.is_current] = seen.traversal == step
         else:
             legal[np.arange(len(here)), here] = False
-        logits = self.policy(seen.node, seen.pair, seen.arcs, seen.edge, seen.current)
+        logits = self.policy(seen.node, seen.pair, seen.arcs, seen.edge, seen.current, legal)
         if not np.isfinite(logits).all():
             return np.empty((0, 2), np.int64)
         odds = np.where(legal, logits, -np.inf)

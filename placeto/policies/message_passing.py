@@ -1,6 +1,6 @@
 """Message passing layers.
 
-Legend: V nodes of all graphs of a batch together, M arcs, A features of an arc, D devices, H hidden.
+Legend: V nodes of all graphs of a batch together, M arcs, A features of an arc, H hidden.
 """
 
 from __future__ import annotations
@@ -67,34 +67,28 @@ class TwoWayMessagePassing(nn.Module):
         return x
 
 
-class PairMessagePassing(nn.Module):
-    """A round of messages between (node, device) pairs of the same device, along and against the arcs.
+class EdgeMessagePassing(nn.Module):
+    """A round of messages along and against the arcs, which read the arc's features as well.
 
-    So a node learns for each device what its neighbours would find there, and what they have where they are.
     ``z <- z + update(z, from parents, from children)``, sums divided by the square root of the number of messages.
-    An addition to the paper, whose messages are between nodes (`TwoWayMessagePassing`).
 
-    Shapes: ``z`` (V, D, H), ``own`` (V, 1) int64 the device of each node, ``edge_index`` (2, M), ``edge_attr`` (M, A)
-    -> (V, D, H).
+    Shapes: ``z`` (V, H), ``edge_index`` (2, M), ``edge_attr`` (M, A) -> (V, H).
     """
 
     def __init__(self, hidden: int, edge_features: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(hidden)
-        self.there = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(2))
-        self.here = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(2))
+        self.source = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(2))
         self.edge = nn.ModuleList(nn.Linear(edge_features, hidden, bias=False) for _ in range(2))
         self.update = mlp([3 * hidden, hidden, hidden])
 
-    def forward(self, z: Tensor, own: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        """(V, D, H) embeddings after a round."""
+    def forward(self, z: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        """(V, H) embeddings after a round."""
         y = self.norm(z)
-        here = y.gather(1, own[..., None].expand(-1, 1, z.shape[2]))
         received = [y]
-        for way, (there, at_home, edge) in enumerate(zip(self.there, self.here, self.edge, strict=True)):
-            source, receiver = edge_index[way], edge_index[1 - way]
-            sent = (there(y) + at_home(here)).index_select(0, source)
-            message = torch.relu(sent + edge(edge_attr)[:, None])
+        for way, (source, edge) in enumerate(zip(self.source, self.edge, strict=True)):
+            sender, receiver = edge_index[way], edge_index[1 - way]
+            message = torch.relu(source(y).index_select(0, sender) + edge(edge_attr))
             count = torch.bincount(receiver, minlength=len(z)).clamp(min=1).to(z.dtype)
-            received.append(torch.zeros_like(y).index_add_(0, receiver, message) * count.rsqrt()[:, None, None])
+            received.append(torch.zeros_like(y).index_add_(0, receiver, message) * count.rsqrt()[:, None])
         return z + self.update(torch.cat(received, -1))

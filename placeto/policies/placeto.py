@@ -1,10 +1,10 @@
-"""Placeto: messages between (node, device) pairs, an iterative policy that moves one node at a time.
+"""Placeto: messages between nodes, an iterative policy that moves one node at a time.
 
 After Addanki et al., "Placeto: Learning Generalizable Device Placement Algorithms for Distributed Machine Learning",
 NeurIPS 2019, arXiv 1906.08879; the paper's own policy is `placeto.policies.placeto_paper`. This one reads the
 schedule's features and scores (node, device) pairs, so one set of parameters serves any number and mix of devices.
 
-Legend: V nodes of all graphs of a batch together, M arcs, D devices, H hidden.
+Legend: V nodes of all graphs of a batch together, M arcs, D devices, L chosen pairs, H hidden.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from placeto.environment.columns import EDGE, NODE, PAIR
-from placeto.policies.message_passing import PairMessagePassing, mlp
+from placeto.policies.message_passing import EdgeMessagePassing, mlp
 from placeto.policies.scales import FINE, FINE_RANGE
 
 
@@ -34,10 +34,11 @@ class PlacetoConfig:
 
 
 class PlacetoPolicy(nn.Module):
-    """Scores every (node, device) pair of a batch of graphs.
+    """Scores (node, device) pairs of a batch of graphs.
 
-    ``logit = agreement - change_weight * change``, both less their value at the node's current device: `agreement` is
-    free, `change` predicts the relative change of the makespan by that one move (and can be trained on labels).
+    A node's embedding is made of its own features, those of its pair with the device where it is, and messages. A
+    pair's prediction is made of the pair's features and the embedding: the relative change of the makespan by that one
+    move, which can be trained on labels. ``logit = -change_weight * change``.
     """
 
     def __init__(self, config: PlacetoConfig) -> None:
@@ -45,30 +46,39 @@ class PlacetoPolicy(nn.Module):
         self.config = config
         hidden, nodes, pairs = config.hidden, 2 * len(NODE), 2 * len(PAIR)
         self.from_node = nn.Linear(nodes, hidden)
-        self.from_pair = nn.Linear(pairs, hidden, bias=False)
         self.from_own = nn.Linear(pairs, hidden, bias=False)
-        self.pair_messages = nn.ModuleList(PairMessagePassing(hidden, len(EDGE)) for _ in range(config.rounds))
-        self.head = nn.Sequential(nn.LayerNorm(hidden), *mlp([hidden, 64, 64, 2]))
-        self.shortcut = mlp([hidden, 64, 2])
+        self.messages = nn.ModuleList(EdgeMessagePassing(hidden, len(EDGE)) for _ in range(config.rounds))
+        self.from_messages = nn.Linear(hidden, hidden, bias=False) if config.rounds else None
+        self.from_pair = nn.Linear(pairs, hidden, bias=False)
+        self.head = mlp([hidden, 64, 64, 1])
 
     def forward(self, data: Data) -> tuple[Tensor, Tensor]:
-        """Logits (V, D) and predicted relative changes (V, D); both zero at the node's current device.
+        """Logits (V, D) and predicted relative changes (V, D); zero at the current device and where none is offered.
 
         Computed where the parameters are; the answer comes back to where the observation is.
         """
+        slot, device = data.offered.nonzero(as_tuple=True)
+        away = device != data.current[slot]
+        slot, device = slot[away], device[away]
+        change = data.pair.new_zeros(data.offered.shape).index_put((slot, device), self.changes(data, slot, device))
+        return -self.config.change_weight * change, change
+
+    def changes(self, data: Data, slot: Tensor, device: Tensor) -> Tensor:
+        """(L,) predicted relative changes of the makespan by moving the nodes `slot` (L,) to the devices (L,)."""
         there, here = data.x.device, next(self.parameters()).device
         if there != here:
-            logits, change = self(copy(data).to(here))
-            return logits.to(there), change.to(there)
-        node, pair, own = two_scales(data.x), two_scales(data.pair), data.current[:, None]
-        at_home = pair.gather(1, own[..., None].expand(-1, 1, pair.shape[2]))
-        z = first = torch.relu(self.from_node(node)[:, None] + self.from_pair(pair) + self.from_own(at_home))
-        for messages in self.pair_messages:
-            z = messages(z, own, data.edge_index, data.edge_attr)
-        out = self.head(z) + self.shortcut(first)  # (V, D, 2)
-        out = out - out.gather(1, own[..., None].expand(-1, 1, 2))
-        change = out[..., 1] * 0.1  # typical changes are a few per cent: keep the head's outputs near one
-        return out[..., 0] - self.config.change_weight * change, change
+            return self.changes(copy(data).to(here), slot.to(here), device.to(here)).to(there)
+        own = data.pair[torch.arange(len(data.current), device=here), data.current]
+        base = self.from_node(two_scales(data.x)) + self.from_own(two_scales(own))
+        if self.from_messages is not None:
+            z = torch.relu(base)
+            for messages in self.messages:
+                z = messages(z, data.edge_index, data.edge_attr)
+            base = base + self.from_messages(z)
+        pair = two_scales(data.pair[slot, device])
+        out = self.head(torch.relu(base[slot] + self.from_pair(pair)))
+        change: Tensor = out[:, 0] * 0.1  # typical changes are a few per cent: keep the head's outputs near one
+        return change
 
 
 def two_scales(x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from placeto.problem.coarsening import Units, coarsen, merge, neighbours, unit_edges
+from placeto.problem.coarsening import Units, coarsen, merge, neighbours, unit_edges, without_collector
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem, check_problem
 
@@ -88,15 +88,16 @@ def group_ops(problem: PlacementProblem, max_groups: int = MAX_GROUPS) -> Groups
     if max_groups < 1:
         raise ValueError(f"max_groups must be >= 1, not {max_groups}")
     graph = problem.graph
-    units = Units(problem)
-    _join_hard(graph, units)
-    labels = list(_labels(graph))
-    if any(graph.modules):
-        _set_gradients_apart(graph, units, labels)
-        _join_light(problem, units, labels)
-        _join_calls(units, labels, min(max_groups, _CALLED))
-    coarsen(problem, units, max_groups)
-    return _finish(graph, units, labels)
+    with without_collector():
+        units = Units(problem)
+        _join_hard(graph, units)
+        labels = list(_labels(graph))
+        if any(graph.modules):
+            _set_gradients_apart(graph, units, labels)
+            _join_light(problem, units, labels)
+            _join_calls(units, labels, min(max_groups, _CALLED))
+        coarsen(problem, units, max_groups)
+        return _finish(graph, units, labels)
 
 
 @lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.problem.units import format_us
 from placeto.simulator.memory import penalised, score
-from placeto.simulator.schedule import Schedule, check_placement, in_order, simulate, simulate_batch
+from placeto.simulator.schedule import PARALLEL_OPS, Schedule, check_placement, in_order, simulate, simulate_batch
 from placeto.simulator.watch import current
 
 _CHUNK_SECONDS = 0.02  # between two looks at the clock
@@ -315,7 +315,7 @@ class Evaluator:
         scores, done = np.full(len(placements), math.inf), 0
         while done < len(placements) and (count := self._chunks.next(len(placements) - done)) > 0:
             before, rows = self.seconds, placements[done : done + count]
-            if count < _PARALLEL:
+            if count == 1 or (count < _PARALLEL and rows.size < PARALLEL_OPS):
                 arrays, checked = self.problem.arrays, [check_placement(self.problem, row) for row in rows]
                 makespans, overflows = np.array([score(arrays, 0, row, math.inf) for row in checked]).T
             else:

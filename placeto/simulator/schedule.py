@@ -30,6 +30,7 @@ from placeto.simulator.slack import fill_slack
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
 
 SERIAL_BELOW = 3  # rows of a batch: waking a second thread takes longer than so few do, most of all on a busy machine
+PARALLEL_OPS = 6_000  # of all rows together, from which on even two are worth it: a millisecond's
 
 
 class PlacementError(ValueError):
@@ -239,7 +240,8 @@ def simulate_batch(
         problem = batch.problems[index[row]]
         check_placement(problem, placements[row, : problem.num_ops])
     makespans, overflows = np.empty(len(index)), np.empty(len(index))
-    run = _run_parallel if len(index) >= SERIAL_BELOW else _run_serial
+    pair = len(index) == 2 and placements.size >= PARALLEL_OPS
+    run = _run_parallel if pair or len(index) >= SERIAL_BELOW else _run_serial
     run(batch.arrays, index, placements, float(cutoff), makespans, overflows)
     return makespans, overflows
 

@@ -16,7 +16,7 @@ import torch
 from placeto.policies.weights import SUFFIX, WeightsError, load_weights, save_weights
 from placeto.pretrained import pretrained_path
 from placeto.problem.files import atomic_write
-from placeto.training.older import OlderError, modern
+from placeto.training.older import OlderError, check_network, modern
 
 FORMAT = "placeto.checkpoint/1"
 FILE_NAME = "checkpoint.pt"
@@ -89,6 +89,7 @@ def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
     _check(state, path)
     if isinstance(state.get("config"), Mapping):
         try:
+            check_network(str(state.get("placer")), state.get("best_parameters", {}))
             state["config"] = modern(str(state.get("placer")), state["config"])
         except OlderError as problem:
             raise CheckpointError(f"{path}: {problem}; train again") from None

@@ -61,6 +61,8 @@ class LearningConfig:
     sweep: the states in which guided search asks the policy."""
     parts: float = 0.4
     """Share of the training problems whose groups are split into parts, as guided search splits them."""
+    joined: float = 0.25
+    """Share of the training problems whose groups are joined, as guided search joins them."""
 
     lr: float = 3e-4
     """Learning rate of reinforcement, falling to zero."""
@@ -106,6 +108,7 @@ PAPER_LEARNING = LearningConfig(
     discount=1.0,
     lr=1e-3,
     parts=0.0,
+    joined=0.0,
 )
 """The recipe of the Placeto paper: REINFORCE on whole traversals, improvement reward, reward baseline by step."""
 
@@ -212,7 +215,7 @@ ONE_SHOT_LEARNING = {
 }
 """Recipes of the one-shot placers."""
 FINE_TUNING: dict[str, dict[str, Any]] = {
-    "placeto": {"reinforcement": 1.0, "parts": 0.0},
+    "placeto": {"reinforcement": 1.0, "parts": 0.0, "joined": 0.0},
     "gdp": {"samples": 16, "epochs": 4, "lr": 5e-4, "soften": 3.0},
 }
 """What differs from a placer's recipe where training begins with a checkpoint, and placements count."""
@@ -247,7 +250,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     **{f"search.{name}": _SHARE for name in ("pass_on_parts", "on_sweeps", "seconds_on_sweeps")},
     **{f"search.{name}": _SHARE for name in ("on_groups", "on_parts", "levels", "timed_levels")},
     **{f"search.{name}": _COUNT for name in ("fewest", "pass_parts", "tries", "kept", "together", "most_together")},
-    **{f"learning.{name}": _SHARE for name in ("reinforcement", "parts", "annealed", "average")},
+    **{f"learning.{name}": _SHARE for name in ("reinforcement", "parts", "joined", "annealed", "average")},
     **{f"learning.{name}": _SHARE for name in ("lr", "supervised_lr", "discount")},
     **{f"learning.{name}": _COUNT for name in ("graphs", "epochs", "minibatch", "labels", "fits", "moves")},
     **{f"learning.{name}": _COUNT for name in ("supervised_moves", "supervised_replicas")},

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from placeto.environment.rewards import REWARDS
+from placeto.policies.placeto import PlacetoPolicy
 from placeto.training.config import LearningConfig, OneShotLearningConfig
 from placeto.training.losses import (
     discounted_returns,
@@ -31,7 +32,7 @@ SMALL_CHANGE = 0.02  # the error of a label of this size weighs half as much as 
 
 
 def supervised_update(
-    policy: nn.Module,
+    policy: PlacetoPolicy,
     optimizer: torch.optim.Optimizer,
     states: Iterable[tuple[Data, Labels]],
     config: LearningConfig,
@@ -46,8 +47,7 @@ def supervised_update(
     total, steps = torch.zeros(3, dtype=torch.float64), 0
     for data, labels in states:
         weight = ranks.weight(len(labels.change))
-        _, change = policy(data)
-        predicted = change[labels.slot, labels.device]
+        predicted = policy.changes(data, labels.slot, labels.device)
         target = labels.change.clamp(-CHANGE_CLIP, CHANGE_CLIP)
         error = nn.functional.smooth_l1_loss(100 * predicted, 100 * target, reduction="none")
         loss = weight * (error * SMALL_CHANGE / (SMALL_CHANGE + target.abs())).mean()

@@ -61,7 +61,7 @@ def test_node_and_pair_columns_agree_with_the_schedule(problems, observed):
         slack = [schedule.slack_us[groups.group == g].min() for g in range(groups.num_groups)]
         np.testing.assert_allclose(x[:, NODE.min_slack] ** 2 * makespan[b], slack, rtol=1e-4, atol=1e-5 * makespan[b])
         assert pair[:, :, PAIR.current].sum() == groups.num_groups
-        assert not data.exists[nodes][:, problem.num_devices :].any()
+        assert not data.offered[nodes][:, problem.num_devices :].any()
 
 
 def test_every_column_is_finite_and_of_moderate_size(observed):

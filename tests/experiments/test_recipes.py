@@ -3,9 +3,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.recipes import BANDWIDTH, SPEED, Recipe, main, random_cluster, training_problems
+from experiments.recipes import (
+    BANDWIDTH,
+    DEVICES,
+    FEW,
+    SPEED,
+    Recipe,
+    main,
+    random_cluster,
+    training_problems,
+)
 from placeto.placers import load_placer
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import load_checkpoint
 from tests.toys import random_graph
 
@@ -37,7 +47,7 @@ def test_the_same_recipe_makes_the_same_problems(tmp_path):
 @pytest.mark.parametrize("seed", range(8))
 def test_random_clusters_stay_within_their_limits(seed):
     cluster = random_cluster(np.random.default_rng(seed), "random")
-    assert 2 <= cluster.num_devices <= 8
+    assert DEVICES[0] <= cluster.num_devices <= DEVICES[1]
     apart = ~np.eye(cluster.num_devices, dtype=bool)
     assert (cluster.bandwidth[apart] <= BANDWIDTH[1] / 1e6).all()
     assert (cluster.bandwidth[apart] >= BANDWIDTH[0] / 10e6).all()
@@ -47,9 +57,22 @@ def test_random_clusters_stay_within_their_limits(seed):
 
 
 def test_random_clusters_are_of_all_sorts():
-    clusters = [random_cluster(np.random.default_rng(seed), "random") for seed in range(60)]
-    assert {cluster.num_devices for cluster in clusters} == set(range(2, 9))
+    clusters = [random_cluster(np.random.default_rng(seed), "random") for seed in range(90)]
+    counts = np.array([cluster.num_devices for cluster in clusters])
+    assert set(range(*DEVICES)) - set(counts.tolist()) < set(range(FEW, DEVICES[1] + 1))
+    assert 0.3 < (counts > FEW).mean() < 0.6
     assert {cluster.link for cluster in clusters} == {"egress", "pair"}
     assert {len({device.kind for device in cluster.devices}) for cluster in clusters} == {1, 2}
     hosts = [len(np.unique(cluster.bandwidth[np.isfinite(cluster.bandwidth)])) for cluster in clusters]
     assert set(hosts) == {1, 2}
+
+
+def test_some_problems_have_roofline_costs_and_some_hardly_the_memory():
+    problems = training_problems(Recipe(graphs=("ptb:6",), random_clusters=4))
+    assert {problem.costs.name for problem in problems.values()} >= {"roofline"}
+    assert len({problem.costs.name for problem in problems.values()}) == 2
+    whole = [simulate(p, np.zeros(p.num_ops, np.int64)) for p in problems.values()]
+    tight = [not schedule.fits for schedule in whole]
+    assert 0 < sum(tight) < len(tight) / 2
+    for problem, schedule in zip(problems.values(), whole, strict=True):
+        assert problem.cluster.memory.sum() > schedule.peak_memory[0]

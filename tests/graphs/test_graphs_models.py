@@ -18,11 +18,13 @@ from graphs import (
     gnmt,
     inception_v3,
     llama,
+    moe,
     nasnet,
     recurrent,
     resnet,
     rnnlm,
     transformer_xl,
+    unet,
     wavenet,
 )
 from graphs.cells import CellNetwork
@@ -36,7 +38,7 @@ from graphs.recurrent import LSTMCell
 NAMES = ["inception_v3", "nasnet", "resnet", "amoebanet"]
 NAMES += ["rnnlm", "rnnlm-2", "rnnlm-4", "rnnlm-8", "gnmt", "gnmt-2", "gnmt-4", "gnmt-8"]
 NAMES += ["transformer_xl", "transformer_xl-2", "transformer_xl-4", "transformer_xl-8"]
-NAMES += ["wavenet", "wavenet-2x18", "wavenet-4x36", "bert", "llama"]
+NAMES += ["wavenet", "wavenet-2x18", "wavenet-4x36", "bert", "llama", "moe", "unet"]
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +105,7 @@ def test_the_test_graphs_open_with_published_sizes_where_there_are_any() -> None
     assert first["bert"] == bert.BASE
     assert MODELS["bert"].networks["test"][1] == bert.LARGE
     assert first["llama"].size == llama.LLAMA_1B
+    assert first["unet"] == unet.PAPER
 
 
 def test_deal_refuses_too_few_networks() -> None:
@@ -142,6 +145,8 @@ TINY: dict[str, tuple[Any, Any]] = {
     "wavenet": (wavenet, wavenet.Network(2, 4, 6, 9, 2)),
     "bert": (bert, bert.Network(1, 64, 16, 4, 2)),
     "llama": (llama, llama.Network(llama.Size(1, 16, 4, 2, 24), 6, 4, 2)),
+    "moe": (moe, moe.Network(2, 64, 2, 1, 4, 2)),
+    "unet": (unet, unet.Network(2, 4, 8, 2, 2)),
 }
 
 
@@ -330,3 +335,32 @@ def test_resolution_and_width_of_cells() -> None:
     assert sizes[1] == (4 * 22, 28)
     assert [size for _, size in sizes[2:]] == [28, 14, 14, 7, 7]
     assert sizes[-1][0] == 1056
+
+
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_words_go_to_the_experts_that_their_gate_chose_unless_these_are_full(chosen: int) -> None:
+    torch.manual_seed(0)
+    mixture = moe.Mixture(moe.Network(2, 64, 4, chosen, length=10, batch=2))
+    x = torch.rand(20, 64)
+    mixture.gate.weight.data[0] += 0.02  # a favourite
+    weights = mixture.gate(x).softmax(-1)
+    expected, words = torch.zeros_like(x), [0] * 4
+    for choice in range(chosen):
+        for word in range(20):
+            expert = int(weights[word].argsort(descending=True)[choice])
+            words[expert] += 1
+            if words[expert] <= mixture.capacity:
+                expected[word] += weights[word, expert] * mixture.experts[expert](x[word])
+    assert max(words) > mixture.capacity == 1.25 * 20 * chosen // 4
+    torch.testing.assert_close(mixture(x), expected)
+
+
+def test_the_way_up_reads_the_way_down_at_each_level() -> None:
+    torch.manual_seed(0)
+    model, seen = unet.UNet(unet.Network(2, 4, 8, 1)).eval(), []
+    for level in (*model.down, *model.up):
+        level.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
+    assert model(torch.randn(1, 3, 8, 8)).shape == (1, unet.CLASSES, 8, 8)
+    assert [tuple(output.shape[1:]) for _, output in seen] == [(4, 8, 8), (8, 4, 4), (16, 2, 2), (8, 4, 4), (4, 8, 8)]
+    assert torch.equal(seen[3][0][:, :8], seen[1][1])
+    assert torch.equal(seen[4][0][:, :4], seen[0][1])

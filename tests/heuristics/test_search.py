@@ -19,6 +19,7 @@ from placeto.heuristics.local_search.annealing import ANNEAL, anneal, annealing_
 from placeto.heuristics.local_search.descents import DESCENT, hillclimb, ils
 from placeto.heuristics.local_search.guide import estimate, new_scratch
 from placeto.heuristics.local_search.local_search import LocalSearch, LocalSearchConfig
+from placeto.heuristics.local_search.moves import RANDOM, propose
 from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
 from placeto.heuristics.local_search.starts import begin, best_cheap
 from placeto.problem.cluster_files import load_cluster
@@ -98,6 +99,27 @@ def test_neighbourhood_lists_each_group_in_all_its_sets() -> None:
         assert [near.sets[near.home_place[k]] for k in entries] == [group] * len(entries)
         assert all(near.set_ptr[near.home[k]] <= near.home_place[k] < near.set_ptr[near.home[k] + 1] for k in entries)
         assert (near.sets == group).sum() == len(entries)
+
+
+def test_of_many_devices_a_group_is_offered_that_of_a_neighbour() -> None:
+    """Half of the time; on few devices all are offered alike."""
+    shares = []
+    for cluster in ("8xh100", "2x8xh100"):
+        problem = forks(8, 6, cluster)
+        evaluator = Evaluator(problem, simulations=2)
+        groups = evaluator.groups.num_groups
+        start = np.arange(groups) % problem.num_devices
+        search = LocalSearch(evaluator, start, {"random": 1.0}, np.random.default_rng(0))
+        near, chosen, target, near_by = search.near, np.zeros(groups, np.int64), np.zeros(groups, np.int64), []
+        for _ in range(800):
+            marked = np.zeros(groups, bool)
+            propose(near, search.state, search.rules, RANDOM, problem.num_devices, marked, chosen, target)
+            around = near.near[near.near_ptr[chosen[0]] : near.near_ptr[chosen[0] + 1]]
+            assert target[0] != search.device[chosen[0]]
+            near_by.append(target[0] in search.device[around])
+        shares.append(np.mean(near_by))
+    assert shares[0] < 2.5 / 7
+    assert 0.5 < shares[1] < 0.5 + 2.5 / 15
 
 
 def test_hill_climbing_ends_where_every_move_is_known() -> None:

@@ -14,7 +14,7 @@ from tests.toys import fork_of_chains, random_graph, toy_cluster
 
 
 def problems() -> list[PlacementProblem]:
-    clusters = toy_cluster(2), toy_cluster(3, (1.0, 2.0, 0.5)), toy_cluster(5)
+    clusters = toy_cluster(2), toy_cluster(3, (1.0, 2.0, 0.5)), toy_cluster(12)
     return [
         *(PlacementProblem(random_graph(seed, 20 + 30 * seed), clusters[seed % 3]) for seed in range(6)),
         fork_of_chains(3, 2),
@@ -22,7 +22,7 @@ def problems() -> list[PlacementProblem]:
     ]
 
 
-@pytest.mark.parametrize("config", [PlacetoConfig(), PlacetoConfig(hidden=12, rounds=0), PlacetoConfig(hidden=7)])
+@pytest.mark.parametrize("config", [PlacetoConfig(rounds=2), PlacetoConfig(hidden=12, rounds=0), PlacetoConfig(7, 1)])
 def test_it_answers_as_the_torch_policy_does(config: PlacetoConfig) -> None:
     torch.manual_seed(0)
     policy = PlacetoPolicy(config)
@@ -37,10 +37,13 @@ def test_it_answers_as_the_torch_policy_does(config: PlacetoConfig) -> None:
         seen, _, _ = observe(batch, np.zeros(1, np.int64), placement, visited, visited.sum(1))
         with torch.no_grad():
             expected = policy(to_data(seen))[0].numpy()
-        found = compiled(seen.node, seen.pair, seen.arcs, seen.edge, seen.current)
+        found = compiled(seen.node, seen.pair, seen.arcs, seen.edge, seen.current, seen.offered)
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
         assert (found[np.arange(len(found)), seen.current] == 0.0).all()
+        asked = random.random(found.shape) < 0.5
+        some = compiled(seen.node, seen.pair, seen.arcs, seen.edge, seen.current, asked & seen.offered)
+        np.testing.assert_allclose(some, np.where(asked, found, 0.0), rtol=1e-4, atol=1e-4 * np.abs(expected).max())
         largest = max(largest, float(np.abs(expected).max()))
     assert largest > 1.0
 
@@ -52,7 +55,7 @@ def test_weights_of_now() -> None:
     batch = InstanceBatch.of([make_instance(fork_of_chains(3, 2))])
     zero = np.zeros((1, batch.max_groups), np.int64)
     seen, _, _ = observe(batch, zero[0, :1], zero, zero.astype(bool), zero[0, :1])
-    arrays = seen.node, seen.pair, seen.arcs, seen.edge, seen.current
+    arrays = seen.node, seen.pair, seen.arcs, seen.edge, seen.current, seen.offered
     first = CompiledPolicy.of(policy)
     before = first(*arrays)
     with torch.no_grad():

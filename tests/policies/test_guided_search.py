@@ -1,5 +1,6 @@
 from dataclasses import asdict
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -83,7 +84,7 @@ class Oracle:
             instance.problem.num_devices,
         )
 
-    def __call__(self, node, pair, arcs, edge, current):
+    def __call__(self, node, pair, arcs, edge, current, asked):
         shape = self.groups.num_groups, self.devices
         group, device = (grid.reshape(1, -1) for grid in np.indices(shape))
         scores = score_moves(self.batch, np.zeros(1, np.int64), current[None], group, device)
@@ -100,6 +101,10 @@ class Watched(Evaluator):
     def score(self, group_placement):
         self.asked.append(np.array(group_placement))
         return super().score(group_placement)
+
+    def score_batch(self, group_placements):
+        self.asked += [np.array(row) for row in group_placements]
+        return super().score_batch(group_placements)
 
 
 @pytest.mark.parametrize("order", ["policy", "topological"])
@@ -223,6 +228,28 @@ def test_more_moves_are_tried_together_after_some_are_kept_and_fewer_after_some_
     assert max(counts) >= 8
     assert min(counts) == 1
     assert len(counts) < groups
+
+
+def test_under_a_clock_every_thread_tries_a_move_and_the_best_of_them_is_kept(monkeypatch):
+    monkeypatch.setattr(numba, "get_num_threads", lambda: 3)
+    problem = PlacementProblem(random_graph(1, 60), toy_cluster(3))
+    instance = make_instance(problem)
+    placer, groups = GuidedPlacer(Oracle(instance), EnvConfig()), instance.groups.num_groups
+    evaluator = Watched(problem, instance.groups, None, 60.0)
+    here = start = np.zeros(groups, np.int64)
+    scores = [evaluator.score(start)]
+    batches = []
+    score_batch = evaluator.score_batch
+    evaluator.score_batch = lambda rows: batches.append(rows) or score_batch(rows)
+    placer._sweep(instance, 1.0, evaluator, start)
+    assert {len(rows) for rows in batches[:-1]} <= {2, 3}  # of the eight after a look
+    for rows in batches:
+        assert ((rows != here).sum(1) == 1).all()
+        then = [Evaluator(problem).score(row) for row in rows]
+        scores += then
+        if min(then) <= min(scores) * 1.003:
+            here = rows[int(np.argmin(then))]
+    assert evaluator.best_groups[1] == min(scores)
 
 
 def test_the_sweeps_leave_annealing_its_share(placer, monkeypatch):

@@ -3,14 +3,13 @@ from torch import nn
 
 from placeto.policies.message_passing import (
     DirectedMessagePassing,
-    PairMessagePassing,
+    EdgeMessagePassing,
     TwoWayMessagePassing,
     mlp,
 )
 
 # 0 -> 1 -> 3, 0 -> 2 -> 3
 EDGES = torch.tensor([[0, 0, 1, 2], [1, 2, 3, 3]])
-ATTR = torch.zeros(4, 1)
 
 
 def as_sum(layer: DirectedMessagePassing) -> None:
@@ -50,29 +49,21 @@ def test_message_passing_does_not_depend_on_the_order_of_nodes():
     torch.testing.assert_close(layer(x[order], place[EDGES]), layer(x, EDGES)[order])
 
 
-def test_messages_of_pairs_stay_with_their_device_but_for_where_the_sender_is():
-    """0 -> 1 -> 3, 0 -> 2 -> 3; node 1 is on device 0."""
+def test_messages_with_features_of_arcs_come_from_neighbours_and_their_arcs():
     torch.manual_seed(0)
-    layer, own = PairMessagePassing(4, 1), torch.tensor([[1], [0], [1], [1]])
-    z = torch.randn(4, 3, 4, requires_grad=True)
-    layer(z, own, EDGES, ATTR)[3, 2].sum().backward()
-    touched = z.grad.abs().sum(-1) > 0
-    assert touched.tolist() == [
-        [False, False, False],  # two arcs away
-        [True, False, True],  # where it is, and the receiver's device
-        [False, True, True],
-        [False, False, True],
-    ]
+    layer, z = EdgeMessagePassing(16, 1), torch.randn(4, 16, requires_grad=True)
+    attr = torch.randn(4, 1, requires_grad=True)
+    layer(z, EDGES, attr)[3].sum().backward()
+    assert (z.grad.abs().sum(1) > 0).tolist() == [False, True, True, True]  # node 0 is two arcs away
+    assert (attr.grad.abs().sum(1) > 0).tolist() == [False, False, True, True]
 
 
-def test_messages_of_pairs_depend_on_no_order():
+def test_messages_with_features_of_arcs_depend_on_no_order():
     torch.manual_seed(0)
-    layer, z, own = PairMessagePassing(4, 1), torch.randn(4, 3, 4), torch.tensor([[1], [0], [2], [1]])
-    order, devices = torch.tensor([2, 0, 3, 1]), torch.tensor([1, 2, 0])
-    place, there = torch.argsort(order), torch.argsort(devices)
-    expected = layer(z, own, EDGES, ATTR)
-    torch.testing.assert_close(layer(z[order], own[order], place[EDGES], ATTR), expected[order])
-    torch.testing.assert_close(layer(z[:, devices], there[own], EDGES, ATTR), expected[:, devices])
+    layer, z, attr = EdgeMessagePassing(4, 1), torch.randn(4, 4), torch.randn(4, 1)
+    order, arcs = torch.tensor([2, 0, 3, 1]), torch.tensor([3, 1, 0, 2])
+    place = torch.argsort(order)
+    torch.testing.assert_close(layer(z[order], place[EDGES[:, arcs]], attr[arcs]), layer(z, EDGES, attr)[order])
 
 
 def test_mlp_ends_without_activation_unless_asked():

@@ -35,7 +35,7 @@ class ToTheFirst(nn.Module):
     """Wants every node on device 0."""
 
     def forward(self, data):
-        logits = torch.zeros(data.exists.shape)
+        logits = torch.zeros(data.offered.shape)
         logits[:, 0] = 50.0
         return logits, logits
 

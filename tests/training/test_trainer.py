@@ -36,6 +36,7 @@ QUICK = LearningConfig(
     replay=0,
     annealed=0.0,
     parts=0.0,
+    joined=0.0,
     replicas=4,
     moves=6,
 )

@@ -98,7 +98,7 @@ def test_errors_of_small_changes_weigh_more(setting):
     labels, losses = episodes.labels[0], []
     for change in (0.0, 2 * SMALL_CHANGE):
         state = episodes.data[0], replace(labels, change=torch.full_like(labels.change, change))
-        shifted = _Shifted(torch.full(episodes.data[0].exists.shape, change + 0.01))
+        shifted = _Shifted(torch.tensor(change + 0.01))
         numbers = supervised_update(shifted, torch.optim.SGD(shifted.parameters(), 0.0), [state], LearningConfig())
         losses.append(numbers["loss/supervised"])
     assert losses[0] == pytest.approx(0.5)
@@ -106,14 +106,14 @@ def test_errors_of_small_changes_weigh_more(setting):
 
 
 class _Shifted(torch.nn.Module):
-    """Predicts given changes."""
+    """Predicts the same change for all."""
 
     def __init__(self, change):
         super().__init__()
         self.change = torch.nn.Parameter(change)
 
-    def forward(self, data):
-        return self.change, self.change
+    def changes(self, data, slot, device):
+        return self.change.expand(len(slot))
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])

@@ -39,6 +39,8 @@ class LocalSearchConfig:
     """Share of the moves of sets that are of a window of it."""
     known: int = 2000
     """Proposals in a row that need no simulation, after which one is accepted whatever it costs."""
+    near: float = 0.5
+    """Share of the new devices, among many, that are a neighbour's."""
     steer: float = 0.1
     """How fast the temperature follows the share of accepted proposals."""
     chunk: int = 1000
@@ -74,7 +76,9 @@ class LocalSearch:
         own = LOCAL_SEARCH
         guide = own.guide if mix.get("guided") else 0.0
         mixed = chances / chances[-1]
-        self.rules = Rules(mixed, guide, own.largest_block, own.critical_sets, own.windows, own.known, own.steer)
+        self.rules = Rules(
+            mixed, guide, own.largest_block, own.critical_sets, own.windows, own.known, own.near, own.steer
+        )
         self.state = State(
             placement=np.zeros(problem.num_ops, np.int64),
             device=np.zeros(groups, np.int64),

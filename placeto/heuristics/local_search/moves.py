@@ -17,6 +17,8 @@ MOVES = ("guided", "critical", "random", "swap", "set", "part", "exchange", "blo
 """A critical group, where the guide expects most; a group that holds up the schedule; any group; two groups change
 places, one of them critical; a whole set; what a set has on one device; what it has on two devices changes places; a
 connected block on one device."""
+MANY = 8
+"""Devices above which it matters which of them a group is offered."""
 GUIDED, CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
 
 
@@ -49,6 +51,7 @@ class Rules(NamedTuple):
     critical_sets: float  # share of the moves of sets that are of one with a critical group
     windows: float  # share of the moves of sets that are of a window of it
     known: int  # proposals in a row that need no simulation, after which one is accepted whatever it costs
+    near: float  # share of the new devices, among many, that are a neighbour's
     steer: float  # how fast the temperature follows the share of accepted proposals
 
 
@@ -70,6 +73,17 @@ def _propose_guided(state: State, chosen: np.ndarray, target: np.ndarray) -> int
     state.weight[pick] = 0.0
     chosen[0], target[0] = state.pair[pick, 0], state.pair[pick, 1]
     return 1
+
+
+@njit(cache=True, nogil=True)
+def _elsewhere(near: Neighbourhood, state: State, rules: Rules, group: int, num_devices: int) -> int:
+    """Another device for a group: any, or of many, now and then, that of a group with which it exchanges tensors."""
+    here, first, stop = state.device[group], near.near_ptr[group], near.near_ptr[group + 1]
+    if num_devices > MANY and stop > first and uniform(state.counter) < rules.near:
+        device = state.device[near.near[between(state.counter, first, stop)]]
+        if device != here:
+            return device
+    return (here + 1 + between(state.counter, 0, num_devices - 1)) % num_devices
 
 
 @njit(cache=True, nogil=True)
@@ -101,7 +115,7 @@ def propose(
         chosen[0], target[0] = group, state.device[other]
         chosen[1], target[1] = other, here
         return 2
-    device = (here + 1 + between(state.counter, 0, num_devices - 1)) % num_devices
+    device = _elsewhere(near, state, rules, group, num_devices)
     chosen[0] = group
     count = 1
     if kind == BLOCK:

@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,11 +22,13 @@ from placeto.environment.config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, Measure, make_instance
 from placeto.environment.mdp import reset
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
+from placeto.heuristics.local_search.starts import round_to_groups
 from placeto.heuristics.naive import try_single
 from placeto.policies import POLICIES
 from placeto.policies.base import PairDistribution
-from placeto.policies.guided_search import Starts, cheap_starts
-from placeto.problem.grouping import expand, group_ops
+from placeto.policies.guided_search import GuidedConfig, Starts, cheap_starts
+from placeto.policies.placeto import PlacetoPolicy
+from placeto.problem.grouping import Groups, expand, group_ops, join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.config import LearningConfig, TrainConfig
@@ -36,9 +39,11 @@ from placeto.training.ranks import ALONE, Ranks, concatenate
 from placeto.training.rollout import Labels, Rollout, Stopwatch, greedy_pass, rollout
 from placeto.training.updates import Scored, advantages, policy_update, supervised_update
 
+GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly
+JOINED = 0.125, 0.25, 0.5  # shares of the groups to which they are joined
 _ANNEALED = 8  # placements of each problem that annealing has met
 _SIMULATIONS = 20, 60, 150, 500  # after which it met them
-_AS_WELL = 0.5  # share of those of parts of groups for which these were annealed, too
+_AS_WELL = 0.5  # share of those of parts, or of joined groups, for which these were annealed, too
 _KICKED, _KICK = 0.3, 0.05  # share of the episodes that begin with some groups moved at random, and share of these
 _VISITED = 0.8  # share of the groups that are marked as visited, at most
 
@@ -62,14 +67,13 @@ class Family:
     ) -> Family:
         """Group the ops of each problem and place it by the cheap heuristics, and by annealing if that is asked for.
 
-        The problems whose groups are split into parts are spread evenly.
+        The problems whose groups are split into parts, or joined, are spread evenly.
         """
         count = itertools.count()
 
         def one(problem: PlacementProblem) -> tuple[Instance, Starts, float, np.ndarray]:
             number = next(count)
-            split = int((number + 1) * learning.parts) > int(number * learning.parts)
-            instance = make_instance(problem, parts_of(problem, group_ops(problem)) if split else None)
+            instance = make_instance(problem, _groups(problem, learning, number))
             starts = cheap = cheap_starts(instance)
             if learning.starts == "single":
                 starts = cheap_starts(instance, (try_single,))
@@ -104,7 +108,7 @@ class IterativeLearner:
         self.config, self.ranks = config, ranks
         self.problems, self.validation = problems, validation
         self.family = Family.of(problems, config.learning, report, measure)
-        self.held_out = Family.of(validation, replace(config.learning, parts=0.0, annealed=0.0), report)
+        self.held_out = Family.of(validation, replace(config.learning, parts=0.0, joined=0.0, annealed=0.0), report)
 
     def initial_state(self) -> TrainState:
         """A fresh policy; the best placements met are the best starts."""
@@ -158,7 +162,8 @@ class IterativeLearner:
         lr = set_learning_rate(state.optimizer, learning_rate(learning, done))
         if supervised:
             states = self._fitted_states(state, episodes, env, watch)
-            numbers = supervised_update(state.policy, state.optimizer, states, learning, ranks)
+            policy = cast(PlacetoPolicy, state.policy)  # others have no supervised stage, see `check_config`
+            numbers = supervised_update(policy, state.optimizer, states, learning, ranks)
         else:
             state.replay = None  # it is of the supervised stage
             numbers = self._reinforce(state, episodes, makespan, index)
@@ -284,6 +289,18 @@ class IterativeLearner:
         return index, placement, visited
 
 
+def _groups(problem: PlacementProblem, learning: LearningConfig, number: int) -> Groups:
+    """The groups of a training problem: as they are, or split, or joined, as guided search does; by its number."""
+    groups = group_ops(problem)
+    nth = (number * GOLDEN) % 1.0  # spread evenly, whatever the period in which kinds of problems follow one another
+    if nth < learning.parts:
+        return parts_of(problem, groups)
+    if nth < learning.parts + learning.joined:
+        share = JOINED[number % len(JOINED)]
+        return join_groups(problem, groups, max(GuidedConfig.fewest, round(share * groups.num_groups)))
+    return groups
+
+
 def learning_rate(learning: LearningConfig, done: float) -> float:
     """At the share `done` of the training: in the supervised stage it falls to a tenth, in reinforcement to zero."""
     if done < learning.supervised:
@@ -294,8 +311,8 @@ def learning_rate(learning: LearningConfig, done: float) -> float:
 def annealed_placements(instance: Instance, count: int, seed: int) -> np.ndarray:
     """(count, G) placements that annealing met after more and less simulations, from cheap heuristics.
 
-    Where the instance has parts of groups, groups are annealed first, as in guided search, and in some rows their
-    parts as well.
+    Where the instance has parts of groups, or joined ones, groups are annealed first, as in guided search, and in
+    some rows those as well.
     """
     problem, groups, random = instance.problem, group_ops(instance.problem), np.random.default_rng(seed)
     first = instance.groups.first_op
@@ -305,8 +322,8 @@ def annealed_placements(instance: Instance, count: int, seed: int) -> np.ndarray
         evaluator = Evaluator(problem, groups, int(random.choice(_SIMULATIONS)))
         evaluator.score(start)
         anneal_within(evaluator, random)
-        if instance.groups.num_groups > groups.num_groups:
-            placement = expand(groups, evaluator.best_groups[0])[first]
+        if instance.groups.num_groups != groups.num_groups:
+            placement = round_to_groups(problem, instance.groups, expand(groups, evaluator.best_groups[0]))
             more = int(random.choice(_SIMULATIONS)) if random.random() < _AS_WELL else 1
             evaluator = Evaluator(problem, instance.groups, more)
             evaluator.score(placement)
