@@ -131,9 +131,9 @@ def score_moves(
         index: (B,) int64, instance of each placement.
         placement: (B, G) int64, device of each group.
         group: (B, L) int64, which group moves.
-        device: (B, L) int64, where to.
+        device: (B, L) int64, where to; nothing is simulated where it is below 0, and the answer there is NaN.
     """
-    makespan, overflow = np.empty(group.shape), np.empty(group.shape)
+    makespan, overflow = np.full(group.shape, np.nan), np.zeros(group.shape)
     _score_moves(
         batch.problems.arrays,
         batch.arrays.group,
@@ -161,6 +161,8 @@ def _score_moves(
     episodes, moves = group.shape
     for k in prange(episodes * moves):
         b, m = k // moves, k % moves
+        if device[b, m] < 0:
+            continue
         p = index[b]
         of = group_of[flat.op_offset[p] : flat.op_offset[p + 1]]
         ops = np.empty(len(of), np.int64)

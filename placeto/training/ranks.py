@@ -126,11 +126,12 @@ class Ranks:
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """Each number summed over the ranks."""
-        return self._reduce(numbers, dist.ReduceOp.SUM)
-
-    def least(self, number: int) -> int:
-        """The smallest of the ranks' numbers."""
-        return int(self._reduce([number], dist.ReduceOp.MIN)[0])
+        if self.size == 1:
+            return list(numbers)
+        values = torch.tensor(numbers, dtype=torch.float64)
+        with self._together():
+            dist.all_reduce(values)
+        return values.tolist()
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
@@ -153,14 +154,6 @@ class Ranks:
         *summed, there = flat.split([*(grad.numel() for grad in grads), len(grads)])
         for parameter, grad, known in zip(parameters, summed, there.tolist(), strict=True):
             parameter.grad = grad.view_as(parameter) if known else None
-
-    def _reduce(self, numbers: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
-        if self.size == 1:
-            return list(numbers)
-        values = torch.tensor(numbers, dtype=torch.float64)
-        with self._together():
-            dist.all_reduce(values, how)
-        return values.tolist()
 
     @contextmanager
     def _together(self) -> Iterator[None]:

@@ -21,6 +21,9 @@ from placeto.policies.base import PairDistribution
 from placeto.training.ranks import ALONE, Ranks
 
 
+MISSING = -1  # device of a label that isn't there
+
+
 class DivergedError(ValueError):
     """Numbers of the training that are not finite; the message says which."""
 
@@ -45,8 +48,13 @@ class Labels:
     """Exact relative changes of the makespan by single moves in one state of every episode."""
 
     slot: Tensor  # (B * L,) int64, node
-    device: Tensor  # (B * L,) int64
+    device: Tensor  # (B * L,) int64, `MISSING` where a state has no more moves
     change: Tensor  # (B * L,) float32, (after - before) / before
+
+    def there(self) -> Labels:
+        """Those that aren't missing."""
+        there = self.device != MISSING
+        return Labels(self.slot[there], self.device[there], self.change[there])
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +115,7 @@ def rollout(
         watch.lap("network")
         if labels:
             labelled.append(_label(batch, state, distribution, labels, noise))
-            simulations += len(labelled[-1].slot)
+            simulations += int((labelled[-1].device != MISSING).sum())
         state = step(batch, config, state, action.numpy())
         simulations += len(state.index)
         makespans.append(state.makespan)
@@ -158,20 +166,21 @@ class _Noise:
 
 
 def _label(batch: InstanceBatch, state: EnvState, distribution: PairDistribution, count: int, noise: _Noise) -> Labels:
-    """Simulate `count` different moves in each episode's state: (B, L)."""
+    """Simulate `count` different moves in each episode's state, or all that it has: (B, L)."""
     log_probs, devices = distribution.log_probs, distribution.devices
+    most, width = count // 2, log_probs.shape[1]
     legal = log_probs > -torch.inf
-    count = noise.ranks.least(min(count, int(legal.sum(-1).min())))
     gumbel = noise.gumbel()
     noisy = log_probs + noise.cut(gumbel, state)
-    likely = noisy.topk(count // 2, -1).indices  # Gumbel top-k: a draw without replacement
+    likely = noisy.topk(min(most, width), -1).indices  # Gumbel top-k: a draw without replacement
     other = noise.cut(gumbel.flip(1, 2), state).masked_fill(~legal, -torch.inf).scatter(-1, likely, -torch.inf)
-    uniform = other.topk(count - count // 2, -1).indices
-    chosen = torch.cat([likely, uniform], -1)
-    group, device = chosen // devices, chosen % devices
+    uniform = other.topk(min(count - most, width), -1)
+    chosen = torch.cat([likely, uniform.indices], -1)
+    there = torch.cat([legal.gather(-1, likely), uniform.values > -torch.inf], -1)
+    group, device = chosen // devices, torch.where(there, chosen % devices, MISSING)
     after = score_moves(batch, state.index, state.placement, group.numpy(), device.numpy())
     before = (state.makespan * batch.single_us[state.index])[:, None]
-    change = torch.from_numpy(((after - before) / before).astype(np.float32))
+    change = torch.from_numpy(np.where(there, (after - before) / before, 0.0).astype(np.float32))
     return Labels((state.data.first[:, None] + group).flatten(), device.flatten(), change.flatten())
 
 

@@ -168,7 +168,7 @@ def test_alone_nothing_is_exchanged(monkeypatch):
     assert ALONE.gather("x") == ["x"]
     assert ALONE.sum([1.5]) == [1.5]
     assert ALONE.weight(3) == 1.0
-    assert ALONE.least(3) == ALONE.of_first(3) == ALONE.made_by_first(lambda: 3) == 3
+    assert ALONE.of_first(3) == ALONE.made_by_first(lambda: 3) == 3
 
 
 def test_what_cant_be_joined_is_said_in_a_sentence(monkeypatch):

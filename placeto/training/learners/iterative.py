@@ -211,7 +211,7 @@ class IterativeLearner:
         moves = len(episodes.data)
         if replay is None:
             for t in random.permutation(moves):
-                yield episodes.data[t], episodes.labels[t]
+                yield episodes.data[t], episodes.labels[t].there()
             return
         own = labelled_states(episodes, self.family.batch.max_groups, learning.labels)
         of_ranks = ranks.gather(own)

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from placeto.training.rollout import Labels, Rollout
+from placeto.training.rollout import MISSING, Labels, Rollout
 
 Arrays = dict[str, np.ndarray]
 """States by name: "index" training problem; "placement", "visited" (..., G); "group", "device", "change" (..., L)."""
 
 _LABEL = "group", "device", "change"
-_MISSING = -1  # device of a label that isn't there
 
 
 def empty_states(shape: tuple[int, ...], groups: int, labels: int) -> Arrays:
@@ -29,7 +28,7 @@ def empty_states(shape: tuple[int, ...], groups: int, labels: int) -> Arrays:
         "placement": np.zeros((*shape, groups), np.int16),
         "visited": np.zeros((*shape, groups), bool),
         "group": np.zeros((*shape, labels), np.int32),
-        "device": np.full((*shape, labels), _MISSING, np.int16),
+        "device": np.full((*shape, labels), MISSING, np.int16),
         "change": np.zeros((*shape, labels), np.float32),
     }
 
@@ -79,8 +78,7 @@ class Replay:
     def labels(self, rows: np.ndarray, first: Tensor) -> Labels:
         """Their labels, in an observation in which `first` (B,) are their first nodes."""
         group, device, change = (torch.from_numpy(self.states[name][rows]) for name in _LABEL)
-        there = device != _MISSING
-        return Labels((first[:, None] + group)[there], device[there].long(), change[there])
+        return Labels((first[:, None] + group).flatten(), device.long().flatten(), change.flatten()).there()
 
     def saved(self) -> dict[str, Any]:
         """What is remembered, for a checkpoint."""
