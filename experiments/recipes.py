@@ -82,10 +82,10 @@ class Recipe:
     training: TrainConfig = field(
         default_factory=lambda: TrainConfig(
             "",
-            iterations=3000,
+            iterations=1200,
             validate_every=100,
             save_every=25,
-            learning=LearningConfig(graphs=16, supervised_moves=4, replay=20_000, average=0.98),
+            learning=LearningConfig(graphs=16, supervised_moves=4, labels=32, replay=20_000, average=0.98),
         )
     )
     """the training run; its directory and seed are set from the above"""

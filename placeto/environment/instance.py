@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from placeto.problem.flat import concatenated
-from placeto.problem.group_arrays import group_arrays
+from placeto.problem.group_arrays import GroupArrays, group_arrays, new_group_arrays
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 
@@ -64,8 +64,16 @@ class Instance:
 def make_instance(problem: PlacementProblem, groups: Groups | None = None) -> Instance:
     """Prepare a problem and its groups (those of `group_ops` if not given) for `observe`; cached."""
     groups = group_ops(problem) if groups is None else groups
+    return _instance(problem, groups, group_arrays(problem.graph, groups))
+
+
+def new_instance(problem: PlacementProblem, groups: Groups) -> Instance:
+    """The same for groups that won't come again: not cached."""
+    return _instance(problem, groups, new_group_arrays(problem.graph, groups))
+
+
+def _instance(problem: PlacementProblem, groups: Groups, arrays: GroupArrays) -> Instance:
     graph, group, num_groups = problem.graph, groups.group, groups.num_groups
-    arrays = group_arrays(graph, groups)
     position = np.empty(graph.num_ops, np.int64)
     position[graph.topological_order] = np.arange(graph.num_ops)
 

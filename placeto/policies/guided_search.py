@@ -11,56 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numba
 import numpy as np
 
-from placeto.environment.columns import NODE
 from placeto.environment.config import EnvConfig
-from placeto.environment.instance import Instance, InstanceBatch, make_instance
-from placeto.environment.observation import look
+from placeto.environment.instance import Instance, make_instance
 from placeto.heuristics.common import Rule
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, begin, round_best, round_to_groups
 from placeto.policies.compiled import CompiledPolicy
-from placeto.problem.grouping import join_groups
+from placeto.policies.sweeps import GuidedConfig, Sweeper
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.threads import one_thread
 from placeto.simulator.watch import at_work
-
-
-@dataclass(frozen=True)
-class GuidedConfig:
-    """How a policy's answers and annealing take turns."""
-
-    levels: tuple[float, ...] = (0.25, 1.0)
-    """Shares of the groups to which they are joined for the sweeps of a pass, and of those after it."""
-    timed_levels: tuple[float, ...] = (0.125, 0.25, 1.0)
-    """The same under a clock, where a look of the policy takes as long as some of annealing's simulations."""
-    fewest: int = 4
-    """Groups of a level, at least."""
-    pass_parts: int = 4
-    """Into how many parts a group is split for the end of a pass, on the average."""
-    pass_on_parts: float = 0.4
-    """Share of a pass's simulations that go to them."""
-    tries: int = 8
-    """Placements tried between two looks of the policy, at most."""
-    kept: int = 2
-    """So many of them are kept, at most."""
-    together: int = 4
-    """Moves of parts that are tried together, at first: twice as many after these are kept, half if not."""
-    most_together: int = 32
-    """And never more."""
-    on_sweeps: float = 0.7
-    """Share of the simulations that go to sweeps of groups, at most."""
-    seconds_on_sweeps: float = 0.5
-    """Share of the time that goes to them, at most."""
-    worth_parts: float = 6.0
-    """Under a clock, simulations for each move of a group from which on splitting groups is worth while."""
-    on_groups: float = 0.3
-    """Share of what is then left that goes to annealing of groups."""
-    on_parts: float = 0.3
-    """Share of what is then left that goes to a sweep over the parts of groups."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +66,7 @@ class GuidedPlacer:
         self.policy = policy
         self.env = env
         self.search = search or GuidedConfig()
+        self.sweeper = Sweeper(policy, env, self.search)
 
     def __call__(
         self,
@@ -147,8 +111,7 @@ class GuidedPlacer:
         problem, own, timed = instance.problem, self.search, evaluator.seconds_limit is not None
         round_best(evaluator)
         with evaluator.limited_to(own.seconds_on_sweeps if timed else own.on_sweeps):
-            for share in own.timed_levels if timed else own.levels:
-                self._sweep(instance, share, evaluator, evaluator.best_groups[0])
+            self.sweeper.sweep(instance, evaluator)
         moves = instance.groups.num_groups * (problem.num_devices - 1)
         short = evaluator.exhausted or (timed and evaluator.expected < own.worth_parts * moves)
         parts = instance.groups if short else parts_of(problem, instance.groups)
@@ -158,7 +121,7 @@ class GuidedPlacer:
                 anneal_within(evaluator, random)
             evaluator.regroup(parts)
             with evaluator.limited_to(own.on_parts):
-                self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], own.together)
+                self.sweeper.sweep_level(make_instance(problem, parts), 1.0, evaluator, own.together)
         at_work("search of parts" if parts.num_groups > instance.groups.num_groups else "search")
         anneal_within(evaluator, random)
 
@@ -169,79 +132,10 @@ class GuidedPlacer:
         split = parts.num_groups > groups.num_groups
         with evaluator.limited(evaluator.simulations + groups.num_groups, None):
             with evaluator.limited_to(1.0 - own.pass_on_parts if split else 1.0):
-                for share in own.levels if groups.num_groups > own.fewest else (1.0,):
-                    self._sweep(instance, share, evaluator, evaluator.best_groups[0])
+                self.sweeper.sweep(instance, evaluator)
             if split:
                 with evaluator.split_into(parts):
-                    self._sweep(make_instance(problem, parts), 1.0, evaluator, evaluator.best_groups[0], own.together)
-
-    def _sweep(
-        self, instance: Instance, share: float, evaluator: Evaluator, start: np.ndarray, together: int = 1
-    ) -> None:
-        """Offer the evaluator what the policy's most likely moves from `start` lead to, each group moved once.
-
-        `start` is the best placement of groups that the evaluator has met. Below a `share` of 1 groups are joined, as
-        long as there are more than this share of them. Between two looks of the policy its most likely moves are
-        tried in turn until two are kept, so many `together`: more after some were kept, fewer after they weren't.
-        Under a clock all cores try at once, and the best of what they tried is kept.
-        What it observes was simulated before and counts once.
-        """
-        problem, own = instance.problem, self.search
-        at_work("policy on parts" if together > 1 else "policy")
-        of = np.arange(len(start))  # (G,) in which joined group each group is
-        if share < 1.0:
-            joined = join_groups(problem, instance.groups, max(own.fewest, round(share * len(start))))
-            start = round_to_groups(problem, joined, start[instance.groups.group])
-            of = joined.group[instance.groups.first_op]
-            instance = make_instance(problem, joined)
-        batch = InstanceBatch.of([instance])
-        here, visited = start, np.zeros(len(start), bool)
-        best = evaluator.score(here[of]) if share < 1.0 else evaluator.best_groups[1]
-        most = own.most_together if together > 1 else 1
-        abreast = numba.get_num_threads() if evaluator.seconds_limit is not None else 1
-        while not visited.all() and not evaluator.exhausted:
-            moves = self._likeliest(batch, here, visited, max(own.tries, together))
-            if not len(moves):  # the policy's numbers overflow: it has no opinion, and won't get one
-                break
-            stay = here[moves[:, 0]] == moves[:, 1]
-            visited[moves[stay, 0]] = True
-            moves, kept, tries = moves[~stay], 0, 0
-            while len(moves) and kept < own.kept and tries < own.tries and not evaluator.exhausted:
-                sets = [moves[first : first + together] for first in range(0, len(moves), together)][:abreast]
-                rows = np.repeat(here[None], len(sets), 0)
-                for row, chosen in zip(rows, sets, strict=True):
-                    row[chosen[:, 0]] = chosen[:, 1]
-                scores = evaluator.score_batch(rows[:, of])
-                tries += len(sets)
-                best = min(best, float(scores.min()))
-                good = scores <= (np.inf if self.env.tolerance is None else best * (1.0 + self.env.tolerance))
-                if good.any():
-                    first = int(scores.argmin())
-                    here, kept, together = rows[first], kept + 1, min(2 * together, most)
-                    visited[sets[first][:, 0]] = True
-                else:
-                    together = max(1, len(sets[0]) // 2)
-                for chosen, well in zip(sets, good, strict=True):
-                    if len(chosen) == 1 and not well:
-                        visited[chosen[:, 0]] = True
-                moves = moves[~visited[moves[:, 0]]]
-
-    def _likeliest(self, batch: InstanceBatch, here: np.ndarray, visited: np.ndarray, count: int) -> np.ndarray:
-        """(M, 2) groups and devices: the moves that the policy would make next, one a group, the likeliest first."""
-        seen, step = look(batch, here, visited), visited.sum()
-        legal = seen.offered
-        if self.env.order == "topological":  # the traversal's node, which may also stay
-            legal &= (seen.traversal == step)[:, None]
-            seen.node[:, NODE.is_current] = seen.traversal == step
-        else:
-            legal[np.arange(len(here)), here] = False
-        logits = self.policy(seen.node, seen.pair, seen.arcs, seen.edge, seen.current, legal)
-        if not np.isfinite(logits).all():
-            return np.empty((0, 2), np.int64)
-        odds = np.where(legal, logits, -np.inf)
-        device, most = odds.argmax(1), odds.max(1)
-        order = np.argsort(-most, kind="stable")[: min(count, np.isfinite(most).sum())]
-        return np.stack([order, device[order]], 1)
+                    self.sweeper.sweep_level(make_instance(problem, parts), 1.0, evaluator, own.together)
 
 
 def guided_placer(checkpoint: Mapping[str, Any], policy: Any = None) -> GuidedPlacer:

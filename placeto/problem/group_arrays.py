@@ -28,6 +28,11 @@ class GroupArrays(NamedTuple):
 @lru_cache(maxsize=1024)
 def group_arrays(graph: ComputationGraph, groups: Groups) -> GroupArrays:
     """The arrays of a graph whose ops are in groups; cached."""
+    return new_group_arrays(graph, groups)
+
+
+def new_group_arrays(graph: ComputationGraph, groups: Groups) -> GroupArrays:
+    """The same for groups that won't come again: not cached."""
     position = np.empty(graph.num_ops, np.int64)
     position[graph.topological_order] = np.arange(graph.num_ops)
     ops = np.lexsort((position, groups.group))

@@ -248,7 +248,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "env.tolerance": (0.0, 1e6),
     "search.worth_parts": (0.0, 1e9),
     **{f"search.{name}": _SHARE for name in ("pass_on_parts", "on_sweeps", "seconds_on_sweeps")},
-    **{f"search.{name}": _SHARE for name in ("on_groups", "on_parts", "levels", "timed_levels")},
+    **{f"search.{name}": _SHARE for name in ("on_groups", "on_parts", "scales", "timed_scales")},
     **{f"search.{name}": _COUNT for name in ("fewest", "pass_parts", "tries", "kept", "together", "most_together")},
     **{f"learning.{name}": _SHARE for name in ("reinforcement", "parts", "joined", "annealed", "average")},
     **{f"learning.{name}": _SHARE for name in ("lr", "supervised_lr", "discount")},

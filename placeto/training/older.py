@@ -1,8 +1,8 @@
 """Checkpoints that older versions made.
 
 A setting that is gone is accepted at the value that is now built in; another value of learning is kept, since it has no
-say in what a checkpoint answers: only going on with such a run is refused, by the comparison of settings there. A
-network that is gone is refused.
+say in what a checkpoint answers: only going on with such a run is refused, by the comparison of settings there. How
+its search joined groups is forgotten. A network that is gone is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _GONE = "pair_messages.", "shortcut."
+_SEARCH_GONE = "levels", "timed_levels"  # sweeps join other groups now
 _ONE_SHOT_BUILT_IN = {"warmup": 0.0, "imitate_best": 0.0, "reward": "sqrt"}
 
 
@@ -27,6 +28,9 @@ def modern(placer: str, config: Mapping[str, Any]) -> dict[str, Any]:
         if "warmup" in gone:
             gone |= {"teacher", "warmup_lr"}
         changed["learning"] = {name: value for name, value in learning.items() if name not in gone}
+    search = config.get("search")
+    if placer == "placeto" and isinstance(search, Mapping):
+        changed["search"] = {name: value for name, value in search.items() if name not in _SEARCH_GONE}
     return changed
 
 

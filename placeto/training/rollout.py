@@ -20,7 +20,6 @@ from placeto.environment.observation import score_moves
 from placeto.policies.base import PairDistribution
 from placeto.training.ranks import ALONE, Ranks
 
-
 MISSING = -1  # device of a label that isn't there
 
 

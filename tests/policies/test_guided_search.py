@@ -1,6 +1,5 @@
 from dataclasses import asdict
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -8,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placeto.environment.config import EnvConfig
-from placeto.environment.instance import InstanceBatch, make_instance
-from placeto.environment.observation import score_moves
+from placeto.environment.instance import make_instance
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.starts import begin, best_cheap
 from placeto.policies.compiled import CompiledPolicy
-from placeto.policies.guided_search import GuidedConfig, GuidedPlacer, cheap_starts, guided_placer
+from placeto.policies.guided_search import GuidedPlacer, cheap_starts, guided_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
-from placeto.problem.grouping import group_ops, join_groups
+from placeto.policies.sweeps import GuidedConfig, Sweeper
+from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import MEMORY_PENALTY
@@ -74,87 +73,19 @@ def test_one_pass_takes_a_simulation_a_group_beyond_the_start(placer):
     assert placer.one_pass(problem).simulations == evaluator.simulations + instance.groups.num_groups
 
 
-class Oracle:
-    """Knows the change of the makespan by every single move, from simulations."""
-
-    def __init__(self, instance):
-        self.batch, self.groups, self.devices = (
-            InstanceBatch.of([instance]),
-            instance.groups,
-            instance.problem.num_devices,
-        )
-
-    def __call__(self, node, pair, arcs, edge, current, asked):
-        shape = self.groups.num_groups, self.devices
-        group, device = (grid.reshape(1, -1) for grid in np.indices(shape))
-        scores = score_moves(self.batch, np.zeros(1, np.int64), current[None], group, device)
-        return -100.0 * (scores / scores.min() - 1.0).reshape(shape)
-
-
-class Watched(Evaluator):
-    """Remembers what it was asked."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.asked = []
-
-    def score(self, group_placement):
-        self.asked.append(np.array(group_placement))
-        return super().score(group_placement)
-
-    def score_batch(self, group_placements):
-        self.asked += [np.array(row) for row in group_placements]
-        return super().score_batch(group_placements)
-
-
-@pytest.mark.parametrize("order", ["policy", "topological"])
-def test_a_sweep_moves_each_group_once_at_most(order):
-    problem = PlacementProblem(random_graph(1, 30), toy_cluster(3))
-    instance = make_instance(problem)
-    placer, groups = GuidedPlacer(Oracle(instance), EnvConfig(order=order)), instance.groups.num_groups
-    evaluator = Watched(problem, instance.groups)
-    start = np.zeros(groups, np.int64)
-    here, score = start, evaluator.score(start)
-    placer._sweep(instance, 1.0, evaluator, start)
-    moved = []
-    for placement in evaluator.asked[1:]:
-        changed = np.flatnonzero(placement != here)
-        assert len(changed) == 1
-        moved.append(int(changed[0]))
-        if (then := Evaluator(problem).score(placement)) <= score * 1.003:
-            here, score = placement, min(score, then)
-    assert len(moved) == len(set(moved))
-    assert evaluator.best_groups[1] < Evaluator(problem).score(start)
-    if order == "policy":  # never stays
-        assert len(moved) == groups
-
-
-def test_a_sweep_of_joined_groups_moves_them_together():
-    problem = PlacementProblem(random_graph(1, 60), toy_cluster(3))
-    instance = make_instance(problem)
-    joined = join_groups(problem, instance.groups, round(0.25 * instance.groups.num_groups))
-    placer = GuidedPlacer(Oracle(make_instance(problem, joined)), EnvConfig())
-    evaluator = Watched(problem, instance.groups)
-    placer._sweep(instance, 0.25, evaluator, np.zeros(instance.groups.num_groups, np.int64))
-    assert len(evaluator.asked) == joined.num_groups + 1
-    for placement in evaluator.asked:
-        ops = placement[instance.groups.group]
-        for group in range(joined.num_groups):
-            assert len(set(ops[joined.group == group])) == 1
-
-
 def test_a_pass_ends_with_the_parts_of_groups(placer, monkeypatch):
     """As many simulations as there are groups, four tenths of them on parts."""
     problem = PlacementProblem(random_graph(3, 300), toy_cluster(3))
     swept = []
-    sweep = GuidedPlacer._sweep
+    for name, sweep in (("sweep", Sweeper.sweep), ("sweep_level", Sweeper.sweep_level)):
 
-    def watched(self, instance, share, evaluator, *others):
-        before = evaluator.simulations
-        sweep(self, instance, share, evaluator, *others)
-        swept.append((share, instance.groups.num_groups, evaluator.simulations - before))
+        def watched(self, instance, *others, name=name, sweep=sweep):
+            evaluator = next(other for other in others if isinstance(other, Evaluator))
+            before = evaluator.simulations
+            sweep(self, instance, *others)
+            swept.append((name, instance.groups.num_groups, evaluator.simulations - before))
 
-    monkeypatch.setattr(GuidedPlacer, "_sweep", watched)
+        monkeypatch.setattr(Sweeper, name, watched)
     result = placer.one_pass(problem)
     evaluator = Evaluator(problem)
     begin(evaluator)
@@ -162,94 +93,11 @@ def test_a_pass_ends_with_the_parts_of_groups(placer, monkeypatch):
     assert groups > group_ops(problem).num_groups
     assert result.simulations == evaluator.simulations + groups
     assert result.makespan_us == result.schedule().makespan_us
-    joined, whole, parts = swept
-    assert joined[:2] == (0.25, groups)
-    assert whole[:2] == (1.0, groups)
-    assert parts[0] == 1.0
+    whole, parts = swept
+    assert whole[:2] == ("sweep", groups)
+    assert parts[0] == "sweep_level"
     assert groups < parts[1] <= 4 * groups
     assert parts[2] == pytest.approx(0.4 * groups, abs=1)
-
-
-def test_at_most_two_moves_are_kept_between_two_looks(placer, monkeypatch):
-    """And eight are tried; observing what was simulated before costs nothing."""
-    problem = PlacementProblem(random_graph(1, 60), toy_cluster(3))
-    instance = make_instance(problem)
-    evaluator, looks = Watched(problem, instance.groups), []
-    look = GuidedPlacer._likeliest
-
-    def watched(self, *arguments):
-        looks.append(len(evaluator.asked))
-        return look(self, *arguments)
-
-    monkeypatch.setattr(GuidedPlacer, "_likeliest", watched)
-    start = np.zeros(instance.groups.num_groups, np.int64)
-    evaluator.score(start)
-    placer._sweep(instance, 1.0, evaluator, start)
-    best, kept = Evaluator(problem).score(start), []
-    for number, placement in enumerate(evaluator.asked[1:], 1):
-        score = Evaluator(problem).score(placement)
-        best = min(best, score)
-        if score <= best * 1.003:
-            kept.append(number)
-    tried = np.diff([*looks, len(evaluator.asked)])
-    per_look = [
-        sum(first <= number < first + count for number in kept) for first, count in zip(looks, tried, strict=True)
-    ]
-    assert max(tried) <= 8
-    assert max(per_look) == 2
-    assert len(looks) < len(evaluator.asked) / 2
-
-
-def test_more_moves_are_tried_together_after_some_are_kept_and_fewer_after_some_are_not():
-    problem = PlacementProblem(random_graph(1, 90), toy_cluster(3))
-    instance = make_instance(problem)
-    placer, groups = GuidedPlacer(Oracle(instance), EnvConfig()), instance.groups.num_groups
-    evaluator = Watched(problem, instance.groups)
-    here = start = np.zeros(groups, np.int64)
-    best = evaluator.score(start)
-    placer._sweep(instance, 1.0, evaluator, start, 4)
-    together, least, done, counts = 4, 4, [], []
-    for placement in evaluator.asked[1:]:
-        changed = np.flatnonzero(placement != here)
-        left = groups - len(done)
-        assert min(least, left) <= len(changed) <= min(together, left)
-        counts.append(len(changed))
-        assert not set(done) & set(changed)
-        score = Evaluator(problem).score(placement)
-        best = min(best, score)
-        if score <= best * 1.003:
-            here, together, least = placement, min(2 * together, 32), 1  # a look may know of fewer
-            done += list(changed)
-        elif len(changed) > 1:
-            together = least = len(changed) // 2
-        else:
-            done += list(changed)
-    assert sorted(done) == list(range(groups))
-    assert max(counts) >= 8
-    assert min(counts) == 1
-    assert len(counts) < groups
-
-
-def test_under_a_clock_every_thread_tries_a_move_and_the_best_of_them_is_kept(monkeypatch):
-    monkeypatch.setattr(numba, "get_num_threads", lambda: 3)
-    problem = PlacementProblem(random_graph(1, 60), toy_cluster(3))
-    instance = make_instance(problem)
-    placer, groups = GuidedPlacer(Oracle(instance), EnvConfig()), instance.groups.num_groups
-    evaluator = Watched(problem, instance.groups, None, 60.0)
-    here = start = np.zeros(groups, np.int64)
-    scores = [evaluator.score(start)]
-    batches = []
-    score_batch = evaluator.score_batch
-    evaluator.score_batch = lambda rows: batches.append(rows) or score_batch(rows)
-    placer._sweep(instance, 1.0, evaluator, start)
-    assert {len(rows) for rows in batches[:-1]} <= {2, 3}  # of the eight after a look
-    for rows in batches:
-        assert ((rows != here).sum(1) == 1).all()
-        then = [Evaluator(problem).score(row) for row in rows]
-        scores += then
-        if min(then) <= min(scores) * 1.003:
-            here = rows[int(np.argmin(then))]
-    assert evaluator.best_groups[1] == min(scores)
 
 
 def test_the_sweeps_leave_annealing_its_share(placer, monkeypatch):
@@ -366,7 +214,7 @@ def test_a_policy_whose_numbers_overflow_ends_too():
 
 def test_settings_of_the_search_travel_in_the_checkpoint():
     torch.manual_seed(0)
-    policy, own = PlacetoPolicy(PlacetoConfig()), GuidedConfig(levels=(0.5, 1.0), tries=3)
+    policy, own = PlacetoPolicy(PlacetoConfig()), GuidedConfig(scales=(1.0, 0.5), tries=3)
     config = {"env": asdict(EnvConfig()), "search": asdict(own)}
     checkpoint = {"best_parameters": policy.state_dict(), "config": config}
     assert guided_placer(checkpoint, policy).search == own

@@ -66,17 +66,15 @@ def test_labels_are_the_exact_relative_changes(setting):
 
 
 def test_a_state_with_few_moves_has_all_of_them_as_labels_and_takes_none_from_others(setting):
-    _, batch = setting
-    legal = roll(setting, 3, labels=1).data[0].legal
     data = roll(setting, 3, labels=1).data[0]
-    moves = np.bincount(data.batch.numpy(), legal.sum(1).numpy()).astype(int)
+    moves = np.bincount(data.batch.numpy(), data.legal.sum(1).numpy()).astype(int)
     assert moves[0] < moves[1]
     episodes = roll(setting, 3, labels=int(moves[1]) - 1)
     labels = episodes.labels[0]
     there = labels.there()
     found = list(zip(there.slot.tolist(), there.device.tolist(), strict=True))
     assert len(set(found)) == len(found)
-    assert all(legal[slot, device] for slot, device in found)
+    assert all(data.legal[slot, device] for slot, device in found)
     of = np.bincount(data.batch.numpy()[there.slot.numpy()])
     assert of.tolist() == [moves[0], moves[1] - 1]
     assert episodes.simulations == 2 + 6 * 2 + sum(int((labels.device >= 0).sum()) for labels in episodes.labels)
