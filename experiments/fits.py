@@ -22,6 +22,7 @@ from numba import njit, prange
 from scipy.stats import spearmanr
 
 from experiments.recipes import Recipe, training_problems
+from placeto import pretrained
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.mdp import reset
@@ -29,7 +30,6 @@ from placeto.heuristics.local_search.annealing import parts_of
 from placeto.heuristics.partition import group_transfers
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.policies.weights import load_weights
-from placeto.pretrained import pretrained_path
 from placeto.problem.flat import FlatProblems
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory import penalised_makespan, score
@@ -45,6 +45,7 @@ FOLLOWING = 3
 PLACEMENTS = 8  # of each problem, that annealing has met
 VISITED = 0.8  # share of the groups that are marked as visited, at most
 LEARNING = LearningConfig()
+PRETRAINED = Path(pretrained.__file__).parent / "placeto.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +236,7 @@ def judge(policy: PlacetoPolicy, states: States, label: str) -> Judgement:
 
 def save(policy: PlacetoPolicy, path: Path) -> str:
     """A checkpoint that places like the package's but for its network; returns its path."""
-    config = load_weights(pretrained_path("placeto"))["config"]
+    config = load_weights(PRETRAINED)["config"]
     config = config | {"policy": {**config["policy"], **vars(policy.config)}}
     path.parent.mkdir(parents=True, exist_ok=True)
     save_checkpoint({"placer": "placeto", "config": config, "best_parameters": policy.state_dict()}, path)

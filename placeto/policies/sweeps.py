@@ -16,10 +16,12 @@ import numpy as np
 
 from placeto.environment.columns import NODE
 from placeto.environment.config import EnvConfig
-from placeto.environment.instance import Instance, InstanceBatch, new_instance
+from placeto.environment.instance import Instance, InstanceBatch, make_instance, new_instance
 from placeto.environment.observation import look
+from placeto.heuristics.local_search.starts import round_to_groups
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.nesting import Nest
+from placeto.problem.grouping import join_groups
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.watch import at_work
 
@@ -32,8 +34,12 @@ class GuidedConfig:
     """Shares of the groups to which they are joined: the policy chooses among the moves of all of these at once."""
     moves: float = 1.25
     """Moves that such a sweep tries, for each group."""
-    timed_scales: tuple[float, ...] = (0.125, 0.25, 1.0)
+    timed_scales: tuple[float, ...] = (0.25, 1.0)
     """Under a clock, where a look of the policy takes as long as some simulations: such shares, one after another."""
+    rounded_to: float = 0.125
+    """Share of the groups to which they are joined first, wherever the best placement has them."""
+    worth_rounding: float = 1.06
+    """If that makes the makespan so many times longer at most."""
     fewest: int = 4
     """Groups of a level, at least."""
     pass_parts: int = 4
@@ -88,16 +94,32 @@ class Sweeper:
         self.policy, self.env, self.search = policy, env, search
 
     def sweep(self, instance: Instance, evaluator: Evaluator) -> None:
-        """A sweep over groups and over groups that are joined, from the evaluator's best placement of groups.
+        """Sweeps over groups and over groups that are joined, from the evaluator's best placement of groups.
 
-        Under a clock, and for a policy that visits groups in a fixed order, a sweep for each level.
+        Where that loses little if groups are joined wherever they are, such a sweep comes first. Under a clock, and for
+        a policy that visits groups in a fixed order, there follows a sweep for each of the further levels.
         """
         own, timed = self.search, evaluator.seconds_limit is not None
+        self._sweep_rounded(instance, evaluator)
         if not timed and self.env.order != "topological":
             self._sweep_all_levels(instance, evaluator)
             return
         for share in own.timed_scales:
             self.sweep_level(instance, share, evaluator)
+
+    def _sweep_rounded(self, instance: Instance, evaluator: Evaluator) -> None:
+        """A sweep over groups joined wherever they are, if rounding the best placement to these loses little."""
+        own, problem, (start, best) = self.search, instance.problem, evaluator.best_groups
+        joined = join_groups(problem, instance.groups, max(own.fewest, round(own.rounded_to * len(start))))
+        if joined.num_groups == len(start) or evaluator.exhausted:
+            return
+        cluster = joined.group[instance.groups.first_op]
+        view = View.of(make_instance(problem, joined), cluster)
+        here = round_to_groups(problem, joined, start[instance.groups.group])
+        score = evaluator.score(here[cluster])
+        if score <= own.worth_rounding * best:
+            at_work("policy")
+            self._sweep(view, here, score, evaluator)
 
     def sweep_level(self, instance: Instance, share: float, evaluator: Evaluator, together: int = 1) -> None:
         """Move each group at most once, from the evaluator's best placement of groups.
@@ -106,16 +128,19 @@ class Sweeper:
         the policy its most likely moves are tried in turn until two are kept, so many `together`: more after some were
         kept, fewer after they weren't. Under a clock all cores try at once, and the best of what they tried is kept.
         """
-        own, (start, best) = self.search, evaluator.best_groups
+        start, best = evaluator.best_groups
         at_work("policy on parts" if together > 1 else "policy")
         of = np.arange(len(start))  # (G,) in which cluster each group is
         if share < 1.0:
             nest = Nest(instance.problem, instance.groups)
-            (of,) = nest.joined(start, [max(own.fewest, round(share * len(start)))])
+            (of,) = nest.joined(start, [max(self.search.fewest, round(share * len(start)))])
             instance = new_instance(instance.problem, nest.groups_of(of))
         view = View.of(instance, of)
-        here = start[view.first]
-        visited = np.zeros(len(here), bool)
+        self._sweep(view, start[view.first], best, evaluator, together)
+
+    def _sweep(self, view: View, here: np.ndarray, best: float, evaluator: Evaluator, together: int = 1) -> None:
+        """The same of a view, from a placement (C,) of its clusters whose score is `best`."""
+        own, of, visited = self.search, view.cluster, np.zeros(len(here), bool)
         most = own.most_together if together > 1 else 1
         abreast = numba.get_num_threads() if evaluator.seconds_limit is not None else 1
         while not visited.all() and not evaluator.exhausted:
