@@ -11,9 +11,12 @@ from placeto.policies.guided_search import GuidedPlacer
 from placeto.policies.nesting import Nest
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.policies.sweeps import GuidedConfig, Sweeper
+from placeto.problem.grouping import join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from tests.toys import random_graph, toy_cluster
+
+NOT_ROUNDED = GuidedConfig(rounded_to=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +103,8 @@ def test_a_sweep_over_all_levels_tries_no_move_twice_and_moves_what_stands_on_on
     instance = make_instance(problem)
     groups = instance.groups.num_groups
     torch.manual_seed(0)
-    placer = GuidedPlacer(CompiledPolicy.of(PlacetoPolicy(PlacetoConfig())), EnvConfig())
+    policy = CompiledPolicy.of(PlacetoPolicy(PlacetoConfig()))
+    placer = GuidedPlacer(policy, EnvConfig(), NOT_ROUNDED)
     evaluator = Watched(problem, instance.groups, 1000)
     here = start = np.random.default_rng(0).integers(3, size=groups)
     best = evaluator.score(start)
@@ -145,10 +149,25 @@ def test_the_policys_best_move_of_any_level_is_tried_first():
     moves = [(of, c, d) for of in views for c in range(of.max() + 1) for d in range(3)]
     rows = [tuple(np.where(of == c, d, start)) for of, c, d in moves]
     values = {row: Evaluator(problem).score(np.array(row)) for row in rows}
-    GuidedPlacer(OfAllLevels(), EnvConfig()).sweeper.sweep(instance, evaluator)
+    GuidedPlacer(OfAllLevels(), EnvConfig(), NOT_ROUNDED).sweeper.sweep(instance, evaluator)
     best = min(value for row, value in values.items() if row != tuple(start))
     assert best < before
     assert values[tuple(evaluator.asked[1])] == best
+
+
+@pytest.mark.parametrize("worth", [0.0, 100.0])
+def test_groups_are_joined_wherever_they_are_only_if_that_loses_little(placer, worth):
+    problem = PlacementProblem(random_graph(1, 120), toy_cluster(3))
+    instance = make_instance(problem)
+    joined = join_groups(problem, instance.groups, round(0.125 * instance.groups.num_groups))
+    start = np.random.default_rng(0).integers(3, size=instance.groups.num_groups)
+    evaluator = Watched(problem, instance.groups, 1000)
+    evaluator.score(start)
+    config = GuidedConfig(worth_rounding=worth)
+    Sweeper(placer.policy, placer.env, config)._sweep_rounded(instance, evaluator)
+    whole = [len(set(zip(joined.group[instance.groups.first_op], row, strict=True))) for row in evaluator.asked]
+    assert whole[0] > joined.num_groups
+    assert whole[1:] == [joined.num_groups] * (1 + joined.num_groups * (worth > 0))
 
 
 def test_at_most_two_moves_are_kept_between_two_looks(placer, monkeypatch):
