@@ -11,9 +11,9 @@ import torch
 import placeto
 from placeto.problem.problem import ProblemBatch
 from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
-from placeto.policies.guided_search import GuidedPlacer
 from placeto.policies.one_shot.sampling import SamplingPlacer
 from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
+from placeto.policies.sweeps import Sweeper
 from placeto.policies.traversal import TraversalPlacer
 from placeto.environment.config import EnvConfig
 from placeto.simulator.schedule import simulate_batch
@@ -30,7 +30,7 @@ def watch(owner, name):
         return method(*arguments)
     setattr(owner, name, watched)
 
-watch(GuidedPlacer, "_likeliest")
+watch(Sweeper, "_logits")
 watch(GdpPolicy, "sample")
 watch(TraversalPlacer, "_traverse")
 torch.set_num_threads(2)
