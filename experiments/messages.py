@@ -1,11 +1,13 @@
-"""What message passing is worth: the recipe of the package's checkpoint with messages, and without.
+"""What message passing is worth: networks with messages and without, fitted to labels that ask more and more of them.
 
 python -m experiments.messages [--out runs/messages]
 
-The recipe is followed with each kind and several seeds, the same graphs and as many iterations (``KIND/seed-N/``, as
-`experiments.training_cost` leaves them, too). Each policy places the same test graphs in one pass and within budgets of
-simulations. Gains are of makespans, in per cent of the best cheap heuristic's (one pass) or of multilevel annealing's
-with as many simulations, over all graphs and clusters. Run again after an interruption: what is finished is kept.
+The effect of a single move can be read off the schedule; that of several can't. So policies are fitted with several
+seeds to the same states under three kinds of labels (see `experiments.fits`): of a move alone ("single"), after the
+best moves of neighbours that follow it ("follow"), of a group with its neighbours ("set"); on groups, on the many
+parts of groups, on many devices. They are judged by the moves of unseen graphs: rank correlation, and what the move
+that comes first, or the best of the first eight, gains of what the best one would. Policies fitted to groups then place
+unseen graphs as the package's checkpoint does. Run again after an interruption: what is finished is kept.
 
 Legend: S seeds, C graphs on clusters.
 """
@@ -13,7 +15,8 @@ Legend: S seeds, C graphs on clusters.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -24,16 +27,17 @@ from matplotlib.figure import Figure
 
 from experiments.command import command
 from experiments.equal_budgets import GUIDED, PASS, BudgetConfig, place
-from experiments.recipes import CHECKPOINT, Recipe
-from experiments.recipes import main as follow
+from experiments.fits import LABELS, VIEWS, Fit, FitConfig, fit_rows
 from experiments.runs import CHEAP
-from experiments.tables import Table, machine, markdown, mean_and_spread, publish, rule
+from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
 from placeto.evaluation.summary import Row
-from placeto.training.checkpoint import load_checkpoint
 
 AGAINST = "multilevel"
-KINDS: dict[str, dict[str, object]] = {"two rounds": {}, "none": {"rounds": 0}}
-"""Name -> settings of the policy that differ from the recipe's."""
+ROUNDS = 2, 0
+"""With messages and without."""
+JUDGED = {"correlation": "rank correlation", "first": "first move", "best_of_eight": "best of eight"}
+PLACED = next(iter(VIEWS))
+"""The view whose policies place."""
 
 Gains = np.ndarray
 """(S, C) float64, per cent."""
@@ -41,38 +45,30 @@ Gains = np.ndarray
 
 @dataclass(frozen=True)
 class MessagesConfig:
-    """Train with each kind of messages, and compare."""
+    """Fit with messages and without, judge, place, and compare."""
 
     out: Path = Path("runs/messages")
-    """folder for the training runs, the rows, the table and the picture"""
-    kinds: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(KINDS)
-    """which; the others are compared with the first"""
-    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("cifar10", "nmt", "ptb")
-    """whose test graphs are placed"""
-    count: int = 8
-    """only the first so many graphs of each"""
-    clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("4xv100", "2xv100", "2xv100+2xp100")
-    """to place on"""
-    simulations: tuple[int, ...] = (300, 1000)
-    """budgets"""
+    """folder for the fits, the rows, the table and the picture"""
+    views: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(VIEWS)
+    """what the policies see"""
+    labels: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = LABELS
+    """what they are fitted to"""
     seeds: int = 3
-    """of each training"""
+    """of each fit"""
+    steps: int = 300
+    """gradient steps of each"""
+    fits: FitConfig = field(default_factory=FitConfig)
+    """states and graphs"""
+    families: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("cifar10", "nmt", "ptb", "bert")
+    """whose test graphs are placed; none = only judge"""
+    count: int = 2
+    """only the first so many graphs of each"""
+    clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("4xv100", "8xh100")
+    """to place on"""
+    simulations: tuple[int, ...] = (100, 300)
+    """budgets"""
     processes: int | None = None
     """how many place at once; all cores if not given"""
-    recipe: Recipe = field(default_factory=Recipe)
-    """its folder and seed are set from the above"""
-
-
-def train(config: MessagesConfig, kind: str) -> tuple[str, ...]:
-    """(S,) checkpoints of one kind, made where they are missing."""
-    recipe, paths = config.recipe, []
-    policy = replace(recipe.training.policy, **KINDS[kind])  # type: ignore[arg-type]
-    for seed in range(config.seeds):
-        folder = config.out / kind.replace(" ", "-") / f"seed-{seed}"
-        if not (folder / CHECKPOINT).is_file():
-            follow(replace(recipe, out=folder, seed=seed, training=replace(recipe.training, policy=policy)))
-        paths.append(str(folder / CHECKPOINT))
-    return tuple(paths)
 
 
 def gains(rows: Sequence[Row], ours: str, theirs: str, seeds: int) -> Gains:
@@ -88,68 +84,78 @@ def gains(rows: Sequence[Row], ours: str, theirs: str, seeds: int) -> Gains:
     return found
 
 
-def table(found: Mapping[str, Mapping[str, Gains]], parameters: Mapping[str, int]) -> Table:
-    """A line for each kind; behind each gain that it is over the first kind's, with the standard error over graphs."""
-    first = next(iter(found))
-    head = ["messages", "parameters"]
-    for column in found[first]:
-        head += [f"{column}, %", f"over {first}"]
-    lines: list[Sequence[str]] = [head, rule(len(head))]
-    for kind, by_column in found.items():
-        line = [kind, f"{parameters[kind]:,}"]
-        for column, of in by_column.items():
-            more = (of - found[first][column]).mean(0)
-            error = more.std(ddof=1) / np.sqrt(len(more)) if len(more) > 1 else np.nan
-            line += [
-                mean_and_spread(of.mean(1).tolist(), ".2f"),
-                "" if kind == first else f"{more.mean():+.2f} ± {error:.2f}",
-            ]
+def judged_table(rows: Sequence[Row]) -> Table:
+    """A line for each view and label: how well moves are known with messages, and without."""
+    head = ["policy sees", "labels"]
+    head += [f"{name}, {_messages(rounds)}" for name, rounds in product(JUDGED.values(), ROUNDS)]
+    lines: list[Sequence[str]] = [head, ["---", *rule(len(head) - 1)]]
+    for (view, label), of in cells(rows, "view", "label").items():
+        by_rounds = cells(of, "rounds")
+        line = [view, label]
+        for column, rounds in product(JUDGED, ROUNDS):
+            line.append(mean_and_spread([row[column] for row in by_rounds[rounds,]], ".3f"))  # type: ignore[index]
         lines.append(line)
     return lines
 
 
-def messages_figure(found: Mapping[str, Mapping[str, Gains]]) -> Figure:
-    """A bar for each kind and budget, a dot for each seed."""
-    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+def placed_table(found: Mapping[tuple[str, int], Mapping[str, Gains]]) -> Table:
+    """A line for each kind of labels and messages; behind each gain that over none, with its error over graphs."""
+    columns = list(next(iter(found.values())))
+    head = ["labels", "messages"]
+    for column in columns:
+        head += [f"{column}, %", f"over {_messages(ROUNDS[-1])}"]
+    lines: list[Sequence[str]] = [head, ["---", *rule(len(head) - 1)]]
+    for (label, rounds), by_column in found.items():
+        line = [label, _messages(rounds)]
+        for column, of in by_column.items():
+            more = (of - found[label, ROUNDS[-1]][column]).mean(0)
+            error = more.std(ddof=1) / np.sqrt(len(more)) if len(more) > 1 else np.nan
+            same = rounds == ROUNDS[-1]
+            line += [mean_and_spread(of.mean(1).tolist(), ".2f"), "" if same else f"{more.mean():+.2f} ± {error:.2f}"]
+        lines.append(line)
+    return lines
+
+
+def _messages(rounds: int) -> str:
+    return f"{rounds} rounds" if rounds else "none"
+
+
+def messages_figure(rows: Sequence[Row]) -> Figure:
+    """A panel for each view: rank correlations under each kind of labels, a dot for each seed."""
+    panels = cells(rows, "view")
+    figure = Figure(figsize=(3.2 * len(panels), 3.2), layout="constrained")
     FigureCanvasAgg(figure)
-    axes, columns = figure.add_subplot(), list(next(iter(found.values())))
-    width = 0.8 / len(found)
-    for number, (kind, by_column) in enumerate(found.items()):
-        x = np.arange(len(columns)) + (number - (len(found) - 1) / 2) * width
-        axes.bar(x, [of.mean() for of in by_column.values()], 0.9 * width, label=kind)
-        for at, of in zip(x, by_column.values(), strict=True):
-            axes.plot(np.full(len(of), at), of.mean(1), ".", color="black", markersize=4)
-    axes.set_xticks(range(len(columns)), columns)
-    axes.set_ylabel("faster by, %")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize="small", frameon=False, title="messages", title_fontsize="small")
-    axes.set_title("Message passing", loc="left", fontsize="medium")
+    for place_, ((view,), of) in enumerate(panels.items(), 1):
+        axes, labels = figure.add_subplot(1, len(panels), place_), list(dict.fromkeys(row["label"] for row in of))
+        for number, rounds in enumerate(ROUNDS):
+            values = [[r["correlation"] for r in of if r["label"] == name and r["rounds"] == rounds] for name in labels]
+            x = np.arange(len(labels)) + (number - 0.5) * 0.4
+            axes.bar(x, [np.mean(some) for some in values], 0.36, label=_messages(rounds))
+            for at, some in zip(x, values, strict=True):
+                axes.plot(np.full(len(some), at), some, ".", color="black", markersize=4)
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set_ylim(0.0, 1.0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(view, loc="left", fontsize="medium")
+        if place_ == 1:
+            axes.set_ylabel("rank correlation, unseen graphs")
+            axes.legend(fontsize="small", frameon=False, title="messages", title_fontsize="small")
     return figure
 
 
-def main(config: MessagesConfig) -> None:
-    """Train, place, print the table and write it with its picture.
-
-    Raises:
-        SystemExit: an unknown kind, or none, or no seed.
-    """
-    unknown = [kind for kind in config.kinds if kind not in KINDS]
-    if unknown or not config.kinds:
-        raise SystemExit(f"error: --kinds must be of {', '.join(KINDS)}, not {', '.join(unknown) or 'empty'}")
-    if config.seeds < 1:
-        raise SystemExit(f"error: --seeds must be at least 1, not {config.seeds}")
-    found, parameters = {}, {}
-    for kind in config.kinds:
-        checkpoints = train(config, kind)
-        saved = load_checkpoint(checkpoints[0])
-        parameters[kind] = sum(value.numel() for value in saved["best_parameters"].values())
-        rows = place(
+def placed(config: MessagesConfig, rows: Sequence[Row]) -> dict[tuple[str, int], dict[str, Gains]]:
+    """Gains by labels and rounds, and by column, of the policies that see groups."""
+    found = {}
+    for (label, rounds), of in cells([row for row in rows if row["view"] == PLACED], "label", "rounds").items():
+        out = config.out / f"{label}-{rounds}"
+        out.mkdir(parents=True, exist_ok=True)
+        own = place(
             BudgetConfig(
-                out=config.out / kind.replace(" ", "-"),
+                out=out,
                 families=config.families,
                 count=config.count,
                 clusters=config.clusters,
-                checkpoints=checkpoints,
+                checkpoints=tuple(row["checkpoint"] for row in of),
                 against=(AGAINST,),
                 simulations=config.simulations,
                 seconds=(),
@@ -157,18 +163,44 @@ def main(config: MessagesConfig) -> None:
                 processes=config.processes,
             )
         )
-        found[kind] = {"one pass": gains(rows, PASS, CHEAP, config.seeds)}
+        by_column = {"one pass": gains(own, PASS, CHEAP, config.seeds)}
         for budget in config.simulations:
             ours, theirs = (f"{placer}@{budget}" for placer in (GUIDED, AGAINST))
-            found[kind][f"{budget} simulations"] = gains(rows, ours, theirs, config.seeds)
-    lines = [
-        f"The recipe of the package's checkpoint with {config.seeds} seeds each, {config.recipe.training.iterations} "
-        f"iterations; the first {config.count} test graphs of {', '.join(config.families)} on each of "
-        f"{', '.join(config.clusters)}; {machine()}. One pass against the best cheap heuristic, guided search against "
-        f"{AGAINST} annealing. ± is the standard deviation over seeds, of differences the standard error over graphs.",
-        markdown(table(found, parameters)),
+            by_column[f"{budget} simulations"] = gains(own, ours, theirs, config.seeds)
+        found[label, int(rounds)] = by_column
+    return found
+
+
+def main(config: MessagesConfig) -> None:
+    """Fit, judge, place, print the tables and write them with their picture.
+
+    Raises:
+        SystemExit: an unknown view or label, or none, or no seed.
+    """
+    for name, given, known in (("views", config.views, VIEWS), ("labels", config.labels, LABELS)):
+        unknown = [one for one in given if one not in known]
+        if unknown or not given:
+            raise SystemExit(f"error: --{name} must be of {', '.join(known)}, not {', '.join(unknown) or 'empty'}")
+    if config.seeds < 1:
+        raise SystemExit(f"error: --seeds must be at least 1, not {config.seeds}")
+    wanted = [
+        Fit(view, label, rounds, steps=config.steps, seed=seed)
+        for view, label, rounds, seed in product(config.views, config.labels, ROUNDS, range(config.seeds))
     ]
-    publish(config.out, "messages", lines, messages_figure(found))
+    rows = fit_rows(config.out, config.fits, wanted, config.labels)
+    lines = [
+        f"{config.seeds} seeds each, {config.steps} gradient steps of {config.fits.batch} states; {machine()}. Unseen "
+        f"graphs: the first test graph of {', '.join(config.fits.held_out)}. ± is the standard deviation over seeds.",
+        markdown(judged_table(rows)),
+    ]
+    if config.families and PLACED in config.views:
+        lines += [
+            f"Placed: the first {config.count} test graphs of {', '.join(config.families)} on each of "
+            f"{', '.join(config.clusters)}. One pass against the best cheap heuristic, guided search against {AGAINST} "
+            "annealing. ± is the standard deviation over seeds, of differences the standard error over graphs.",
+            markdown(placed_table(placed(config, rows))),
+        ]
+    publish(config.out, "messages", lines, messages_figure(rows))
 
 
 if __name__ == "__main__":

@@ -1,37 +1,41 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from experiments.messages import KINDS, MessagesConfig, gains, main, table
-from experiments.recipes import Recipe
+from experiments.fits import VIEWS, FitConfig
+from experiments.messages import MessagesConfig, gains, judged_table, main, placed_table
+
+SMALL = FitConfig(train=("ptb:2",), held_out=("ptb",), each=2, labels=4, batch=2)
 
 
 def small(out, **changes):
-    recipe = Recipe(graphs=("ptb:2",), validation=("ptb:1",), presets=("2xv100",), random_clusters=0)
-    learning = replace(recipe.training.learning, graphs=2, supervised_moves=2, annealed=0.0, labels=4, replay=10)
-    recipe = replace(recipe, training=replace(recipe.training, iterations=1, validate_every=1, learning=learning))
-    common = {"families": ("ptb",), "count": 1, "clusters": ("2xv100",), "simulations": (100,), "processes": 1}
-    return MessagesConfig(out, recipe=recipe, **common | {"seeds": 1} | changes)
+    settings = {"families": ("ptb",), "count": 1, "clusters": ("2xv100",), "simulations": (100,), "processes": 1}
+    settings |= {"seeds": 1, "steps": 2, "labels": ("single", "follow"), "fits": SMALL}
+    return MessagesConfig(out, **settings | changes)
 
 
-def test_one_command_trains_each_kind_and_makes_table_and_picture(tmp_path, capsys):
-    main(small(tmp_path, kinds=("two rounds", "none")))
+def test_one_command_fits_places_and_makes_tables_and_picture(tmp_path, capsys):
+    main(small(tmp_path, views=("groups",)))
     printed = capsys.readouterr().out
     assert (tmp_path / "messages.md").read_text().strip() in printed
     assert (tmp_path / "messages.png").stat().st_size > 1000
-    made = {name: (tmp_path / name / "seed-0" / "pretrained.safetensors").stat() for name in ("two-rounds", "none")}
-    assert made["none"].st_size < made["two-rounds"].st_size
-    main(small(tmp_path, kinds=("two rounds", "none")))
-    assert (tmp_path / "none" / "seed-0" / "pretrained.safetensors").stat().st_mtime_ns == made["none"].st_mtime_ns
-    assert f"{tmp_path}/none/seed-0" not in capsys.readouterr().out, "trained again though it was there"
+    assert len([line for line in printed.splitlines() if line.startswith("| groups |")]) == 2
+    assert len([line for line in printed.splitlines() if line.startswith(("| single |", "| follow |"))]) == 4
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "fits").glob("*.safetensors")}
+    assert len(made) == 4
+    main(small(tmp_path, views=("groups",)))
+    assert made == {path: path.stat().st_mtime_ns for path in made}, "fitted again though it was there"
+
+
+def test_judged_alone(tmp_path, capsys):
+    main(small(tmp_path, views=tuple(VIEWS)[1:2], labels=("set",), families=()))
+    assert "multilevel" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"kinds": ("none", "smoke")}, f"--kinds must be of {', '.join(KINDS)}, not smoke"),
-        ({"kinds": ()}, "not empty"),
+        ({"views": ("groups", "smoke")}, f"--views must be of {', '.join(VIEWS)}, not smoke"),
+        ({"labels": ()}, "not empty"),
         ({"seeds": 0}, "--seeds must be at least 1, not 0"),
     ],
 )
@@ -51,9 +55,12 @@ def test_gains_are_of_the_same_graph_cluster_and_seed():
     np.testing.assert_allclose(gains(rows, "a", "once", 2), [[10, 75], [20, 50]])
 
 
-def test_the_table_compares_with_the_first_kind():
-    found = {"pairs": {"one pass": np.array([[1.0, 3.0]])}, "none": {"one pass": np.array([[0.0, 4.0]])}}
-    lines = table(found, {"pairs": 1000, "none": 10})
-    assert lines[0] == ["messages", "parameters", "one pass, %", "over pairs"]
-    assert lines[2] == ["pairs", "1,000", "2.00", ""]
-    assert lines[3] == ["none", "10", "2.00", "+0.00 ± 1.00"]
+def test_tables_show_what_messages_gain():
+    found = {("single", 2): {"pass": np.array([[1.0, 5.0]])}, ("single", 0): {"pass": np.array([[0.0, 2.0]])}}
+    lines = placed_table(found)
+    assert lines[2] == ["single", "2 rounds", "3.00", "+2.00 ± 1.00"]
+    assert lines[3] == ["single", "none", "1.00", ""]
+    common = {"view": "groups", "label": "set", "first": 0.5, "best_of_eight": 0.75}
+    rows = [common | {"rounds": rounds, "correlation": at} for rounds, at in ((2, 0.5), (2, 0.7), (0, 0.25), (0, 0.25))]
+    line = judged_table(rows)[2]
+    assert line[:4] == ["groups", "set", "0.600 ± 0.141", "0.250 ± 0.000"]

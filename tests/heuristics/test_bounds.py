@@ -83,7 +83,9 @@ def test_no_placer_beats_the_optimum_or_the_lower_bound(seed: int, ops: int, dev
         assert result.makespan_us >= problem.lower_bound_us * EXACT, name
         if result.fits:
             assert some_fit, name
-            ran = simulate(problem, result.placement)  # in an order of its own it may be faster, or fit where this doesn't
+            ran = simulate(
+                problem, result.placement
+            )  # in an order of its own it may be faster, or fit where this doesn't
             assert not ran.fits or ran.makespan_us >= best * EXACT, name
             assert result.makespan_us == ran.makespan_us or result.order is not None, name
 

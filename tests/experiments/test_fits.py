@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+import torch
+
+from experiments.fits import LABELS, NEIGHBOURS, Fit, FitConfig, collect, fit, fit_rows, judge, neighbours, states_of
+from placeto.environment.instance import make_instance
+from placeto.placers import load_placer
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+from tests.toys import random_graph, toy_cluster
+
+SMALL = FitConfig(train=("ptb:1",), held_out=("ptb",), each=2, labels=4, batch=2)
+
+
+@pytest.fixture
+def problem():
+    return PlacementProblem(random_graph(3, 40), toy_cluster(3))
+
+
+def test_labels_are_what_the_moves_lead_to(problem):
+    states = collect([problem], False, 4, 6, LABELS, 0)
+    group, near = make_instance(problem).groups.group, neighbours(make_instance(problem))
+
+    def makespan(row):
+        return simulate(problem, row[group]).makespan_us
+
+    for s in range(4):
+        before = makespan(states.placement[s])
+        for m in np.flatnonzero(states.device[s] >= 0):
+            which, device = states.group[s, m], states.device[s, m]
+            row = states.placement[s].copy()
+            assert row[which] != device
+            assert not states.visited[s, which]
+            row[which] = device
+            single = makespan(row) / before - 1
+            together = row.copy()
+            together[[other for other in near[which] if other >= 0]] = device
+            assert states.change["single"][s, m] == pytest.approx(single, abs=1e-5)
+            assert states.change["set"][s, m] == pytest.approx(makespan(together) / before - 1, abs=1e-5)
+            after_one = [makespan(row)]
+            for other in near[which][near[which] >= 0]:
+                more = row.copy()
+                more[other] = device
+                after_one.append(makespan(more))
+            assert states.change["follow"][s, m] <= min(after_one) / before - 1 + 1e-5
+
+
+def test_neighbours_exchange_most_first(problem):
+    near = neighbours(make_instance(problem))
+    assert near.shape[1] == NEIGHBOURS
+    assert all(
+        which not in row[row >= 0] and len(set(row[row >= 0])) == (row >= 0).sum() for which, row in enumerate(near)
+    )
+
+
+def test_a_fit_depends_on_its_seed_alone_and_learns(problem):
+    states = collect([problem], False, 16, 12, ("single",), 0)
+    long, again = (fit(states, Fit(steps=100), 8) for _ in range(2))
+    for one, other in zip(long.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+    short = judge(fit(states, Fit(steps=1), 8), states, "single")
+    assert judge(long, states, "single").correlation > short.correlation + 0.2
+    assert 0.0 <= short.first <= short.best_of_eight <= 1.0
+
+
+def test_rows_are_kept_and_their_checkpoints_place(tmp_path, problem):
+    fits = [Fit(steps=2, rounds=rounds) for rounds in (0, 2)]
+    rows = fit_rows(tmp_path, SMALL, fits, ("single",))
+    assert [row["rounds"] for row in rows] == [0, 2]
+    assert rows[0]["parameters"] < rows[1]["parameters"]
+    assert fit_rows(tmp_path, SMALL, fits, ("single",)) == rows
+    for row in rows:
+        assert load_placer(row["checkpoint"])(problem, simulations=60).fits
+
+
+def test_problems_that_judge_are_others(tmp_path):
+    states, held_out = states_of("groups", SMALL, ("single",))
+    names = [{problem.graph.hash for problem in of.batch.problems.problems} for of in (states, held_out)]
+    assert not names[0] & names[1]
