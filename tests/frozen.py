@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from llvmlite.binding import get_host_cpu_name
 
 import placeto
 from graphs import FAMILIES
@@ -123,8 +124,8 @@ def checkpoint() -> str:
 
 
 def processor() -> str:
-    """Sums of floats come out alike to the bit on processors of one kind only."""
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {torch.__version__}"
+    """Sums of floats come out alike to the bit on processors of one kind only, as the libraries take other loops."""
+    return f"{platform.machine()} {get_host_cpu_name()} {torch.backends.cpu.get_cpu_capability()} {torch.__version__}"
 
 
 def _command(*arguments: object) -> None:

@@ -57,12 +57,17 @@ def demands(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
     return resident, resident + share * outputs
 
 
-def within_memory(evaluator: Evaluator, place: Callable[[np.ndarray], Made]) -> Iterator[Made]:
-    """What `place` makes, to be scored by the caller; should that not fit, that of the more cautious of `demands`."""
-    for demand in demands(evaluator.problem):
+def within_memory(
+    evaluator: Evaluator, place: Callable[[np.ndarray], Made], first: Callable[[], Made] | None = None
+) -> Iterator[Made]:
+    """What `place` makes, to be scored by the caller; should that not fit, that of the more cautious of `demands`.
+
+    `first` waits for the former, where somebody else makes it.
+    """
+    for attempt, demand in enumerate(demands(evaluator.problem)):
         if evaluator.exhausted:
             return
-        yield place(demand)
+        yield place(demand) if attempt or first is None else first()
         if evaluator.last_fits:
             return
 

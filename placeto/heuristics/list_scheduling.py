@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 
+import numba
 import numpy as np
 from numba import njit
 
-from placeto.heuristics.common import run, within_memory
+from placeto.heuristics.common import demands, run, within_memory
 from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
 from placeto.problem.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
@@ -61,12 +63,15 @@ def try_lists(evaluator: Evaluator, variants: Sequence[Callable[[np.ndarray], Li
 
     First ready first served keeps no orders. `within_memory` tells what a variant is called with.
     """
-    best, own = math.inf, None
-    for variant in variants:
-        for placement, order in within_memory(evaluator, variant):
-            score = evaluator.score_ops(placement)
-            if score < best:
-                best, own = score, (placement, order)
+    best, own, (demand, _) = math.inf, None, demands(evaluator.problem)
+    with ThreadPoolExecutor(numba.get_num_threads()) as pool:
+        ahead = [pool.submit(variant, demand) for variant in variants if not evaluator.exhausted]
+        for variant, first in zip(variants, ahead, strict=False):
+            for placement, order in within_memory(evaluator, variant, first.result):
+                score = evaluator.score_ops(placement)
+                if score < best:
+                    best, own = score, (placement, order)
+        pool.shutdown(cancel_futures=True)  # the budget is spent
     if own is not None and evaluator.problem.dispatch != "fifo":
         evaluator.score_ops(*own)
 
@@ -121,8 +126,9 @@ def floating_ops(problem: PlacementProblem, follow: np.ndarray) -> tuple[np.ndar
     return floating(follow, free, graph.topological_order, in_ptr, graph.edge_src)
 
 
+@lru_cache(maxsize=16)
 def upward_rank(problem: PlacementProblem) -> np.ndarray:
-    """(N,) longest path in microseconds from each op's start to the end, with mean op and transfer times."""
+    """(N,) longest path in microseconds from each op's start to the end, with mean op and transfer times; cached."""
     graph = problem.graph
     by_src = np.argsort(graph.edge_src, kind="stable")
     ptr = np.searchsorted(graph.edge_src[by_src], np.arange(graph.num_ops + 1))
@@ -143,8 +149,9 @@ def _upward_rank(
     return rank
 
 
+@lru_cache(maxsize=16)
 def hard_groups(problem: PlacementProblem) -> np.ndarray:
-    """(N,) groups by the colocation of the graph alone; every other op stands for itself."""
+    """(N,) groups by the colocation of the graph alone; every other op stands for itself. Cached."""
     colocation = problem.graph.colocation
     count = colocation.max(initial=-1) + 1
     alone = np.arange(problem.num_ops) + count
