@@ -1,5 +1,6 @@
 from collections.abc import Callable
 
+import numba
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.toys import random_graph, toy_cluster
 
 # The example of Topcuoglu et al. (2002), figure 2 and table 1: times on three processors, and what edges cost.
 TIMES = [
@@ -169,3 +171,20 @@ def test_which_ops_float() -> None:
     assert np.flatnonzero(floats).tolist() == [0, 1, 2]
     assert joined[1] == joined[0] == follow[4]
     assert np.delete(joined, 1).tolist() == np.delete(follow, 1).tolist()
+
+
+@pytest.mark.parametrize("name", ["heft", "etf"])
+@pytest.mark.parametrize("simulations", [None, 2])
+def test_what_is_found_does_not_depend_on_the_cores(name: str, simulations: int | None) -> None:
+    found, cores = [], numba.get_num_threads()
+    for threads in {1, cores}:
+        numba.set_num_threads(threads)
+        try:
+            problem = PlacementProblem(random_graph(7, 60), toy_cluster(3))
+            found.append(HEURISTICS[name](problem, simulations=simulations))
+        finally:
+            numba.set_num_threads(cores)
+    for result in found:
+        assert result.simulations == found[0].simulations == (simulations or result.simulations)
+        assert [row[2] for row in result.history] == [row[2] for row in found[0].history]
+        np.testing.assert_array_equal(result.placement, found[0].placement)
