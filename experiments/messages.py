@@ -37,7 +37,7 @@ ROUNDS = 2, 0
 """With messages and without."""
 JUDGED = {"correlation": "rank correlation", "first": "first move", "best_of_eight": "best of eight"}
 PLACED = next(iter(VIEWS))
-"""The view whose policies place."""
+"""The view whose policies place; what is fitted to "set" says nothing of the moves of a search, and does not."""
 
 Gains = np.ndarray
 """(S, C) float64, per cent."""
@@ -146,7 +146,8 @@ def messages_figure(rows: Sequence[Row]) -> Figure:
 def placed(config: MessagesConfig, rows: Sequence[Row]) -> dict[tuple[str, int], dict[str, Gains]]:
     """Gains by labels and rounds, and by column, of the policies that see groups."""
     found = {}
-    for (label, rounds), of in cells([row for row in rows if row["view"] == PLACED], "label", "rounds").items():
+    usable = [row for row in rows if row["view"] == PLACED and row["label"] != "set"]
+    for (label, rounds), of in cells(usable, "label", "rounds").items():
         out = config.out / f"{label}-{rounds}"
         out.mkdir(parents=True, exist_ok=True)
         own = place(
@@ -193,7 +194,7 @@ def main(config: MessagesConfig) -> None:
         f"graphs: the first test graph of {', '.join(config.fits.held_out)}. ± is the standard deviation over seeds.",
         markdown(judged_table(rows)),
     ]
-    if config.families and PLACED in config.views:
+    if config.families and PLACED in config.views and set(config.labels) != {"set"}:
         lines += [
             f"Placed: the first {config.count} test graphs of {', '.join(config.families)} on each of "
             f"{', '.join(config.clusters)}. One pass against the best cheap heuristic, guided search against {AGAINST} "
