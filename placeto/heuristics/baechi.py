@@ -23,7 +23,7 @@ Legend: N ops, T tensors, D devices, K groups, P pairs of producer and consumer,
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from scipy.optimize import linprog
@@ -163,12 +163,16 @@ def favourite_children(
     return Favourites(child, patience)
 
 
+@lru_cache(maxsize=16)
 def _pairs(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
-    """(2, P) producers and consumers, and (P,) microseconds that their tensors travel, each tensor once."""
+    """(2, P) producers and consumers, and (P,) microseconds that their tensors travel, each tensor once; cached."""
     graph = problem.graph
-    reads = np.unique(np.stack([graph.edge_src, graph.edge_dst, graph.edge_tensor]), axis=1)
-    pairs, where = np.unique(reads[:2], axis=1, return_inverse=True)
-    return pairs, np.bincount(where.ravel(), weights=transfer_us(problem)[reads[2]], minlength=pairs.shape[1])
+    order = np.lexsort((graph.edge_tensor, graph.edge_dst, graph.edge_src))
+    src, dst, tensor = graph.edge_src[order], graph.edge_dst[order], graph.edge_tensor[order]
+    other_pair = (np.diff(src, prepend=-1) != 0) | (np.diff(dst, prepend=-1) != 0)
+    reads = other_pair | (np.diff(tensor, prepend=-1) != 0)
+    where = np.cumsum(other_pair)[reads] - 1
+    return np.stack([src[other_pair], dst[other_pair]]), np.bincount(where, transfer_us(problem)[tensor[reads]])
 
 
 def _relaxation(
@@ -211,11 +215,11 @@ def _relaxation(
 def _by_priority(problem: PlacementProblem, pairs: np.ndarray, transfer: np.ndarray, apart: np.ndarray) -> np.ndarray:
     """Pairs without a common parent or child, taken greedily."""
     priority = transfer[apart] + upward_rank(problem)[pairs[1, apart]]
-    taken = np.zeros((2, problem.num_ops), bool)  # as a parent, as a child
-    chosen = []
-    for pair in apart[np.argsort(-priority, kind="stable")].tolist():
-        parent, child = pairs[:, pair]
-        if not (taken[0, parent] or taken[1, child]):
-            taken[0, parent] = taken[1, child] = True
+    order = apart[np.argsort(-priority, kind="stable")]
+    parents, children, chosen = set[int](), set[int](), []
+    for pair, parent, child in zip(order.tolist(), *pairs[:, order].tolist(), strict=True):
+        if parent not in parents and child not in children:
+            parents.add(parent)
+            children.add(child)
             chosen.append(pair)
     return np.array(chosen, np.int64)

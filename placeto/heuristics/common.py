@@ -6,6 +6,7 @@ Legend: N ops, G groups, D devices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -44,8 +45,9 @@ def group_times(problem: PlacementProblem, groups: Groups) -> np.ndarray:
     return time
 
 
+@lru_cache(maxsize=16)
 def demands(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
-    """Two estimates (N,) of the bytes that each op needs for good.
+    """Two estimates (N,) of the bytes that each op needs for good; cached.
 
     Its parameters alone (tensors come and go); or its outputs too, or as large a share of them as the cluster has room
     for.

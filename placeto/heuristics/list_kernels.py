@@ -277,9 +277,11 @@ def earliest_start(
     found = np.empty(len(order.demand) + 1, np.int64)
     device_free = np.zeros(d)
     guest, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for
+    favoured = np.zeros(n, np.bool_)
+    favoured[favourites.child[favourites.child >= 0]] = True
     missing = flat.num_inputs.copy()
     ready, need, awaited = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
-    arrival = np.zeros((n, d))
+    arrival, soonest = np.zeros((n, d)), np.zeros(n)  # on no device does an op start sooner
     count = 0
     for op in range(n):
         for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
@@ -292,17 +294,24 @@ def earliest_start(
             need[op] = _need(order, home, op, found)
             awaited[op] = found[0] >= 0
     for _ in range(n - order.floats.sum()):
-        chosen, best, best_start = -1, -1, np.inf
+        chosen, best, best_start, best_rank = -1, -1, np.inf, np.inf
+        least = device_free.min()
         for full in range(2):
             for k in range(count):
                 op = ready[k]
                 group = follow[op]
+                bound = home[group]
+                soon = max(soonest[op], least) if bound < 0 else max(arrival[op, bound], device_free[bound])
+                if soon > best_start or (soon == best_start and rank[op] < best_rank and not favoured[op]):
+                    continue
+                soonest[op] = np.inf
                 for device in range(d):
-                    if home[group] >= 0 and device != home[group]:
-                        continue
-                    if home[group] < 0 and full == 0 and used[device] + need[op] > flat.memory[device]:
+                    if bound >= 0 and device != bound:
                         continue
                     start = max(arrival[op, device], device_free[device])
+                    soonest[op] = min(soonest[op], start)
+                    if bound < 0 and full == 0 and used[device] + need[op] > flat.memory[device]:
+                        continue
                     child = guest[device]
                     if child >= 0 and child != op and start < min(waits_until[device], arrival[op].max()):
                         group_home = home[follow[child]]
@@ -321,7 +330,7 @@ def earliest_start(
                         else:
                             better = op < other
                     if better:
-                        chosen, best, best_start = k, device, start
+                        chosen, best, best_start, best_rank = k, device, start, rank[op]
             if chosen >= 0:
                 break
         op = ready[chosen]
@@ -332,7 +341,7 @@ def earliest_start(
                 other = ready[k]
                 if awaited[other]:
                     need[other] = _need(order, home, other, found)
-                    awaited[other] = found[0] >= 0
+                    awaited[other], soonest[other] = found[0] >= 0, 0.0
                     for device in range(d):
                         arrival[other, device] = _arrival(flat, order, booked, other, device, False)
         _arrival(flat, order, booked, op, best, True)
