@@ -277,7 +277,7 @@ def earliest_start(
     found = np.empty(len(order.demand) + 1, np.int64)
     device_free = np.zeros(d)
     guest, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for
-    favoured = np.zeros(n, np.bool_)
+    favoured = np.zeros(n, np.bool_)  # its device prefers it where starts tie, whatever its rank
     favoured[favourites.child[favourites.child >= 0]] = True
     missing = flat.num_inputs.copy()
     ready, need, awaited = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
