@@ -1,12 +1,13 @@
 """Returns, advantages, reward baselines and policy-gradient losses: pure functions.
 
-Legend: T steps of an episode, B episodes.
+Legend: T steps of an episode, B episodes, L labelled moves of S states together.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import scatter, softmax
 
 
 def discounted_returns(rewards: Tensor, discount: float) -> Tensor:
@@ -77,3 +78,24 @@ def ppo_loss(
     ratio = (log_prob - old_log_prob).exp()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     return -surrogate.mean() - entropy_weight * entropy.mean()
+
+
+def listwise_loss(logits: Tensor, gain: Tensor, state: Tensor, sharpness: float, least: float) -> Tensor:
+    """Cross-entropy of the odds of each state's moves and the softmax of their exact gains, a mean over states.
+
+    Of the moves of a state those count that gain most: the odds that it asks of one fall with what it gains less than
+    the best. After ListNet: Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007.
+
+    Args:
+        logits: (L,) of the moves.
+        gain: (L,) by which share each makes the makespan shorter.
+        state: (L,) int64 in 0..S-1, of which state the move is.
+        sharpness: how many temperatures the best gain of a state is.
+        least: temperature at least.
+    """
+    _, state = state.unique(return_inverse=True)
+    best = scatter(gain.clamp(min=0.0), state, reduce="max")
+    wanted = softmax(gain / (best / sharpness).clamp(min=least)[state], state)
+    top = scatter(logits.detach(), state, reduce="max")[state]
+    total = scatter((logits - top).exp(), state)
+    return (wanted * (total.log()[state] - (logits - top))).sum() / len(best)

@@ -19,6 +19,7 @@ from placeto.policies.placeto import PlacetoPolicy
 from placeto.training.config import LearningConfig, OneShotLearningConfig
 from placeto.training.losses import (
     discounted_returns,
+    listwise_loss,
     ppo_loss,
     reinforce_loss,
     replica_advantages,
@@ -29,6 +30,8 @@ from placeto.training.rollout import DivergedError, Labels
 
 CHANGE_CLIP = 0.2  # labels beyond it are equally bad (or good)
 SMALL_CHANGE = 0.02  # the error of a label of this size weighs half as much as that of one of no change
+RANKING = 0.3  # weight of the odds of a state's moves, beside the errors of their changes
+SHARPNESS, LEAST_GAIN = 3.0, 1e-3  # see `listwise_loss`
 
 
 def supervised_update(
@@ -41,24 +44,27 @@ def supervised_update(
     """Fit the predicted change of the makespan by single moves to simulated labels, one gradient step for each state.
 
     Huber loss in per cent, so that 1 % off is where it turns linear; the smaller a change, the more its error counts,
-    since moves of small changes are what a good placement leaves to choose from. `states` are this rank's, those of
-    several graphs together in each; losses are means over all ranks'.
+    since moves of small changes are what a good placement leaves to choose from. Beside it stands what the policy's
+    odds say of the moves that gain most, which a search tries first. `states` are this rank's, those of several graphs
+    together in each; losses are means over all ranks'.
     """
-    total, steps = torch.zeros(3, dtype=torch.float64), 0
+    total, steps = torch.zeros(4, dtype=torch.float64), 0
     for data, labels in states:
         weight = ranks.weight(len(labels.change))
         predicted = policy.changes(data, labels.slot, labels.device)
         target = labels.change.clamp(-CHANGE_CLIP, CHANGE_CLIP)
         error = nn.functional.smooth_l1_loss(100 * predicted, 100 * target, reduction="none")
         loss = weight * (error * SMALL_CHANGE / (SMALL_CHANGE + target.abs())).mean()
+        logits, of = -policy.config.change_weight * predicted, data.batch[labels.slot]
+        ranking = ranks.weight(len(of.unique())) * listwise_loss(logits, -target, of, SHARPNESS, LEAST_GAIN)
         optimizer.zero_grad()
-        loss.backward()
+        (loss + RANKING * ranking).backward()
         norm = weight * gradient_step(policy, optimizer, config.max_grad_norm, ranks)
         mean_error = weight * (predicted - target).detach().abs().mean()
-        total += torch.tensor([float(loss.detach()), float(norm), float(mean_error)])
+        total += torch.tensor([float(loss.detach()), float(ranking.detach()), float(norm), float(mean_error)])
         steps += 1
-    loss_mean, norm_mean, error_mean = ranks.sum((total / steps).tolist())
-    return {"loss/supervised": loss_mean, "train/gradient_norm": norm_mean, "train/label_error": error_mean}
+    names = "loss/supervised", "loss/ranking", "train/gradient_norm", "train/label_error"
+    return dict(zip(names, ranks.sum((total / steps).tolist()), strict=True))
 
 
 def advantages(

@@ -5,6 +5,7 @@ import torch
 
 from placeto.training.losses import (
     discounted_returns,
+    listwise_loss,
     normalise,
     ppo_loss,
     reinforce_loss,
@@ -57,3 +58,26 @@ def test_ppo_clips_only_what_would_gain(ratio, advantage, expected):
 def test_entropy_bonus_lowers_the_loss():
     with_bonus = ppo_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.tensor([2.0]), 0.2, 0.1)
     assert with_bonus.item() == pytest.approx(-0.2)
+
+
+def test_listwise_loss_is_least_where_the_odds_are_those_of_the_gains():
+    gain, state = torch.tensor([0.03, 0.0, -0.2, 0.002, -0.001]), torch.tensor([4, 4, 4, 7, 7])
+    temperature = torch.tensor([0.01, 0.01, 0.01, 0.001, 0.001])  # a third of the best, and the least
+    right = (gain / temperature).requires_grad_()
+    least = listwise_loss(right, gain, state, 3.0, 1e-3)
+    entropy = [-(p * p.log()).sum() for p in (torch.softmax(part, 0) for part in right.detach().split([3, 2]))]
+    assert least.item() == pytest.approx(float(sum(entropy)) / 2)
+    least.backward()
+    torch.testing.assert_close(right.grad, torch.zeros(5), atol=1e-6, rtol=0)
+    shifted = right.detach() + torch.tensor([9.0, 9.0, 9.0, -9.0, -9.0])
+    assert listwise_loss(shifted, gain, state, 3.0, 1e-3).item() == pytest.approx(least.item(), rel=1e-5)
+    swapped = right.detach()[[1, 0, 2, 4, 3]]
+    assert listwise_loss(swapped, gain, state, 3.0, 1e-3) > least + 1.0
+
+
+def test_listwise_loss_of_far_apart_odds_is_finite():
+    logits = torch.tensor([0.0, 400.0], requires_grad=True)
+    loss = listwise_loss(logits, torch.tensor([0.1, -0.1]), torch.zeros(2, dtype=torch.int64), 3.0, 1e-3)
+    loss.backward()
+    assert loss.item() == pytest.approx(400.0, rel=0.01)
+    assert logits.grad[0] < -0.9

@@ -111,6 +111,7 @@ def test_curves(uninterrupted):
     tags = events.Tags()
     expected = {
         "loss/supervised",
+        "loss/ranking",
         "loss/policy",
         "train/return",
         "train/entropy",

@@ -1,3 +1,4 @@
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from placeto.training.config import PAPER_LEARNING, LearningConfig
 from placeto.training.losses import normalise
 from placeto.training.rollout import DivergedError, greedy_pass, rollout
 from placeto.training.updates import (
+    RANKING,
     SMALL_CHANGE,
     Scored,
     advantages,
@@ -41,6 +43,18 @@ def test_supervised_updates_fit_the_labels(setting):
     for _ in range(60):
         last = supervised_update(policy, optimizer, states, LearningConfig())
     assert last["train/label_error"] < 0.6 * first["train/label_error"]
+
+
+def test_the_odds_of_the_best_moves_are_learned_beside_the_changes(setting, monkeypatch):
+    policy, _, episodes = setting
+    states, found = list(zip(episodes.data, episodes.labels, strict=True)), []
+    for weight in (0.0, RANKING):
+        monkeypatch.setattr("placeto.training.updates.RANKING", weight)
+        learner = deepcopy(policy)
+        optimizer = torch.optim.Adam(learner.parameters(), lr=1e-3)
+        found.append([supervised_update(learner, optimizer, states, LearningConfig()) for _ in range(40)][-1])
+    without, with_odds = (numbers["loss/ranking"] for numbers in found)
+    assert with_odds < without - 0.03
 
 
 @pytest.mark.parametrize("config", [LearningConfig(lr=3e-3), PAPER_LEARNING])
@@ -110,6 +124,7 @@ class _Shifted(torch.nn.Module):
 
     def __init__(self, change):
         super().__init__()
+        self.config = PlacetoConfig()
         self.change = torch.nn.Parameter(change)
 
     def changes(self, data, slot, device):
