@@ -89,7 +89,7 @@ def listwise_loss(logits: Tensor, gain: Tensor, state: Tensor, sharpness: float,
     Args:
         logits: (L,) of the moves.
         gain: (L,) by which share each makes the makespan shorter.
-        state: (L,) int64 in 0..S-1, of which state the move is.
+        state: (L,) int64, of which state the move is; any numbers.
         sharpness: how many temperatures the best gain of a state is.
         least: temperature at least.
     """
