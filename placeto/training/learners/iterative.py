@@ -46,6 +46,7 @@ _SIMULATIONS = 20, 60, 150, 500  # after which it met them
 _AS_WELL = 0.5  # share of those of parts, or of joined groups, for which these were annealed, too
 _KICKED, _KICK = 0.3, 0.05  # share of the episodes that begin with some groups moved at random, and share of these
 _VISITED = 0.8  # share of the groups that are marked as visited, at most
+_FRESH = 0.6  # share of the episodes in which none is, as in sweeps of all levels
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +285,8 @@ class IterativeLearner:
             if random.random() < _KICKED:
                 kicked = np.flatnonzero(random.random(groups) < _KICK)
                 placement[b, kicked] = random.integers(devices, size=len(kicked))
-            marked = random.choice(groups, int(_VISITED * random.random() * groups), replace=False)
+            share = _VISITED * random.random() if random.random() >= _FRESH else 0.0
+            marked = random.choice(groups, int(share * groups), replace=False)
             visited[b, marked] = True
         return index, placement, visited
 
