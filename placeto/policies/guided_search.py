@@ -1,4 +1,4 @@
-"""Placing one graph with a trained iterative policy: cheap heuristics, greedy sweeps, multilevel annealing.
+"""Placing one graph with a trained iterative policy: cheap heuristics, greedy sweeps, annealing in V-cycles.
 
 Legend: G groups, D devices, S starts, C instances.
 """
@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from placeto.environment.config import EnvConfig
-from placeto.environment.instance import Instance, make_instance
+from placeto.environment.instance import Instance, make_instance, new_instance
 from placeto.heuristics.common import Rule
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, begin, round_best, round_to_groups
 from placeto.policies.compiled import CompiledPolicy
+from placeto.policies.nesting import Nest
 from placeto.policies.sweeps import GuidedConfig, Sweeper
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
@@ -52,8 +53,8 @@ def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 
 class GuidedPlacer:
     """A trained policy as a placer: best constructive placement, greedy sweeps of the policy, annealing.
 
-    Sweeps go from few joined groups to all, annealing follows; then the groups are split into parts, of which there is
-    another sweep, and which are annealed in turn. Without a budget it takes `DEFAULT_SIMULATIONS`.
+    A sweep over groups and joined groups comes first. Then groups are annealed, and parts of them after a sweep over
+    these; once more with parts joined anew to groups. Without a budget it takes `DEFAULT_SIMULATIONS`.
 
     It begins with the constructive placers (see `begin`) and one pass, which is the policy's zero-shot answer: a
     sweep over joined groups, one over all and one over the parts of groups, together with a simulation a group. So
@@ -107,23 +108,44 @@ class GuidedPlacer:
         return evaluator.problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted
 
     def _search(self, instance: Instance, evaluator: Evaluator, random: np.random.Generator) -> None:
-        """Spend what is left of a budget: first on joined groups and groups, then on the parts of groups."""
-        problem, own, timed = instance.problem, self.search, evaluator.seconds_limit is not None
+        """Spend what is left of a budget: a sweep over groups, joined or not, then V-cycles.
+
+        A cycle is annealing of groups, then a sweep over their parts and annealing of these. After the first its groups
+        are parts that the best placement has on one device, joined and swept over before they are annealed.
+        """
+        problem, groups, own = instance.problem, instance.groups, self.search
+        timed = evaluator.seconds_limit is not None
         round_best(evaluator)
         with evaluator.limited_to(own.seconds_on_sweeps if timed else own.on_sweeps):
             self.sweeper.sweep(instance, evaluator)
-        moves = instance.groups.num_groups * (problem.num_devices - 1)
+        moves = groups.num_groups * (problem.num_devices - 1)
         short = evaluator.exhausted or (timed and evaluator.expected < own.worth_parts * moves)
-        parts = instance.groups if short else parts_of(problem, instance.groups)
-        if parts.num_groups > instance.groups.num_groups:
+        parts = groups if short else parts_of(problem, groups)
+        if parts.num_groups == groups.num_groups:
             at_work("search")
-            with evaluator.limited_to(own.on_groups):
+            anneal_within(evaluator, random)
+            return
+        split = make_instance(problem, parts)
+        for cycle in range(own.cycles):
+            with evaluator.limited_to(1.0 / (own.cycles - cycle)):
+                with evaluator.limited_to(own.on_groups):
+                    if cycle > 0:
+                        self._sweep_joined(split, groups.num_groups, evaluator)
+                    at_work("search")
+                    anneal_within(evaluator, random)
+                evaluator.regroup(parts)
+                with evaluator.limited_to(own.on_levels):
+                    self.sweeper.sweep_level(split, 1.0, evaluator, own.together)
+                at_work("search of parts")
                 anneal_within(evaluator, random)
-            evaluator.regroup(parts)
-            with evaluator.limited_to(own.on_parts):
-                self.sweeper.sweep_level(make_instance(problem, parts), 1.0, evaluator, own.together)
-        at_work("search of parts" if parts.num_groups > instance.groups.num_groups else "search")
-        anneal_within(evaluator, random)
+
+    def _sweep_joined(self, split: Instance, count: int, evaluator: Evaluator) -> None:
+        """Go on with parts joined to so many groups where the best placement allows it, and sweep over these."""
+        nest = Nest(split.problem, split.groups)
+        (joined,) = nest.joined(evaluator.best_groups[0], [count])
+        evaluator.regroup(nest.groups_of(joined))
+        with evaluator.limited_to(self.search.on_levels):
+            self.sweeper.sweep_levels(new_instance(split.problem, evaluator.groups), evaluator)
 
     def _pass(self, instance: Instance, evaluator: Evaluator) -> None:
         """Sweep with as many simulations as there are groups, from the best placement of groups met."""

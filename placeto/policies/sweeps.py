@@ -60,10 +60,12 @@ class GuidedConfig:
     """Share of the time that goes to them, at most."""
     worth_parts: float = 6.0
     """Under a clock, simulations for each move of a group from which on splitting groups is worth while."""
-    on_groups: float = 0.3
-    """Share of what is then left that goes to annealing of groups."""
-    on_parts: float = 0.3
-    """Share of what is then left that goes to a sweep over the parts of groups."""
+    cycles: int = 3
+    """V-cycles, between which what is then left is divided evenly."""
+    on_groups: float = 0.45
+    """Share of a cycle that goes to groups, the rest to parts."""
+    on_levels: float = 0.5
+    """Share of that which goes to a sweep, where there is one, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,12 +101,16 @@ class Sweeper:
         Where that loses little if groups are joined wherever they are, such a sweep comes first. Under a clock, and for
         a policy that visits groups in a fixed order, there follows a sweep for each of the further levels.
         """
-        own, timed = self.search, evaluator.seconds_limit is not None
         self._sweep_rounded(instance, evaluator)
+        self.sweep_levels(instance, evaluator)
+
+    def sweep_levels(self, instance: Instance, evaluator: Evaluator) -> None:
+        """The same without groups joined wherever they are."""
+        timed = evaluator.seconds_limit is not None
         if not timed and self.env.order != "topological":
             self._sweep_all_levels(instance, evaluator)
             return
-        for share in own.timed_scales:
+        for share in self.search.timed_scales:
             self.sweep_level(instance, share, evaluator)
 
     def _sweep_rounded(self, instance: Instance, evaluator: Evaluator) -> None:

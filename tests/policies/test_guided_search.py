@@ -114,21 +114,36 @@ def test_the_sweeps_leave_annealing_its_share(placer, monkeypatch):
         assert 0.3 * more - 1 <= left[-1] < more
 
 
-def test_groups_are_annealed_before_their_parts_are_swept_and_annealed(placer, monkeypatch):
+def test_v_cycles_anneal_groups_and_parts_after_sweeps_over_these(placer, monkeypatch):
+    """A later cycle's groups are parts that were on one device when the one before it ended."""
     problem = PlacementProblem(random_graph(3, 300), toy_cluster(3))
-    searched = []
+    annealed, swept, simulations, own = [], [], 5000, GuidedConfig()
 
     def anneal_within(evaluator, random):
-        searched.append((evaluator.groups.num_groups, evaluator.simulations, evaluator.remaining))
-        annealing(evaluator, evaluator.best_groups[0], random)
+        start, groups = evaluator.best_groups[0], evaluator.groups
+        annealing(evaluator, start, random)
+        annealed.append((groups, start[groups.group], evaluator.best_groups[0][groups.group], evaluator.simulations))
+
+    def sweep_level(self, instance, share, evaluator, together=1, *, sweep=Sweeper.sweep_level):
+        sweep(self, instance, share, evaluator, together)
+        swept.append(instance.groups.num_groups)
 
     monkeypatch.setattr("placeto.policies.guided_search.anneal_within", anneal_within)
-    result = placer(problem, simulations=3000)
-    (groups, first, share), (parts, second, rest) = searched
-    assert groups >= group_ops(problem).num_groups
-    assert parts > groups
-    assert second > first + share  # the sweep over parts in between
-    assert second + rest == result.simulations == 3000
+    monkeypatch.setattr(Sweeper, "sweep_level", sweep_level)
+    result = placer(problem, simulations=simulations)
+    levels, ends = [groups for groups, *_ in annealed], [end for *_, end in annealed]
+    assert len(levels) == 2 * own.cycles
+    parts = levels[1].num_groups
+    assert [groups.num_groups for groups in levels[1::2]] == swept[-own.cycles :] == [parts] * own.cycles
+    for number, left in zip(range(2, len(levels), 2), range(own.cycles - 1, 0, -1), strict=True):
+        before, joined = annealed[number - 1][2], levels[number].group
+        assert levels[0].num_groups <= levels[number].num_groups < parts
+        assert all(len(np.unique(before[joined == group])) == 1 for group in range(levels[number].num_groups))
+        share = (simulations - ends[number - 1]) / left
+        assert ends[number] - ends[number - 1] == pytest.approx(own.on_groups * share, abs=2)
+        assert ends[number + 1] - ends[number - 1] == pytest.approx(share, abs=2)
+    assert ends[-1] == result.simulations == simulations
+    assert result.makespan_us == result.schedule().makespan_us
 
 
 def test_a_policy_of_a_fixed_traversal_keeps_its_budget():
