@@ -54,7 +54,7 @@ class GuidedPlacer:
     """A trained policy as a placer: best constructive placement, greedy sweeps of the policy, annealing.
 
     A sweep over groups and joined groups comes first. Then groups are annealed, and parts of them after a sweep over
-    these; once more with parts joined anew to groups. Without a budget it takes `DEFAULT_SIMULATIONS`.
+    these; and again with parts joined anew to groups. Without a budget it takes `DEFAULT_SIMULATIONS`.
 
     It begins with the constructive placers (see `begin`) and one pass, which is the policy's zero-shot answer: a
     sweep over joined groups, one over all and one over the parts of groups, together with a simulation a group. So
@@ -127,6 +127,8 @@ class GuidedPlacer:
             return
         split = make_instance(problem, parts)
         for cycle in range(own.cycles):
+            if evaluator.exhausted:
+                return
             with evaluator.limited_to(1.0 / (own.cycles - cycle)):
                 with evaluator.limited_to(own.on_groups):
                     if cycle > 0:
