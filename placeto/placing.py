@@ -99,7 +99,7 @@ def place(
         optimizer: whose state the training step needs memory for: sgd, momentum, adagrad, rmsprop, lion, adam, adamw.
         placer: its name, or a checkpoint.
         simulations: budget of the placer; with neither this nor seconds the placer's own, 1,000 of the default one.
-        seconds: budget of the placer.
+        seconds: budget of the placer, which begins when its compiled parts are loaded.
         seed: of the placer's random choices.
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
         micro_batches: into how many parts to split the batch; see `capture_training`.
@@ -172,12 +172,17 @@ def _placed(
     seed: int,
     undivided: tuple[str, ...] | None,
 ) -> PlacementResult:
+    place_by = load_placer(placer)
+    if seconds is not None:
+        from placeto.evaluation.comparison import warm_up
+
+        warm_up(place_by, problem.cluster, simulations, seconds)
     if undivided is None:
-        return load_placer(placer)(problem, simulations=simulations, seconds=seconds, seed=seed)
+        return place_by(problem, simulations=simulations, seconds=seconds, seed=seed)
     from placeto.formats.exports import whole_modules
 
     constrained = PlacementProblem(whole_modules(problem.graph, undivided), problem.cluster, problem.costs)
-    result = load_placer(placer)(constrained, simulations=simulations, seconds=seconds, seed=seed)
+    result = place_by(constrained, simulations=simulations, seconds=seconds, seed=seed)
     return replace(result, problem=problem)
 
 

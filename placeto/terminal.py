@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 def printable(text: str) -> str:
     r"""The text with its control characters spelled out, line ends excepted: names in files may hold terminal escapes.
@@ -10,3 +12,7 @@ def printable(text: str) -> str:
     gpu:0 \x1b[31mred
     """
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+on_compiling: list[Callable[[], None]] = []
+"""Called, each once, when kernels are about to be compiled: a minute in which nothing else happens."""

@@ -8,13 +8,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, NoReturn
 
-from placeto.cli.common import UsageError
-from placeto.terminal import printable
+from placeto.cli.common import UsageError, note
+from placeto.terminal import on_compiling, printable
 
 COMMANDS = {
     "train": "Train a policy on the graphs of a family, or on single graphs.",
@@ -38,7 +39,7 @@ _EXAMPLE = """\
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 user error (one line on stderr), 130 interrupted."""
-    with user_errors():
+    with user_errors(), compiling_told():
         _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     sys.exit(0)
@@ -62,6 +63,16 @@ def user_errors() -> Iterator[None]:
         if not type(error).__module__.startswith(("placeto.", "graphs")):
             raise  # a bug, not the user's doing
         _fail(str(error))
+
+
+@contextlib.contextmanager
+def compiling_told() -> Iterator[None]:
+    """Within it a user is told why nothing happens while kernels are compiled."""
+    on_compiling[:] = [partial(note, "compiling, once after an installation or a change of the code: about a minute")]
+    try:
+        yield
+    finally:
+        on_compiling.clear()
 
 
 def _run(arguments: list[str]) -> None:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import FlatInstances, Instance, InstanceBatch
 from placeto.environment.kernel import Situation, describe, describe_moves, situation
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator import kernel, memory
+from placeto.simulator.compiling import compiled
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import SERIAL_BELOW
 from placeto.simulator.slack import fill_slack
@@ -147,7 +148,7 @@ def score_moves(
     return penalised(makespan, overflow)
 
 
-@njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _score_moves(
     flat: FlatProblems,
     group_of: np.ndarray,
@@ -171,7 +172,7 @@ def _score_moves(
         makespan[b, m], overflow[b, m] = memory.score(flat, p, ops, np.inf)
 
 
-@njit(cache=True)
+@compiled()
 def _on_ops(flat: FlatProblems, instances: FlatInstances, p: int, placement: np.ndarray) -> np.ndarray:
     """(N,) devices of the ops of a placement of groups."""
     group = instances.group[flat.op_offset[p] : flat.op_offset[p + 1]]
@@ -181,7 +182,7 @@ def _on_ops(flat: FlatProblems, instances: FlatInstances, p: int, placement: np.
     return ops
 
 
-@njit(cache=True)
+@compiled()
 def _describe(
     flat: FlatProblems,
     instances: FlatInstances,
@@ -227,11 +228,11 @@ def _observe_batch(
         describe_moves(found, offered[rows], pair[rows], 0, 1)
 
 
-_observe_parallel = njit(cache=True, parallel=True)(_observe_batch)
-_observe_serial = njit(cache=True)(_observe_batch)
+_observe_parallel = compiled(parallel=True)(_observe_batch)
+_observe_serial = compiled()(_observe_batch)
 
 
-@njit(cache=True)
+@compiled()
 def _look(
     flat: FlatProblems,
     instances: FlatInstances,
@@ -242,12 +243,12 @@ def _look(
     edge: np.ndarray,
     offered: np.ndarray,
 ) -> Situation:
-    ops, record = _on_ops(flat, instances, 0, placement), kernel.new_record(flat, 0)
-    span, num_sends = kernel.run(flat, 0, ops, record, np.inf)
-    return _describe(flat, instances, 0, (ops, record, span, num_sends), asked, node, pair, edge, offered)
+    ops, record = _on_ops(flat, instances, LONE, placement), kernel.new_record(flat, LONE)
+    span, num_sends = kernel.run(flat, LONE, ops, record, np.inf)
+    return _describe(flat, instances, LONE, (ops, record, span, num_sends), asked, node, pair, edge, offered)
 
 
-@njit(cache=True)
+@compiled()
 def _look_alone(
     flat: FlatProblems,
     instances: FlatInstances,
@@ -262,7 +263,7 @@ def _look_alone(
     describe_moves(found, offered, pair, 0, 1)
 
 
-@njit(cache=True, parallel=True)
+@compiled(parallel=True)
 def _describe_parts(found: Situation, offered: np.ndarray, pair: np.ndarray, parts: int) -> None:
     """`describe_moves`, by several threads."""
     for part in prange(parts):

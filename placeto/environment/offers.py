@@ -6,9 +6,9 @@ Legend: G groups, D devices.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from placeto.environment.columns import PAIR
+from placeto.simulator.compiling import compiled
 
 ALL_OFFERED = 8
 """Devices of a cluster, up to which every one is offered. What is offered of more of them holds moves that are worth
@@ -19,7 +19,7 @@ IDLEST = 4
 """Devices whose load would be least with the group."""
 
 
-@njit(cache=True)
+@compiled()
 def offer(current: np.ndarray, devices: int, asked: np.ndarray, pair: np.ndarray, offered: np.ndarray) -> None:
     """Mark the devices among which each group may choose: its own, its nearest, and the idlest.
 

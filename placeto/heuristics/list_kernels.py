@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from placeto.problem.flat import FREE, PAIR, FlatProblems
+from placeto.simulator.compiling import compiled
 
 
 class Favourites(NamedTuple):
@@ -47,7 +47,7 @@ class Booked(NamedTuple):
     link_free: np.ndarray  # (D*D,) us; empty where tensors don't wait for their link
 
 
-@njit(cache=True)
+@compiled()
 def _nothing(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
     n, d = flat.op_offset[1], flat.device_offset[1]
     return Booked(
@@ -60,7 +60,7 @@ def _nothing(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
     )
 
 
-@njit(cache=True)
+@compiled()
 def floating(
     follow: np.ndarray, free: np.ndarray, order: np.ndarray, in_ptr: np.ndarray, edge_src: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -85,7 +85,7 @@ def floating(
     return floats, joined
 
 
-@njit(cache=True)
+@compiled()
 def _need(order: Order, home: np.ndarray, op: int, found: np.ndarray) -> float:
     """Bytes of the groups that placing an op would bind; the groups that its inputs float in are put in `found`."""
     group = order.follow[op]
@@ -106,7 +106,7 @@ def _need(order: Order, home: np.ndarray, op: int, found: np.ndarray) -> float:
     return need
 
 
-@njit(cache=True)
+@compiled()
 def _bind(order: Order, booked: Booked, op: int, device: int, found: np.ndarray) -> int:
     """Bind an op's group and those that its inputs float in to a device, unless they are; returns how many were not."""
     booked.used[device] += _need(order, booked.home, op, found)
@@ -122,7 +122,7 @@ def _bind(order: Order, booked: Booked, op: int, device: int, found: np.ndarray)
     return bound
 
 
-@njit(cache=True)
+@compiled()
 def _settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
     """(N,) device of each op; groups that nothing has bound go where there is most room."""
     home, used = booked.home, booked.used
@@ -133,7 +133,7 @@ def _settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
     return home[order.follow]
 
 
-@njit(cache=True)
+@compiled()
 def _arrival(flat: FlatProblems, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
     """When all inputs of an op are on a device; `commit` books the links."""
     num_devices = flat.device_offset[1]
@@ -167,7 +167,7 @@ def _arrival(flat: FlatProblems, order: Order, booked: Booked, op: int, device: 
     return ready
 
 
-@njit(cache=True)
+@compiled()
 def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[np.ndarray, np.ndarray]:
     """HEFT with insertion into idle gaps: devices (N,), and starts (N,) as it thinks."""
     n, d = flat.op_offset[1], flat.device_offset[1]
@@ -210,7 +210,7 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[n
     return _settled(flat, order, booked), starts
 
 
-@njit(cache=True)
+@compiled()
 def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.ndarray:
     """(N,) ops by falling rank, producers first also where ranks tie."""
     n = len(rank)
@@ -233,7 +233,7 @@ def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.nda
     return queue[np.argsort(-ranks, kind="mergesort")]
 
 
-@njit(cache=True)
+@compiled()
 def _first_gap(begin: np.ndarray, end: np.ndarray, length: int, ready: float, busy: float) -> float:
     """Earliest start at or after `ready` of a gap that is long enough."""
     low, high = 0, length  # first booking that ends after `ready`
@@ -251,7 +251,7 @@ def _first_gap(begin: np.ndarray, end: np.ndarray, length: int, ready: float, bu
     return start
 
 
-@njit(cache=True)
+@compiled()
 def _book(begin: np.ndarray, end: np.ndarray, length: int, start: float, stop: float) -> None:
     k = length
     while k > 0 and begin[k - 1] > start:
@@ -260,7 +260,7 @@ def _book(begin: np.ndarray, end: np.ndarray, length: int, start: float, stop: f
     begin[k], end[k] = start, stop
 
 
-@njit(cache=True)
+@compiled()
 def earliest_start(
     flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -17,12 +17,12 @@ from functools import lru_cache, partial
 
 import numba
 import numpy as np
-from numba import njit
 
 from placeto.heuristics.common import demands, run, within_memory
 from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
 from placeto.problem.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.compiling import compiled
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
 Listed = tuple[np.ndarray, np.ndarray]
@@ -136,7 +136,7 @@ def upward_rank(problem: PlacementProblem) -> np.ndarray:
     return _upward_rank(graph.topological_order, ptr, graph.edge_dst[by_src], transfer, problem.op_time.mean(axis=1))
 
 
-@njit(cache=True)
+@compiled()
 def _upward_rank(
     order: np.ndarray, ptr: np.ndarray, child: np.ndarray, transfer: np.ndarray, time: np.ndarray
 ) -> np.ndarray:

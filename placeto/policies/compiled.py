@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from placeto.policies.scales import FINE, FINE_RANGE
+from placeto.simulator.compiling import compiled
 
 
 class Linear(NamedTuple):
@@ -126,7 +126,7 @@ class CompiledPolicy:
 _TOGETHER = 512  # pairs whose intermediate results stay in the cache
 
 
-@njit(cache=True, nogil=True, fastmath={"contract", "arcp", "nsz", "afn", "reassoc"})
+@compiled(nogil=True, fastmath={"contract", "arcp", "nsz", "afn", "reassoc"})
 def _two_scales(x: np.ndarray) -> np.ndarray:
     """(N, F) -> (N, 2 F), see `placeto.policies.scales`."""
     n, f = x.shape
@@ -141,7 +141,7 @@ def _two_scales(x: np.ndarray) -> np.ndarray:
     return out
 
 
-@njit(cache=True, nogil=True, inline="always")
+@compiled(nogil=True, inline="always")
 def _dot(x: np.ndarray, layer: Linear, positive: bool) -> np.ndarray:
     """(N, out), with negative values cut off if asked."""
     out = np.empty((x.shape[0], layer.weight.shape[1]), np.float32)
@@ -150,7 +150,7 @@ def _dot(x: np.ndarray, layer: Linear, positive: bool) -> np.ndarray:
     return out
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _shift(x: np.ndarray, bias: np.ndarray, positive: bool) -> None:
     zero = np.float32(0.0)
     for i in range(x.shape[0]):
@@ -162,7 +162,7 @@ def _shift(x: np.ndarray, bias: np.ndarray, positive: bool) -> None:
                 x[i, j] += bias[j]
 
 
-@njit(cache=True, nogil=True, fastmath={"contract", "reassoc"})
+@compiled(nogil=True, fastmath={"contract", "reassoc"})
 def _normalised(x: np.ndarray, norm: Norm, out: np.ndarray) -> None:
     """`torch.nn.LayerNorm` of rows (N, H) into the first H columns of `out`."""
     n, width = x.shape
@@ -178,7 +178,7 @@ def _normalised(x: np.ndarray, norm: Norm, out: np.ndarray) -> None:
             out[i, j] = (x[i, j] - mean) * scale * norm.weight[j] + norm.bias[j]
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _begin(network: Network, node: np.ndarray, pair: np.ndarray, current: np.ndarray) -> np.ndarray:
     """(V, H) what a node's pairs have in common, but for messages."""
     own = np.empty((len(current), pair.shape[2]), np.float32)
@@ -189,7 +189,7 @@ def _begin(network: Network, node: np.ndarray, pair: np.ndarray, current: np.nda
     return base
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _exchange(messages: Round, z: np.ndarray, arcs: np.ndarray, edge: np.ndarray) -> None:
     """A round of `EdgeMessagePassing` on z (V, H), in place."""
     width = z.shape[1]
@@ -203,7 +203,7 @@ def _exchange(messages: Round, z: np.ndarray, arcs: np.ndarray, edge: np.ndarray
     z += _dot(_dot(read, messages.update[0], True), messages.update[1], False)
 
 
-@njit(cache=True, nogil=True, fastmath={"contract", "nsz"})
+@compiled(nogil=True, fastmath={"contract", "nsz"})
 def _received(sent: np.ndarray, on_arc: np.ndarray, sources: np.ndarray, receivers: np.ndarray) -> np.ndarray:
     """(V, H) sums of messages, over the square root of their number."""
     total, zero = np.zeros_like(sent), np.float32(0.0)
@@ -223,7 +223,7 @@ def _received(sent: np.ndarray, on_arc: np.ndarray, sources: np.ndarray, receive
     return total
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _finish(
     network: Network,
     base: np.ndarray,

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from placeto.heuristics.partition import group_transfers
 from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.compiling import compiled
 
 
 class Nest:
@@ -50,7 +50,7 @@ _GROWS = 4.0
 _TIMES = 3
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _joined(
     work: np.ndarray, pairs: np.ndarray, time: np.ndarray, device: np.ndarray, counts: np.ndarray
 ) -> np.ndarray:
@@ -74,7 +74,7 @@ def _joined(
     return rows
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _matched(
     leader: np.ndarray,
     weight: np.ndarray,

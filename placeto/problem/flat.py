@@ -6,7 +6,7 @@ Legend: N ops, T tensors, E edges, D devices, P problems of a batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,8 @@ EGRESS, PAIR, FREE = 0, 1, 2
 """Links of a problem: one per sender, one per ordered pair of devices, none (transfers wait for nothing)."""
 FIFO, PRIORITY, LIST = 0, 1, 2
 """Dispatch of a problem: see `placeto.problem.dispatch`."""
+LONE: Any = np.int64(0)
+"""Index of the only problem, for kernels that call others; see `placeto.simulator.compiling`."""
 
 
 class FlatProblems(NamedTuple):

@@ -11,6 +11,8 @@ from typing import Any
 from numba import njit, types
 from numba.extending import intrinsic
 
+from placeto.simulator.compiling import compiled
+
 _ORDER = "seq_cst"
 
 
@@ -52,7 +54,7 @@ if sys.platform == "win32":
 else:
     _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
-    @njit(cache=True, nogil=True)
+    @compiled(nogil=True)
     def give_way() -> None:
         """Let others use the core."""
         _sched_yield()

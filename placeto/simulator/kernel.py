@@ -19,34 +19,18 @@ Legend: N ops, S sends, E edges, T tensors, D devices.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
 
 from placeto.problem.flat import FREE, LIST, PAIR, PRIORITY, FlatProblems
+from placeto.simulator.compiling import compiled
 
 _LINK = 1 << 32  # keys: deliveries from 0, links from _LINK, devices from 2 * _LINK; then the number of the slot
 _DEVICE = 2 << 32
 BROADCAST = -1
 _ONE = np.uint64(1)
-
-
-def _drop_stale_caches() -> None:
-    """Forget compiled callers older than a kernel file: numba's cache does not see changes in imported files."""
-    folder = Path(__file__).parents[1]
-    rooms = ("simulator", "heuristics", "environment")  # with kernels, and with constants that these take in
-    changed = max(path.stat().st_mtime for room in rooms for path in (folder / room).glob("**/*.py"))
-    for index in folder.glob("**/*.nbi"):
-        with suppress(OSError):
-            if index.stat().st_mtime < changed:
-                index.unlink()
-
-
-_drop_stale_caches()
 
 
 class Record(NamedTuple):
@@ -61,7 +45,7 @@ class Record(NamedTuple):
     order: np.ndarray  # (N+E,) int64: the starts in the order in which they happened, op i as i, send s as N + s
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def new_record(flat: FlatProblems, p: int) -> Record:
     """An empty record, large enough for problem `p`."""
     n = flat.op_offset[p + 1] - flat.op_offset[p]
@@ -77,7 +61,7 @@ def new_record(flat: FlatProblems, p: int) -> Record:
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _merged(a: int, b: int, key: np.ndarray, tie: np.ndarray, left: np.ndarray, right: np.ndarray) -> int:
     """Root of the skew heap of two (Sleator and Tarjan, 1986), least `key` first, then least `tie`; -1 = empty."""
     if a < 0:
@@ -99,7 +83,7 @@ def _merged(a: int, b: int, key: np.ndarray, tie: np.ndarray, left: np.ndarray, 
         a = below
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _keep(place: int, number: int, words: np.ndarray, summary: np.ndarray, num_words: int, num_upper: int) -> None:
     """Add a place to set `number`: bits in its words, and in its summary the bits of the words that aren't 0."""
     word = place >> 6
@@ -107,7 +91,7 @@ def _keep(place: int, number: int, words: np.ndarray, summary: np.ndarray, num_w
     summary[number * num_upper + (word >> 6)] |= _ONE << np.uint64(word & 63)
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _take_first(number: int, words: np.ndarray, summary: np.ndarray, num_words: int, num_upper: int) -> int:
     """The least place of set `number`, which must not be empty; it is taken out."""
     upper = 0
@@ -122,7 +106,7 @@ def _take_first(number: int, words: np.ndarray, summary: np.ndarray, num_words: 
     return (word << 6) + trailing_zeros(bits)
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _next_event(slot_time: np.ndarray, slot_key: np.ndarray) -> tuple[float, int]:
     """The least time, and the least key of the slots that have it."""
     now, key = slot_time[0], slot_key[0]
@@ -136,7 +120,7 @@ def _next_event(slot_time: np.ndarray, slot_key: np.ndarray) -> tuple[float, int
     return now, key
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float) -> tuple[float, int]:
     """Simulate problem `p` under `placement` (N or more entries, each in 0..D-1, not checked); fills `record`.
 

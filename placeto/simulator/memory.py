@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from placeto.problem.flat import FlatProblems
+from placeto.simulator.compiling import compiled
 from placeto.simulator.kernel import Record, new_record, run
 
 MEMORY_PENALTY = 10.0
@@ -24,11 +24,11 @@ def penalised(makespan_us: Any, overflow: Any) -> Any:
     return makespan_us * (1.0 + MEMORY_PENALTY * overflow)
 
 
-penalised_makespan = njit(cache=True, nogil=True)(penalised)
+penalised_makespan = compiled(nogil=True)(penalised)
 """The same for kernels."""
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def memory_bound(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, bound: np.ndarray
 ) -> None:
@@ -50,7 +50,7 @@ def memory_bound(
                     bound[other] += flat.tensor_bytes[tensor0 + tensor]
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def lives(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -114,13 +114,13 @@ def lives(
     return born[:count], ended[:count], where[:count], size[:count]
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def event_us(event: int, of_op: np.ndarray, of_send: np.ndarray) -> float:
     """When an op starts (or ends), by times (N,) of ops, or a send is delivered, by times of sends."""
     return of_op[event] if event < len(of_op) else of_send[event - len(of_op)]
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def peak_memory(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, peak: np.ndarray
 ) -> None:
@@ -176,7 +176,7 @@ def peak_memory(
         peak[d] = most
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.ndarray, np.ndarray]:
     """Offsets (D+1,) and the items by device, in their order; `device` is that of each item, by its number."""
     ptr, found = np.zeros(devices + 1, np.int64), np.empty_like(items)
@@ -190,7 +190,7 @@ def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.
     return ptr, found
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int) -> float:
     """Sum over devices of max(0, peak - memory) / memory; the timeline is only worked out where the bound is over."""
     memory = flat.memory[flat.device_offset[p] : flat.device_offset[p + 1]]
@@ -207,7 +207,7 @@ def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: R
     return overflow
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def run_and_measure(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float
 ) -> tuple[float, float, int]:
@@ -218,7 +218,7 @@ def run_and_measure(
     return makespan, memory_overflow(flat, p, placement, record, num_sends), num_sends
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def score(flat: FlatProblems, p: int, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
     """Makespan and memory overflow of one placement; both inf above `cutoff`."""
     makespan, overflow, _ = run_and_measure(flat, p, placement, new_record(flat, p), cutoff)

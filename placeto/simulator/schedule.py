@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from placeto.problem.dispatch import places
 from placeto.problem.fields import quote
 from placeto.problem.flat import LIST, FlatProblems
 from placeto.problem.problem import PlacementProblem, ProblemBatch, check_problem
 from placeto.simulator import kernel, memory
+from placeto.simulator.compiling import compiled
 from placeto.simulator.slack import fill_slack
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
@@ -246,7 +247,7 @@ def simulate_batch(
     return makespans, overflows
 
 
-@njit(cache=True)
+@compiled()
 def _first_invalid(flat: FlatProblems, index: np.ndarray, placements: np.ndarray) -> int:
     """First row that is no placement of its problem, or -1."""
     for b in range(len(index)):
@@ -274,5 +275,5 @@ def _run_batch(
         makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], cutoff)
 
 
-_run_parallel = njit(cache=True, parallel=True)(_run_batch)
-_run_serial = njit(cache=True)(_run_batch)
+_run_parallel = compiled(parallel=True)(_run_batch)
+_run_serial = compiled()(_run_batch)

@@ -6,13 +6,13 @@ Legend: N ops, S sends, D devices.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from placeto.problem.flat import FREE, PAIR, FlatProblems
+from placeto.simulator.compiling import compiled
 from placeto.simulator.kernel import Record
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def fill_slack(
     flat: FlatProblems,
     p: int,

@@ -8,13 +8,13 @@ Legend: N ops, S sends, D devices.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from placeto.problem.flat import FlatProblems
+from placeto.simulator.compiling import compiled
 from placeto.simulator.kernel import Record
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def timelines(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, ptr: np.ndarray, line: np.ndarray
 ) -> None:
@@ -35,7 +35,7 @@ def timelines(
             fill[placement[op]] += 1
 
 
-@njit(cache=True, nogil=True, inline="always")
+@compiled(nogil=True, inline="always")
 def first_after(start: np.ndarray, line: np.ndarray, first: int, stop: int, cursor: int, ready: float) -> int:
     """Position in ``line[first:stop]`` of the first op that starts after `ready`, or `stop`.
 

@@ -8,17 +8,17 @@ Legend: N ops, G groups, D devices, L log.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from placeto.heuristics.local_search.crew import Batch, Crew, await_all, call, put, scratch_of, take_part
 from placeto.heuristics.local_search.guide import Scratch
 from placeto.heuristics.local_search.moves import Rules, State, propose
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import uniform
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import LONE, FlatProblems
+from placeto.simulator.compiling import compiled
 from placeto.simulator.slack import fill_slack
 from placeto.simulator.timelines import timelines
 
@@ -31,7 +31,7 @@ class Log(NamedTuple):
     overflow: np.ndarray  # float64
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def search(
     flat: FlatProblems,
     near: Neighbourhood,
@@ -64,8 +64,9 @@ def search(
     Returns:
         Simulations made, and length of the log. Without a temperature it also ends where all proposals are known.
     """
-    logged, done, known, fruitless, waits, stuck = 0, 0, 0, 0, False, False
-    filled, asked = 0, -1
+    zero: Any = np.int64(0)  # no literal, see `compiled`
+    logged, done, known, fruitless, filled, asked = 0, zero, zero, zero, zero, zero - 1
+    waits, stuck = zero > 0, False
     if restart:
         filled = _enter(near, state, batch)
     for thread in range(len(crew.placement)):
@@ -81,7 +82,7 @@ def search(
             )
         restart = False
         call(crew, filled if asked < 0 else state.num_critical[0], asked)
-        take_part(flat, near, state, batch, crew, 0)
+        take_part(flat, near, state, batch, crew, zero)
         await_all(crew)
         if asked >= 0:
             _weigh(state, rules.guide)
@@ -100,12 +101,12 @@ def search(
                     log.simulation[logged] = done
                     log.makespan[logged], log.overflow[logged] = batch.makespan[i], batch.overflow[i]
                     logged += 1
-                _look(flat, near, state, scratch_of(crew, batch.thread[i], 0), batch.sends[i], batch.makespan[i])
+                _look(flat, near, state, scratch_of(crew, batch.thread[i], zero), batch.sends[i], batch.makespan[i])
                 asked = batch.thread[i] if rules.guide > 0.0 else -1
                 break
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
     """Make the state's placement of groups the only proposal, to be accepted; returns how many that are."""
     key = np.uint64(0)
@@ -118,7 +119,7 @@ def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
     return 1
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _accept(near: Neighbourhood, state: State, rules: Rules, batch: Batch, crew: Crew, i: int, goal: float) -> None:
     """Go on from a proposal, as if none after it had been made."""
     score = batch.score[i]
@@ -134,7 +135,7 @@ def _accept(near: Neighbourhood, state: State, rules: Rules, batch: Batch, crew:
     state.score[0], state.hash[0] = score, batch.key[i]
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
     """Keep the state's placement if it is the best; whether it is."""
     fits, best_fits = overflow == 0.0, state.score[3] == 0.0
@@ -145,14 +146,14 @@ def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
     return False
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _goal(warmth: tuple[float, float], done: int, simulations: int) -> float:
     """The share of proposals to accept though worse."""
     hot, cold = warmth
     return hot * (cold / hot) ** (done / simulations) if hot > 0.0 else 0.0
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _copy(batch: Batch, source: int, to: int) -> None:
     """Copy a proposal that wasn't simulated yet."""
     count = batch.size[source]
@@ -162,7 +163,7 @@ def _copy(batch: Batch, source: int, to: int) -> None:
     batch.drawn[to], batch.fruitless[to] = batch.drawn[source], batch.fruitless[source]
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _fill(
     near: Neighbourhood,
     state: State,
@@ -234,13 +235,13 @@ def _fill(
     return filled, known, fruitless, False, False
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _look(
     flat: FlatProblems, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
 ) -> None:
     """Find the critical groups of a schedule, and what the guide needs to judge their moves."""
     num_devices, record, marked = flat.device_offset[1], scratch.record, scratch.marked
-    fill_slack(flat, 0, state.placement, record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
+    fill_slack(flat, LONE, state.placement, record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
     count = 0
     for op in range(len(near.group)):
         group = near.group[op]
@@ -251,10 +252,10 @@ def _look(
             count += 1
     marked[state.critical[:count]] = False
     state.num_critical[0], state.num_pairs[0] = count, 0
-    timelines(flat, 0, state.placement, record, num_sends, scratch.line_ptr, scratch.line)
+    timelines(flat, LONE, state.placement, record, num_sends, scratch.line_ptr, scratch.line)
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _weigh(state: State, guide: float) -> None:
     """Turn the guide's estimates for critical groups into odds."""
     pairs = state.num_critical[0] * (state.salt.shape[1] - 1)

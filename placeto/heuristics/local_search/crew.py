@@ -15,13 +15,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from placeto.heuristics.local_search.guide import Scratch, estimate
 from placeto.heuristics.local_search.moves import State
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator import atomics
+from placeto.simulator.compiling import compiled
 from placeto.simulator.kernel import Record
 from placeto.simulator.memory import penalised_makespan, run_and_measure
 
@@ -107,7 +107,7 @@ def new_crew(threads: int, ops: int, edges: int, groups: int, devices: int) -> C
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def record_of(crew: Crew, thread: int) -> Record:
     """The schedule that a thread simulated last."""
     return Record(
@@ -121,14 +121,14 @@ def record_of(crew: Crew, thread: int) -> Record:
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def scratch_of(crew: Crew, simulated: int, thread: int) -> Scratch:
     """The schedule that one thread simulated, and where another may work."""
     record, guess = record_of(crew, simulated), crew.guess[thread]
     return Scratch(record, crew.op_slack, crew.send_slack, crew.line_ptr, crew.line, guess, crew.marked)
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def help_out(
     flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, crew: Crew, thread: int, call: int
 ) -> None:
@@ -143,13 +143,13 @@ def help_out(
             atomics.give_way()
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def dismiss(crew: Crew) -> None:
     """Let those go that are in `help_out`."""
     atomics.add(crew.control, CALL, 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def call(crew: Crew, count: int, asked: int) -> None:
     """Give the threads `count` proposals to simulate; or groups of the schedule of thread `asked`, if that isn't -1."""
     atomics.store(crew.control, ASKED, asked)
@@ -157,7 +157,7 @@ def call(crew: Crew, count: int, asked: int) -> None:
     atomics.store(crew.control, NEXT, 0)
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def await_all(crew: Crew) -> None:
     """Wait until no thread is at work; none begins before the next call."""
     atomics.store(crew.control, NEXT, _NONE)
@@ -168,7 +168,7 @@ def await_all(crew: Crew) -> None:
             atomics.give_way()
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def take_part(flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, crew: Crew, thread: int) -> None:
     """Simulate proposals, or ask the guide about critical groups, until none is left.
 
@@ -186,7 +186,7 @@ def take_part(flat: FlatProblems, near: Neighbourhood, state: State, batch: Batc
             continue
         for k in range(batch.size[i]):
             put(near, placement, batch.chosen[i, k], batch.target[i, k])
-        makespan, overflow, sends = run_and_measure(flat, 0, placement, record, batch.cutoff[i])
+        makespan, overflow, sends = run_and_measure(flat, LONE, placement, record, batch.cutoff[i])
         batch.makespan[i], batch.overflow[i], batch.sends[i], batch.thread[i] = makespan, overflow, sends, thread
         batch.score[i] = penalised_makespan(makespan, overflow) if makespan < np.inf else np.inf
         for k in range(batch.size[i]):
@@ -197,7 +197,7 @@ def take_part(flat: FlatProblems, near: Neighbourhood, state: State, batch: Batc
     atomics.add(control, BUSY, -1)
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scratch: Scratch) -> None:
     """What the guide says of a critical group."""
     num_devices, group = state.salt.shape[1], state.critical[i]
@@ -209,7 +209,7 @@ def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scr
             pair += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def put(near: Neighbourhood, placement: np.ndarray, group: int, device: int) -> None:
     """Place the ops of a group."""
     for k in range(near.op_ptr[group], near.op_ptr[group + 1]):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
-from placeto.problem.flat import FlatProblems
+from placeto.problem.flat import LONE, FlatProblems
+from placeto.simulator.compiling import compiled
 from placeto.simulator.kernel import Record, new_record
 from placeto.simulator.timelines import first_after
 
@@ -31,12 +31,12 @@ class Scratch(NamedTuple):
     marked: np.ndarray  # (G,) bool, False between calls
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
     """Empty arrays for a problem and its groups."""
     n = len(near.group)
     return Scratch(
-        new_record(flat, 0),
+        new_record(flat, LONE),
         np.empty(n),
         np.empty(len(flat.out_child)),
         np.empty(flat.device_offset[1] + 1, np.int64),
@@ -46,7 +46,7 @@ def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def estimate(
     flat: FlatProblems, near: Neighbourhood, placement: np.ndarray, scratch: Scratch, group: int, device: int
 ) -> float:

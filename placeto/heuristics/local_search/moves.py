@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import between, uniform
+from placeto.simulator.compiling import compiled
 
 MOVES = ("guided", "critical", "random", "swap", "set", "part", "exchange", "block")
 """A critical group, where the guide expects most; a group that holds up the schedule; any group; two groups change
@@ -55,7 +55,7 @@ class Rules(NamedTuple):
     steer: float  # how fast the temperature follows the share of accepted proposals
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _propose_guided(state: State, chosen: np.ndarray, target: np.ndarray) -> int:
     """A pair at random by its weight, which becomes zero: no pair is proposed twice before the placement changes."""
     pairs = state.num_pairs[0]
@@ -75,7 +75,7 @@ def _propose_guided(state: State, chosen: np.ndarray, target: np.ndarray) -> int
     return 1
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _elsewhere(near: Neighbourhood, state: State, rules: Rules, group: int, num_devices: int) -> int:
     """Another device for a group: any, or of many, now and then, that of a group with which it exchanges tensors."""
     here, first, stop = state.device[group], near.near_ptr[group], near.near_ptr[group + 1]
@@ -86,7 +86,7 @@ def _elsewhere(near: Neighbourhood, state: State, rules: Rules, group: int, num_
     return (here + 1 + between(state.counter, 0, num_devices - 1)) % num_devices
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def propose(
     near: Neighbourhood,
     state: State,
@@ -135,7 +135,7 @@ def propose(
     return count
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def _propose_set(
     near: Neighbourhood,
     state: State,

@@ -6,10 +6,11 @@ The state is a counter (1,) of uint64. What was drawn since is undrawn by settin
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from placeto.simulator.compiling import compiled
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def uniform(counter: np.ndarray) -> float:
     """In [0, 1)."""
     counter[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -20,7 +21,7 @@ def uniform(counter: np.ndarray) -> float:
     return float(bits >> np.uint64(11)) * 2.0**-53
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def between(counter: np.ndarray, first: int, stop: int) -> int:
     """An integer in first..stop-1."""
     return first + int(uniform(counter) * (stop - first))
