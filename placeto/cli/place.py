@@ -104,8 +104,7 @@ def run(arguments: Arguments) -> None:
         if arguments.workers < 1:
             raise UsageError(f"--workers must be at least 1, not {arguments.workers}")
         set_threads(1, arguments.workers)
-    if budget.seconds is not None:
-        warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
+    warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
     given = problem
     if arguments.whole_modules:
         from placeto.formats.exports import whole_modules
