@@ -12,7 +12,7 @@ interruption: what is finished is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -33,6 +33,7 @@ from placeto.progress import ProgressBar
 
 PASS = "one pass"
 GUIDED = "guided"
+_PLACED = "family", "graph", "cluster"  # columns that say what was placed on what
 
 
 @dataclass(frozen=True)
@@ -90,26 +91,20 @@ def budgets(config: BudgetConfig) -> list[str]:
 
 
 def difference(ours: Sequence[Row], theirs: Sequence[Row]) -> Difference:
-    """Rows of the same graphs and seeds, paired.
+    """Rows of the same graphs and seeds, paired; or of the same graphs, where theirs have one seed.
 
     >>> rows = [[{"graph": g, "seed": 0, "makespan_us": us} for g, us in zip("ab", of)] for of in ((9, 8), (10, 10))]
     >>> difference(*rows)
     Difference(mean=15.0, error=5.0)
     """
-    their_us = {(row["graph"], row["seed"]): row["makespan_us"] for row in theirs}
-    gains = [
-        np.mean([100.0 * (us - row["makespan_us"]) / us for row in of if (us := their_us[graph, row["seed"]])])
-        for (graph,), of in cells(ours, "graph").items()
-    ]
+    gains = [float(np.mean(of)) for of in _gains(ours, theirs)]
     error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
     return Difference(float(np.mean(gains)), error)
 
 
 def pass_gain(rows: Sequence[Row]) -> Difference:
-    """One pass against the best cheap heuristic, which has one seed."""
-    cheap = {row["graph"]: row for row in rows if row["placer"] == CHEAP}
-    ours = [row for row in rows if row["placer"] == PASS]
-    return difference(ours, [cheap[row["graph"]] | {"seed": row["seed"]} for row in ours])
+    """One pass against the best cheap heuristic."""
+    return difference(*([row for row in rows if row["placer"] == placer] for placer in (PASS, CHEAP)))
 
 
 def table(rows: Sequence[Row], config: BudgetConfig) -> Table:
@@ -131,16 +126,19 @@ def table(rows: Sequence[Row], config: BudgetConfig) -> Table:
 
 
 def overall(rows: Sequence[Row], config: BudgetConfig) -> Table:
-    """A line for each budget: mean over the cells, the worst of them, and how many are behind.
+    """A line for each budget: mean over the cells, the worst of them, how many are behind, and how far one could go.
 
-    A cell is behind where its mean over graphs and seeds is by more than its standard error below 0.
+    A cell is behind where its mean over graphs and seeds is by more than its standard error below 0. Graphs are ahead
+    or behind by more than 1 % in the mean over seeds. The bound is what the best of all rows would be faster by.
     """
     head = ["budget", "than", "faster by, mean over cells, %", "the worst cell, %", "which", "cells behind"]
+    head += ["graphs ahead / within 1 % / behind", "bound, %"]
     lines: list[Sequence[str]] = [head, rule(len(head))]
     by_cell = {
         f"{family}, {cluster}": {label: of for (label,), of in cells(own, "placer").items()}
         for (family, cluster), own in cells(rows, "family", "cluster").items()
     }
+    best = {key: min(row["makespan_us"] for row in of) for key, of in cells(rows, *_PLACED).items()}
     pairs = [(PASS, CHEAP, "one pass", "best cheap heuristic")]
     for budget, name in product(budgets(config), config.against):
         pairs.append((f"{GUIDED}@{budget}", f"{name}@{budget}", budget, name))
@@ -149,17 +147,35 @@ def overall(rows: Sequence[Row], config: BudgetConfig) -> Table:
         worst = min(found, key=lambda cell: found[cell].mean)
         behind = sum(gain.mean < -gain.error for gain in found.values())
         mean = f"{np.mean([gain.mean for gain in found.values()]):+.2f}"
-        lines.append([budget, name, mean, str(found[worst]), worst, f"{behind} of {len(found)}"])
+        of_graphs = np.array([np.mean(of) for cell in by_cell.values() for of in _gains(cell[ours], cell[theirs])])
+        counts = (of_graphs > 1.0).sum(), (abs(of_graphs) <= 1.0).sum(), (of_graphs < -1.0).sum()
+        bound = np.mean([_bound(of[theirs], best) for of in by_cell.values()])
+        line = [budget, name, mean, str(found[worst]), worst, f"{behind} of {len(found)}"]
+        lines.append([*line, " / ".join(map(str, counts)), f"{bound:+.2f}"])
     return lines
 
 
 def _cell_gain(ours: Sequence[Row], theirs: Sequence[Row]) -> Difference:
-    """Rows paired by graph and seed, or by graph where theirs have one seed; the error is over all pairs."""
-    their_us = {(row["graph"], row["seed"]): row["makespan_us"] for row in theirs}
-    other = [their_us.get((row["graph"], row["seed"]), their_us.get((row["graph"], 0), math.nan)) for row in ours]
-    gains = [100.0 * (us - row["makespan_us"]) / us for us, row in zip(other, ours, strict=True)]
+    """As `difference`, but the error is over all pairs, and 0 of one."""
+    gains = np.concatenate(_gains(ours, theirs))
     error = float(np.std(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
     return Difference(float(np.mean(gains)), error)
+
+
+def _gains(ours: Sequence[Row], theirs: Sequence[Row]) -> list[list[float]]:
+    """Of each graph, for each seed: how much shorter our makespan is, in per cent of theirs."""
+    their_us = {(row["graph"], row["seed"]): row["makespan_us"] for row in theirs}
+    found = []
+    for (graph,), of in cells(ours, "graph").items():
+        other = [their_us.get((graph, row["seed"]), their_us.get((graph, 0), math.nan)) for row in of]
+        found.append([100.0 * (us - row["makespan_us"]) / us for us, row in zip(other, of, strict=True) if us])
+    return found
+
+
+def _bound(theirs: Sequence[Row], best_us: Mapping[tuple[str, ...], float]) -> float:
+    """How much shorter the best makespans of graphs on clusters are, in per cent of theirs, in the mean."""
+    best = [best_us[tuple(row[column] for column in _PLACED)] for row in theirs]
+    return float(np.mean([100.0 * (1.0 - us / row["makespan_us"]) for us, row in zip(best, theirs, strict=True)]))
 
 
 def _means(of: Sequence[Sequence[Row]], column: str, digits: int) -> list[str]:

@@ -58,7 +58,7 @@ def test_the_summary_says_which_cell_is_worst_and_how_many_are_behind(tmp_path):
     lines = overall(rows, config)[2:]
     assert lines[0][0] == "one pass"
     for line in lines:
-        assert line[2:] == ["+6.00", "-3.00 ± 1.00", "y, c", "1 of 2"]
+        assert line[2:] == ["+6.00", "-3.00 ± 1.00", "y, c", "1 of 2", "1 / 0 / 1", "+10.00"]
 
 
 def test_every_budget_has_all_placers(tmp_path):
