@@ -14,7 +14,9 @@ from graphs import MODELS, cache, capture_progress, gnmt, rnnlm, store
 from graphs.capture_progress import capture_with_progress
 from graphs.models import ModelFamily
 from placeto.placers import load_families, load_split, resolve_graph
+from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
 
 
 def a_graph(name: str = "some") -> ComputationGraph:
@@ -56,6 +58,14 @@ def test_a_graph_is_captured_once(folder: Path) -> None:
     assert first.hash == second.hash == a_graph().hash
     assert (second.name, second.mode) == ("some", "training")
     assert [file.name for file in folder.iterdir()] == [path.name], "nothing is left lying about"
+
+
+def test_what_is_captured_is_what_is_read_later() -> None:
+    path = cache.location("graphs.rnnlm", "one")
+    signed = replace(a_graph(), signatures=("mm(f32[4])", ""))
+    first, second = cache.cached(path, lambda: signed), cache.cached(path, a_graph)
+    assert first.signatures == second.signatures
+    assert PlacementProblem(first, load_cluster("2xv100")).hash == PlacementProblem(second, load_cluster("2xv100")).hash
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "changed", "other"])
