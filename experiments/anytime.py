@@ -22,10 +22,9 @@ from experiments.command import command
 from experiments.equal_budgets import GUIDED
 from experiments.runs import kept_rows, place_key, problem_of, result_row
 from experiments.tables import Table, cells, machine, markdown, publish, rule
-from placeto.evaluation.comparison import warm_up
 from placeto.evaluation.figures import panel_figure
 from placeto.evaluation.summary import Row, mean_curves
-from placeto.placers import load_placer
+from placeto.placers import load_placer, warm_up
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.problem import PlacementProblem
 

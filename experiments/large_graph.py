@@ -32,10 +32,10 @@ import tyro
 from experiments.command import command
 from experiments.runs import Run, kept_rows, place_key, problem_of, result_row, train_runs
 from experiments.tables import Table, machine, markdown, publish, rule
-from placeto.evaluation.comparison import Row, start_process, warm_up
+from placeto.evaluation.comparison import Row, start_process
 from placeto.formats.gantt import gantt_figure
 from placeto.formats.placement import load_placement, save_placement
-from placeto.placers import Placer, load_placer, resolve_graph, zero_shot
+from placeto.placers import Placer, load_placer, resolve_graph, warm_up, zero_shot
 from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
 from placeto.policies.one_shot.inputs import UnitKind, make_input
 from placeto.policies.one_shot.sampling import SamplingPlacer

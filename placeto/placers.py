@@ -1,4 +1,4 @@
-"""Find things by name: placers, graph families, and graphs as the command line names them."""
+"""Find things by name: placers, graph families, and graphs as the command line names them; make placers ready."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from placeto.pretrained import pretrained_path
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph
 
 if TYPE_CHECKING:
+    from placeto.problem.cluster import Cluster
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.evaluator import PlacementResult
 
@@ -24,6 +25,8 @@ LEARNED = {
     "grouper": "One network groups the ops, a sequence-to-sequence network places the groups; needs a checkpoint.",
     "gdp": "GraphSAGE and a Transformer-XL over segments place all ops at once; needs a checkpoint.",
 }
+
+_WARM_UP = 256  # simulations, of which some are in batches that are worth several threads
 
 
 class LoadError(ValueError):
@@ -84,6 +87,24 @@ def load_placer(name_or_checkpoint: str | Path) -> Placer:
 def zero_shot(placer: Placer, problem: PlacementProblem, seed: int = 0) -> PlacementResult:
     """What a placer answers without any budget: the one pass of a policy that would go on to search."""
     return getattr(placer, "one_pass", placer)(problem, seed=seed)
+
+
+def warm_up(placer: Placer, cluster: Cluster, simulations: int | None, seconds: float | None) -> None:
+    """Compile a placer's kernels on a tiny graph, so that the seconds of the next graph count only work.
+
+    `simulations` and `seconds` are the placer's budget. Seconds don't limit the compiling: it would stop half-way.
+    """
+    if seconds is not None:
+        simulations = _WARM_UP if simulations is None else simulations
+    placer(_tiny(cluster), simulations=None if simulations is None else min(simulations, _WARM_UP), seed=0)
+
+
+def _tiny(cluster: Cluster) -> PlacementProblem:
+    from placeto.problem.problem import PlacementProblem
+
+    head = {"name": "a", "flops": 1e6, "outputs": [4]}
+    tail = [{"name": name, "flops": 1e6, "outputs": [4], "inputs": [["a", 0]]} for name in "bcd"]
+    return PlacementProblem(ComputationGraph.from_ops("tiny", [head, *tail]), cluster)
 
 
 def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str, Placer]:

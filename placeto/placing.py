@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from placeto.capture.arguments import Inputs
 from placeto.capture.trace import Capture, trace_inference, trace_training
-from placeto.placers import DEFAULT_PLACER, load_placer
+from placeto.placers import DEFAULT_PLACER, load_placer, warm_up
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.costs import CostModel, load_costs
@@ -174,8 +174,6 @@ def _placed(
 ) -> PlacementResult:
     place_by = load_placer(placer)
     if seconds is not None:
-        from placeto.evaluation.comparison import warm_up
-
         warm_up(place_by, problem.cluster, simulations, seconds)
     if undivided is None:
         return place_by(problem, simulations=simulations, seconds=seconds, seed=seed)

@@ -20,7 +20,7 @@ from placeto.cli.common import (
     find_cluster,
     say,
 )
-from placeto.placers import choose_placer, resolve_graph
+from placeto.placers import choose_placer, resolve_graph, warm_up
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ def run(arguments: Arguments) -> None:
         from placeto.formats.gantt import check_suffix
 
         check_suffix(arguments.plot)
-    from placeto.evaluation.comparison import warm_up
     from placeto.evaluation.machines import machine_table, place_on, save_machines
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem

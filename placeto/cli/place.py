@@ -30,7 +30,7 @@ from placeto.cli.common import (
     say,
 )
 from placeto.cli.report import check_page, write_report
-from placeto.placers import choose_placer, resolve_graph
+from placeto.placers import choose_placer, resolve_graph, warm_up
 from placeto.problem.units import format_us
 from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import PlacementResult
@@ -87,7 +87,6 @@ def run(arguments: Arguments) -> None:
             from placeto.formats.gantt import check_suffix
 
             check_suffix(picture)
-    from placeto.evaluation.comparison import warm_up
     from placeto.formats.placement import save_placement
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeto.evaluation.summary import ratio
-from placeto.placers import Placer, choose_placer, load_placer, zero_shot
+from placeto.placers import Placer, choose_placer, load_placer, warm_up, zero_shot
 from placeto.pretrained import pretrained_path
 from placeto.problem.costs import CostModel
 from placeto.problem.efficiency import EFFICIENCY
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 FORMAT = "placeto.evaluation/1"
 SAVE_EVERY_S = 2.0
-_WARM_UP = 256  # simulations, of which some are in batches that are worth several threads
 Row = dict[str, Any]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -348,22 +347,6 @@ class _Worker:
             points = [[int(n), float(s), float(us)] for n, s, us in result.history]
             row["history"] = [point for point in points if math.isfinite(point[2])]
         return row
-
-
-def warm_up(placer: Placer, cluster: Cluster, simulations: int | None, seconds: float | None) -> None:
-    """Compile a placer's kernels on a tiny graph, so that the seconds of the next graph count only work.
-
-    `simulations` and `seconds` are the placer's budget. Seconds don't limit the compiling: it would stop half-way.
-    """
-    if seconds is not None:
-        simulations = _WARM_UP if simulations is None else simulations
-    placer(_tiny(cluster), simulations=None if simulations is None else min(simulations, _WARM_UP), seed=0)
-
-
-def _tiny(cluster: Cluster) -> PlacementProblem:
-    head = {"name": "a", "flops": 1e6, "outputs": [4]}
-    tail = [{"name": name, "flops": 1e6, "outputs": [4], "inputs": [["a", 0]]} for name in "bcd"]
-    return PlacementProblem(ComputationGraph.from_ops("tiny", [head, *tail]), cluster)
 
 
 _worker: _Worker | None = None  # of this process, when it is one of the pool
