@@ -13,7 +13,6 @@ Legend: S states, L labelled moves a state, C problems, G groups of the largest 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -169,11 +168,9 @@ def fit_rows(out: Path, config: FitConfig, fits: Sequence[Fit], kinds: Sequence[
 
 def _fit_row(path: Path, config: FitConfig, wanted: Fit, kinds: Sequence[str]) -> Row:
     states, held_out = states_of(wanted.view, config, tuple(kinds))
-    began = time.perf_counter()
     policy = fit(states, wanted, config.batch)
-    seconds = time.perf_counter() - began
     judged, parameters = judge(policy, held_out, wanted.label), sum(value.numel() for value in policy.parameters())
-    made = {"seconds": seconds, "parameters": parameters, "checkpoint": save(policy, path)}
+    made = {"parameters": parameters, "checkpoint": save(policy, path)}
     return asdict(wanted) | asdict(judged) | made
 
 

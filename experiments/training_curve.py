@@ -62,13 +62,12 @@ def wanted(config: CurveConfig) -> dict[str, list[Fit]]:
 
 def table(by_setting: dict[str, list[Row]]) -> Table:
     """A line for each value of each setting."""
-    head = ["setting", "value", "parameters", *JUDGED.values(), "seconds"]
+    head = ["setting", "value", "parameters", *JUDGED.values()]
     lines: list[Sequence[str]] = [head, rule(len(head))]
     for name, rows in by_setting.items():
         for (value,), of in cells(rows, name).items():
             judged = [mean_and_spread([row[column] for row in of], ".3f") for column in JUDGED]
-            seconds = f"{min(row['seconds'] for row in of):.0f}"
-            lines.append([NAMES[name], f"{value:g}", f"{of[0]['parameters']:,}", *judged, seconds])
+            lines.append([NAMES[name], f"{value:g}", f"{of[0]['parameters']:,}", *judged])
     return lines
 
 
@@ -110,7 +109,7 @@ def main(config: CurveConfig) -> None:
     lines = [
         f"{config.seeds} seeds each; {machine()}. Where it is not varied: all problems, width {base.hidden}, "
         f"{base.rounds} rounds, {base.steps} steps of {config.fits.batch} states. Unseen graphs: the first test graph "
-        f"of {', '.join(config.fits.held_out)}. ± is the standard deviation over seeds; seconds are of the fastest fit.",
+        f"of {', '.join(config.fits.held_out)}. ± is the standard deviation over seeds.",
         markdown(table(by_setting)),
     ]
     publish(config.out, "training_curve", lines, curve_figure(by_setting))
