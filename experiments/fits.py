@@ -40,6 +40,7 @@ from placeto.problem.flat import FlatProblems
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 from placeto.simulator.memory import penalised_makespan, score
+from placeto.simulator.threads import one_thread
 from placeto.training.checkpoint import save_checkpoint
 from placeto.training.config import LearningConfig
 from placeto.training.learners.base import set_learning_rate
@@ -168,8 +169,10 @@ def fit_rows(out: Path, config: FitConfig, fits: Sequence[Fit], kinds: Sequence[
 
 def _fit_row(path: Path, config: FitConfig, wanted: Fit, kinds: Sequence[str]) -> Row:
     states, held_out = states_of(wanted.view, config, tuple(kinds))
-    policy = fit(states, wanted, config.batch)
-    judged, parameters = judge(policy, held_out, wanted.label), sum(value.numel() for value in policy.parameters())
+    with one_thread():  # several took ten times as long beside another process
+        policy = fit(states, wanted, config.batch)
+        judged = judge(policy, held_out, wanted.label)
+    parameters = sum(value.numel() for value in policy.parameters())
     made = {"parameters": parameters, "checkpoint": save(policy, path)}
     return asdict(wanted) | asdict(judged) | made
 

@@ -19,11 +19,14 @@ it. `LONE` and the like, numbers of numpy, are not.
 """
 
 
+_TAKEN_IN = "simulator/*.py", "heuristics/**/*.py", "environment/*.py", "policies/*.py", "problem/flat.py"
+"""Files with kernels, and with constants that kernels take in."""
+
+
 def _drop_stale_caches() -> None:
     """Forget compiled callers older than a kernel file: numba's cache does not see changes in imported files."""
     folder = Path(__file__).parents[1]
-    rooms = ("simulator", "heuristics", "environment")  # with kernels, and with constants that these take in
-    changed = max(path.stat().st_mtime for room in rooms for path in (folder / room).glob("**/*.py"))
+    changed = max(path.stat().st_mtime for pattern in _TAKEN_IN for path in folder.glob(pattern))
     for index in folder.glob("**/*.nbi"):
         with suppress(OSError):
             if index.stat().st_mtime < changed:
