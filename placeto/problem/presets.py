@@ -113,9 +113,15 @@ def _hosts(name: str, device: Device, topology: Topology) -> Cluster:
 _2X4XV100 = Topology(
     ((4,), (4,)), island=Link(8 / 6 * NVLINK2, LATENCY_US), network=Link(2.9e9, 50.0), card=Link(2.9e9)
 )
-# Two DGX H100: NVSwitch within (as in 8xh100), and a ConnectX-7 with 400 Gb/s of InfiniBand for each GPU (NVIDIA, DGX
-# H100 datasheet): 50e9 bytes/s on paper. The share of it that transfers get, and the latency, are estimates.
-_2X8XH100 = Topology(((8,), (8,)), island=Link(380e9, 8.0), network=Link(45e9, 15.0), card=Link(45e9), cards=8)
+
+
+def _dgx_h100(hosts: int) -> Topology:
+    """NVSwitch within (as in 8xh100), and a ConnectX-7 with 400 Gb/s of InfiniBand for each GPU (DGX H100 datasheet).
+
+    That is 50e9 bytes/s on paper. The share of it that transfers get, and the latency, are estimates.
+    """
+    return Topology(((8,),) * hosts, island=Link(380e9, 8.0), network=Link(45e9, 15.0), card=Link(45e9), cards=8)
+
 
 CLUSTERS: dict[str, Callable[[], Cluster]] = {
     "2xk80": partial(_k80, "2xk80", 2),
@@ -148,7 +154,8 @@ CLUSTERS: dict[str, Callable[[], Cluster]] = {
     # Unified memory: a copy reads and writes it, at 800e9 bytes/s together.
     "cpu+1xm2-ultra": partial(_cluster, "cpu+1xm2-ultra", [CPU_M2_ULTRA, M2_ULTRA], 400e9, LATENCY_US),
     "2x4xv100": partial(_hosts, "2x4xv100", V100, _2X4XV100),
-    "2x8xh100": partial(_hosts, "2x8xh100", H100, _2X8XH100),
+    "2x8xh100": partial(_hosts, "2x8xh100", H100, _dgx_h100(2)),
+    "8x8xh100": partial(_hosts, "8x8xh100", H100, _dgx_h100(8)),
     "cpu+1xh100": partial(_cluster, "cpu+1xh100", [CPU, H100], PCIE5, LATENCY_US),
     "2xv100+2xp100": partial(_mixed, "2xv100+2xp100"),
     # A copy through shared memory: 7.5e9 bytes/s measured; a hand-over between two threads costs about 10 us.

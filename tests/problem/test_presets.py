@@ -52,13 +52,14 @@ def test_mixed_presets_name_devices_by_kind() -> None:
 
 
 def test_hosts_of_nvlink_islands() -> None:
-    for name, size, island, network in (("2x4xv100", 4, 32000.0, 2900.0), ("2x8xh100", 8, 380000.0, 45000.0)):
+    v100, h100 = (4, 32000.0, 2900.0), (8, 380000.0, 45000.0)
+    for name, hosts, (size, island, network) in (("2x4xv100", 2, v100), ("2x8xh100", 2, h100), ("8x8xh100", 8, h100)):
         cluster = load_cluster(name)
-        host = np.arange(2 * size) // size
+        host = np.arange(hosts * size) // size
         expected = np.where(host[:, None] == host, island, network)
         np.fill_diagonal(expected, np.inf)
         np.testing.assert_array_equal(cluster.bandwidth, expected)
-        assert cluster.device_names == tuple(f"gpu:{i}" for i in range(2 * size))
+        assert cluster.device_names == tuple(f"gpu:{i}" for i in range(hosts * size))
         assert cluster.latency_us[0, size] > cluster.latency_us[0, 1]
 
 
