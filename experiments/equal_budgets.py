@@ -72,7 +72,7 @@ class Difference:
     error: float  # standard error, graphs being the sample, of means over seeds; nan with one graph
 
     def __str__(self) -> str:
-        return f"{self.mean:+.2f} ± {self.error:.2f}"
+        return f"{self.mean:+.2f}" + ("" if math.isnan(self.error) else f" ± {self.error:.2f}")
 
 
 def specs(config: BudgetConfig, seed: int) -> list[PlacerSpec]:

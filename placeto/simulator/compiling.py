@@ -17,8 +17,6 @@ compiled = partial(njit, cache=True, no_cfunc_wrapper=True)
 A literal as an argument of another kernel, such as 0, is a type of its own: numba compiles that kernel once more for
 it. `LONE` and the like, numbers of numpy, are not.
 """
-
-
 _TAKEN_IN = "simulator/*.py", "heuristics/**/*.py", "environment/*.py", "policies/*.py", "problem/flat.py"
 """Files with kernels, and with constants that kernels take in."""
 
