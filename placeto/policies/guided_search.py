@@ -111,43 +111,52 @@ class GuidedPlacer:
         """Spend what is left of a budget: a sweep over groups, joined or not, then V-cycles.
 
         A cycle is annealing of groups, then a sweep over their parts and annealing of these. After the first its groups
-        are parts that the best placement has on one device, joined and swept over before they are annealed.
+        are parts that the best placement has on one device, joined and swept over before they are annealed. Under a
+        clock a sweep over parts comes before the first, too, and where simulations are few for the moves that groups
+        have, all that then follows is annealing of such joined parts.
         """
         problem, groups, own = instance.problem, instance.groups, self.search
         timed = evaluator.seconds_limit is not None
         round_best(evaluator)
         with evaluator.limited_to(own.seconds_on_sweeps if timed else own.on_sweeps):
             self.sweeper.sweep(instance, evaluator)
-        moves = groups.num_groups * (problem.num_devices - 1)
-        short = evaluator.exhausted or (timed and evaluator.expected < own.worth_parts * moves)
-        parts = groups if short else parts_of(problem, groups)
+        parts = parts_of(problem, groups) if not evaluator.exhausted else groups
         if parts.num_groups == groups.num_groups:
             at_work("search")
             anneal_within(evaluator, random)
             return
-        split = make_instance(problem, parts)
-        for cycle in range(own.cycles):
+        split, few = make_instance(problem, parts), False
+        if timed:
+            self._sweep_parts(split, evaluator, own.seconds_on_parts)
+            few = evaluator.expected < own.worth_parts * groups.num_groups * (problem.num_devices - 1)
+        for cycle in range(cycles := 1 if few else own.cycles):
             if evaluator.exhausted:
                 return
-            with evaluator.limited_to(1.0 / (own.cycles - cycle)):
-                with evaluator.limited_to(own.on_groups):
+            with evaluator.limited_to(1.0 / (cycles - cycle)):
+                with evaluator.limited_to(1.0 if few else own.on_groups):
+                    if timed or cycle > 0:
+                        self._join(split, groups.num_groups, evaluator)
                     if cycle > 0:
-                        self._sweep_joined(split, groups.num_groups, evaluator)
+                        with evaluator.limited_to(own.on_levels):
+                            self.sweeper.sweep_levels(new_instance(problem, evaluator.groups), evaluator)
                     at_work("search")
                     anneal_within(evaluator, random)
-                evaluator.regroup(parts)
-                with evaluator.limited_to(own.on_levels):
-                    self.sweeper.sweep_level(split, 1.0, evaluator, own.together)
-                at_work("search of parts")
-                anneal_within(evaluator, random)
+                if not few:
+                    self._sweep_parts(split, evaluator, own.on_levels)
+                    at_work("search of parts")
+                    anneal_within(evaluator, random)
 
-    def _sweep_joined(self, split: Instance, count: int, evaluator: Evaluator) -> None:
-        """Go on with parts joined to so many groups where the best placement allows it, and sweep over these."""
+    def _sweep_parts(self, split: Instance, evaluator: Evaluator, share: float) -> None:
+        """Go on with parts, and sweep over them with at most a share of what is left."""
+        evaluator.regroup(split.groups)
+        with evaluator.limited_to(share):
+            self.sweeper.sweep_level(split, 1.0, evaluator, self.search.together)
+
+    def _join(self, split: Instance, count: int, evaluator: Evaluator) -> None:
+        """Go on with parts joined to so many groups, where the best placement allows it."""
         nest = Nest(split.problem, split.groups)
         (joined,) = nest.joined(evaluator.best_groups[0], [count])
         evaluator.regroup(nest.groups_of(joined))
-        with evaluator.limited_to(self.search.on_levels):
-            self.sweeper.sweep_levels(new_instance(split.problem, evaluator.groups), evaluator)
 
     def _pass(self, instance: Instance, evaluator: Evaluator) -> None:
         """Sweep with as many simulations as there are groups, from the best placement of groups met."""

@@ -34,7 +34,7 @@ class GuidedConfig:
     """Shares of the groups to which they are joined: the policy chooses among the moves of all of these at once."""
     moves: float = 1.25
     """Moves that such a sweep tries, for each group."""
-    timed_scales: tuple[float, ...] = (0.25, 1.0)
+    timed_scales: tuple[float, ...] = (0.25, 0.5, 1.0)
     """Under a clock, where a look of the policy takes as long as some simulations: such shares, one after another."""
     rounded_to: float = 0.125
     """Share of the groups to which they are joined first, wherever the best placement has them."""
@@ -54,12 +54,16 @@ class GuidedConfig:
     """Moves of parts that are tried together, at first: twice as many after these are kept, half if not."""
     most_together: int = 32
     """And never more."""
+    patience: float = 0.2
+    """A sweep ends after so many tries for each group, one after another, that found nothing better."""
     on_sweeps: float = 0.7
     """Share of the simulations that go to sweeps of groups, at most."""
     seconds_on_sweeps: float = 0.5
     """Share of the time that goes to them, at most."""
-    worth_parts: float = 6.0
-    """Under a clock, simulations for each move of a group from which on splitting groups is worth while."""
+    seconds_on_parts: float = 0.3
+    """Share of the time left that goes to the sweep over parts after them, at most."""
+    worth_parts: float = 2.0
+    """Under a clock, simulations for each move of a group from which on annealing parts is worth while."""
     cycles: int = 3
     """V-cycles, between which what is then left is divided evenly."""
     on_groups: float = 0.45
@@ -149,7 +153,8 @@ class Sweeper:
         own, of, visited = self.search, view.cluster, np.zeros(len(here), bool)
         most = own.most_together if together > 1 else 1
         abreast = numba.get_num_threads() if evaluator.seconds_limit is not None else 1
-        while not visited.all() and not evaluator.exhausted:
+        patience, vain = max(2.0 * own.tries, own.patience * len(here)), 0
+        while not visited.all() and not evaluator.exhausted and vain < patience:
             moves = self._likeliest(view, here, visited, max(own.tries, together))
             if not len(moves):  # the policy's numbers overflow: it has no opinion, and won't get one
                 break
@@ -163,6 +168,7 @@ class Sweeper:
                     row[chosen[:, 0]] = chosen[:, 1]
                 scores = evaluator.score_batch(rows[:, of])
                 tries += len(sets)
+                vain = 0 if scores.min() < best else vain + len(sets)
                 best = min(best, float(scores.min()))
                 good = scores <= self._bearable(best)
                 if good.any():

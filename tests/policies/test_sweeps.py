@@ -6,6 +6,7 @@ import torch
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
+from placeto.heuristics.local_search.annealing import annealing
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.guided_search import GuidedPlacer
 from placeto.policies.nesting import Nest
@@ -62,7 +63,8 @@ class Watched(Evaluator):
 def test_a_sweep_moves_each_group_once_at_most(order):
     problem = PlacementProblem(random_graph(1, 30), toy_cluster(3))
     instance = make_instance(problem)
-    placer, groups = GuidedPlacer(Oracle(instance), EnvConfig(order=order)), instance.groups.num_groups
+    own, groups = GuidedConfig(patience=1.0), instance.groups.num_groups
+    placer = GuidedPlacer(Oracle(instance), EnvConfig(order=order), own)
     evaluator = Watched(problem, instance.groups)
     start = np.zeros(groups, np.int64)
     here, score = start, evaluator.score(start)
@@ -228,6 +230,22 @@ def test_more_moves_are_tried_together_after_some_are_kept_and_fewer_after_some_
     assert max(counts) >= 8
     assert min(counts) == 1
     assert len(counts) < groups
+
+
+def test_a_sweep_in_which_nothing_gets_better_ends_early():
+    problem = PlacementProblem(random_graph(1, 120), toy_cluster(3))
+    instance = make_instance(problem)
+    oracle, groups = Oracle(instance), instance.groups.num_groups
+    searched = Evaluator(problem, instance.groups, 3000)
+    annealing(searched, np.zeros(groups, np.int64), np.random.default_rng(0))
+    start, score = searched.best_groups
+    for patience, end in [(0.5, groups // 2), (0.0, 16), (10.0, groups)]:
+        own = GuidedConfig(patience=patience)
+        evaluator = Watched(problem, instance.groups)
+        evaluator.score(start)
+        GuidedPlacer(lambda *seen: -oracle(*seen), EnvConfig(), own).sweeper.sweep_level(instance, 1.0, evaluator)
+        assert evaluator.best_score == score  # the worst moves were tried first
+        assert end <= len(evaluator.asked) - 1 <= min(end + own.tries - 1, groups)
 
 
 def test_under_a_clock_every_thread_tries_a_move_and_the_best_of_them_is_kept(monkeypatch):
