@@ -54,7 +54,8 @@ class GuidedPlacer:
     """A trained policy as a placer: best constructive placement, greedy sweeps of the policy, annealing.
 
     A sweep over groups and joined groups comes first. Then groups are annealed, and parts of them after a sweep over
-    these; and again with parts joined anew to groups. Without a budget it takes `DEFAULT_SIMULATIONS`.
+    these; and again with parts joined anew to groups. Under a clock a sweep over parts comes before all annealing.
+    Without a budget it takes `DEFAULT_SIMULATIONS`.
 
     It begins with the constructive placers (see `begin`) and one pass, which is the policy's zero-shot answer: a
     sweep over joined groups, one over all and one over the parts of groups, together with a simulation a group. So
