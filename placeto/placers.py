@@ -8,6 +8,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from placeto.pretrained import pretrained_path
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph
 
@@ -93,10 +95,18 @@ def warm_up(placer: Placer, cluster: Cluster, simulations: int | None, seconds: 
     """Compile a placer's kernels on a tiny graph, so that the seconds of the next graph count only work.
 
     `simulations` and `seconds` are the placer's budget. Seconds don't limit the compiling: it would stop half-way.
+    What a placer does only where memory is tight, or with batches worth several threads, is done beside.
     """
+    from placeto.problem.problem import ProblemBatch
+    from placeto.simulator.schedule import simulate, simulate_batch
+
     if seconds is not None:
         simulations = _WARM_UP if simulations is None else simulations
-    placer(_tiny(cluster), simulations=None if simulations is None else min(simulations, _WARM_UP), seed=0)
+    tiny = _tiny(cluster)
+    placer(tiny, simulations=None if simulations is None else min(simulations, _WARM_UP), seed=0)
+    on_one = np.zeros((1, tiny.num_ops), np.int64)
+    _ = simulate(tiny, on_one[0]).peak_memory
+    simulate_batch(ProblemBatch.of([tiny]), np.zeros(1, np.int64), on_one)
 
 
 def _tiny(cluster: Cluster) -> PlacementProblem:

@@ -67,8 +67,9 @@ def observe(
     arc_first = np.concatenate([[0], np.cumsum(batch.num_pairs[index])])
     makespan, overflow = np.empty(len(index)), np.empty(len(index))
     arrays = seen.node, seen.pair, seen.edge, seen.offered
-    run = _observe_parallel if len(index) >= SERIAL_BELOW else _observe_serial
-    run(batch.problems.arrays, batch.arrays, index, placement, seen.first, arc_first, *arrays, makespan, overflow)
+    flat, several = batch.problems.arrays, len(index) >= SERIAL_BELOW
+    given = index, placement, seen.first, arc_first, *arrays
+    _observe_batch(flat, batch.arrays, *given, makespan, overflow, several)
     return seen, makespan, overflow
 
 
@@ -84,11 +85,8 @@ def look(batch: InstanceBatch, placement: np.ndarray, visited: np.ndarray) -> Ob
     seen = _empty(batch, np.zeros(1, np.int64), placement[None], visited[None], steps[None])
     flat, devices = batch.problems.arrays, int(batch.num_devices[0])
     arrays = seen.node, seen.pair, seen.edge, seen.offered
-    given = flat, batch.arrays, np.ascontiguousarray(placement, np.int64), ~visited, *arrays
-    if len(flat.resident) * devices < SERIAL_LOOK:
-        _look_alone(*given)
-    else:
-        _describe_parts(_look(*given), seen.offered, seen.pair, PARTS * numba.get_num_threads())
+    parts = 1 if len(flat.resident) * devices < SERIAL_LOOK else PARTS * numba.get_num_threads()
+    _look(flat, batch.arrays, np.ascontiguousarray(placement, np.int64), ~visited, *arrays, parts)
     return seen
 
 
@@ -203,6 +201,28 @@ def _describe(
     return found
 
 
+@compiled()
+def _observe_one(
+    flat: FlatProblems,
+    instances: FlatInstances,
+    p: int,
+    placement: np.ndarray,
+    node: np.ndarray,
+    pair: np.ndarray,
+    edge: np.ndarray,
+    offered: np.ndarray,
+) -> tuple[float, float]:
+    """Makespan and memory overflow; the rest is filled."""
+    ops, record = _on_ops(flat, instances, p, placement), kernel.new_record(flat, p)
+    makespan, num_sends = kernel.run(flat, p, ops, record, np.inf)
+    overflow = memory.memory_overflow(flat, p, ops, record, num_sends)
+    schedule, asked = (ops, record, makespan, num_sends), np.ones(len(node), np.bool_)
+    found = _describe(flat, instances, p, schedule, asked, node, pair, edge, offered)
+    describe_moves(found, offered, pair, 0, 1)
+    return makespan, overflow
+
+
+@compiled(parallel=True)
 def _observe_batch(
     flat: FlatProblems,
     instances: FlatInstances,
@@ -216,20 +236,19 @@ def _observe_batch(
     offered: np.ndarray,
     makespan: np.ndarray,
     overflow: np.ndarray,
+    several: bool,
 ) -> None:
-    for b in prange(len(index)):
-        p = index[b]
-        ops, record = _on_ops(flat, instances, p, placement[b]), kernel.new_record(flat, p)
-        makespan[b], num_sends = kernel.run(flat, p, ops, record, np.inf)
-        overflow[b] = memory.memory_overflow(flat, p, ops, record, num_sends)
-        rows, arcs = slice(first[b], first[b + 1]), slice(arc_first[b], arc_first[b + 1])
-        schedule, asked = (ops, record, makespan[b], num_sends), np.ones(first[b + 1] - first[b], np.bool_)
-        found = _describe(flat, instances, p, schedule, asked, node[rows], pair[rows], edge[arcs], offered[rows])
-        describe_moves(found, offered[rows], pair[rows], 0, 1)
-
-
-_observe_parallel = compiled(parallel=True)(_observe_batch)
-_observe_serial = compiled()(_observe_batch)
+    """`several` threads or one, in one kernel: numba keeps a function compiled for both under one name."""
+    if several:
+        for b in prange(len(index)):
+            rows, arcs = slice(first[b], first[b + 1]), slice(arc_first[b], arc_first[b + 1])
+            seen = node[rows], pair[rows], edge[arcs], offered[rows]
+            makespan[b], overflow[b] = _observe_one(flat, instances, index[b], placement[b], *seen)
+    else:
+        for b in range(len(index)):
+            rows, arcs = slice(first[b], first[b + 1]), slice(arc_first[b], arc_first[b + 1])
+            seen = node[rows], pair[rows], edge[arcs], offered[rows]
+            makespan[b], overflow[b] = _observe_one(flat, instances, index[b], placement[b], *seen)
 
 
 @compiled()
@@ -242,25 +261,16 @@ def _look(
     pair: np.ndarray,
     edge: np.ndarray,
     offered: np.ndarray,
-) -> Situation:
+    parts: int,
+) -> None:
     ops, record = _on_ops(flat, instances, LONE, placement), kernel.new_record(flat, LONE)
     span, num_sends = kernel.run(flat, LONE, ops, record, np.inf)
-    return _describe(flat, instances, LONE, (ops, record, span, num_sends), asked, node, pair, edge, offered)
-
-
-@compiled()
-def _look_alone(
-    flat: FlatProblems,
-    instances: FlatInstances,
-    placement: np.ndarray,
-    asked: np.ndarray,
-    node: np.ndarray,
-    pair: np.ndarray,
-    edge: np.ndarray,
-    offered: np.ndarray,
-) -> None:
-    found = _look(flat, instances, placement, asked, node, pair, edge, offered)
-    describe_moves(found, offered, pair, 0, 1)
+    schedule = ops, record, span, num_sends
+    found = _describe(flat, instances, LONE, schedule, asked, node, pair, edge, offered)
+    if parts == 1:
+        describe_moves(found, offered, pair, 0, 1)
+    else:
+        _describe_parts(found, offered, pair, parts)
 
 
 @compiled(parallel=True)

@@ -242,8 +242,8 @@ def simulate_batch(
         check_placement(problem, placements[row, : problem.num_ops])
     makespans, overflows = np.empty(len(index)), np.empty(len(index))
     pair = len(index) == 2 and placements.size >= PARALLEL_OPS
-    run = _run_parallel if pair or len(index) >= SERIAL_BELOW else _run_serial
-    run(batch.arrays, index, placements, float(cutoff), makespans, overflows)
+    several = pair or len(index) >= SERIAL_BELOW
+    _run_batch(batch.arrays, index, placements, float(cutoff), makespans, overflows, several)
     return makespans, overflows
 
 
@@ -263,6 +263,7 @@ def _first_invalid(flat: FlatProblems, index: np.ndarray, placements: np.ndarray
     return -1
 
 
+@compiled(parallel=True)
 def _run_batch(
     flat: FlatProblems,
     index: np.ndarray,
@@ -270,10 +271,12 @@ def _run_batch(
     cutoff: float,
     makespans: np.ndarray,
     overflows: np.ndarray,
+    several: bool,
 ) -> None:
-    for b in prange(len(index)):
-        makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], cutoff)
-
-
-_run_parallel = compiled(parallel=True)(_run_batch)
-_run_serial = compiled()(_run_batch)
+    """`several` threads or one, in one kernel: numba keeps a function compiled for both under one name."""
+    if several:
+        for b in prange(len(index)):
+            makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], cutoff)
+    else:
+        for b in range(len(index)):
+            makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], cutoff)

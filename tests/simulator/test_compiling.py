@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import numba
+import gc
+import importlib
+import pkgutil
 
+import numba
+from numba.core.dispatcher import Dispatcher
+
+import placeto
 from placeto import terminal
 from placeto.cli.command import compiling_told
 from placeto.simulator import compiling
@@ -29,3 +35,14 @@ def test_nothing_is_told_where_nothing_is_compiled(capsys) -> None:
         pass
     assert terminal.on_compiling == []
     assert capsys.readouterr().err == ""
+
+
+def test_no_function_is_compiled_in_two_ways() -> None:
+    """Numba keeps what is compiled by the function's name: a second way would be read as the first."""
+    for module in pkgutil.walk_packages(placeto.__path__, "placeto."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    kernels = [found for found in gc.get_objects() if issubclass(type(found), Dispatcher)]
+    codes = [kernel.py_func.__code__ for kernel in kernels if kernel.py_func.__module__.startswith("placeto.")]
+    assert len(codes) > 50
+    assert len(set(codes)) == len(codes)

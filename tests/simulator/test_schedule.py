@@ -253,8 +253,7 @@ def test_nothing_is_compiled_twice(rows: int) -> None:
     problem, placement = random_problem(rng, "unicast", "egress")
     batch, index, placements = ProblemBatch.of([problem]), np.zeros(rows, np.int64), np.stack([placement] * rows)
     once, (makespans, overflows) = simulate(problem, placement), simulate_batch(batch, index, placements)
-    run = schedule._run_serial if rows < schedule.SERIAL_BELOW else schedule._run_parallel
-    kernels = (kernel.new_record, kernel.run, fill_slack, schedule._first_invalid, run)
+    kernels = (kernel.new_record, kernel.run, fill_slack, schedule._first_invalid, schedule._run_batch)
     assert once.slack_us.min() == 0.0
     before = [len(kernel.signatures) for kernel in kernels]
 
