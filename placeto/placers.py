@@ -112,8 +112,9 @@ def warm_up(placer: Placer, cluster: Cluster, simulations: int | None, seconds: 
 def _tiny(cluster: Cluster) -> PlacementProblem:
     from placeto.problem.problem import PlacementProblem
 
-    head = {"name": "a", "flops": 1e6, "outputs": [4]}
-    tail = [{"name": name, "flops": 1e6, "outputs": [4], "inputs": [["a", 0]]} for name in "bcd"]
+    of = {"module": "m", "flops": 1e6, "outputs": [4]}  # ops of modules are grouped by kernels
+    head = {"name": "m/a", **of}
+    tail = [{"name": f"m/{name}", "inputs": [["m/a", 0]], **of} for name in "bcd"]
     return PlacementProblem(ComputationGraph.from_ops("tiny", [head, *tail]), cluster)
 
 

@@ -38,7 +38,7 @@ def test_what_is_wrong_is_seen(tmp_path: Path) -> None:
         (package / name).write_text(text)
     graph = imported_modules(package)
     assert set(find_cycle(graph)) == {"placeto.problem.graph", "placeto.problem.files"}
-    assert wrong_imports(graph) == ["placeto.simulator.schedule (floor 1) imports placeto.cli.command (floor 7)"]
+    assert wrong_imports(graph) == ["placeto.simulator.schedule (floor 3) imports placeto.cli.command (floor 9)"]
     assert graph["placeto.cli.command"] == set()
 
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import FlatInstances
 from placeto.environment.offers import offer
 from placeto.problem.flat import FlatProblems
-from placeto.simulator.compiling import compiled
 from placeto.simulator.kernel import Record
 from placeto.simulator.timelines import first_after, timelines
 

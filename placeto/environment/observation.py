@@ -12,12 +12,12 @@ import numba
 import numpy as np
 from numba import prange
 
+from placeto.compiling import compiled
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import FlatInstances, Instance, InstanceBatch
 from placeto.environment.kernel import Situation, describe, describe_moves, situation
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator import kernel, memory
-from placeto.simulator.compiling import compiled
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import SERIAL_BELOW
 from placeto.simulator.slack import fill_slack

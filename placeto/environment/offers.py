@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.environment.columns import PAIR
-from placeto.simulator.compiling import compiled
 
 ALL_OFFERED = 8
 """Devices of a cluster, up to which every one is offered. What is offered of more of them holds moves that are worth

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.problem.flat import FREE, PAIR, FlatProblems
-from placeto.simulator.compiling import compiled
 
 
 class Favourites(NamedTuple):

@@ -18,11 +18,11 @@ from functools import lru_cache, partial
 import numba
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.heuristics.common import demands, run, within_memory
 from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
 from placeto.problem.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.compiling import compiled
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
 Listed = tuple[np.ndarray, np.ndarray]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.policies.scales import FINE, FINE_RANGE
-from placeto.simulator.compiling import compiled
 
 
 class Linear(NamedTuple):

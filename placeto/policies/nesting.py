@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.heuristics.partition import group_transfers
 from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.compiling import compiled
 
 
 class Nest:

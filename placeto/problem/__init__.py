@@ -5,12 +5,19 @@ a `PlacementProblem`, whose flat arrays every kernel reads. Which ops stay toget
 and everything that reads a JSON file checks its fields here. Nothing in this room knows of time passing.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from placeto.lazily import lazily
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
-from placeto.problem.grouping import Groups, expand, group_ops, join_groups, split_groups
 from placeto.problem.presets import CLUSTERS
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.problem.topology import ClusterError, Link, Topology
+
+if TYPE_CHECKING:
+    from placeto.problem.grouping import Groups, expand, group_ops, join_groups, split_groups
 
 __all__ = [
     "CLUSTERS",
@@ -31,3 +38,6 @@ __all__ = [
     "save_graph",
     "split_groups",
 ]
+
+_GROUPING = "Groups", "expand", "group_ops", "join_groups", "split_groups"  # it loads numba
+__getattr__, __dir__ = lazily(globals(), dict.fromkeys(_GROUPING, "grouping"))

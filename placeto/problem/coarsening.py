@@ -80,10 +80,9 @@ def neighbours(graph: ComputationGraph) -> tuple[list[list[tuple[int, int]]], li
     return producers, consumers
 
 
-def unit_edges(problem: PlacementProblem, units: Units) -> dict[int, dict[int, float]]:
-    """Neighbours of each unit, with the time in microseconds that the largest tensor between the two travels."""
+def unit_pairs(problem: PlacementProblem, units: Units) -> tuple[np.ndarray, np.ndarray]:
+    """(2, P) pairs of units that exchange tensors; (P,) microseconds that the largest tensor between them travels."""
     graph = problem.graph
-    edges: dict[int, dict[int, float]] = {root: {} for root in units.roots()}
     unit = np.array([units.find(op) for op in range(graph.num_ops)], np.int64)
     kept = carries(graph) & (unit[graph.edge_src] != unit[graph.edge_dst])
     ends = np.sort(np.stack([unit[graph.edge_src[kept]], unit[graph.edge_dst[kept]]]), 0)
@@ -91,8 +90,14 @@ def unit_edges(problem: PlacementProblem, units: Units) -> dict[int, dict[int, f
     order = np.argsort(pair, kind="stable")
     first = np.flatnonzero(np.diff(pair[order], prepend=-1))
     time = transfer_us(problem)[graph.edge_tensor[kept]][order]
-    longest = np.maximum.reduceat(time, first) if len(first) else time
-    for a, b, us in zip(*ends[:, order[first]].tolist(), longest.tolist(), strict=True):
+    return ends[:, order[first]], np.maximum.reduceat(time, first) if len(first) else time
+
+
+def unit_edges(problem: PlacementProblem, units: Units) -> dict[int, dict[int, float]]:
+    """Neighbours of each unit, with the time in microseconds that the largest tensor between the two travels."""
+    edges: dict[int, dict[int, float]] = {root: {} for root in units.roots()}
+    pairs, longest = unit_pairs(problem, units)
+    for a, b, us in zip(*pairs.tolist(), longest.tolist(), strict=True):
         edges[a][b] = edges[b][a] = us
     return edges
 

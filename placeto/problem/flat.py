@@ -19,7 +19,7 @@ EGRESS, PAIR, FREE = 0, 1, 2
 FIFO, PRIORITY, LIST = 0, 1, 2
 """Dispatch of a problem: see `placeto.problem.dispatch`."""
 LONE: Any = np.int64(0)
-"""Index of the only problem, for kernels that call others; see `placeto.simulator.compiling`."""
+"""Index of the only problem, for kernels that call others; see `placeto.compiling`."""
 
 
 class FlatProblems(NamedTuple):

@@ -24,14 +24,24 @@ import heapq
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 
-from placeto.problem.coarsening import Units, coarsen, merge, neighbours, unit_edges, without_collector
+from placeto.problem.coarsening import (
+    Units,
+    carries,
+    coarsen,
+    merge,
+    neighbours,
+    unit_edges,
+    unit_pairs,
+    without_collector,
+)
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.grouping_kernels import Joining, Origins, Reads, find_homes, join_light
 from placeto.problem.problem import PlacementProblem, check_problem
 
 MAX_GROUPS = 200
@@ -246,107 +256,81 @@ def _join_hard(graph: ComputationGraph, units: Units) -> None:
 
 def _set_gradients_apart(graph: ComputationGraph, units: Units, labels: list[_Label]) -> None:
     """Mark the gradients of weights that several calls share; sums of them join what they add."""
-    makers: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)  # (module, call) -> tensor -> forward op
-    users: dict[tuple[str, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    tensors, outputs = graph.edge_tensor.tolist(), graph.output_ptr.tolist()
-    inputs = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)).tolist()
-    kinds = {name: name.split(".")[-1].removeprefix("add").strip("_") for name in set(graph.op_types)}
-    kind = [kinds[name] for name in graph.op_types]
-    for op, label in enumerate(labels):
-        if label.backward or graph.op_types[op] == "parameter":
-            continue
-        key = label.place
-        for tensor in range(outputs[op], outputs[op + 1]):
-            makers[key][tensor] = op
-        for edge in range(inputs[op], inputs[op + 1]):
-            users[key][tensors[edge]].append(op)
-    home: dict[int, int] = {}  # backward op -> forward op
-    unsure: list[tuple[int, list[int]]] = []
-    by_gradient: dict[int, list[int]] = defaultdict(list)  # tensor -> backward ops at home that read it
-    for op, label in enumerate(labels):
-        if not label.backward:
-            continue
-        key = label.place
-        score: dict[int, float] = defaultdict(float)
-        for edge in range(inputs[op], inputs[op + 1]):
-            maker = makers[key].get(tensors[edge])
-            for forward in {*users[key].get(tensors[edge], ()), *([] if maker is None else [maker])}:
-                score[forward] += 1.0
-        for forward in score:
-            score[forward] += 0.5 * (kind[forward] in kind[op])
-        best = max(score.values(), default=0.0)
-        candidates = [forward for forward, value in score.items() if value == best]
-        if len(candidates) == 1:
-            home[op] = candidates[0]
-            for edge in range(inputs[op], inputs[op + 1]):
-                by_gradient[tensors[edge]].append(op)
-        else:
-            unsure.append((op, candidates))
-    for op, candidates in unsure:  # weight gradients: with the op that reads the same incoming gradient
-        siblings = [s for edge in range(inputs[op], inputs[op + 1]) for s in by_gradient[tensors[edge]]]
-        shared = [home[s] for s in siblings if home[s] in candidates]
-        if shared:
-            home[op] = shared[0]
-    producers, consumers = neighbours(graph)
-    weights = [{p for p, _ in producers[op] if graph.op_types[p] == "parameter"} for op in range(graph.num_ops)]
-    for op, forward in home.items():
-        if graph.flops[op] > 0 and weights[forward] and not weights[op] and consumers[op]:
-            labels[op] = replace(labels[op], base=labels[forward].base, gradient=True)
-    for op in graph.topological_order.tolist():
+    weight, backward = np.array(graph.op_types) == "parameter", np.array([label.backward for label in labels])
+    home, kept = _homes(graph, labels, weight, backward), carries(graph)
+    weighs = np.bincount(graph.edge_dst[kept & weight[graph.edge_src]], minlength=graph.num_ops) > 0
+    used = np.bincount(graph.edge_src[kept], minlength=graph.num_ops) > 0
+    for op in np.flatnonzero((home >= 0) & (graph.flops > 0) & used & weighs[home] & ~weighs).tolist():
+        labels[op] = replace(labels[op], base=labels[home[op]].base, gradient=True)
+    stays = (graph.colocation >= 0) & ~used  # a gradient that stays with its parameter
+    producers, _ = neighbours(graph)
+    order = graph.topological_order
+    for op in order[(backward & (home < 0) & ~stays)[order]].tolist():  # sums, slices and the like
         label = labels[op]
-        final = graph.colocation[op] >= 0 and not consumers[op]  # a gradient that stays with its parameter
-        if label.backward and op not in home and producers[op] and not final:  # sums, slices and the like
-            same = [p for p in producers[op] if labels[p[0]].backward and labels[p[0]].place == label.place]
-            producer = max(same or producers[op], key=lambda pair: (pair[1], pair[0]))[0]
-            if labels[producer].gradient:
-                labels[op] = replace(label, base=labels[producer].base, gradient=True)
-                units.join(op, producer)
+        same = [p for p in producers[op] if labels[p[0]].backward and labels[p[0]].place == label.place]
+        producer, _ = max(same or producers[op], key=lambda pair: (pair[1], pair[0]), default=(op, 0))
+        if labels[producer].gradient:
+            labels[op] = replace(label, base=labels[producer].base, gradient=True)
+            units.join(op, producer)
+
+
+def _homes(graph: ComputationGraph, labels: Sequence[_Label], weight: np.ndarray, backward: np.ndarray) -> np.ndarray:
+    """(N,) the forward op that each backward op belongs to, or -1; see `find_homes`."""
+    places: dict[tuple[str, int], int] = {}
+    place = np.array([places.setdefault(label.place, len(places)) for label in labels])
+    tensor, size = graph.edge_tensor, len(graph.output_bytes)
+    maker = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))  # (T,)
+    forward = ~backward & ~weight
+    made, read = np.flatnonzero(forward[maker]), np.flatnonzero(forward[graph.edge_dst])
+    ops = np.concatenate([maker[made], graph.edge_dst[read]])
+    keys = place[ops] * size + np.concatenate([made, tensor[read]])
+    by_key = np.lexsort((ops, keys))
+    ops, keys = ops[by_key], keys[by_key]
+    new = (np.diff(keys, prepend=-1) != 0) | (np.diff(ops, prepend=-1) != 0)
+    ops, keys = ops[new], keys[new]
+    wanted = place[graph.edge_dst] * size + tensor
+    types = {name: number for number, name in enumerate(dict.fromkeys(graph.op_types))}
+    kinds = [name.split(".")[-1].removeprefix("add").strip("_") for name in types]
+    readers = np.argsort(tensor, kind="stable")
+    return find_homes(
+        Reads(
+            ptr=np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)),
+            tensor=tensor,
+            backward=backward,
+            forward=ops,
+            first=np.searchsorted(keys, wanted, "left"),
+            last=np.searchsorted(keys, wanted, "right"),
+            kind=np.array([types[name] for name in graph.op_types]),
+            alike=np.array([[one in other for other in kinds] for one in kinds]),
+            reader_ptr=np.searchsorted(tensor[readers], np.arange(size + 1)),
+            reader=graph.edge_dst[readers],
+        )
+    )
 
 
 def _join_light(problem: PlacementProblem, units: Units, labels: Sequence[_Label]) -> None:
     """Join what computes for less time than its tensors travel to a neighbour, the lightest first."""
-    edges = unit_edges(problem, units)
-    limit = _LARGEST * units.total
-    heap = [(units.work[root], root) for root in edges]
-    heapq.heapify(heap)
-    while heap and units.count > _FEWEST:
-        work, root = heapq.heappop(heap)
-        if units.find(root) != root or units.work[root] != work or not edges[root]:
-            continue
-        if work >= _LIGHT * max(edges[root].values()):
-            continue
-        here = labels[units.heaviest[root]]
-        options = [
-            (_affinity(here, labels[units.heaviest[other]]), time, -other)
-            for other, time in edges[root].items()
-            if _may_join(here, labels[units.heaviest[other]])
-            and (units.work[other] + work <= limit or work <= _TRIFLE * units.work[other])
-        ]
-        if options:
-            other = -max(options)[2]
-            kept = merge(units, edges, root, other)
-            heapq.heappush(heap, (units.work[kept], kept))
+    pairs, travel = unit_pairs(problem, units)
+    leader, work, heaviest = np.array(units.leader), np.array(units.work), np.array(units.heaviest)
+    joining = Joining(_LIGHT, _LARGEST * units.total, _TRIFLE, _FEWEST)
+    units.count -= join_light(leader, work, heaviest, np.array(units.time), pairs, travel, _origins(labels), joining)
+    units.leader, units.work, units.heaviest = leader.tolist(), work.tolist(), heaviest.tolist()
 
 
-def _may_join(one: _Label, other: _Label) -> bool:
-    """Gradients of shared weights only join those of the same weight."""
-    return one.part == other.part if one.gradient or other.gradient else True
-
-
-def _affinity(one: _Label, other: _Label) -> float:
-    """How close two ops stand in the module tree: 2 = same call, 1 = same module, else the shared part of the path."""
-    if one.module == other.module:
-        return 2.0 if one.call == other.call else 1.0
-    a, b = one.module.split("."), other.module.split(".")
-    shared = sum(1 for _ in _common(a, b))
-    return shared / (1.0 + max(len(a), len(b)))
-
-
-def _common(a: Iterable[Hashable], b: Iterable[Hashable]) -> Iterable[Hashable]:
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            return
-        yield x
+def _origins(labels: Sequence[_Label]) -> Origins:
+    """The labels of ops as numbers."""
+    modules: dict[str, int] = {}
+    parts: dict[tuple[str, str, bool], int] = {}
+    names: dict[str, int] = {}
+    calls: dict[int, int] = {}  # a file may number them beyond an int64
+    module = [modules.setdefault(label.module, len(modules)) for label in labels]
+    part = [parts.setdefault(label.part, len(parts)) if label.gradient else -1 for label in labels]
+    paths = [[names.setdefault(name, len(names)) for name in of.split(".")] for of in modules]
+    call = [calls.setdefault(label.call, len(calls)) for label in labels]
+    ptr = np.cumsum([0, *map(len, paths)])
+    return Origins(
+        np.array(module), np.array(call), np.array(part), ptr, np.array([name for of in paths for name in of])
+    )
 
 
 def _join_calls(units: Units, labels: Sequence[_Label], max_groups: int) -> None:

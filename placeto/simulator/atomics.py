@@ -11,7 +11,7 @@ from typing import Any
 from numba import njit, types
 from numba.extending import intrinsic
 
-from placeto.simulator.compiling import compiled
+from placeto.compiling import compiled
 
 _ORDER = "seq_cst"
 

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from numba.cpython.unsafe.numbers import trailing_zeros
 
+from placeto.compiling import compiled
 from placeto.problem.flat import FREE, LIST, PAIR, PRIORITY, FlatProblems
-from placeto.simulator.compiling import compiled
 
 _LINK = 1 << 32  # keys: deliveries from 0, links from _LINK, devices from 2 * _LINK; then the number of the slot
 _DEVICE = 2 << 32

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.problem.flat import FlatProblems
-from placeto.simulator.compiling import compiled
 from placeto.simulator.kernel import Record, new_record, run
 
 MEMORY_PENALTY = 10.0

@@ -20,12 +20,12 @@ from functools import cached_property
 import numpy as np
 from numba import prange
 
+from placeto.compiling import compiled
 from placeto.problem.dispatch import places
 from placeto.problem.fields import quote
 from placeto.problem.flat import LIST, FlatProblems
 from placeto.problem.problem import PlacementProblem, ProblemBatch, check_problem
 from placeto.simulator import kernel, memory
-from placeto.simulator.compiling import compiled
 from placeto.simulator.slack import fill_slack
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.problem.flat import FREE, PAIR, FlatProblems
-from placeto.simulator.compiling import compiled
 from placeto.simulator.kernel import Record
 
 

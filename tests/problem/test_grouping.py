@@ -315,3 +315,9 @@ def test_edges_of_no_bytes_tie_nothing_together() -> None:
 def test_empty_outputs_tie_where_there_is_nothing_else() -> None:
     empty = problem(chain(80, outputs=[0]), "4xv100")
     assert together(group_ops(empty, max_groups=20), empty.graph, "op0", "op1")
+
+
+def test_calls_may_be_numbered_beyond_an_int64() -> None:
+    ops = [{"name": f"m@{call}/op", "module": "m", "outputs": [8]} for call in (0, 1, 10**30)]
+    ops += [{"name": "m@1/sum", "module": "m", "outputs": [8], "inputs": [[op["name"], 0] for op in ops]}]
+    assert group_ops(problem(ops)).num_groups == 4

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.heuristics.local_search.crew import Batch, Crew, await_all, call, put, scratch_of, take_part
 from placeto.heuristics.local_search.guide import Scratch
 from placeto.heuristics.local_search.moves import Rules, State, propose
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import uniform
 from placeto.problem.flat import LONE, FlatProblems
-from placeto.simulator.compiling import compiled
 from placeto.simulator.slack import fill_slack
 from placeto.simulator.timelines import timelines
 

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.heuristics.local_search.guide import Scratch, estimate
 from placeto.heuristics.local_search.moves import State
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator import atomics
-from placeto.simulator.compiling import compiled
 from placeto.simulator.kernel import Record
 from placeto.simulator.memory import penalised_makespan, run_and_measure
 

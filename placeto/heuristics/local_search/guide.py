@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.problem.flat import LONE, FlatProblems
-from placeto.simulator.compiling import compiled
 from placeto.simulator.kernel import Record, new_record
 from placeto.simulator.timelines import first_after
 

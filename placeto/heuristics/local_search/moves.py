@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.compiling import compiled
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import between, uniform
-from placeto.simulator.compiling import compiled
 
 MOVES = ("guided", "critical", "random", "swap", "set", "part", "exchange", "block")
 """A critical group, where the guide expects most; a group that holds up the schedule; any group; two groups change

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from placeto.simulator.compiling import compiled
+from placeto.compiling import compiled
 
 
 @compiled(nogil=True)

@@ -23,7 +23,7 @@ _TAKEN_IN = "simulator/*.py", "heuristics/**/*.py", "environment/*.py", "policie
 
 def _drop_stale_caches() -> None:
     """Forget compiled callers older than a kernel file: numba's cache does not see changes in imported files."""
-    folder = Path(__file__).parents[1]
+    folder = Path(__file__).parent
     changed = max(path.stat().st_mtime for pattern in _TAKEN_IN for path in folder.glob(pattern))
     for index in folder.glob("**/*.nbi"):
         with suppress(OSError):

@@ -10,9 +10,8 @@ import numba
 from numba.core.dispatcher import Dispatcher
 
 import placeto
-from placeto import terminal
+from placeto import compiling, terminal
 from placeto.cli.command import compiling_told
-from placeto.simulator import compiling
 
 
 def compile_something() -> None:

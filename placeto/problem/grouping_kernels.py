@@ -1,0 +1,236 @@
+"""The steps of `placeto.problem.grouping` that look at every op, compiled: graphs have tens of thousands of them.
+
+Legend: N ops, E edges, T tensors, K kinds of ops, M modules, P pairs of neighbours, F (place, tensor, forward op).
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+import numpy as np
+
+from placeto.compiling import compiled
+
+
+class Origins(NamedTuple):
+    """Where ops come from, as numbers."""
+
+    module: np.ndarray  # (N,) int64
+    call: np.ndarray  # (N,) int64, of the module
+    part: np.ndarray  # (N,) int64, of gradients of a weight that several calls share: the same for one weight; else -1
+    path_ptr: np.ndarray  # (M+1,) int64, offsets of each module's path
+    path: np.ndarray  # int64, the names along it
+
+
+class Joining(NamedTuple):
+    """When an op joins a neighbour."""
+
+    light: float  # its time is less than this share of its longest transfer
+    largest: float  # the most work of a unit, microseconds, unless
+    trifle: float  # it adds less than this share of the neighbour's
+    fewest: int  # units: then it ends
+
+
+@compiled(nogil=True)
+def join_light(
+    leader: np.ndarray,
+    work: np.ndarray,
+    heaviest: np.ndarray,
+    time: np.ndarray,
+    pairs: np.ndarray,
+    travel: np.ndarray,
+    origins: Origins,
+    joining: Joining,
+) -> int:
+    """Join units whose work takes less time than their tensors travel to a neighbour, the lightest first.
+
+    To the one that stands closest in the module tree, then where most travels. Gradients of shared weights only join
+    those of the same weight.
+
+    Args:
+        leader: (N,) int64, of each op in its unit, whose own leader it is; changed, as are the next two.
+        work: (N,) microseconds of the unit, at its leader.
+        heaviest: (N,) int64, the unit's heaviest op, at its leader.
+        time: (N,) microseconds of each op.
+        pairs: (2, P) int64, leaders of units that exchange tensors, each pair once.
+        travel: (P,) microseconds that the largest of these travels.
+        origins: of the ops.
+        joining: when.
+
+    Returns:
+        How many units were joined to others.
+    """
+    num_ops, num_pairs = len(leader), pairs.shape[1]
+    head, tail = np.full(num_ops, -1, np.int64), np.full(num_ops, -1, np.int64)  # a list of half-edges for each unit
+    after, end, us = np.full(2 * num_pairs, -1, np.int64), np.empty(2 * num_pairs, np.int64), np.empty(2 * num_pairs)
+    for p in range(num_pairs):
+        for side in range(2):
+            half, unit = 2 * p + side, pairs[side, p]
+            end[half], us[half] = pairs[1 - side, p], travel[p]
+            after[half] = head[unit]
+            head[unit] = half
+            if tail[unit] < 0:
+                tail[unit] = half
+    heap = [(work[op], op) for op in range(num_ops) if leader[op] == op]
+    heapq.heapify(heap)
+    count, joined = len(heap), 0
+    met = np.full(num_ops, -1, np.int64)  # the half-edge by which the unit at hand meets another
+    while len(heap) > 0 and count - joined > joining.fewest:
+        mine, unit = heapq.heappop(heap)
+        if leader[unit] != unit or work[unit] != mine:
+            continue
+        longest = _tidy(unit, leader, head, tail, after, end, us, met)
+        if longest < 0.0 or mine >= joining.light * longest:
+            continue
+        here = heaviest[unit]
+        best, best_near, best_us = -1, -1.0, -1.0
+        half = head[unit]
+        while half >= 0:
+            other = end[half]
+            there = heaviest[other]
+            fits = work[other] + mine <= joining.largest or mine <= joining.trifle * work[other]
+            if fits and origins.part[here] == origins.part[there]:
+                near = _affinity(origins, here, there)
+                nearer = near > best_near or (near == best_near and us[half] > best_us)
+                if nearer or (near == best_near and us[half] == best_us and other < best):
+                    best, best_near, best_us = other, near, us[half]
+            half = after[half]
+        if best >= 0:
+            kept, gone = min(unit, best), max(unit, best)
+            leader[gone] = kept
+            work[kept] += work[gone]
+            a, b = heaviest[kept], heaviest[gone]
+            if time[b] > time[a] or (time[b] == time[a] and b < a):
+                heaviest[kept] = b
+            after[tail[kept]] = head[gone]
+            tail[kept] = tail[gone]
+            joined += 1
+            heapq.heappush(heap, (work[kept], kept))
+    return joined
+
+
+@compiled(nogil=True)
+def _tidy(
+    unit: int,
+    leader: np.ndarray,
+    head: np.ndarray,
+    tail: np.ndarray,
+    after: np.ndarray,
+    end: np.ndarray,
+    us: np.ndarray,
+    met: np.ndarray,
+) -> float:
+    """Leave one half-edge to each neighbour of a unit, the longest, and none to itself; that of the longest, or -1."""
+    last, longest, half = -1, -1.0, head[unit]
+    head[unit] = -1
+    while half >= 0:
+        following, other = after[half], end[half]
+        while leader[other] != other:
+            leader[other] = leader[leader[other]]
+            other = leader[other]
+        if other != unit:
+            end[half] = other
+            longest = max(longest, us[half])
+            if met[other] >= 0:
+                us[met[other]] = max(us[met[other]], us[half])
+            else:
+                met[other] = half
+                if last < 0:
+                    head[unit] = half
+                else:
+                    after[last] = half
+                last = half
+        half = following
+    tail[unit] = last
+    if last >= 0:
+        after[last] = -1
+    half = head[unit]
+    while half >= 0:
+        met[end[half]] = -1
+        half = after[half]
+    return longest
+
+
+@compiled(nogil=True)
+def _affinity(origins: Origins, one: int, other: int) -> float:
+    """How close two ops stand in the module tree: 2 = same call, 1 = same module, else the shared part of the path."""
+    a, b = origins.module[one], origins.module[other]
+    if a == b:
+        return 2.0 if origins.call[one] == origins.call[other] else 1.0
+    start, begin = origins.path_ptr[a], origins.path_ptr[b]
+    one_depth, other_depth = origins.path_ptr[a + 1] - start, origins.path_ptr[b + 1] - begin
+    shared, least = 0, min(one_depth, other_depth)
+    while shared < least and origins.path[start + shared] == origins.path[begin + shared]:
+        shared += 1
+    return shared / (1.0 + max(one_depth, other_depth))
+
+
+class Reads(NamedTuple):
+    """What backward ops read, and which forward ops of the same call of a module make or read that as well."""
+
+    ptr: np.ndarray  # (N+1,) int64, offsets of each op's inputs
+    tensor: np.ndarray  # (E,) int64
+    backward: np.ndarray  # (N,) bool
+    forward: np.ndarray  # (F,) int64
+    first: np.ndarray  # (E,) int64, where in `forward` those of an input begin
+    last: np.ndarray  # (E,) int64, where they end
+    kind: np.ndarray  # (N,) int64
+    alike: np.ndarray  # (K, K) bool, whether an op of the second kind may be the gradient of one of the first
+    reader_ptr: np.ndarray  # (T+1,) int64, offsets of each tensor's readers
+    reader: np.ndarray  # (E,) int64
+
+
+@compiled(nogil=True)
+def find_homes(reads: Reads) -> np.ndarray:
+    """(N,) int64, the forward op that each backward op belongs to: it shares most tensors, then is alike; -1 = unknown.
+
+    Where several are as good, it is the one to which another reader of the same incoming gradient belongs.
+    """
+    num_ops = len(reads.backward)
+    plain, score = np.full(num_ops, -1, np.int64), np.zeros(num_ops)
+    met = np.empty(num_ops, np.int64)  # forward ops with a score
+    for op in range(num_ops):
+        if not reads.backward[op]:
+            continue
+        count, best = _score(reads, op, score, met)
+        found = 0
+        for k in range(count):
+            if score[met[k]] == best:
+                found += 1
+                plain[op] = met[k]
+            score[met[k]] = 0.0
+        if found > 1:
+            plain[op] = -1
+    home = plain.copy()
+    for op in range(num_ops):
+        if plain[op] >= 0 or not reads.backward[op]:
+            continue
+        count, best = _score(reads, op, score, met)
+        for e in range(reads.ptr[op], reads.ptr[op + 1]):
+            tensor = reads.tensor[e]
+            for r in range(reads.reader_ptr[tensor], reads.reader_ptr[tensor + 1]):
+                other = plain[reads.reader[r]]
+                if count > 0 and home[op] < 0 and other >= 0 and score[other] == best:
+                    home[op] = other
+        for k in range(count):
+            score[met[k]] = 0.0
+    return home
+
+
+@compiled(nogil=True)
+def _score(reads: Reads, op: int, score: np.ndarray, met: np.ndarray) -> tuple[int, float]:
+    """Tensors that each forward op shares with a backward op, and half a one if they are alike; how many, the most."""
+    count, best = 0, 0.0
+    for e in range(reads.ptr[op], reads.ptr[op + 1]):
+        for k in range(reads.first[e], reads.last[e]):
+            forward = reads.forward[k]
+            if score[forward] == 0.0:
+                met[count] = forward
+                count += 1
+            score[forward] += 1.0
+    for k in range(count):
+        if reads.alike[reads.kind[met[k]], reads.kind[op]]:
+            score[met[k]] += 0.5
+        best = max(best, score[met[k]])
+    return count, best
