@@ -68,7 +68,7 @@ def user_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def compiling_told() -> Iterator[None]:
     """Within it a user is told why nothing happens while kernels are compiled."""
-    on_compiling[:] = [partial(note, "compiling, once after an installation or a change of the code: about a minute")]
+    on_compiling[:] = [partial(note, "compiling, once after an installation or a change of the code: a minute or two")]
     try:
         yield
     finally:
