@@ -17,8 +17,16 @@ compiled = partial(njit, cache=True, no_cfunc_wrapper=True)
 A literal as an argument of another kernel, such as 0, is a type of its own: numba compiles that kernel once more for
 it. `LONE` and the like, numbers of numpy, are not.
 """
-_TAKEN_IN = "simulator/*.py", "heuristics/**/*.py", "environment/*.py", "policies/*.py", "problem/flat.py"
-"""Files with kernels, and with constants that kernels take in."""
+_TAKEN_IN = (
+    "compiling.py",
+    "problem/flat.py",
+    "problem/grouping_kernels.py",
+    "simulator/*.py",
+    "heuristics/**/*.py",
+    "environment/*.py",
+    "policies/*.py",
+)
+"""Files with kernels, with constants that kernels take in, and this one, which says how they are compiled."""
 
 
 def _drop_stale_caches() -> None:

@@ -259,12 +259,15 @@ def save_rows(rows: Sequence[Row], path: str | Path) -> None:
     write_json({"format": FORMAT, "rows": list(rows)}, path)
 
 
+_ROOMS = "problem", "simulator", "heuristics", "environment", "policies"
+
+
 @cache
 def code_version() -> str:
     """A hash of the code that decides what a placer answers: rows that other code made are not reused."""
     digest, package = hashlib.sha256(), Path(__file__).parents[1]
-    for room in ("problem", "simulator", "heuristics", "environment", "policies"):
-        for path in sorted((package / room).rglob("*.py")):
+    for part in ("compiling.py", *(f"{room}/**/*.py" for room in _ROOMS)):
+        for path in sorted(package.glob(part)):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -49,7 +49,8 @@ def join_light(
     those of the same weight.
 
     Args:
-        leader: (N,) int64, of each op in its unit, whose own leader it is; changed, as are the next two.
+        leader: (N,) int64, an op of the same unit; of its smallest op, by which it is known, that op. Changed, as are
+            the next two.
         work: (N,) microseconds of the unit, at its leader.
         heaviest: (N,) int64, the unit's heaviest op, at its leader.
         time: (N,) microseconds of each op.
