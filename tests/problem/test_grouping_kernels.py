@@ -1,9 +1,9 @@
-"""The kernel that joins light ops does what its description says, step by step, on graphs drawn at random."""
+"""The kernels do what their descriptions say, step by step, on what is drawn at random."""
 
 import numpy as np
 import pytest
 
-from placeto.problem.grouping_kernels import Joining, Origins, join_light
+from placeto.problem.grouping_kernels import Joining, Origins, Reads, find_homes, join_light
 
 PATHS = [[0], [1], [1, 2], [1, 3], [1, 2, 4], [5]]  # names of six modules
 
@@ -75,3 +75,40 @@ def test_light_ops_join_as_a_plain_search_says(seed: int) -> None:
         units.setdefault(first, set()).add(op)
     assert sorted(units.values(), key=min) == joined(time, pairs, travel, origins, joining)
     assert len(units) == len(time) - count
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_backward_ops_find_their_forward_ops_as_a_plain_search_says(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    size = 30
+    read = [sorted(random.choice(8, random.integers(0, 4), replace=False).tolist()) for _ in range(size)]  # tensors
+    kind, backward = random.integers(0, 3, size), np.arange(size) >= 10
+    alike = random.random((3, 3)) < 0.5
+    users = [[op for op in range(10) if tensor in read[op]] for tensor in range(8)]  # forward ops
+    edges = [(op, tensor) for op in range(size) for tensor in read[op]]
+    tensor = np.array([tensor for _, tensor in edges])
+    first = np.cumsum([0, *map(len, users)])
+    by_tensor = np.argsort(tensor, kind="stable")
+    reads = Reads(
+        ptr=np.cumsum([0, *map(len, read)]),
+        tensor=tensor,
+        backward=backward,
+        forward=np.array([op for of in users for op in of]),
+        first=first[tensor],
+        last=first[tensor + 1],
+        kind=kind,
+        alike=alike,
+        reader_ptr=np.searchsorted(tensor[by_tensor], np.arange(9)),
+        reader=np.array([op for op, _ in edges])[by_tensor],
+    )
+    best: dict[int, list[int]] = {}  # backward op -> forward ops that share most with it
+    for op in range(10, size):
+        shared = [sum(op_ in users[tensor] for tensor in read[op]) for op_ in range(10)]
+        score = [count + 0.5 * alike[kind[op_], kind[op]] if count else 0.0 for op_, count in enumerate(shared)]
+        best[op] = [op_ for op_ in range(10) if score[op_] == max(score) > 0.0]
+    expected = [-1] * 10
+    for op in range(10, size):
+        same = [other for tensor in read[op] for other in range(10, size) if tensor in read[other]]
+        told = [best[other][0] for other in same if len(best[other]) == 1 and best[other][0] in best[op]]
+        expected.append(best[op][0] if len(best[op]) == 1 else told[0] if told else -1)
+    assert find_homes(reads).tolist() == expected
