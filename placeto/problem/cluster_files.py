@@ -54,6 +54,7 @@ _CLUSTER = LINK_FIELDS | {
     "latency_us": Field(anything, 0.0),
     "shared_links": Field(anything, ()),
     "price_per_hour": Field(PRICE, None),
+    "hosts": Field(items(integer(0, MOST_DEVICES), "a host"), ()),
 }
 _LEAST = 1e6
 _UNITS = {  # what numbers of a file are in, and what they look like
@@ -99,6 +100,8 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         "link_gap_us": cluster.link_gap_us,
         "dispatch": cluster.dispatch,
     }
+    if cluster.num_hosts > 1:
+        document["hosts"] = list(cluster.hosts)
     if cluster.price_per_hour is not None:
         document["price_per_hour"] = cluster.price_per_hour
     if cluster.shared_links:  # their latency is in that of the pairs
@@ -131,14 +134,15 @@ def _from_document(document: Any, default_name: str) -> Cluster:
     name = default_name if values["name"] is None else values["name"]
     links = {key: values[key] for key in LINK_FIELDS}
     if "topology" in document:
-        for key in (*_MATRICES, "shared_links"):
+        for key in (*_MATRICES, "shared_links", "hosts"):
             if key in document:
                 raise ClusterError(f"topology stands in place of {key}: leave one of the two out")
         cluster = Cluster.from_topology(name, devices, topology_from_document(document["topology"]), **links)
     else:
         bandwidth, latency_us = _links(document, len(devices))
         shared = _shared_links(values["shared_links"], devices, latency_us)
-        cluster = Cluster(name, devices, bandwidth / BYTES_PER_US, latency_us, **links, shared_links=shared)
+        matrices, hosts = (bandwidth / BYTES_PER_US, latency_us), tuple(values["hosts"])
+        cluster = Cluster(name, devices, *matrices, **links, shared_links=shared, hosts=hosts)
     cluster = replace(cluster, price_per_hour=values["price_per_hour"])
     for device in devices:
         with within(ClusterError, "device", device.name):

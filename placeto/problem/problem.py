@@ -21,6 +21,7 @@ from placeto.problem.dispatch import order_alone, priorities
 from placeto.problem.efficiency import EFFICIENCY
 from placeto.problem.fields import INT64_MAX, quote
 from placeto.problem.flat import FlatProblems, concatenated, flatten, longest_path
+from placeto.problem.flat_sums import path_us
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, OPTIMIZERS
 
@@ -129,7 +130,7 @@ class PlacementProblem:
         Overheads count where they can't be avoided: in the work, and after the last op of a path.
         """
         busy = self.busy_us.min(axis=1)
-        path = longest_path(self.graph, self.op_time.min(axis=1), busy)
+        path = longest_path(self.graph, path_us(self.graph, self.op_time.min(axis=1)), path_us(self.graph, busy))
         return max(float(path.max()), float(busy.sum()) / self.num_devices)
 
     @cached_property
