@@ -222,6 +222,8 @@ def read_json(path: str | Path, error: type[ValueError]) -> Any:
         OSError: the file can't be read.
     """
     data = read_bytes(path, error)
+    if not data.strip():
+        raise error(f"{path}: is empty, where a file of JSON is needed")
     if _nesting(data) > MOST_NESTED:
         raise error(f"{path}: lists and objects are nested more than {MOST_NESTED} deep")
     try:
@@ -246,6 +248,19 @@ def read_bytes(path: str | Path, error: type[ValueError]) -> bytes:
     if len(data) > MOST_BYTES:
         raise error(f"{path}: more than {MOST_BYTES} bytes{' unpacked' if packed else ''}, the most that is read")
     return data
+
+
+def check_json_name(path: str | Path, error: type[ValueError], what: str = "") -> None:
+    """Refuse a name under which a file of JSON would not be known as such; what isn't a file, a pipe say, may have any.
+
+    Raises:
+        error: it doesn't end in ``.json`` or ``.json.gz``.
+    """
+    if not isinstance(path, str | Path):
+        raise error(f"{what}the path of a .json file is needed, not {quote(path)}")
+    target = Path(path)
+    if not target.name.endswith((".json", ".json.gz")) and (target.is_file() or not target.exists()):
+        raise error(f"{what}{path}: must end in .json or .json.gz")
 
 
 def write_json(document: Any, path: str | Path) -> None:
