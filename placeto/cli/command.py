@@ -29,6 +29,7 @@ COMMANDS = {
     "profile": "Measure the ops of models on this machine.",
     "run": "Run a placed model on devices of this machine.",
     "tune": "Find the placement that is fastest when it is run.",
+    "cluster": "Write a cluster as a file: a preset, or a machine by nvidia-smi.",
     "list": "List the graph families, clusters or placers.",
 }
 _EXAMPLE = """\
