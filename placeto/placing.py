@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -61,6 +61,7 @@ class PlacedModel(PlacementResult):
         """
         from placeto.runtime.devices import DeviceError, open_devices
         from placeto.runtime.executable import PlacedModule
+        from placeto.runtime.steps import StepError
 
         assert self.module is not None
         assert self.capture is not None
@@ -69,6 +70,9 @@ class PlacedModel(PlacementResult):
         if len(names) != cluster.num_devices:
             wanted = f"{cluster.num_devices} devices of this machine, for {', '.join(cluster.device_names)}"
             raise DeviceError(f"compile needs {wanted}, not {len(names)}: compile(devices=[...])")
+        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if tensor.is_meta:
+                raise StepError(f"{name} is on 'meta', where nothing can be run: build the module on the cpu")
         order = self.schedule().device_order
         return PlacedModule(
             self.module, self.capture, self.inputs, self.targets, self.placement, order, open_devices(names)
@@ -132,10 +136,14 @@ def place(
     """
     _check_where(cluster, devices)
     check_budget(simulations, seconds, seed)
+    if isinstance(model, str | Path):
+        raise TypeError(f"place needs a module or a graph, not {quote(model)}: write load_graph({quote(str(model))})")
     capture, machine = None, None
     if isinstance(model, ComputationGraph):
         if devices:
             raise TypeError("a graph can't be run: place needs the module to place on devices of this machine")
+        of_module = inputs, targets, loss, training, precision, micro_batches, optimizer
+        _refuse_for_graphs(dict(zip(_OF_MODULES, of_module, strict=True)))
         graph = model
     else:
         from placeto.capture.trace import trace_inference, trace_training
@@ -249,6 +257,25 @@ def check_budget(simulations: int | None, seconds: float | None, seed: int) -> N
     number = isinstance(seconds, int | float | np.number) and not isinstance(seconds, bool)
     if not (number and 0 < seconds < math.inf):
         raise PlacingError(f"seconds must be a number above 0 and finite, not {quote(seconds)}")
+
+
+_OF_MODULES: dict[str, Any] = {
+    "inputs": (),
+    "targets": (),
+    "loss": None,
+    "training": None,
+    "precision": "fp32",
+    "micro_batches": 1,
+    "optimizer": DEFAULT_OPTIMIZER,
+}
+"""Arguments of `place` that say how a module is captured, and what they are if not given."""
+
+
+def _refuse_for_graphs(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        default = _OF_MODULES[name]
+        if len(value) if default == () and isinstance(value, Sized) else value != default:
+            raise TypeError(f"{name} is for modules: a graph is captured already, give {name} to the capture")
 
 
 def _check_where(cluster: object, devices: object) -> None:

@@ -116,9 +116,11 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
 
 def _one_line(report: str) -> str:
     """The sentence inside tyro's framed report: the lines above its rule, without the frame."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮╰╯ ") for line in report.splitlines()]
-    body = [line for line in lines[1:] if line]
-    rules = [i for i, line in enumerate(body) if set(line) <= {"─"}]
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮╰╯|+ ") for line in report.splitlines()]
+    body = [line for line in lines[1:] if line]  # on a terminal of ASCII rules are dashes
+    while body and set(body[0]) <= set("─-"):
+        body = body[1:]
+    rules = [i for i, line in enumerate(body) if set(line) <= set("─-")]
     sentence = " ".join(body[: rules[0]] if rules else body)
     return sentence or "the arguments can't be read"
 

@@ -27,7 +27,7 @@ from placeto.cli.common import (
     note,
     say,
 )
-from placeto.cli.graphs import Captured, CaptureOptions, find_graph
+from placeto.cli.graphs import Captured, CaptureOptions, find_graph, is_factory
 from placeto.placers import load_split
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.files import locked, write_text
@@ -163,8 +163,10 @@ def _check(arguments: Arguments) -> None:
 
 def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:
     split = load_split(arguments.family, arguments.split, arguments.count) if arguments.family is not None else {}
+    captured = any(is_factory(argument) or argument.endswith(".onnx") for argument in arguments.graphs)
     for argument in arguments.graphs:
-        name, graph, _ = find_graph(argument, arguments.options)
+        own = is_factory(argument) or argument.endswith(".onnx") or not captured
+        name, graph, _ = find_graph(argument, arguments.options if own else CaptureOptions())
         split[name] = graph
     return split
 

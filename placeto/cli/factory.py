@@ -41,6 +41,11 @@ def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
         UsageError: there is no such function, it doesn't take these arguments, or it raises.
     """
     where, call = parted(factory)
+    if not call and where.endswith(".py") and (names := functions_of(Path(where))):
+        there = ", ".join(f"{where}:{name}" for name in names)
+        raise UsageError(
+            f"{factory!r}: name the function in it that {_RETURNS.replace('must return', 'returns')}: {there}"
+        )
     name, positional, named = _parse(call, factory)
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -74,6 +79,15 @@ def parted(factory: str) -> tuple[str, str]:
     return where, call
 
 
+def functions_of(path: Path) -> list[str]:
+    """Names of the first functions that a file of Python defines, which isn't run for that."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"][:_SHOWN]
+
+
 def find_loss(name: str) -> Callable[..., Any]:
     """A loss by name: ``sum`` or ``mean`` of the output, one of torch.nn.functional, or a function of the user's code.
 
@@ -98,6 +112,8 @@ def step_parts(made: Any, factory: str) -> tuple[nn.Module, Any, Any, Any]:
     Raises:
         UsageError: it returned something else.
     """
+    if isinstance(made, nn.Module):
+        raise UsageError(f"{factory} {_RETURNS}, not the module alone: its inputs are needed as well")
     if not isinstance(made, tuple) or not 2 <= len(made) <= 4 or not isinstance(made[0], nn.Module):
         parts = f" of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else ""
         raise UsageError(f"{factory} {_RETURNS}, not a {type(made).__name__}{parts}")

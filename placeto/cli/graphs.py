@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
@@ -75,6 +74,10 @@ def find_graph(argument: str, options: CaptureOptions) -> tuple[str, Computation
         return argument, graph, module
     if argument.endswith(".onnx") and Path(argument).is_file():
         return argument, import_onnx(argument, options, Path(argument).name.split(".")[0]), None
+    if not argument.strip():
+        raise UsageError(f"the name of a graph is empty; a graph is {ANY_GRAPH_HELP}")
+    if Path(argument).suffix in (".py", ".ipynb"):
+        raise UsageError(f"graph {argument!r}: {_hint(argument)}")
     refuse_options(options, argument, "is a graph already", ())
     try:
         return *resolve_graph(argument), None
@@ -200,14 +203,18 @@ def refuse_options(options: CaptureOptions, graph: str, why: str, but: Sequence[
 def _hint(argument: str) -> str:
     """What was probably meant by an argument that is neither a graph nor a function; "" if there is no telling."""
     path, (first, *rest) = Path(argument), argument.split(":")
+    if ".ipynb" in (path.suffix, Path(first).suffix):
+        return "no notebook is read: write it as a .py file"
     if path.is_file() and path.suffix == ".py":
-        names = _functions(path)
-        there = f"there are {', '.join(f'{path}:{name}' for name in names)}" if names else "there is none in it"
-        return f"name the function in it that returns (module, inputs, loss): {there}"
+        from placeto.cli.factory import functions_of
+
+        names = [f"{path}:{name}" for name in functions_of(path)]
+        there = f"there are {', '.join(names)}" if names else "there is none"
+        return f"name the function in it that returns (module, inputs, loss); {there}"
     if path.exists():
         return ""
-    if argument.endswith((".py", ".ipynb")):
-        return "there is no such file" if argument.endswith(".py") else "no notebook is read: write it as a .py file"
+    if path.suffix == ".py":
+        return "there is no such file"
     if Path(f"{argument}.py").is_file():
         return f"{argument}.py is a file: write {argument}.py:FUNCTION"
     if rest and Path(first).is_file():
@@ -220,12 +227,3 @@ def _hint(argument: str) -> str:
         return f"there is no folder {str(path.parent)!r}"
     near = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], 3)
     return f"no such file; there is {' and '.join(str(path.parent / name) for name in near)}" if near else ""
-
-
-def _functions(path: Path) -> list[str]:
-    """Names of the functions that a file of Python defines, which isn't run for that."""
-    try:
-        body = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    return [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"][:8]

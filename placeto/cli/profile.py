@@ -45,9 +45,7 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Measure, write, and say how far off predictions are."""
     for option, path in (("--out", arguments.output), ("--cluster-out", arguments.cluster_out)):
-        check_output(option, path)
-        if path is not None and not path.name.endswith((".json", ".json.gz")):
-            raise UsageError(f"{option} {path}: must end in .json or .json.gz")
+        check_output(option, path, json=True)
     check_positive("--seconds", arguments.seconds)
     if not arguments.factories:
         raise UsageError("FACTORY: at least one is needed, package.module:function or file.py:function")

@@ -47,7 +47,7 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Tune, print a row for each placement that is run, write."""
-    check_output("--out", arguments.output)
+    check_output("--out", arguments.output, json=True)
     check_positive("--minutes", arguments.minutes)
     check_positive("--count", arguments.count)
     from placeto.cli.profile import real_step_of

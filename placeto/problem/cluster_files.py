@@ -84,7 +84,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         known = f"presets are {', '.join(CLUSTERS)}, or name a .json file"
         if path.is_file():
             known += " (`placeto cluster` makes one of what nvidia-smi prints)"
-        raise ClusterError(f"unknown cluster {quote(str(path))}: {known}")
+        raise ClusterError(f"unknown cluster {quote(str(name_or_path))}: {known}")
     if not path.exists():
         raise ClusterError(f"cluster {quote(str(path))}: there is no such file; presets are {', '.join(CLUSTERS)}")
     document = read_json(path, ClusterError)

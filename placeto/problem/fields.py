@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import re
 import reprlib
 import zlib
@@ -239,6 +240,8 @@ def read_bytes(path: str | Path, error: type[ValueError]) -> bytes:
         error: more than `MOST_BYTES`, or damaged; the message names the file.
         OSError: the file can't be read.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise error(f"the path of a file is needed, not {quote(path)}")
     packed = Path(path).suffix == ".gz"
     try:
         with gzip.open(path) if packed else open(path, "rb") as file:

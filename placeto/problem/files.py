@@ -43,8 +43,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     except BaseException as problem:
         with suppress(OSError):
             temporary.unlink()
-        if isinstance(problem, OSError):
-            problem.filename, problem.filename2 = str(path), None
+        if isinstance(problem, OSError) and problem.errno is not None:
+            raise type(problem)(problem.errno, problem.strerror, str(path)) from None
         raise
 
 
