@@ -168,7 +168,7 @@ def place(
         load_costs(costs) if isinstance(costs, str | Path) else costs,
     )
     result = place_problem(
-        problem, load_placer(placer), simulations, seconds, seed, undivided_modules(model, whole_modules)
+        problem, load_placer(placer), simulations, seconds, seed, undivided_modules(model, whole_modules, graph)
     )
     if capture is None or isinstance(model, ComputationGraph):
         return result
@@ -209,9 +209,11 @@ def place_problem(
 
 
 def undivided_modules(
-    model: nn.Module | ComputationGraph | None, whole_modules: bool | Sequence[str]
+    model: nn.Module | ComputationGraph | None, whole_modules: bool | Sequence[str], graph: ComputationGraph
 ) -> tuple[str, ...] | None:
     """Paths of modules that stay whole beside the blocks; None if all may be divided.
+
+    Those of classes that a module says must not be split are among them, where its graph has ops of theirs.
 
     Raises:
         TypeError: no bool and no paths.
@@ -226,7 +228,15 @@ def undivided_modules(
     classes = getattr(model, "_no_split_modules", None) or ()
     if model is None or isinstance(model, ComputationGraph) or not classes:
         return named
-    return (*named, *(path for path, module in model.named_modules() if type(module).__name__ in classes))
+    used = {path for of in graph.modules for path in _prefixes(of)}
+    own = [path for path, module in model.named_modules() if type(module).__name__ in classes and path in used]
+    return (*named, *own)
+
+
+def _prefixes(path: str) -> list[str]:
+    """The module and those that it is in."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def with_undivided(problem: PlacementProblem, undivided: Sequence[str] | None) -> PlacementProblem:

@@ -60,10 +60,10 @@ def check_micro_batches(count: object, name: str) -> None:
     """Refuse a number of micro-batches that is none.
 
     Raises:
-        CaptureError: no whole number, or less than one.
+        CaptureError: it is no whole number.
     """
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise CaptureError(f"{name}: micro_batches must be a whole number, at least 1, not {count!r:.60}")
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise CaptureError(f"{name}: micro_batches must be a whole number, not {count!r:.60}")
 
 
 def describe(value: Any) -> str:

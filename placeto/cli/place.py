@@ -112,7 +112,7 @@ def run(arguments: Arguments) -> None:
         set_threads(1, arguments.workers)
     whole: bool | tuple[str, ...] = arguments.whole or arguments.whole_modules
     shown = _shown(name, problem.single_device_us, arguments.patience)
-    undivided = undivided_modules(module, whole)
+    undivided = undivided_modules(module, whole, graph)
     result = place_problem(problem, placer, budget.simulations, budget.seconds, arguments.seed, undivided, shown)
     schedule = result.schedule()
     if arguments.output is not None:

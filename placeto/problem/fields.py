@@ -224,7 +224,7 @@ def read_json(path: str | Path, error: type[ValueError]) -> Any:
     """
     data = read_bytes(path, error)
     if not data.strip():
-        raise error(f"{path}: is empty, where a file of JSON is needed")
+        raise error(f"{path}: not valid JSON: the file is empty")
     if _nesting(data) > MOST_NESTED:
         raise error(f"{path}: lists and objects are nested more than {MOST_NESTED} deep")
     try:

@@ -29,6 +29,7 @@ class Net(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.first, self.second, self.last = Pair(width), Pair(width), nn.Linear(width, 4)
+        self.idle = Pair(width)
     def forward(self, x):
         return self.last(self.second(self.first(x)) + x)
 
@@ -216,7 +217,7 @@ MISTAKES = [
     ("notebook.ipynb:train", "no notebook is read: write it as a .py file"),
     ("grap.json", "no such file; there is graph.json"),
     ("graph.json:0", "graph.json is a file: leave out ':0'"),
-    ("empty.json", "empty.json: is empty, where a file of JSON is needed"),
+    ("empty.json", "empty.json: not valid JSON: the file is empty"),
     ("folder", "is a directory; a graph is a file (.json, .json.gz, .onnx, "),
     ("", "the name of a graph is empty; a graph is a file"),
     ("C:\\nets\\graph.json", "no such file"),
@@ -297,3 +298,15 @@ def test_the_optimizer_decides_the_memory(folder: Path) -> None:
     assert run("place", "net.py:train", *ON, "-o", "sgd.json", "--optimizer", "sgd") == 0
     adam, sgd = (sum(load_placement(f"{name}.json").peak_memory.values()) for name in ("adam", "sgd"))
     assert adam > sgd
+
+
+def test_the_page_on_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its factory, and its commands that place it and simulate the placement, work as they stand there."""
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "capture.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    Path("zoo.py").write_text(program)
+    commands = re.findall(r"^placeto ((?:place|simulate) zoo\.py:net .*)$", text, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["place", "simulate"]
+    for command in commands:
+        assert run(*command.split()) == 0
