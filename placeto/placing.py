@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -134,7 +134,9 @@ def place(
         PlacingError: a budget or a seed that is none.
         TypeError: no module and no graph, not one of cluster and devices, or another argument that is something else.
     """
-    _check_where(cluster, devices)
+    _check_devices(devices)
+    if (cluster is None) == (not devices):
+        raise TypeError("place needs a cluster, or devices of this machine, and not both")
     check_budget(simulations, seconds, seed)
     if isinstance(model, str | Path):
         raise TypeError(f"place needs a module or a graph, not {quote(model)}: write load_graph({quote(str(model))})")
@@ -173,7 +175,9 @@ def place(
     if capture is None or isinstance(model, ComputationGraph):
         return result
     found = {field.name: getattr(result, field.name) for field in fields(PlacementResult)}
-    return PlacedModel(**found, module=model, capture=capture, inputs=inputs, targets=targets, local=tuple(devices))
+    return PlacedModel(
+        **found, module=model, capture=capture, inputs=inputs, targets=targets, local=tuple(devices or ())
+    )
 
 
 def place_problem(
@@ -201,10 +205,11 @@ def place_problem(
         ExportError: whole modules of a graph that has none, or not those.
     """
     check_budget(simulations, seconds, seed)
+    simulations = None if simulations is None else int(simulations)
     given = with_undivided(problem, undivided)
     warm_up(place_by, problem.cluster, simulations, seconds)
     with nullcontext() if shown is None else shown:
-        result = place_by(given, simulations=simulations, seconds=seconds, seed=seed)
+        result = place_by(given, simulations=simulations, seconds=seconds, seed=int(seed))
     return replace(result, problem=problem, whole_modules=undivided)
 
 
@@ -222,7 +227,7 @@ def undivided_modules(
         if not whole_modules:
             return None
         whole_modules = ()
-    if isinstance(whole_modules, str) or not isinstance(whole_modules, Sequence):
+    if isinstance(whole_modules, str) or not isinstance(whole_modules, Collection):
         raise TypeError(f"whole_modules must be True, or a list of paths of modules, not {quote(whole_modules)}")
     named = tuple(whole_modules)
     classes = getattr(model, "_no_split_modules", None) or ()
@@ -260,12 +265,13 @@ def check_budget(simulations: int | None, seconds: float | None, seed: int) -> N
         PlacingError: a number of simulations or a seed below 0, or seconds that aren't positive and finite.
     """
     for name, value in (("simulations", 0 if simulations is None else simulations), ("seed", seed)):
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not (number and value >= 0 and float(value).is_integer()):  # 1e4 is one, too
             raise PlacingError(f"{name} must be a whole number, at least 0, not {quote(value)}")
     if seconds is None:
         return
-    number = isinstance(seconds, int | float | np.number) and not isinstance(seconds, bool)
-    if not (number and 0 < seconds < math.inf):
+    timed = isinstance(seconds, int | float | np.number) and not isinstance(seconds, bool)
+    if not (timed and 0 < seconds < math.inf):
         raise PlacingError(f"seconds must be a number above 0 and finite, not {quote(seconds)}")
 
 
@@ -288,14 +294,10 @@ def _refuse_for_graphs(given: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} is for modules: a graph is captured already, give {name} to the capture")
 
 
-def _check_where(cluster: object, devices: object) -> None:
-    if (cluster is None) == (devices is None or devices == () or devices == []):
-        raise TypeError("place needs a cluster, or devices of this machine, and not both")
-    _check_devices(devices)
-
-
 def _check_devices(devices: object) -> None:
-    if isinstance(devices, str) or not isinstance(devices, Sequence) or not all(isinstance(d, str) for d in devices):
+    if devices is None:
+        return
+    if isinstance(devices, str) or not isinstance(devices, Collection) or not all(isinstance(d, str) for d in devices):
         raise TypeError(f"devices must be a list of names, such as ['cpu:0', 'cuda:0'], not {quote(devices)}")
 
 

@@ -102,7 +102,7 @@ def test_a_module_is_placed_on_devices_of_this_machine(monkeypatch: pytest.Monke
 
 
 def test_memory_is_by_name_of_device() -> None:
-    result = placeto.place(mlp(), (meta(32, 8),), cluster="2xv100", placer="single")
+    result = placeto.place(mlp(), (meta(32, 8),), cluster="2xv100", devices=None, placer="single", simulations=1e3)
     schedule = result.schedule()
     assert result.peak_memory == {"gpu:0": int(schedule.peak_memory[0]), "gpu:1": 0}
 
@@ -125,6 +125,8 @@ def test_memory_is_by_name_of_device() -> None:
         ({"placer": "hefty"}, LoadError, "no placer and no checkpoint is called 'hefty'; placers: single"),
         ({"simulations": -1}, PlacingError, "simulations must be a whole number, at least 0, not -1"),
         ({"simulations": "100"}, PlacingError, "simulations must be a whole number, at least 0, not '100'"),
+        ({"simulations": 1.5}, PlacingError, "simulations must be a whole number, at least 0, not 1.5"),
+        ({"simulations": float("inf")}, PlacingError, "simulations must be a whole number, at least 0, not inf"),
         ({"seconds": 0}, PlacingError, "seconds must be a number above 0 and finite, not 0"),
         ({"seconds": "3"}, PlacingError, "seconds must be a number above 0 and finite, not '3'"),
         ({"seed": -1}, PlacingError, "seed must be a whole number, at least 0, not -1"),

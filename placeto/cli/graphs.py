@@ -78,7 +78,8 @@ def find_graph(argument: str, options: CaptureOptions) -> tuple[str, Computation
         raise UsageError(f"the name of a graph is empty; a graph is {ANY_GRAPH_HELP}")
     if Path(argument).suffix in (".py", ".ipynb"):
         raise UsageError(f"graph {argument!r}: {_hint(argument)}")
-    refuse_options(options, argument, "is a graph already", ())
+    if Path(argument).is_file() or argument.count(":") == 2:
+        refuse_options(options, argument, "is a graph already", ())
     try:
         return *resolve_graph(argument), None
     except LoadError as problem:

@@ -124,7 +124,7 @@ def run(arguments: Arguments) -> None:
     if arguments.curve is not None:
         _draw_curve(result, f"{name} on {problem.cluster.name}", placer_name, arguments.curve)
     cluster = problem.cluster
-    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
+    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch if result.order is None else 'list'}")
     say(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
     say(describe(schedule))

@@ -70,7 +70,7 @@ def run(arguments: Arguments) -> None:
         placement, own = file.devices(graph, cluster), file.op_order(graph)
     kept = own is not None and file.dispatch == "list" and arguments.dispatch is None
     schedule = simulate(problem, placement, order=own if kept else None)
-    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
+    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch}{', the order of the file' if kept else ''}")
     say(describe(schedule))
     others = {

@@ -181,7 +181,9 @@ def save_placement(placement: PlacementFile | PlacementResult, path: str | Path)
         PlacementError: the file is not called .json or .json.gz, or it is no placement.
         OSError: the file can't be written.
     """
-    if not isinstance(placement, PlacementFile) and not hasattr(placement, "devices"):
+    from placeto.simulator.result import PlacementResult
+
+    if not isinstance(placement, PlacementFile | PlacementResult):
         what = "save_placement needs what a placer returned, or a PlacementFile, then a path"
         raise PlacementError(f"{what}, not {quote(placement)}")
     check_json_name(path, PlacementError)

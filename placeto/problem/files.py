@@ -44,7 +44,9 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink()
         if isinstance(problem, OSError) and problem.errno is not None:
-            raise type(problem)(problem.errno, problem.strerror, str(path)) from None
+            raise OSError(
+                problem.errno, problem.strerror, str(path)
+            ) from None  # of the class that goes with the number
         raise
 
 

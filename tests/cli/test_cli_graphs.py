@@ -278,6 +278,11 @@ def test_clusters_that_are_none(folder: Path, capsys: pytest.CaptureFixture[str]
         assert says in fails(capsys, "place", "net.py:train", "--cluster", cluster)
 
 
+def test_a_missing_onnx_file_is_told_before_its_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("model.onnx").touch()
+    assert "no such file; there is model.onnx" in fails(capsys, "place", "modl.onnx", *ON, "--dim", "batch=4")
+
+
 @pytest.mark.parametrize("option", [("--micro-batches", "2"), ("--precision", "bf16"), ("--loss", "mean"), ("--run",)])
 def test_options_of_a_capture_are_refused_for_graphs(
     option: tuple[str, ...], graph_file: str, capsys: pytest.CaptureFixture[str]
