@@ -33,6 +33,7 @@ COMMANDS = {
     "list": "List the graph families, clusters or placers.",
 }
 _EXAMPLE = """\
+  placeto place net.py:make --cluster 4xv100          (make returns a module, a list of inputs, a loss)
   placeto train --family cifar10 --cluster 4xv100 --out runs/cifar10 --minutes 4
   placeto place cifar10:test:3 --cluster 4xv100 --checkpoint runs/cifar10 -o placement.json
   placeto simulate cifar10:test:3 --cluster 4xv100 --placement placement.json --trace trace.json"""

@@ -8,6 +8,7 @@ import pytest
 
 from placeto import capture_inference, capture_training, load_cluster, load_placement, place
 from placeto.cli.graphs import CaptureOptions
+from placeto.cli.profile import real_step_of
 from placeto.cli.train import _problems
 from placeto.formats.report import page
 from placeto.problem.costs import ROOFLINE
@@ -296,6 +297,14 @@ def test_graphs_to_train_on(folder: Path) -> None:
     problems = _problems(None, "train", ("net.py:train",), load_cluster("2xv100"), ROOFLINE, settings)
     (problem,) = problems.values()
     assert problem.graph.param_bytes.sum() == 4 * (5 * 4 * 4 + 5 * 4)
+
+
+def test_a_step_to_be_run_takes_a_loss_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = real_step_of("net.py:bare", (), inference=False, loss_name="mean")
+    assert step.capture.graph.hash == graph_of("bare", loss=lambda y: y.mean())
+    words = ("tune", "net.py:bare", "--devices", "cpu:0,cpu:1", "--loss", "mean", "--inference")
+    assert "--loss is part of a training step" in fails(capsys, *words)
+    assert "--out a.txt: must end in .json" in fails(capsys, *words[:4], "-o", "a.txt")
 
 
 def test_the_optimizer_decides_the_memory(folder: Path) -> None:
