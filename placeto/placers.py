@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.evaluator import PlacementResult
 
-GRAPH_HELP = "a file (.json, .json.gz, .onnx, PipeDream .graph.txt, .stg) or family:split:index, e.g. cifar10:test:3"
+GRAPH_HELP = (
+    "a file (.json, .json.gz, .onnx, PipeDream .graph.txt, dnn-partitioning .json, DOPPLER nodes.txt, .stg) or "
+    "family:split:index, e.g. cifar10:test:3"
+)
 DEFAULT_PLACER = "placeto"
 LEARNED = {
     "placeto": "A graph neural network picks the next node and its device, and guides a search; comes trained.",

@@ -29,9 +29,11 @@ COMMANDS = {
     "profile": "Measure the ops of models on this machine.",
     "run": "Run a placed model on devices of this machine.",
     "tune": "Find the placement that is fastest when it is run.",
+    "cluster": "Write a cluster as a file: a preset, or a machine by nvidia-smi.",
     "list": "List the graph families, clusters or placers.",
 }
 _EXAMPLE = """\
+  placeto place net.py:make --cluster 4xv100          (make returns a module, a list of inputs, a loss)
   placeto train --family cifar10 --cluster 4xv100 --out runs/cifar10 --minutes 4
   placeto place cifar10:test:3 --cluster 4xv100 --checkpoint runs/cifar10 -o placement.json
   placeto simulate cifar10:test:3 --cluster 4xv100 --placement placement.json --trace trace.json"""
@@ -115,9 +117,11 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
 
 def _one_line(report: str) -> str:
     """The sentence inside tyro's framed report: the lines above its rule, without the frame."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮╰╯ ") for line in report.splitlines()]
-    body = [line for line in lines[1:] if line]
-    rules = [i for i, line in enumerate(body) if set(line) <= {"─"}]
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮╰╯|+ ") for line in report.splitlines()]
+    body = [line for line in lines[1:] if line]  # on a terminal of ASCII rules are dashes
+    while body and set(body[0]) <= set("─-"):
+        body = body[1:]
+    rules = [i for i, line in enumerate(body) if set(line) <= set("─-")]
     sentence = " ".join(body[: rules[0]] if rules else body)
     return sentence or "the arguments can't be read"
 

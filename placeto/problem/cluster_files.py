@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from placeto.problem.cluster import BYTES_PER_US, DEVICE_FIELDS, FORMAT, LINK_FI
 from placeto.problem.fields import (
     Field,
     anything,
+    check_json_name,
     integer,
     items,
     number,
@@ -73,20 +75,34 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         ClusterError: no preset of that name, or not such a file; the message names file and field.
         OSError: the file can't be read.
     """
+    if not isinstance(name_or_path, str | PathLike):
+        what = "a cluster is the name of a preset, such as '4xv100', the path of a cluster file, or a Cluster"
+        raise ClusterError(f"{what}, not {quote(name_or_path)}")
     if str(name_or_path) in CLUSTERS:
         return CLUSTERS[str(name_or_path)]()
     path = Path(name_or_path)
     if not path.name.endswith((".json", ".json.gz")):
-        raise ClusterError(
-            f"unknown cluster {quote(str(path))}: presets are {', '.join(CLUSTERS)}, or name a .json file"
-        )
+        known = f"presets are {', '.join(CLUSTERS)}, or name a .json file"
+        if path.is_file():
+            known += " (`placeto cluster` makes one of what nvidia-smi prints)"
+        raise ClusterError(f"unknown cluster {quote(str(name_or_path))}: {known}")
+    if not path.exists():
+        raise ClusterError(f"cluster {quote(str(path))}: there is no such file; presets are {', '.join(CLUSTERS)}")
     document = read_json(path, ClusterError)
     with within(ClusterError, path):
         return _from_document(document, default_name=path.name.split(".")[0])
 
 
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
-    """Write a cluster as ``.json`` or ``.json.gz``; loading it gives the same numbers to the bit."""
+    """Write a cluster as ``.json`` or ``.json.gz``; loading it gives the same numbers to the bit.
+
+    Raises:
+        ClusterError: the file has another name, or it is no cluster.
+        OSError: the file can't be written.
+    """
+    if not isinstance(cluster, Cluster):
+        raise ClusterError(f"save_cluster needs a Cluster, then a path, not {quote(cluster)}")
+    check_json_name(path, ClusterError)
     bandwidth = np.vectorize(_bytes_per_second)(cluster.bandwidth)
     np.fill_diagonal(bandwidth, 0.0)
     document = {

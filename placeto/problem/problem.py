@@ -46,7 +46,7 @@ class PlacementProblem:
     dispatch: str = ""  # "fifo" | "priority" | "list", see `placeto.problem.dispatch`; "" = the cluster's
 
     def __post_init__(self) -> None:
-        _check_types(self.graph, self.cluster)
+        _check_types(self.graph, self.cluster, self.costs)
         if self.dispatch not in ("", *DISPATCHES):
             raise ValueError(f"dispatch must be one of {', '.join(DISPATCHES)}, not {self.dispatch!r}")
         object.__setattr__(self, "dispatch", self.dispatch or self.cluster.dispatch)
@@ -185,7 +185,7 @@ def check_problem(problem: object) -> None:
         )
 
 
-def _check_types(graph: object, cluster: object) -> None:
+def _check_types(graph: object, cluster: object, costs: object) -> None:
     if not isinstance(graph, ComputationGraph):
         how = (
             f"load_graph({str(graph)!r})"
@@ -196,6 +196,9 @@ def _check_types(graph: object, cluster: object) -> None:
     if not isinstance(cluster, Cluster):
         how = f"load_cluster({str(cluster)!r})" if isinstance(cluster, (str, Path)) else "load_cluster('4xv100')"
         raise TypeError(f"a PlacementProblem needs a Cluster, not {type(cluster).__name__}: write {how}")
+    if not hasattr(costs, "op_time_us"):
+        how = "placeto.problem.costs.load_costs('roofline')"
+        raise TypeError(f"a PlacementProblem needs a cost model, not {quote(costs)}: write {how}")
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:
