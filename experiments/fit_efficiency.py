@@ -6,8 +6,8 @@ Fitted to measured ops alone; no step of a model is looked at. time = fixed + ma
 bytes / (bandwidth * memory)), r being the ratio of the two terms at full speed: least absolute logarithmic error with a
 weak pull towards the constant and no slope, from rows of at least three times their source's floor, which is the time
 that it gives to an empty op; of kinds with few rows so long, from those that would take long at full speed. Errors are
-those of rows left out, every fifth in turn. An entry of device "*" is the mean over devices; memory-bound kinds have
-one for all dtypes.
+those of rows left out, every fifth in turn. An entry of device "*" is the mean over devices, of what computes
+over those that aren't short of power; memory-bound kinds have one for all dtypes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,6 +104,8 @@ _TWO_WAYS = (  # kinds with a backward of their own
 )  # fmt: skip
 
 
+LOW_POWER = ("p4", "t4", "l4")
+"""Boards of 70 to 75 W, which don't hold the clock of their datasheet's peak while they compute: in no mean of that."""
 SAME = {"h200": "h100", "a100-40gb": "a100"}
 """Chips that are the same as a measured one but for their memory."""
 _K80_CLOCK = 562 / 821
@@ -122,6 +125,7 @@ class Op:
     memory_us: float  # at the full bandwidth
     floor_us: float  # what of its time isn't the op's
     us: float
+    model: str = ""  # that it was measured in
 
     @property
     def roofline_us(self) -> float:
@@ -211,7 +215,7 @@ def read_ops(folder: Path) -> list[Op]:
         peak = board.float16 if half else board.float32
         compute, memory = float(row["flops"]) / peak * 1e6, float(row["bytes"]) / board.bandwidth * 1e6
         dtype = ("float16" if half else "float32") if compute else ANY
-        ops.append(Op(source, board.kind, dtype, kind, compute, memory, floor, float(row["us"])))
+        ops.append(Op(source, board.kind, dtype, kind, compute, memory, floor, float(row["us"]), row["model"]))
     return ops
 
 
@@ -250,6 +254,9 @@ def fit(ops: Sequence[Op], constant: float, fixed_us: float | None = None) -> Fi
     return made(min(found, key=lambda one: one.fun).x)
 
 
+_fit = cache(fit)  # what is left out of a table leaves most of its groups as they are
+
+
 def median_error(predicted: np.ndarray, ops: Sequence[Op]) -> float:
     """Median of |predicted / measured - 1|."""
     return float(np.median(np.abs(predicted / np.array([op.us for op in ops]) - 1)))
@@ -273,7 +280,7 @@ def constant_of(ops: Sequence[Op]) -> float:
     return float(np.median([np.median(shares) for shares in groups.values() if len(shares) >= FEWEST]))
 
 
-def entries(ops: Sequence[Op], constant: float) -> Iterator[dict[str, Any]]:
+def entries(ops: Sequence[Op], constant: float, errors: bool = True) -> Iterator[dict[str, Any]]:
     """The entries of all devices, dtypes and kinds with enough rows, then their means."""
     groups: dict[tuple[str, str, str], list[Op]] = defaultdict(list)
     for op in ops:
@@ -284,27 +291,29 @@ def entries(ops: Sequence[Op], constant: float) -> Iterator[dict[str, Any]]:
     for (device, dtype, kind), group in groups.items():
         if len(alone := [op for op in group if op.source in _KERNELS_ALONE]) >= FEWEST:
             for place in ((device, dtype, _family(kind)), (dtype, _family(kind))):
-                fixed[place].append(fit(alone, constant).fixed_us)
+                fixed[place].append(_fit(tuple(alone), constant).fixed_us)
     made: list[dict[str, Any]] = []
     for (device, dtype, kind), group in groups.items():
         family = _family(kind)
         fixed_us = float(np.median(fixed.get((device, dtype, family)) or fixed.get((dtype, family)) or [_FIXED_US]))
 
         def make(some: Sequence[Op], fixed_us: float = fixed_us) -> Fit:
-            return fit(some, constant, fixed_us)
+            return _fit(tuple(some), constant, fixed_us)
 
         found = make(group)
         entry = _entry(device, dtype, kind, found)
         entry |= {
             "rows": len(group),
             "roofline_error": round(median_error(np.array([op.roofline_us for op in group]), group), 3),
-            "held_out_error": round(held_out_error(group, make), 3),
+            "held_out_error": round(held_out_error(group, make), 3) if errors else None,
             "sources": sorted({op.source for op in group}),
         }
         made.append(entry)
     yield from made
     for dtype, kind in sorted({(entry["dtype"], entry["kind"]) for entry in made}):
         alike = [entry for entry in made if (entry["dtype"], entry["kind"]) == (dtype, kind)]
+        if dtype != ANY:
+            alike = [entry for entry in alike if entry["device"] not in LOW_POWER] or alike
         compute, memory = (float(np.log([entry[key] for entry in alike]).mean()) for key in ("compute", "memory"))
         slope = float(np.mean([entry.get("slope", 0.0) for entry in alike]))
         low, high = (float(np.median([entry.get("ratios", (1.0, 1.0))[end] for entry in alike])) for end in (0, 1))
@@ -336,24 +345,28 @@ def _entry(device: str, dtype: str, kind: str, found: Fit) -> dict[str, Any]:
     return entry | (size if found.slope else {})
 
 
+def table(ops: Sequence[Op], errors: bool = True) -> dict[str, Any]:
+    """The document that `placeto.problem.efficiency.load_efficiency` reads, with errors if they are asked for."""
+    return {
+        "format": FORMAT,
+        "made_by": "python -m experiments.fit_efficiency",
+        "formula": "fixed_us + max(flops / (peak * compute * ratio^slope), bytes / (memory bandwidth * memory))",
+        "sources": _SOURCES,
+        "constant": CONSTANT,
+        "constants": {"k80": round(CONSTANT * _K80_CLOCK, 3)},
+        "same": SAME,
+        "entries": list(entries(ops, CONSTANT, errors)),
+    }
+
+
 def main(config: FitEfficiency) -> None:
     """Fit, print the table, write it."""
     if not (config.data / "op_times.csv.gz").exists():
         print(f"skipped: there is no {config.data / 'op_times.csv.gz'}")
         return
     ops = read_ops(config.data)
-    constant = CONSTANT
-    made = list(entries(ops, constant))
-    document = {
-        "format": FORMAT,
-        "made_by": "python -m experiments.fit_efficiency",
-        "formula": "fixed_us + max(flops / (peak * compute * ratio^slope), bytes / (memory bandwidth * memory))",
-        "sources": _SOURCES,
-        "constant": constant,
-        "constants": {"k80": round(constant * _K80_CLOCK, 3)},
-        "same": SAME,
-        "entries": made,
-    }
+    document = table(ops)
+    made, constant = document["entries"], document["constant"]
     head, tail = json.dumps({**document, "entries": []}, indent=1).rsplit("[]", 1)
     lines = ",\n".join(f"  {json.dumps(entry)}" for entry in made)
     write_text(f"{head}[\n{lines}\n ]{tail}\n", config.table)

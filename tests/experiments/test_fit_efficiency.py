@@ -87,6 +87,13 @@ def test_boards_with_large_products_have_the_mean_scaled_to_them() -> None:
     assert share == pytest.approx(product.rate / product.peak, rel=0.1)
 
 
+def test_boards_short_of_power_are_in_no_mean_of_what_computes() -> None:
+    mean = next(entry for entry in entries([*ops("v100"), *ops("t4", compute=0.3)], 0.6) if entry["device"] == "*")
+    assert mean["devices"] == ["v100"]
+    alone = next(entry for entry in entries(ops("t4"), 0.6) if entry["device"] == "*")
+    assert alone["devices"] == ["t4"], "unless there are no others"
+
+
 def test_without_the_data_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(FitEfficiency(tmp_path, tmp_path / "table.json"))
     assert capsys.readouterr().out == f"skipped: there is no {tmp_path / 'op_times.csv.gz'}\n"
