@@ -102,8 +102,6 @@ _TWO_WAYS = (  # kinds with a backward of their own
     "convolution", "depthwise_convolution", "grouped_convolution", "batch_norm", "layer_norm", "softmax", "max_pool",
     "avg_pool",
 )  # fmt: skip
-
-
 LOW_POWER = ("p4", "t4", "l4")
 """Boards of 70 to 75 W, which don't hold the clock of their datasheet's peak while they compute: in no mean of that."""
 SAME = {"h200": "h100", "a100-40gb": "a100"}

@@ -100,7 +100,8 @@ def _is_mask(node: Node) -> bool:
     """Whether a node is of what dropout is on a CPU: numbers drawn, scaled, and what a tensor is multiplied with."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet is aten.div:
-        return _is_mask(cast(Node, node.args[0])) and not isinstance(node.args[1], Node)
+        scaled, by = node.args[:2]
+        return isinstance(scaled, Node) and _is_mask(scaled) and not isinstance(by, Node)
     drawn_into = node.args[0] if packet is aten.bernoulli else None
     return isinstance(drawn_into, Node) and getattr(drawn_into.target, "overloadpacket", None) is aten.empty_like
 

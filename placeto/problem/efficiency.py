@@ -155,8 +155,9 @@ class Efficiency:
     def _found(self, device: Device, dtype: str, kind: str) -> tuple[Factors, bool]:
         """Factors, and whether they were measured on the device itself.
 
-        The first of: the kind in the dtype or its kin; the plainer kind; the kind in float32; the constant. What other
-        boards' convolutions make of tensor cores, with another cuDNN, tells less than the products of the board.
+        The first of: the kind in the dtype or its kin; the plainer kind; the kind in float32; its forward pass; the
+        constant. What other boards' convolutions make of tensor cores, with another cuDNN, tells less than the
+        products of the board.
         """
         name, kin = self._name(device), (dtype, ANY, *_KIN.get(dtype, ()))
         if name not in self.constants and not is_cpu(device):
@@ -166,6 +167,8 @@ class Efficiency:
                 found = self._as_plain(device, dtype, kind)
             if found := found or self._entry(name, (DEFAULT,), kind):
                 return found
+            if kind.endswith("_backward"):
+                return self._found(device, dtype, kind.removesuffix("_backward"))
         constant = self.constants.get(name, self.constant)
         return Factors(constant, constant, 0.0), False
 

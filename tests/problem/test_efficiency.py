@@ -75,6 +75,13 @@ def test_where_nothing_is_measured() -> None:
     assert times(device("v100"), {"type": "aten._softmax", "bytes_accessed": 1e5}) == pytest.approx([100 / 0.2])
 
 
+def test_a_backward_pass_without_an_entry_has_those_of_the_forward_pass() -> None:
+    pool = Efficiency({("v100", ANY, "max_pool"): Factors(1.0, 0.5, 3.0)}, {}, 0.2, {})
+    op = {"type": "aten.max_pool2d_with_indices", "bytes_accessed": 1e5}
+    backward = {**op, "type": f"{op['type']}_backward"}
+    assert times(device("v100"), op, backward, costs=pool) == pytest.approx([203.0, 203.0])
+
+
 def test_reuse_computes_better_within_what_was_measured() -> None:
     ratios = {1: 1.0, 4: 2.0, 16: 4.0, 64: 4.0, 0.25: 1.0}  # computing to accessing -> times the efficiency
     for ratio, better in ratios.items():
