@@ -50,8 +50,7 @@ def is_of_model(op: Op, model: str) -> bool:
     >>> is_of_model(op, "bert_large_T512_b8"), is_of_model(op, "squad_large_b8")
     (True, False)
     """
-    plain = re.sub(r"(_32x4d|1_0)?(_T\d+)?_b\d+$", "", model)
-    return op.model.partition("-")[0] in (plain, model.partition("_b")[0])
+    return op.model.partition("-")[0] == re.sub(r"(_32x4d)?(_T\d+)?_b\d+$", "", model)
 
 
 def main(config: LeftOut) -> None:
