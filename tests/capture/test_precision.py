@@ -72,6 +72,22 @@ def test_a_module_that_autocasts_by_itself() -> None:
     assert by_type(capture_inference(Casting(), [torch.randn(2, 4)]))["addmm"] == {"bfloat16"}
 
 
+def test_attention_that_is_written_out_multiplies_in_16_bits() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(*[self.inner(x)] * 3, dropout_p=0.1)
+
+    x = torch.randn(2, 2, 4, 8)
+    for precision, dtype in (("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")):
+        graph = capture_training(Attention(), [x], lambda y: y.float().sum(), precision=precision)
+        assert by_type(graph)["bmm"] == {dtype}
+    assert not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+
+
 def test_a_weight_is_cast_once_for_all_its_users() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
