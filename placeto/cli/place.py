@@ -130,6 +130,9 @@ def run(arguments: Arguments) -> None:
     say(describe(schedule))
     if arguments.report is not None:
         write_report(schedule, problem, arguments.report, name, placer_name, undivided)
+    if result.problem.unmeasured:
+        boards = ", ".join(result.problem.unmeasured)
+        note(f"no ops were measured on {boards}: their times are estimates; give your own with --costs")
     if missing := missing_memory(schedule):
         note(
             f"{placer_name} found no placement of {name} that fits in the memory of {cluster.name}: {missing} too much"

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
 
 MODES = ("training", "inference")
-KERNELS = ("", "grouped", "depthwise")
-"""Which kernel computes an op where its type doesn't tell: convolutions of groups of channels, or of each by itself."""
+CHANNELS_LAST = "channels_last"
+KERNELS = (
+    "", "grouped", "depthwise", CHANNELS_LAST, f"grouped_{CHANNELS_LAST}", f"depthwise_{CHANNELS_LAST}", "dropout"
+)  # fmt: skip
+"""Which kernel computes an op where its type doesn't tell: a convolution of groups of channels, or of each by itself,
+or of tensors with channels as their innermost dimension; a part of a dropout, which GPUs compute in one kernel."""
 PASSES = ("", "forward", "backward", "recomputation", "optimizer")
 """Which part of a step an op belongs to, "" where that is unknown."""
 LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0], "passes": PASSES[0]}

@@ -106,6 +106,12 @@ class PlacementProblem:
         return _frozen(with_measured(self.costs.op_time_us(self.graph, self.cluster), self.graph, self.cluster))
 
     @cached_property
+    def unmeasured(self) -> tuple[str, ...]:
+        """Kinds of devices of which no op was measured, neither in the graph nor for the costs: times are borrowed."""
+        found: tuple[str, ...] = getattr(self.costs, "unmeasured", lambda cluster: ())(self.cluster)
+        return tuple(kind for kind in found if not {kind, "*"} & set(self.graph.time_us))
+
+    @cached_property
     def busy_us(self) -> np.ndarray:
         """(N, D) float64, microseconds that each op keeps each device busy: its time and the overhead after it."""
         return _frozen(self.op_time + np.where(self.op_time > 0, self.cluster.overhead_us, 0.0))

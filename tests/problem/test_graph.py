@@ -285,7 +285,7 @@ ARRAYS = ComputationGraph.from_ops("diamond", DIAMOND)
         ({"op_types": ("a",)}, "op_types must be a tuple of 4 strings"),
         ({"dtypes": ("float32",)}, "dtypes must be a tuple of 4 strings"),
         ({"dtypes": ("float32",) * 3 + ("half",)}, "op 'bottom': dtype must be one of float64, .*, not 'half'"),
-        ({"kernels": ("deep",) * 4}, "op 'top': kernel must be one of , grouped, depthwise, not 'deep'"),
+        ({"kernels": ("deep",) * 4}, "op 'top': kernel must be one of , grouped, depthwise, .*, not 'deep'"),
         ({"modules": None}, "modules must be a tuple of 4 strings"),
         ({"name": 5}, "the name of the graph must be a string, not 5"),
         ({"mode": ["training"]}, r"mode must be one of training, inference, not \['training'\]"),
