@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -147,6 +147,31 @@ def _check(state: Mapping[str, Any], path: Path) -> None:
             finite = key not in _WEIGHTS or math.isfinite(value)
         if not finite:
             raise CheckpointError(f"{path}: {key!r} holds a NaN or an infinite number: the training went wrong")
+
+
+def check_shapes(make: Callable[[Any], Any], settings: Any, parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters that aren't those of a policy with such settings, before memory for it is taken.
+
+    To be called within `matching`.
+
+    Args:
+        make: the policy from its settings.
+        settings: of the policy.
+        parameters: tensors by name.
+
+    Raises:
+        ValueError: the first that is missing, too many, or of another shape.
+    """
+    with torch.device("meta"):  # shapes without values
+        expected = {name: tuple(value.shape) for name, value in make(settings).state_dict().items()}
+    for name in (*expected, *parameters):
+        found = tuple(parameters[name].shape) if name in parameters else None
+        if found == (1,) and expected.get(name) == ():  # as earlier versions wrote a single number
+            continue
+        if found != expected.get(name):
+            wanted = expected.get(name, "no part of the policy")
+            raise ValueError(f"parameter {name!r:.60}: {'missing' if found is None else found}, "
+                             f"by the settings it is {wanted}")  # fmt: skip
 
 
 @contextmanager
