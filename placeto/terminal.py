@@ -14,5 +14,14 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
+def drawable(text: str) -> str:
+    r"""The text as matplotlib is to be given it, so that it is drawn as it is written: a dollar begins no formula.
+
+    >>> print(drawable(r"$\frac{$"))
+    \$\frac{\$
+    """
+    return printable(text).replace("$", r"\$")
+
+
 on_compiling: list[Callable[[], None]] = []
 """Called, each once, when kernels are about to be compiled: a minute in which nothing else happens."""
