@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,13 @@ import numpy as np
 from placeto.formats.onnx_checks import SMALL, check_shape, one_line
 from placeto.problem.fields import quote
 from placeto.problem.graph import GraphError
+from placeto.terminal import printable
 
 if TYPE_CHECKING:
     import onnx
 
 _GROWING = {"Range", "Tile", "Expand", "ConstantOfShape", "OneHot", "Pad", "Resize", "Upsample", "EyeLike"}  # by values
+_LISTED = 4  # dimensions in a message
 _RESHAPED = 5  # the opset since when a Reshape's shape is an input
 _EXTERNAL = "Cannot parse data from external tensors"
 _UNKNOWN = "expected to have type but instead is null"
@@ -51,13 +54,14 @@ def bind(graph: onnx.GraphProto, dimensions: Mapping[str, int]) -> None:
             raise GraphError(f"dimension {quote(symbol)} must be {bound}, not {size}")
     missing = [symbol for symbol in names if symbol not in dimensions]
     if missing:
-        options = " ".join(f"--dim {symbol}=8" for symbol in missing)
+        options = " ".join(f"--dim {printable(shlex.quote(symbol))[:40]}=8" for symbol in missing[:_LISTED])
         plural = "s have no values" if len(missing) > 1 else " has no value"
         raise GraphError(f"the dimension{plural}: {_listed(missing)}; placeto capture takes them, as in {options}")
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
-    return ", ".join(map(quote, names))
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(quote, list(names)[:_LISTED])) + more
 
 
 def with_reshapes(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from placeto.problem.files import atomic_write
+from placeto.terminal import printable
 
 SUFFIX = ".safetensors"
 _KEY, _CHECKSUM, _PARAMETERS = "placeto", "sha256", "best_parameters"
@@ -47,7 +48,8 @@ def load_weights(path: str | Path) -> dict[str, Any]:
         text = metadata.get(_KEY)
         state = json.loads(text) if text is not None else None
     except (SafetensorError, ValueError, TypeError, RecursionError) as problem:
-        raise WeightsError(f"{path}: not a file of weights ({' '.join(str(problem).split())[:120]})") from None
+        reason = printable(" ".join(str(problem).split())[:120])
+        raise WeightsError(f"{path}: not a file of weights ({reason})") from None
     if not isinstance(state, dict):
         raise WeightsError(f"{path}: holds no policy of Placeto")
     _check(metadata, parameters, path)

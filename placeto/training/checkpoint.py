@@ -16,6 +16,7 @@ import torch
 from placeto.policies.weights import SUFFIX, WeightsError, load_weights, save_weights
 from placeto.pretrained import pretrained_path
 from placeto.problem.files import atomic_write
+from placeto.terminal import printable
 from placeto.training.older import OlderError, check_network, modern
 
 FORMAT = "placeto.checkpoint/1"
@@ -117,7 +118,7 @@ def _unpickled(path: Path, device: str) -> Any:
         data.seek(0)
         state = torch.load(data, map_location=device, weights_only=True)
     except Exception as problem:  # the content decides which one it is
-        reason = " ".join(str(problem).split())[:120] or type(problem).__name__
+        reason = _short(problem) or type(problem).__name__
         raise CheckpointError(f"{path}: not a checkpoint ({reason})") from None
     return state
 
@@ -186,9 +187,14 @@ def matching(path: str | Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError, OverflowError) as problem:
-        reason = " ".join(str(problem).split())[:120]
+        reason = _short(problem)
         reason = f"it has no {reason}" if isinstance(problem, KeyError) else reason
         raise CheckpointError(f"{path}: doesn't match this version of Placeto ({reason}); train again") from None
+
+
+def _short(problem: Exception) -> str:
+    """An error's message in one line, with what a terminal would obey made visible."""
+    return printable(" ".join(str(problem).split())[:120])
 
 
 def capture_random(generators: Sequence[np.random.Generator | torch.Generator] = ()) -> dict[str, Any]:

@@ -44,6 +44,13 @@ def fill(size: int) -> int:
     return len(bytearray(size))
 
 
+def judge(name: str, path: str) -> list[object]:
+    """What stands for reading a file, for the tests of `experiments.fuzz`."""
+    if name == "abort":
+        os.abort()
+    return ["accepted" if name == "valid" else "TypeError: of all things", 1, 2]
+
+
 def test_a_process_answers_again_and_again() -> None:
     assert call("twice", 0.5) == [0.5, 0.5]
     first = call("whose")

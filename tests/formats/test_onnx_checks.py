@@ -158,6 +158,19 @@ def test_a_dimension_of_minus_one_is_one_without_a_value(tmp_path: Path) -> None
         load(path, {"x.0": 2**70})
 
 
+def test_many_dimensions_and_odd_ones_are_named_in_one_line(tmp_path: Path) -> None:
+    names = ["\x1b[31m", "two words", *(f"d{i}" * 40 for i in range(20))]
+    x, y = (helper.make_tensor_value_info(name, FLOAT, names) for name in "xy")
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(helper.make_graph([node("Relu", "x", "y")], "g", [x], [y])), path)
+    with pytest.raises(
+        ImporterError, match=r"'\\x1b\[31m', 'two words', .* and 18 more; .*--dim 'two words'=8"
+    ) as refused:
+        load(path)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value).removeprefix(str(path))) < 500
+
+
 def test_the_shape_of_a_reshape_may_be_an_attribute(tmp_path: Path) -> None:
     found = model(node("Reshape", "x", "a", shape=[2, 8]), MATMUL_8, weights=(weight("w", [8, 3], 24),))
     found.opset_import[0].version, found.ir_version = 1, 3  # type: ignore[attr-defined]

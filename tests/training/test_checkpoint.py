@@ -225,12 +225,16 @@ def test_shapes_are_compared_with_the_settings_before_anything_is_made(
         lambda saved: saved["best_parameters"].update({"from_node.weight": torch.zeros(3)}),
         lambda saved: saved["best_parameters"].update({"from_node.weight": 3}),
         lambda saved: saved["best_parameters"].update({3: torch.zeros(3)}),
+        lambda saved: saved["config"]["search"].update({"\x1b[31m": 3}),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_checkpoints_that_place_nothing(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     saved = load_checkpoint("pretrained")
     change(saved)
     save_checkpoint(saved, tmp_path / "checkpoint.pt")
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt|doesn't match this version of Placeto \(.+\); train"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint\.pt|doesn't match this version of Placeto \(.+\); train"
+    ) as refused:
         load_placer(tmp_path)
+    assert str(refused.value).isprintable()
