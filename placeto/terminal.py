@@ -14,13 +14,18 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def drawable(text: str) -> str:
+def drawable(text: str, longest: int = 60) -> str:
     r"""The text as matplotlib is to be given it, so that it is drawn as it is written: a dollar begins no formula.
+
+    Of a text of more than `longest` characters the middle is left out, so that room remains for the picture.
 
     >>> print(drawable(r"$\frac{$"))
     \$\frac{\$
     """
-    return printable(text).replace("$", r"\$")
+    shown = printable(text)
+    if len(shown) > longest:
+        shown = f"{shown[: longest // 2]}...{shown[3 - longest // 2 :]}"
+    return shown.replace("$", r"\$")
 
 
 on_compiling: list[Callable[[], None]] = []

@@ -20,6 +20,8 @@ from placeto.terminal import drawable
 if TYPE_CHECKING:
     from placeto.evaluation.machines import Machine
 
+_TITLE = 160  # characters
+
 
 def curve_figure(
     simulations: Mapping[str, Sequence[tuple[float, float]]],
@@ -58,7 +60,7 @@ def curve_figure(
     left.set_ylabel("mean makespan / one device")
     labels = list(map(drawable, shown))
     figure.legend(list(shown.values()), labels, loc="outside right upper", fontsize="small", frameon=False)
-    figure.suptitle(drawable(title), x=0.01, ha="left", fontsize="medium")
+    figure.suptitle(drawable(title, _TITLE), x=0.01, ha="left", fontsize="medium")
     return figure
 
 
@@ -105,7 +107,7 @@ def panel_figure(
             axes.xaxis.set_minor_formatter("")
         if not steps:
             axes.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
-        axes.set_title(drawable(heading), loc="left", fontsize="medium")
+        axes.set_title(drawable(heading, _TITLE), loc="left", fontsize="medium")
         axes.set_xlabel(drawable(x_label))
         axes.set_ylabel(drawable(y_label))
         axes.grid(alpha=0.3)
@@ -113,7 +115,7 @@ def panel_figure(
     figure.legend(
         list(shown.values()), list(map(drawable, shown)), loc="outside right upper", fontsize="small", frameon=False
     )
-    figure.suptitle(drawable(title), x=0.01, ha="left", fontsize="medium")
+    figure.suptitle(drawable(title, _TITLE), x=0.01, ha="left", fontsize="medium")
     return figure
 
 
@@ -156,5 +158,5 @@ def machine_figure(machines: Sequence[Machine], title: str) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Line2D([], [], color=color, linewidth=6, label=label) for label, color in colors.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small", frameon=False)
-    axes.set_title(drawable(title), loc="left", fontsize="medium")
+    axes.set_title(drawable(title, _TITLE), loc="left", fontsize="medium")
     return figure

@@ -54,7 +54,7 @@ class Apart:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
 
-    def call(self, function: str, *arguments: Any, seconds: float, memory: int) -> Any:
+    def call(self, function: str, *arguments: Any, seconds: float, memory: int, keep: bool = True) -> Any:
         """What `function` of the module returns for `arguments`, both as JSON takes them.
 
         Args:
@@ -62,6 +62,7 @@ class Apart:
             arguments: of the function.
             seconds: that it may take; starting the process isn't counted.
             memory: bytes that it may take beyond what the process has. Only Linux keeps to it.
+            keep: the process for the next call; else what it holds of this one is given back.
 
         Raises:
             RaisedError: the function raised an error.
@@ -77,6 +78,8 @@ class Apart:
             except BaseException:  # also of a user who doesn't wait: the answer would be taken for the next one
                 self.stop()
                 raise
+            if not keep:
+                self.stop()
         if "kind" in answer:
             raise RaisedError(answer["kind"], answer["message"])
         return answer["value"]

@@ -31,6 +31,7 @@ _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
 _SIZED = {"Resize", "Upsample"}  # only their first input is data
 _PARSER = Apart(__name__, "onnx.inliner", "onnx.reference", "onnx.version_converter")
 _SECONDS, _BYTES_PER_S = 4.0, 2e4  # a node takes some 100 bytes and, at worst, some ms
+_LARGE = 64 * 2**20
 _MEMORY, _COPIES = 512 * 2**20, 6  # of the file, with its weights, while it is parsed
 
 
@@ -69,9 +70,13 @@ def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: st
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
     asked = {str(symbol): int(value) for symbol, value in (dimensions or {}).items()}
-    seconds, memory = _SECONDS + size / _BYTES_PER_S, _MEMORY + _COPIES * size
+    limits: dict[str, Any] = {
+        "seconds": _SECONDS + size / _BYTES_PER_S,
+        "memory": _MEMORY + _COPIES * size,
+        "keep": size < _LARGE,
+    }
     try:
-        records = _PARSER.call("read_records", os.path.abspath(path), asked, seconds=seconds, memory=memory)
+        records = _PARSER.call("read_records", os.path.abspath(path), asked, **limits)
         return ComputationGraph.from_ops(name or Path(path).name.removesuffix(".onnx"), records, "inference")
     except GraphError as problem:
         raise ImporterError(f"{path}: {problem}") from None

@@ -63,6 +63,12 @@ def test_a_process_answers_again_and_again() -> None:
     assert call("whose") == first
 
 
+def test_a_process_may_be_ended_after_its_answer() -> None:
+    first = call("whose")
+    assert HERE.call("whose", seconds=60.0, memory=MEMORY, keep=False) == first
+    assert call("whose") != first
+
+
 def test_a_process_that_dies_is_started_again() -> None:
     first = call("whose")
     with pytest.raises(DiedError, match="crashed"):

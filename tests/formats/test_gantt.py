@@ -67,6 +67,18 @@ def test_names_are_drawn_as_they_are_written(tmp_path: Path, name: str) -> None:
         save_figure(gantt_panels({name: schedule}, name), tmp_path / "g.png")
 
 
+def test_long_names_leave_room_for_the_picture(tmp_path: Path) -> None:
+    long = "n" * 3000
+    ops = [{"name": str(i), "module": f"{i}{long}{i}", "time_us": {"*": 500.0}} for i in range(3)]
+    cluster = load_cluster("2xv100")
+    devices = (replace(cluster.devices[0], name=long), cluster.devices[1])
+    problem = PlacementProblem(ComputationGraph.from_ops(long, ops), replace(cluster, name=long, devices=devices))
+    figure = gantt_figure(simulate(problem, np.array([0, 1, 0])))
+    save_figure(figure, tmp_path / "g.png")  # a warning would say that there is no room
+    left, right = figure.legends[0].get_texts()[0].get_text().split("...")
+    assert (left[:2], right[-2:], len(left + right)) == ("0n", "n0", 57)
+
+
 @pytest.mark.parametrize(("modules", "labels"), [(3, 3), (30, 30), (31, 30), (0, 1)])
 def test_equal_blocks_are_told_apart(modules: int, labels: int) -> None:
     """By colour and name; above thirty, neighbours share one."""
