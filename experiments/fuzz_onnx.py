@@ -14,7 +14,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, defs, helper, numpy_helper
 
 _FLOAT, _INT64 = TensorProto.FLOAT, TensorProto.INT64
-_OP_TYPES = [*sorted({schema.name for schema in defs.get_all_schemas()}), "", "Mystery", "\x1b[31m", "F"]
+_OP_TYPES = [*sorted({schema.name for schema in defs.get_all_schemas()}), "", "Mystery", "\x1b[31m", "F", "M" * 10_000]
 _INTEGERS = (0, 1, -1, 2, 3, 7, 16, 1000, 10**9, 2**31 - 1, 2**40, 2**62, -(2**63), 2**63 - 1)
 _FLOATS = (0.0, -1.0, 0.5, 1e30, float("inf"), float("nan"))
 _STRINGS = (

@@ -106,6 +106,8 @@ class Apart:
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
             self.stop()
+            if not sys.executable:
+                raise OSError("no other process can be started: sys.executable is empty")
             program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
             threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             self._process = subprocess.Popen(

@@ -81,8 +81,10 @@ def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: st
     except GraphError as problem:
         raise ImporterError(f"{path}: {problem}") from None
     except RaisedError as problem:
-        known = problem.kind == GraphError.__name__
-        reason = str(problem) if known else f"not as ONNX defines a model ({problem.kind}: {one_line(str(problem))})"
+        clue = f"({problem.kind}: {one_line(str(problem))})"
+        if problem.kind in ("ImportError", "ModuleNotFoundError"):
+            raise ImporterError(f"{path}: the package onnx can't be loaded {clue}: install it again") from None
+        reason = str(problem) if problem.kind == GraphError.__name__ else f"not as ONNX defines a model {clue}"
         raise ImporterError(f"{path}: {reason}") from None
     except DiedError as problem:
         raise ImporterError(f"{path}: damaged, or too much for the package onnx: reading it {problem}") from None
@@ -186,8 +188,8 @@ class _Importer:
             return
         for name in (*inputs, *outputs):
             if name not in self.operands:
-                reason = self._why_unknown(node)
-                raise GraphError(f"{title(node)}: the shape of {quote(name)} isn't known ({node.op_type}); {reason}")
+                kind, reason = quote(node.op_type)[1:-1], self._why_unknown(node)
+                raise GraphError(f"{title(node)}: the shape of {quote(name)} isn't known ({kind}); {reason}")
         if node.op_type in _SIZED:
             for name in inputs[1:]:
                 if self.weights.pop(name, None):

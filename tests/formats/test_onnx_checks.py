@@ -102,6 +102,10 @@ HOSTILE: dict[str, tuple[Callable[[], object], str]] = {
     "no opset": (lambda: onnx.ModelProto(graph=model(node("Relu", "x", "y")).graph), "."),  # type: ignore[attr-defined]
     "a function that calls itself": (lambda: bomb(around=True), "function 'F[0-9]+' calls itself"),
     "functions without end": (bomb, "its functions make more than 1000000 nodes"),
+    "an op with a name for terminals": (
+        lambda: model(node("\x1b[31m", "x", "a"), node("MatMul", "a", "x", "y")),
+        r"node '\\x1b\[31m': the shape of 'a' isn't known \(\\x1b\[31m\)",
+    ),
     "an op that nobody knows": (
         lambda: model(node("Mystery", "x", "a", domain="me"), node("MatMul", "a", "x", "y"), domain="me"),
         "node 'Mystery': the shape of 'a' isn't known .* ops of 'me': the file must give them, as value_info",
