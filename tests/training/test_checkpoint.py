@@ -177,7 +177,7 @@ def test_compressed_files_are_not_unpacked(tmp_path: Path) -> None:
     ("placer", "change"),
     [
         ("placeto", {"hidden": 65_536}),
-        ("placeto", {"rounds": 300}),
+        ("placeto", {"rounds": 100}),
         ("placeto-paper", {"hidden": 65_536}),
         ("placeto-paper", {"devices": 65_536}),
         ("seq2seq", {"hidden": 65_536, "max_devices": 65_536}),
