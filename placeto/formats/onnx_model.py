@@ -30,7 +30,7 @@ _LONGEST_SCOPES = 10_000  # characters
 _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
 _SIZED = {"Resize", "Upsample"}  # only their first input is data
 _PARSER = Apart(__name__, "onnx.inliner", "onnx.reference", "onnx.version_converter")
-_SECONDS, _BYTES_PER_S = 4.0, 2e4  # a node takes some 100 bytes and, at worst, some ms
+_SECONDS, _BYTES_PER_S = 3.0, 5e3  # a node takes some 100 bytes and, at worst, some ms
 _LARGE = 64 * 2**20
 _MEMORY, _COPIES = 512 * 2**20, 6  # of the file, with its weights, while it is parsed
 
