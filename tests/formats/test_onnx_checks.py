@@ -222,8 +222,9 @@ def test_many_nodes_without_names(tmp_path: Path) -> None:
     nodes = [node("Relu", f"x{i}" if i else "x", f"x{i + 1}") for i in range(20_000)]
     onnx.save(model(*nodes, node("Relu", "x20000", "y")), tmp_path / "model.onnx")
     begin = time.process_time()
-    assert load(tmp_path / "model.onnx").op_names[-1] == "Relu_20000"
-    assert time.process_time() - begin < 10
+    records = onnx_model.read_records(str(tmp_path / "model.onnx"), {})
+    assert time.process_time() - begin < 6
+    assert [record["name"] for record in records] == ["Relu", *(f"Relu_{i}" for i in range(1, 20_001))]
 
 
 def test_scopes_that_are_too_deep_are_passed_over() -> None:
