@@ -5,15 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-def printable(text: str) -> str:
-    r"""The text with its control characters spelled out, line ends excepted: names in files may hold terminal escapes.
-
-    >>> print(printable("gpu:0 \x1b[31mred"))
-    gpu:0 \x1b[31mred
-    """
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-
-
 def drawable(text: str, longest: int = 60) -> str:
     r"""The text as matplotlib is to be given it, so that it is drawn as it is written: a dollar begins no formula.
 
@@ -26,6 +17,15 @@ def drawable(text: str, longest: int = 60) -> str:
     if len(shown) > longest:
         shown = f"{shown[: longest // 2]}...{shown[3 - longest // 2 :]}"
     return shown.replace("$", r"\$")
+
+
+def printable(text: str) -> str:
+    r"""The text with its control characters spelled out, line ends excepted: names in files may hold terminal escapes.
+
+    >>> print(printable("gpu:0 \x1b[31mred"))
+    gpu:0 \x1b[31mred
+    """
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 on_compiling: list[Callable[[], None]] = []

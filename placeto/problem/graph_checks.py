@@ -17,13 +17,13 @@ from placeto.problem.fields import check_array, choice, quote, text
 if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
 
+MOST_PARTS = 400
+"""Of a module's path: PyTorch runs no modules that deep, and grouping looks at every depth."""
 MODES = ("training", "inference")
 KERNELS = ("", "grouped", "depthwise")
 """Which kernel computes an op where its type doesn't tell: convolutions of groups of channels, or of each by itself."""
 LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0]}
 """Labels of ops that may be left out, and what they are then."""
-MOST_PARTS = 400
-"""Of a module's path: PyTorch runs no modules that deep, and grouping looks at every depth."""
 _STRINGS = ("op_names", "op_types", "modules", "signatures", *LABELS)
 _ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # dtype, and one for each of what
     "flops": (np.float64, "op"),
@@ -59,10 +59,6 @@ def validate(graph: ComputationGraph) -> None:
             raise GraphError(f"{key} must be a tuple of {num_ops} strings, one for each op")
         for string in strings:
             text(string, f"each of {key}", GraphError)
-    for name, module in zip(names, graph.modules, strict=True):
-        if module.count(".") >= MOST_PARTS:
-            parts = module.count(".") + 1
-            raise GraphError(f"op {quote(name)}: its module's path must have at most {MOST_PARTS} parts, not {parts}")
     for key, known in (("dtypes", DTYPES), ("kernels", KERNELS)):
         for name, label in zip(names, getattr(graph, key), strict=True):
             if label not in known:
@@ -80,6 +76,10 @@ def validate(graph: ComputationGraph) -> None:
         text(kind_name, "a kind of device in time_us", GraphError)
         check_array(times, f"time_us[{quote(kind_name)}]", np.float64, num_ops, GraphError)
 
+    for name, module in zip(names, graph.modules, strict=True):
+        if module.count(".") >= MOST_PARTS:
+            parts = module.count(".") + 1
+            raise GraphError(f"op {quote(name)}: its module's path must have at most {MOST_PARTS} parts, not {parts}")
     numbers = {key: getattr(graph, key) for key in ("flops", "bytes_accessed", "param_bytes")}
     for key, values in numbers.items():
         _refuse(names, ~np.isfinite(values) | (values < 0), values, f"{key} must be a finite number >= 0")
