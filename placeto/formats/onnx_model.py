@@ -223,6 +223,8 @@ class _Importer:
         if node.domain not in ("", "ai.onnx"):
             whose = f"ops of {quote(node.domain)}"
             return f"ONNX infers no shapes for {whose}: the file must give them, as value_info"
+        if "Sequence" in node.op_type or node.op_type.startswith("Optional"):
+            return "only tensors can be imported, no sequences or options of them"
         return "shapes that depend on values can't be imported"
 
     def _weight(self, name: str) -> dict[str, Any]:

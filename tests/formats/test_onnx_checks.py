@@ -106,6 +106,10 @@ HOSTILE: dict[str, tuple[Callable[[], object], str]] = {
         lambda: model(node("\x1b[31m", "x", "a"), node("MatMul", "a", "x", "y")),
         r"node '\\x1b\[31m': the shape of 'a' isn't known \(\\x1b\[31m\)",
     ),
+    "a sequence": (
+        lambda: model(node("SequenceConstruct", "x", "x", "s"), node("ConcatFromSequence", "s", "y", axis=0)),
+        "node 'SequenceConstruct': the shape of 's' isn't known .*; only tensors can be imported, no sequences",
+    ),
     "an op that nobody knows": (
         lambda: model(node("Mystery", "x", "a", domain="me"), node("MatMul", "a", "x", "y"), domain="me"),
         "node 'Mystery': the shape of 'a' isn't known .* ops of 'me': the file must give them, as value_info",
