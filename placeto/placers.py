@@ -141,7 +141,7 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
     from placeto.environment.config import EnvConfig
     from placeto.policies import POLICIES
     from placeto.policies.guided_search import GuidedConfig
-    from placeto.training.checkpoint import CheckpointError, load_checkpoint, matching
+    from placeto.training.checkpoint import CheckpointError, check_shapes, load_checkpoint, matching
     from placeto.training.config import check_loaded
 
     checkpoint = load_checkpoint(path)
@@ -154,6 +154,7 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
         check_loaded(policy=settings)
         if entry.kind == "iterative":
             check_loaded(env=EnvConfig(**config["env"]), search=GuidedConfig(**config.get("search", {})))
+        check_shapes(entry.policy, settings, checkpoint["best_parameters"])
         return name, entry.placer(checkpoint, entry.policy(settings))
 
 

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
@@ -41,7 +42,7 @@ _EXAMPLE = """\
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 user error (one line on stderr), 130 interrupted."""
-    with user_errors(), compiling_told():
+    with user_errors(), compiling_told(), warnings_told():
         _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     sys.exit(0)
@@ -75,6 +76,22 @@ def compiling_told() -> Iterator[None]:
         yield
     finally:
         on_compiling.clear()
+
+
+@contextlib.contextmanager
+def warnings_told() -> Iterator[None]:
+    """Within it our own warnings are notes in one line, without the line of code."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def tell(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if category.__module__.startswith("placeto."):
+                note(str(message))
+            else:
+                show(message, category, *where)
+
+        warnings.showwarning = tell  # type: ignore[assignment] # it passes on what it is given
+        yield
 
 
 def _run(arguments: list[str]) -> None:

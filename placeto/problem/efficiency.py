@@ -55,7 +55,7 @@ KINDS = {
     "batched_matmul": r"bmm|baddbmm|_grouped_mm",
     "attention": r"_(scaled_dot_product|flash|efficient|cudnn)_\w*attention\w*|attention",
     "recurrent": r"_cudnn_rnn|_thnn_fused_\w+|miopen_rnn|mkldnn_rnn_layer|lstm|gru|rnn",
-    "batch_norm": r"(_native|native|cudnn|miopen|_)*batch_?norm\w*",
+    "batch_norm": r"(native|cudnn|miopen|_)*batch_?norm\w*",
     "layer_norm": r"(native|_fused)*_?(layer|group|rms|instance)_?norm\w*",
     "softmax": r"_?(log_|safe_)?softmax\w*",
     "max_pool": r"(adaptive_|global)?max_?pool\w*",
@@ -66,6 +66,7 @@ KINDS = {
 """Kinds of ops, by the last part of their type in torch, or in ONNX; the first that matches holds."""
 _TWO_WAYS = ("convolution", "batch_norm", "layer_norm", "softmax", "max_pool", "avg_pool")
 """Kinds whose backward pass is a kind of its own; others go both ways alike, as far as data show."""
+_LONGEST_TYPE = 200  # characters
 _NAMESPACES = ("aten.", "graphs.", "prims.", "optimizer.", "onnx.")
 
 
@@ -77,11 +78,11 @@ def op_kind(op_type: str, kernel: str = "") -> str:
     >>> op_kind("onnx.Gemm"), op_kind("onnx.BatchNormalization"), op_kind("optimizer.adam")
     ('matmul', 'batch_norm', 'elementwise')
     """
-    if not op_type.startswith(_NAMESPACES):
+    if not op_type.startswith(_NAMESPACES) or len(op_type) > _LONGEST_TYPE:
         return ""
     name = op_type.rpartition(".")[2]
     plain, backward, _ = name.partition("_backward")
-    kind = next(kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, plain, re.IGNORECASE))
+    kind = next((kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, plain, re.IGNORECASE)), "")
     groups = kernel.removesuffix(CHANNELS_LAST).rstrip("_")
     if groups and kind == "convolution":
         kind = f"{groups}_{kind}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,24 @@ def test_reuse_computes_better_within_what_was_measured() -> None:
 )
 def test_kinds_of_ops(op_type: str, kernel: str, kind: str) -> None:
     assert op_kind(op_type, kernel) == kind
+
+
+@pytest.mark.parametrize(
+    "op_type", ["aten.", "onnx.", "aten.a b", "aten.a-b", "aten._backward", "aten.\x1b", f"aten.{'_native' * 14_000}-"]
+)
+def test_types_that_are_no_words_are_unknown(op_type: str) -> None:
+    begin = time.process_time()
+    assert op_kind(op_type) == ""
+    assert times(V100, {"type": op_type, "flops": 1e9})[0] > 0
+    assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize("word", ["_native", "native_", "cudnn", "attention", "_", "batchnorm", "softmax", "index"])
+def test_no_type_takes_long(word: str) -> None:
+    begin = time.process_time()
+    for length in (8, 16, 24, 180 // len(word)):
+        op_kind(f"aten.{word * length}-")
+    assert time.process_time() - begin < 1
 
 
 def test_the_table_of_the_package() -> None:
