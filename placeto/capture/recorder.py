@@ -35,6 +35,7 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
     """The graph of what a function does with these arguments; nodes have ``meta["val"]`` and ``meta["label"]``.
 
     The values in ``meta["val"]`` are tensors on "meta", of the layout of the real ones. Placeholders are all leaves.
+    The graph has ``meta["tensors"]``, the node of each tensor that is still there.
 
     Args:
         function: returns a sequence of tensors and None.
@@ -89,7 +90,9 @@ class _Recorder(TorchDispatchMode):
     def finish(self, outputs: Sequence[Any]) -> GraphModule:
         self.graph.output([self._argument(value) for value in outputs])
         with _use_lazy_graph_module(True):  # its code is hardly ever asked for
-            return _make_graph_module(self.root, self.graph)
+            made = _make_graph_module(self.root, self.graph)
+        made.meta["tensors"] = self.nodes
+        return made
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

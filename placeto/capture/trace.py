@@ -10,15 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from placeto.capture.arguments import Inputs, call_module, own_loss
-from placeto.capture.checks import check_loss, describe
+from placeto.capture.arguments import Inputs, call_module, own_loss, plain
+from placeto.capture.checks import check_loss, check_no_objects, describe
 from placeto.capture.errors import CaptureError, call_loss
+from placeto.capture.gradients import asking, gradients_of
 from placeto.capture.labels import Labels
+from placeto.capture.losses import modules_of
 from placeto.capture.micro_batches import accumulated, check_split, joined, split_batch
+from placeto.capture.objects import Kept, closed, holds_tensors, opened
 from placeto.capture.optimizer_step import with_optimizer_step
 from placeto.capture.precision import autocast
 from placeto.capture.steps import Capture, capture_step
@@ -110,6 +111,11 @@ def trace_training(
         CaptureError: see `capture_training`.
     """
 
+    def whole_step(arguments: Any, extra: Any) -> list[Tensor | None]:
+        kept.begin((arguments, extra))
+        outputs = step(arguments, extra)
+        return [*outputs, *kept.finish((arguments, extra), None)]
+
     def step(arguments: Any, extra: Any) -> list[Tensor | None]:
         if micro_batches == 1:
             return part(arguments, extra, 0)
@@ -131,16 +137,35 @@ def trace_training(
             raise CaptureError(f"{name}: the loss doesn't depend on any trainable parameter")
         value = value if micro_batches == 1 else value / micro_batches
         labels.tag_backward(value)
-        trainable = [p for p in module.parameters() if p.requires_grad]
         with labels.backward():
-            gradients = torch.autograd.grad(value.reshape(()), trainable, allow_unused=True)
+            gradients = gradients_of(value, [*trainable(), *asking(arguments, extra)], str(name))
         return [value, *gradients]
 
     name = name if name is not None else type(module).__name__
     check_loss(loss, name)
     check_split(inputs, targets, micro_batches, name)
-    labels = Labels()
-    return capture_step(module, inputs, targets, step, labels, name=name, mode="training", precision=precision, run=run)
+    check_no_objects((inputs, targets), micro_batches, name)
+    labels, kept = Labels(), Kept()
+    others = modules_of(loss, module) if isinstance(module, nn.Module) else {}
+
+    def trainable() -> list[nn.Parameter]:
+        parts = nn.ModuleList([module, *others.values()])
+        return [parameter for parameter in parts.parameters() if parameter.requires_grad]
+
+    capture = capture_step(
+        module,
+        inputs,
+        targets,
+        whole_step,
+        labels,
+        name=name,
+        mode="training",
+        precision=precision,
+        run=run,
+        others=others,
+    )
+    count = len(asking(plain(inputs), plain(targets)))
+    return replace(capture, rebuild=kept.rebuild, micro_batches=micro_batches, asking=count)
 
 
 def capture_inference(
@@ -178,30 +203,22 @@ def trace_inference(
     """
 
     def forward(arguments: Any, extra: Any) -> list[Tensor | None]:
+        kept.begin((arguments, extra))
         with autocast(precision):
             if micro_batches == 1:
                 output = call_module(module, arguments)
             else:
                 parts = split_batch(arguments, (), micro_batches)
-                output = joined([call_module(module, part) for part, _ in parts], arguments)
-        leaves, returned["spec"] = tree_flatten(output)
-        returned["leaves"] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        tensors: list[Tensor | None] = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        returned["where"] = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        if not tensors:
+                outputs = [opened(call_module(module, part), every=False) for part, _ in parts]
+                output = closed(joined(outputs, arguments))
+        if not holds_tensors(output):
             raise CaptureError(f"{name}: the module returns no tensor but {describe(output)}")
-        return tensors
+        return list(kept.finish((arguments, extra), output))
 
-    def rebuild(tensors: Sequence[Any]) -> Any:
-        leaves = list(returned["leaves"])
-        for i, tensor in zip(returned["where"], tensors, strict=True):
-            leaves[i] = tensor
-        return tree_unflatten(leaves, returned["spec"])
-
-    returned: dict[str, Any] = {}
-
+    kept = Kept()
     name = name if name is not None else type(module).__name__
     check_split(inputs, (), micro_batches, name)
+    check_no_objects(inputs, micro_batches, name)
     modes = {m: m.training for m in module.modules()} if isinstance(module, nn.Module) else {}
     try:
         for submodule in modes:
@@ -209,7 +226,7 @@ def trace_inference(
         capture = capture_step(
             module, inputs, (), forward, Labels(), name=name, mode="inference", precision=precision, run=run
         )
-        return replace(capture, rebuild=rebuild)
+        return replace(capture, rebuild=kept.rebuild)
     finally:
         for submodule, training in modes.items():
             submodule.training = training
