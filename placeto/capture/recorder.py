@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from placeto.capture.costs import DECOMPOSITIONS
+from placeto.capture.dtypes import check_dtypes
 from placeto.capture.labels import Label, Labels
 
 aten = torch.ops.aten
@@ -104,6 +105,7 @@ class _Recorder(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):
             raise NotImplementedError(f"higher-order op {func.name()}")
         kwargs = kwargs or {}
+        check_dtypes(func, args)
         decomposed = self._decomposed(func, args, kwargs)
         if decomposed is not NotImplemented:
             return decomposed

@@ -167,7 +167,8 @@ def capture_step(
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
     graph, nodes, gradients = made
-    watch = Watch(state, again, signature, [(container, key) for container, key, _ in own])
+    modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []
+    watch = Watch(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
     return Capture(graph, traced, nodes, gradients, list, whole, watch, tuple(trained), (*paths, *buffers))
 
 

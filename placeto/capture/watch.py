@@ -116,7 +116,7 @@ class Watch:
     def change(self) -> str:
         """What was changed so that the step would be another, for a message; empty if nothing was."""
         found = [
-            (f"{where}: .{key}", (id(container), key))
+            (where if key == where else f"{where}: .{key}", (id(container), key))
             for where, container, key in self._state.changes(tensors=False)
             if (id(container), key) not in self._free
         ]

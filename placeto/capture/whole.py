@@ -50,11 +50,13 @@ class Whole(nn.Module):
             outputs = self.function(arguments, extra)
         for path, part in parts.items():
             self._check_parameters(path, part, owned[path])
-        self._keep([(path, parts[path], name, buffer) for path, of in given.items() for name, buffer in of.items()])
-        return outputs
+        buffers = [(path, parts[path], name, buffer) for path, of in given.items() for name, buffer in of.items()]
+        return self._keep(buffers, outputs)
 
-    def _keep(self, buffers: list[tuple[str, nn.Module, str, Tensor | None]]) -> None:
-        """Copy what was assigned to buffers into those that were there."""
+    def _keep(
+        self, buffers: list[tuple[str, nn.Module, str, Tensor | None]], outputs: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Copy what was assigned to buffers into those that were there; returns the outputs as they are before."""
         copies: list[tuple[Tensor, Tensor]] = []
         done: set[int] = set()
         for path, part, name, buffer in buffers:
@@ -71,10 +73,16 @@ class Whole(nn.Module):
                 )
             done.add(id(buffer))
             copies.append((buffer, new))
+        storages = {buffer.untyped_storage()._cdata for buffer, _ in copies}
+        outputs = [
+            one.clone() if isinstance(one, Tensor) and one.untyped_storage()._cdata in storages else one
+            for one in outputs
+        ]
         with torch.no_grad():
             values = [new.detach().clone() for _, new in copies]
             for (buffer, _), value in zip(copies, values, strict=True):
                 buffer.copy_(value)
+        return outputs
 
     def _check_parameters(self, path: str, part: nn.Module, owned: Mapping[str, Any]) -> None:
         for name, parameter in part._parameters.items():
@@ -94,7 +102,7 @@ class _InPlace(TorchFunctionMode):
         self.title = title
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not _SET_DATA:
+        if func != _SET_DATA:
             return func(*args, **(kwargs or {}))
         tensor, value = args
         if not _alike(value, tensor):

@@ -132,19 +132,9 @@ class PlacedStep:
                 return node
             return leaves[self._where[node]] if node in self._where else made[self._owner[node]][node]
 
-        outputs = [value(node) for node in self._outputs]
-        changed = [leaves[self._where[buffer]] for buffer, _ in self.updates]
-        if changed:  # an output may be what a buffer was
-            storages = {tensor.untyped_storage().data_ptr() for tensor in changed}
-            outputs = [
-                tensor.clone()
-                if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() in storages
-                else tensor
-                for tensor in outputs
-            ]
-        for tensor, (_, node) in zip(changed, self.updates, strict=True):
-            tensor.copy_(value(node))
-        return outputs
+        for buffer, node in self.updates:
+            leaves[self._where[buffer]].copy_(value(node))
+        return [value(node) for node in self._outputs]
 
     def check_process(self) -> None:
         """Refuse to run in a fork of the process that made the step: threads don't live on there.
