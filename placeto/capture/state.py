@@ -25,6 +25,12 @@ def named(path: str, part: nn.Module) -> str:
     return f"module {short!r} ({type(part).__name__})" if short else "the module"
 
 
+def attribute(where: str, key: str) -> str:
+    """What was changed, for a message: an attribute of a module, as `Snapshot.changes` gives it."""
+    module, _, inside = where.partition(", .")
+    return f".{inside or key} of {module}"
+
+
 class Snapshot:
     """The state of a module, of its submodules and of what they hold, as it was.
 

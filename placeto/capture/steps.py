@@ -22,7 +22,7 @@ from placeto.capture.labels import Labels
 from placeto.capture.objects import closed, opened
 from placeto.capture.ops import computation_graph
 from placeto.capture.recorder import functional, mutates, record
-from placeto.capture.state import Snapshot
+from placeto.capture.state import Snapshot, attribute
 from placeto.capture.watch import Signature, Watch
 from placeto.capture.whole import Whole
 from placeto.problem.dtypes import PRECISIONS
@@ -136,14 +136,15 @@ def capture_step(
         with tracing():
             traced = recorded(*tree_flatten(values()))
             signature = Signature.of(traced, held)
-            own = [(container, key, where) for where, container, key in state.changes()]
+            own = [(container, key, attribute(where, key)) for where, container, key in state.changes()]
             if own:
                 before = signature, traced.meta["tensors"]
                 after = Signature.of(recorded(*tree_flatten(values())), held, before)
                 if after.whole != signature.whole:
+                    what = ", ".join(dict.fromkeys(what for _, _, what in own))
                     raise CaptureError(
-                        f"{name}: {own[0][2]} changes .{own[0][1]} in forward, and the next step would be another: "
-                        "register it as a buffer that keeps its shape (self.register_buffer), or pass it in and out"
+                        f"{name}: forward changes {what}, and the next step would be another: register it as "
+                        "a buffer that keeps its shape (self.register_buffer), or pass it in and out"
                     )
             state.restore()
             if mutates(traced):

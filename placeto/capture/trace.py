@@ -123,6 +123,7 @@ def trace_training(
         return accumulated([part(*values, number) for number, values in enumerate(parts)], labels)
 
     def part(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
+        asked = asking(arguments, extra)  # before the module changes them
         with autocast(precision):
             output = call_module(module, arguments)
             if loss is None:
@@ -138,7 +139,7 @@ def trace_training(
         value = value if micro_batches == 1 else value / micro_batches
         labels.tag_backward(value)
         with labels.backward():
-            gradients = gradients_of(value, [*trainable(), *asking(arguments, extra)], str(name))
+            gradients = gradients_of(value, [*trainable(), *asked], str(name))
         return [value, *gradients]
 
     name = name if name is not None else type(module).__name__

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._mode_utils import no_dispatch
 
-from placeto.capture.state import Snapshot
+from placeto.capture.state import Snapshot, attribute
 
 _LARGEST = 100_000  # elements of a constant whose values are compared
 _UNLIKE = count()
@@ -116,7 +116,7 @@ class Watch:
     def change(self) -> str:
         """What was changed so that the step would be another, for a message; empty if nothing was."""
         found = [
-            (where if key == where else f"{where}: .{key}", (id(container), key))
+            (attribute(where, key), (id(container), key))
             for where, container, key in self._state.changes(tensors=False)
             if (id(container), key) not in self._free
         ]
