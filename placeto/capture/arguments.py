@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from placeto.capture.objects import opened
+
 Inputs = Sequence[Any] | Mapping[str, Any]
 """Arguments of a module: in order, or by name."""
 
@@ -31,5 +33,5 @@ def own_loss(output: Any) -> Any:
 
 def input_leaves(module: nn.Module, inputs: Inputs, targets: Sequence[Any] = ()) -> list[Any]:
     """What goes into a traced step, in the order of its placeholders."""
-    tree = dict(module.named_parameters()), dict(module.named_buffers()), plain(inputs), plain(targets)
+    tree = dict(module.named_parameters()), dict(module.named_buffers()), opened((plain(inputs), plain(targets)))
     return tree_flatten(tree)[0]

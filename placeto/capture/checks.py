@@ -7,12 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from placeto.capture.errors import CaptureError
+from placeto.capture.objects import holds_tensors
 
 
-def check_module(module: object, name: str) -> None:
-    """Refuse what is no module, is scripted or compiled, or has parameters of unknown shape.
+def check_module(module: object, name: str, training: bool = False) -> None:
+    """Refuse what is no module, is scripted, compiled or quantised, or has parameters of unknown shape.
+
+    Args:
+        module: to capture.
+        name: of the graph, for messages.
+        training: whether gradients are asked for: sparse ones are refused then.
 
     Raises:
         CaptureError: it is one of these.
@@ -25,6 +32,12 @@ def check_module(module: object, name: str) -> None:
             raise CaptureError(f"{where} is scripted: give the module that went into torch.jit.script or trace")
         if type(part).__name__ == "OptimizedModule":
             raise CaptureError(f"{where} is compiled: give the module that went into torch.compile")
+        if any(isinstance(value, torch.ScriptObject) for value in vars(part).values()):
+            raise CaptureError(
+                f"{where} is quantised, and what its packed weights cost isn't known: give the module as it was before"
+            )
+        if training and getattr(part, "sparse", False) is True and _trains(part):
+            raise CaptureError(f"{where} has sparse gradients, which can't be captured: make it with sparse=False")
         if any(nn.parameter.is_lazy(p) for p in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
             raise CaptureError(
                 f"{where} has parameters of unknown shape: call the whole module once on its inputs before"
@@ -64,6 +77,29 @@ def check_micro_batches(count: object, name: str) -> None:
     """
     if not isinstance(count, int) or isinstance(count, bool):
         raise CaptureError(f"{name}: micro_batches must be a whole number, not {count!r:.60}")
+
+
+def check_no_objects(arguments: Any, micro_batches: int, name: str) -> None:
+    """Refuse micro-batches of what can't be split: tensors in objects, and those that ask for a gradient.
+
+    Raises:
+        CaptureError: there is one.
+    """
+    if micro_batches == 1:
+        return
+    for leaf in tree_leaves(arguments):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            raise CaptureError(
+                f"{name}: an input of shape {tuple(leaf.shape)} asks for a gradient, which micro-batches don't give: "
+                "detach it, and call x.requires_grad_() in forward if that needs it"
+            )
+        if not isinstance(leaf, Tensor) and holds_tensors(leaf):
+            kind = type(leaf).__name__
+            raise CaptureError(f"{name}: tensors in a {kind} can't be split into micro-batches: give them as arguments")
+
+
+def _trains(part: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in part.parameters(recurse=False))
 
 
 def describe(value: Any) -> str:

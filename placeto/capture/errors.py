@@ -26,7 +26,7 @@ _NO_SHAPE = (
 )
 _NO_DEVICE = "leave out .cuda(), .to(device) and device=: nothing is computed here, and devices are the cluster's"
 _NO_BRANCH = "what torch.cond, while_loop, scan or torch.compile run can't be captured: write it out"
-_NO_LAYOUT = "sparse and nested tensors can't be captured"
+_NO_LAYOUT = "sparse and nested tensors can't be captured: give an embedding sparse=False"
 _ADVICE = {  # part of the exception's type and message -> advice
     "DataDependentOutput": _NO_VALUES,
     "cannot be called on meta tensors": _NO_VALUES,

@@ -147,7 +147,8 @@ def computation_graph(
         traced: functional; the first placeholders are the parameters, then the buffers; every node has
             ``meta["val"]`` (tensors of its layout) and ``meta["label"]``.
         parameters: paths.
-        trained: paths of the parameters whose gradients (None where there is none) follow the loss in the outputs.
+        trained: paths of the parameters whose gradients (None where there is none) follow the loss in the outputs; more
+            may follow.
         num_buffers: how many.
         tf32: whether matrix products and convolutions of float32 compute in it.
 
@@ -166,7 +167,7 @@ def computation_graph(
             builder.values[node] = _visit(builder, node)
     kept: dict[str, tuple[str, int] | None] = {}
     if mode == "training":
-        loss, *gradients = _outputs(traced)
+        loss, *gradients = _outputs(traced)[: 1 + len(trained)]
         nodes = dict(zip(parameters, placeholders, strict=False))
         kept = _keep_gradients(builder, [nodes[path] for path in trained], gradients)
         hold_back(builder.records, builder.backward, builder.part, builder.random, _losses(builder, loss))

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from placeto.capture.costs import DECOMPOSITIONS
+from placeto.capture.dtypes import check_dtypes
 from placeto.capture.labels import Label, Labels
 
 aten = torch.ops.aten
@@ -35,6 +36,7 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
     """The graph of what a function does with these arguments; nodes have ``meta["val"]`` and ``meta["label"]``.
 
     The values in ``meta["val"]`` are tensors on "meta", of the layout of the real ones. Placeholders are all leaves.
+    The graph has ``meta["tensors"]``, the node of each tensor that is still there.
 
     Args:
         function: returns a sequence of tensors and None.
@@ -89,7 +91,9 @@ class _Recorder(TorchDispatchMode):
     def finish(self, outputs: Sequence[Any]) -> GraphModule:
         self.graph.output([self._argument(value) for value in outputs])
         with _use_lazy_graph_module(True):  # its code is hardly ever asked for
-            return _make_graph_module(self.root, self.graph)
+            made = _make_graph_module(self.root, self.graph)
+        made.meta["tensors"] = self.nodes
+        return made
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -101,6 +105,7 @@ class _Recorder(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):
             raise NotImplementedError(f"higher-order op {func.name()}")
         kwargs = kwargs or {}
+        check_dtypes(func, args)
         decomposed = self._decomposed(func, args, kwargs)
         if decomposed is not NotImplemented:
             return decomposed

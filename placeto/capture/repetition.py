@@ -23,7 +23,7 @@ def repeat(graph: Graph, count: int, outputs: Sequence[Sequence[Any]]) -> list[l
     """Add copies of the second micro-batch to a graph until there are `count`; None, and nothing, if the two differ.
 
     They are the same if they call the same ops, in the same order, on values of the same layout: those of their own,
-    those that both are given, and their parts of the batch.
+    those that both are given, and their parts of the batch. Nothing but the outputs may come of them.
 
     Args:
         graph: whose nodes have ``meta["val"]`` and ``meta["label"]``; of micro-batches 0 and 1.
@@ -40,6 +40,9 @@ def repeat(graph: Graph, count: int, outputs: Sequence[Sequence[Any]]) -> list[l
     if not pairs.same(list(outputs[0]), list(outputs[1])):
         return None
     end = next(iter(reversed(graph.nodes)))
+    own = {*first, *second, end}
+    if any(user not in own for node in own for user in node.users):  # such as a buffer that keeps the last value
+        return None
     made: list[list[Any]] = []
     for number in range(2, count):
         copies = {part: _part(graph, part, number) for part in pairs.parts}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,8 +20,12 @@ from placeto.capture.checks import check_arguments, check_module
 from placeto.capture.errors import CaptureError, explain, without_logs
 from placeto.capture.labels import Labels
 from placeto.capture.micro_batches import TRACED, accumulated, batch_length, completed, joined, split_batch
+from placeto.capture.objects import closed, opened
 from placeto.capture.ops import computation_graph
 from placeto.capture.recorder import functional, mutates, record
+from placeto.capture.state import Snapshot, attribute
+from placeto.capture.watch import Signature, Watch
+from placeto.capture.whole import Whole
 from placeto.problem.dtypes import PRECISIONS
 from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph, GraphError
@@ -41,7 +46,17 @@ class Capture:
     traced: GraphModule
     nodes: tuple[tuple[str, ...], ...]  # (N,) names of the traced nodes that each op stands for: its own, then views
     gradients: Mapping[str, tuple[str, int] | None]  # of each parameter: op and output, None for a constant
-    rebuild: Callable[[Sequence[Any]], Any]  # from the outputs of inference, what the module returns
+    rebuild: Callable[..., Any]  # from the outputs beyond gradients, and the arguments, what the module returns
+    whole: Whole | None = None  # the module, with those that the loss brings along
+    watch: Watch | None = None
+    trained: tuple[str, ...] = ()  # paths of the parameters that get gradients
+    paths: tuple[str, ...] = ()  # of parameters, then of buffers
+    micro_batches: int = 1
+    asking: int = 0  # how many tensors of the arguments get a gradient: their gradients follow those of parameters
+
+    def of(self, module: nn.Module) -> nn.Module:
+        """The module whose parameters and buffers go into the step: the one that was captured, or another like it."""
+        return self.whole if self.whole is not None and self.whole.module is module else module
 
 
 def capture_step(
@@ -56,6 +71,7 @@ def capture_step(
     precision: str,
     run: bool,
     micro_batches: int,
+    others: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> Capture:
     """What a function of inputs and targets that calls the module does, as a graph.
 
@@ -71,93 +87,112 @@ def capture_step(
         precision: see `capture_training`.
         run: whether to compute.
         micro_batches: into how many to split the batch.
+        others: further modules that the function calls, by name.
 
     Raises:
         CaptureError: see `capture_training`.
     """
-    check_module(module, name)
+    check_module(module, name, mode == "training")
+    for key, other in others.items():
+        check_module(other, f"{name}: {key}", mode == "training")
     choice(*PRECISIONS)(precision, f"{name}: precision", CaptureError)
     check_arguments(inputs, targets, name)
     tensor = _real if run else _fake
     if run:
-        _check_values(module, (plain(inputs), plain(targets)), name)
-    with ExitStack() as stack:
-        for context in (_without_onednn(), without_logs(), without_reentrant_checkpoints()):
-            stack.enter_context(context)
-        stack.enter_context(torch.random.fork_rng(devices=[]) if run else FakeTensorMode(allow_non_fake_inputs=True))
-        whole = _Step(module, function, labels, micro_batches)
+        _check_values(module, opened((plain(inputs), plain(targets))), name)
+    parts = micro_batches  # that are traced
 
-        def values() -> Any:
-            if run:  # each pass is to draw the same numbers
-                torch.random.manual_seed(_SEED)
-            params = {key: tensor(p).requires_grad_(p.requires_grad) for key, p in whole.named_parameters()}
-            buffers = {key: tensor(b) for key, b in whole.named_buffers()}
-            return params, buffers, *(tree_map(tensor, plain(values)) for values in (inputs, targets))
+    def each_part(arguments: Any, extra: Any) -> list[Tensor | None]:
+        if micro_batches == 1:
+            return function(arguments, extra, 0)
+        outputs: list[Tensor | None] = []
+        for number, values in enumerate(split_batch(arguments, extra, micro_batches)[:parts]):
+            with labels.of_micro_batch(number):
+                outputs += function(*values, number)
+        return outputs
 
-        leaves, spec = tree_flatten(values())
+    whole = Whole(module, each_part, others, name)
+    paths = [path.removeprefix("module.") for path, _ in whole.named_parameters()]
+    trained = [path.removeprefix("module.") for path, p in whole.named_parameters() if p.requires_grad]
+    trained = trained if mode == "training" else []
+    if mode == "training" and not trained:
+        raise CaptureError(f"{name}: the module has no trainable parameter")
+    mode_of_torch = None if run else FakeTensorMode(allow_non_fake_inputs=True)
 
+    def values() -> Any:
+        if run:  # each pass is to draw the same numbers
+            torch.random.manual_seed(_SEED)
+        params = {key: tensor(p).requires_grad_(p.requires_grad) for key, p in whole.named_parameters()}
+        buffers = {key: tensor(b) for key, b in whole.named_buffers()}
+        given = tree_map(lambda leaf: _asking(tensor(leaf), leaf), opened((plain(inputs), plain(targets))))
+        return params, buffers, *given
+
+    @contextmanager
+    def tracing() -> Iterator[None]:
+        with ExitStack() as stack:
+            for context in (_without_onednn(), without_logs(), without_reentrant_checkpoints()):
+                stack.enter_context(context)
+            stack.enter_context(torch.random.fork_rng(devices=[]) if mode_of_torch is None else mode_of_torch)
+            yield
+
+    def recorded(leaves: Sequence[Any], spec: Any) -> GraphModule:
         def flat(*leaves: Any) -> Any:
-            params, buffers, arguments, extra = tree_unflatten(leaves, spec)
-            return torch.func.functional_call(whole, {**params, **buffers}, (arguments, extra))
+            params, buffers, *given = tree_unflatten(leaves, spec)
+            return torch.func.functional_call(whole, {**params, **buffers}, tuple(closed(given)))
 
-        paths = [key for key, _ in whole.named_parameters()]
-        trained = [key for key, p in module.named_parameters() if p.requires_grad] if mode == "training" else []
-        if mode == "training" and not trained:
-            raise CaptureError(f"{name}: the module has no trainable parameter")
+        with torch.enable_grad(), labels.following(module):
+            return record(flat, leaves, labels)
 
-        def join(graph: Graph, parts: list[list[Any]]) -> list[Any]:
-            if mode == "training":
-                return accumulated(graph, parts, trained)
-            return joined(graph, parts, batch_length(inputs, targets))
+    def again() -> Signature:
+        with tracing():
+            return Signature.of(recorded(*tree_flatten(values())), held)
 
-        try:
-            for parts in dict.fromkeys((min(TRACED, micro_batches) if not run else micro_batches, micro_batches)):
-                whole.parts = parts
-                with torch.enable_grad(), labels.following(module):
-                    traced = record(flat, leaves, labels)
+    def join(graph: Graph, outputs: list[list[Any]]) -> list[Any]:
+        if mode == "training":
+            return accumulated(graph, outputs, trained)
+        return joined(graph, outputs, batch_length(inputs, targets))
+
+    state = Snapshot(whole)
+    held = state.tensors()
+    try:
+        with tracing():
+            for parts in dict.fromkeys((micro_batches if run else min(TRACED, micro_batches), micro_batches)):
+                traced = recorded(*tree_flatten(values()))
+                signature = Signature.of(traced, held)
+                own = [(container, key, attribute(where, key)) for where, container, key in state.changes()]
+                if own:
+                    before = signature, traced.meta["tensors"]
+                    after = Signature.of(recorded(*tree_flatten(values())), held, before)
+                    if after.whole != signature.whole:
+                        what = ", ".join(dict.fromkeys(what for _, _, what in own))
+                        raise CaptureError(
+                            f"{name}: forward changes {what}, and the next step would be another: register it as "
+                            "a buffer that keeps its shape (self.register_buffer), or pass it in and out"
+                        )
+                state.restore()
                 if mutates(traced):
                     traced = functional(traced, tree_flatten(values())[0])
                 if micro_batches == 1 or completed(traced, parts, micro_batches, join):
                     break
-        except CaptureError:
-            raise
-        # whatever a user's module raises while it's traced, the reader wants to know that, and where
-        except (Exception, SystemExit) as error:
-            given = tree_flatten((plain(inputs), plain(targets)))[0]
-            shapes = " and ".join(str(tuple(leaf.shape)) for leaf in given if isinstance(leaf, Tensor))
-            hint = f"the tensors given have shapes {shapes}" if shapes and not isinstance(error, SystemExit) else ""
-            raise CaptureError(f"{name}: {explain(error, module, hint)}") from error
-    paths = [key.removeprefix("module.") for key in paths]
-    num_buffers = len(list(module.named_buffers()))
+    except (CaptureError, KeyboardInterrupt):
+        raise
+    # whatever a user's module raises while it's traced, the reader wants to know that, and where
+    except BaseException as error:
+        given = tree_flatten((plain(inputs), plain(targets)))[0]
+        shapes = " and ".join(str(tuple(leaf.shape)) for leaf in given if isinstance(leaf, Tensor))
+        hint = f"the tensors given have shapes {shapes}" if shapes and not isinstance(error, SystemExit) else ""
+        raise CaptureError(f"{name}: {explain(error, module, hint)}") from error
+    finally:
+        state.restore()
+    buffers = [key.removeprefix("module.") for key, _ in whole.named_buffers()]
     try:
-        made = computation_graph(traced, paths, trained, num_buffers, name, mode, precision == "tf32")
+        made = computation_graph(traced, paths, trained, len(buffers), name, mode, precision == "tf32")
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
     graph, nodes, gradients = made
-    return Capture(graph, traced, nodes, gradients, list)
-
-
-class _Step(nn.Module):
-    """A function of a module, as a module: its parameters can be swapped for others until the function returns."""
-
-    def __init__(
-        self, module: nn.Module, function: Callable[[Any, Any, int], list[Tensor | None]], labels: Labels, count: int
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self.function = function
-        self.labels = labels
-        self.count = self.parts = count  # micro-batches, and how many of them are traced
-
-    def forward(self, arguments: Any, extra: Any) -> list[Tensor | None]:
-        """The outputs of each part that is traced, one after another."""
-        if self.count == 1:
-            return self.function(arguments, extra, 0)
-        outputs: list[Tensor | None] = []
-        for number, values in enumerate(split_batch(arguments, extra, self.count)[: self.parts]):
-            with self.labels.of_micro_batch(number):
-                outputs += self.function(*values, number)
-        return outputs
+    modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []
+    watch = Watch(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
+    return Capture(graph, traced, nodes, gradients, list, whole, watch, tuple(trained), (*paths, *buffers))
 
 
 def _fake(value: Any) -> Any:
@@ -165,6 +200,11 @@ def _fake(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+
+def _asking(traced: Any, given: Any) -> Any:
+    """A tensor that stands for another, and asks for a gradient where that does."""
+    return traced.requires_grad_() if isinstance(given, Tensor) and given.requires_grad else traced
 
 
 def _real(value: Any) -> Any:

@@ -10,15 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from placeto.capture.arguments import Inputs, call_module, own_loss
-from placeto.capture.checks import check_arguments, check_loss, check_micro_batches, describe
+from placeto.capture.arguments import Inputs, call_module, own_loss, plain
+from placeto.capture.checks import check_arguments, check_loss, check_micro_batches, check_no_objects, describe
 from placeto.capture.errors import CaptureError, call_loss
+from placeto.capture.gradients import asking, gradients_of
 from placeto.capture.labels import Labels
+from placeto.capture.losses import modules_of
 from placeto.capture.micro_batches import check_split
+from placeto.capture.objects import Kept, holds_tensors
 from placeto.capture.optimizer_step import with_optimizer_step
 from placeto.capture.precision import autocast
 from placeto.capture.steps import Capture, capture_step
@@ -110,7 +111,14 @@ def trace_training(
         CaptureError: see `capture_training`.
     """
 
+    def step(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
+        given = (arguments, extra) if micro_batches == 1 else ()
+        kept.begin(given)
+        outputs = part(arguments, extra, number)
+        return [*outputs, *kept.finish(given, None)]
+
     def part(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
+        asked = asking(arguments, extra)  # before the module changes them
         with autocast(precision):
             output = call_module(module, arguments)
             if loss is None:
@@ -125,9 +133,8 @@ def trace_training(
             raise CaptureError(f"{name}: the loss doesn't depend on any trainable parameter")
         value = value if micro_batches == 1 else value / micro_batches
         labels.tag_backward(value)
-        trainable = [p for p in module.parameters() if p.requires_grad]
         with labels.backward():
-            gradients = torch.autograd.grad(value.reshape(()), trainable, allow_unused=True)
+            gradients = gradients_of(value, [*trainable(), *asked], str(name))
         return [value, *gradients]
 
     name = name if name is not None else type(module).__name__
@@ -135,19 +142,29 @@ def trace_training(
     check_micro_batches(micro_batches, name)
     check_arguments(inputs, targets, name)
     check_split(inputs, targets, micro_batches, name)
-    labels = Labels()
-    return capture_step(
+    check_no_objects((inputs, targets), micro_batches, name)
+    labels, kept = Labels(), Kept()
+    others = modules_of(loss, module) if isinstance(module, nn.Module) else {}
+
+    def trainable() -> list[nn.Parameter]:
+        parts = nn.ModuleList([module, *others.values()])
+        return [parameter for parameter in parts.parameters() if parameter.requires_grad]
+
+    capture = capture_step(
         module,
         inputs,
         targets,
-        part,
+        step,
         labels,
         name=name,
         mode="training",
         precision=precision,
         run=run,
         micro_batches=micro_batches,
+        others=others,
     )
+    count = len(asking(plain(inputs), plain(targets)))
+    return replace(capture, rebuild=kept.rebuild, micro_batches=micro_batches, asking=count)
 
 
 def capture_inference(
@@ -185,32 +202,24 @@ def trace_inference(
     """
 
     def forward(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
+        given = (arguments, extra) if micro_batches == 1 else ()
+        of = Kept() if number else kept
+        of.begin(given)
         with autocast(precision):
             output = call_module(module, arguments)
-        leaves, spec = tree_flatten(output)
-        tensors: list[Tensor | None] = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if not tensors:
+        if not holds_tensors(output):
             raise CaptureError(f"{name}: the module returns no tensor but {describe(output)}")
-        if number and spec != returned["spec"]:
-            raise CaptureError(f"{name}: the module returns something else for each micro-batch, use micro_batches=1")
-        if not number:
-            returned["spec"] = spec
-            returned["leaves"] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            returned["where"] = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        return tensors
+        tensors = of.finish(given, output)
+        if not of.like(kept):
+            raise CaptureError(f"{name}: the module returns something else for each micro-batch: use micro_batches=1")
+        return list(tensors)
 
-    def rebuild(tensors: Sequence[Any]) -> Any:
-        leaves = list(returned["leaves"])
-        for i, tensor in zip(returned["where"], tensors, strict=True):
-            leaves[i] = tensor
-        return tree_unflatten(leaves, returned["spec"])
-
-    returned: dict[str, Any] = {}
-
+    kept = Kept()
     name = name if name is not None else type(module).__name__
     check_micro_batches(micro_batches, name)
     check_arguments(inputs, (), name)
     check_split(inputs, (), micro_batches, name)
+    check_no_objects(inputs, micro_batches, name)
     modes = {m: m.training for m in module.modules()} if isinstance(module, nn.Module) else {}
     try:
         for submodule in modes:
@@ -227,7 +236,7 @@ def trace_inference(
             run=run,
             micro_batches=micro_batches,
         )
-        return replace(capture, rebuild=rebuild)
+        return replace(capture, rebuild=kept.rebuild)
     finally:
         for submodule, training in modes.items():
             submodule.training = training

@@ -64,7 +64,9 @@ def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
     try:
         with torch.device(device):
             return function(*positional, **named)
-    except (Exception, SystemExit) as problem:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:  # SystemExit, and what else a user's code may raise
         raise UsageError(f"{factory}: {explain(problem)}") from problem
 
 
@@ -177,7 +179,9 @@ def _from_name(where: str, factory: str) -> ModuleType:
             looked = f"; looked in {Path.cwd()} and where Python's packages are"
             raise UsageError(f"{factory!r}: there is no module {problem.name!r}{beside or looked}") from None
         raise UsageError(f"{factory!r}: {explain(problem)}") from problem
-    except (Exception, SystemExit) as problem:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:  # SystemExit, and what else a user's code may raise
         raise UsageError(f"{factory!r}: {explain(problem)}") from problem
 
 
@@ -192,7 +196,9 @@ def _from_file(path: Path, factory: str) -> ModuleType:
     sys.modules.setdefault(path.stem, module)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as problem:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:  # SystemExit, and what else a user's code may raise
         raise UsageError(f"{factory!r}: {explain(problem)}") from problem
     return module
 

@@ -10,17 +10,20 @@ for inputs, targets in batches:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
+from threading import RLock
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from placeto.capture.arguments import Inputs, input_leaves, plain
+from placeto.capture.objects import opened
 from placeto.capture.trace import Capture
 from placeto.problem.fields import quote
 from placeto.runtime.devices import LocalDevice
+from placeto.runtime.gradients import add_gradients, has_hooks
 from placeto.runtime.meter import Meter
 from placeto.runtime.placed import PlacedStep, RunError
 
@@ -57,54 +60,114 @@ class PlacedModule:
         self.module, self.capture = module, capture
         self.training = capture.graph.mode == "training"
         self.step = PlacedStep(capture, placement, order, devices)
+        self._lock = RLock()  # a step at a time
+        self._whole = capture.of(module)
         self._named = list(inputs) if isinstance(plain(inputs), dict) else None
         self._count, self._targets = len(inputs), len(targets)
-        leaves, self._spec = tree_flatten((plain(inputs), plain(targets)))
+        leaves, self._spec = tree_flatten(opened((plain(inputs), plain(targets))))
         self._expected = [_kind(leaf) for leaf in leaves]
-        self._parameters = list(module.parameters())
-        self._trained = [p for p in self._parameters if p.requires_grad]
+        self._asking = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
+        self._prefix = "" if self._whole is module else "module."
+        inputs_of = [node.meta["val"] for node in capture.traced.graph.nodes if node.op == "placeholder"]
+        self._tensors = {path: _like(tensor) for path, tensor in zip(capture.paths, inputs_of, strict=False)}
+        parameters = list(self._whole.parameters())
         nodes = {node.name: node for node in capture.traced.graph.nodes}
         places = {node: i for i, node in enumerate(n for n in nodes.values() if n.op == "placeholder")}
         for op, names in enumerate(capture.nodes):  # CPU tensors are where they must be
-            if (place := places.get(nodes[names[0]], len(places))) < len(self._parameters):
+            if (place := places.get(nodes[names[0]], len(places))) < len(parameters):
                 home = devices[int(placement[op])].torch_device
-                self._parameters[place].data = self._parameters[place].data.to(home)
+                parameters[place].data = parameters[place].data.to(home)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """One step.
+        """One step; if another thread is in one, after that.
 
         Raises:
-            RunError: other arguments than were captured, or an op fails.
+            RunError: other arguments than were captured, a module that was changed since, or an op fails.
         """
-        inputs, targets = self._split(arguments, named)
-        leaves, spec = tree_flatten((plain(inputs), plain(targets)))
+        self.step.check_process()
+        with self._lock:
+            return self._run(*self._split(arguments, named))
+
+    def _run(self, inputs: Inputs, targets: Sequence[Any]) -> Any:
+        leaves, spec = tree_flatten(opened((plain(inputs), plain(targets))))
         name = self.capture.graph.name
         if spec != self._spec:
             raise RunError(f"{name} was captured with other arguments: {self._spec.num_leaves} values, in another nest")
         for number, (leaf, expected) in enumerate(zip(leaves, self._expected, strict=True)):
             if (found := _kind(leaf)) != expected:
                 raise RunError(f"{name} was captured with {expected} as value {number} of its arguments, not {found}")
-        values = input_leaves(self.module, inputs, targets)
-        outputs = self.step.run([value.detach() if isinstance(value, Tensor) else value for value in values])
+        own = self._own()
+        self._check(own, leaves)
+        values = [*own.values(), *leaves]
+        given = [value.detach() if isinstance(value, Tensor) else value for value in values]
+        outputs = self.step.run(given)
+        trained = self.capture.trained
+        number = 1 + len(trained) + self.capture.asking if self.training else 0
+        main, kept = outputs[:number], outputs[number:]
+        same = {id(one): value for one, value in zip(given, values, strict=True) if isinstance(value, Tensor)}
+        kept = [same.get(id(tensor), tensor) for tensor in kept]
         if not self.training:
-            return self.capture.rebuild(outputs)
-        loss, *gradients = outputs
-        with torch.no_grad():
-            self._add(gradients)
+            return self.capture.rebuild(kept, (plain(inputs), plain(targets)))
+        if kept:
+            self.capture.rebuild(kept, (plain(inputs), plain(targets)))
+        loss, *gradients = main
+        wanted = [own[path] for path in trained]
+        wanted += [leaf for leaf, asks in zip(leaves, self._asking, strict=True) if asks]
+        add_gradients(wanted, gradients, len(trained))
         return loss.reshape(())
+
+    def _own(self) -> dict[str, Tensor]:
+        """Parameters and buffers of the moment, by path."""
+        found = (*self._whole.named_parameters(), *self._whole.named_buffers())
+        return {path.removeprefix(self._prefix): tensor for path, tensor in found}
+
+    def _check(self, own: dict[str, Tensor], leaves: Sequence[Any]) -> None:
+        """Refuse to run another step than was captured."""
+        name, again = self.capture.graph.name, "place it again"
+        if own.keys() != self._tensors.keys():
+            path = min(own.keys() ^ self._tensors.keys())
+            raise RunError(f"{name} has other parameters or buffers than it was captured with, {quote(path)}: {again}")
+        for path, tensor in own.items():
+            if _like(tensor) != self._tensors[path]:
+                found = f"{quote(path)} is {_kind(tensor)} now"
+                raise RunError(f"{name} was captured with other parameters or buffers, {found}: {again}")
+        if self.training:
+            self._check_gradients(own, leaves)
+        if self.capture.watch is not None and (change := self.capture.watch.change()):
+            raise RunError(f"{name} was changed since it was captured, {change}: {again}, or change it back")
+
+    def _check_gradients(self, own: dict[str, Tensor], leaves: Sequence[Any]) -> None:
+        name, captured = self.capture.graph.name, self.capture.trained
+        trained = {path for path, tensor in own.items() if tensor.requires_grad and isinstance(tensor, nn.Parameter)}
+        if changed := trained.symmetric_difference(captured):
+            path = min(changed)
+            how = "trainable" if path in trained else "frozen"
+            raise RunError(f"{name}: parameter {quote(path)} is {how} now, and wasn't when captured: place it again")
+        for number, (leaf, asks) in enumerate(zip(leaves, self._asking, strict=True)):
+            if isinstance(leaf, Tensor) and leaf.requires_grad != asks:
+                how = "that asks for" if asks else "that doesn't ask for"
+                raise RunError(f"{name} was captured with a tensor {how} a gradient as value {number} of its arguments")
+        hooked = next((path for path in captured if has_hooks(own[path])), None)
+        if hooked is not None and self.capture.micro_batches > 1:
+            raise RunError(
+                f"{name}: parameter {quote(hooked)} has a hook, which would run once for each micro-batch: "
+                "place it without micro-batches, or change gradients after the step"
+            )
 
     def peak_bytes(self, *arguments: Any, **named: Any) -> tuple[Any, list[int]]:
         """What a step returns, and for each device the most bytes of its tensors, which are counted after every op.
 
         Parameters, their gradients, buffers and inputs don't count. To be called while gradients are None.
         """
-        known = [leaf for leaf in input_leaves(self.module, *self._split(arguments, named)) if isinstance(leaf, Tensor)]
-        self.step.meters = [Meter(known) for _ in self.step.devices]
-        try:
-            value = self(*arguments, **named)
-        finally:
-            meters, self.step.meters = self.step.meters, None
-        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        known = [leaf for leaf in input_leaves(self._whole, *self._split(arguments, named)) if isinstance(leaf, Tensor)]
+        self.step.check_process()
+        with self._lock:
+            self.step.meters = [Meter(known) for _ in self.step.devices]
+            try:
+                value = self(*arguments, **named)
+            finally:
+                meters, self.step.meters = self.step.meters, None
+        gradients = [parameter.grad for parameter in self._whole.parameters() if parameter.grad is not None]
         return value, [meter.peak(gradients) for meter in meters]
 
     def _split(self, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Inputs, Sequence[Any]]:
@@ -121,24 +184,16 @@ class PlacedModule:
             )
         return arguments[: self._count], arguments[self._count :]
 
-    def _add(self, gradients: Sequence[Tensor | None]) -> None:
-        """Add gradients to those of the parameters; one that shares its memory is copied."""
-        taken: set[int] = set()
-        for parameter, gradient in zip(self._trained, gradients, strict=True):
-            if gradient is None:
-                continue
-            if parameter.grad is not None:
-                parameter.grad += gradient
-                continue
-            storage = gradient.untyped_storage()
-            own = storage.data_ptr() not in taken and storage.nbytes() == gradient.numel() * gradient.element_size()
-            taken.add(storage.data_ptr())
-            same = gradient.stride() == parameter.stride()
-            parameter.grad = gradient.detach() if own and same else torch.empty_like(parameter).copy_(gradient)
+
+def _like(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype
 
 
 def _kind(leaf: Any) -> str:
     """What a step was captured with: shape and dtype of a tensor, another value itself."""
     if isinstance(leaf, Tensor):
         return f"a tensor {tuple(leaf.shape)} of {str(leaf.dtype).removeprefix('torch.')}"
+    if isinstance(leaf, np.ndarray):
+        digest = sha256(np.ascontiguousarray(leaf).tobytes()).hexdigest()[:8]
+        return f"an array {leaf.shape} of {leaf.dtype} with values {digest}"
     return repr(leaf)

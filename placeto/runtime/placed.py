@@ -14,6 +14,7 @@ Legend: N ops, D devices.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
@@ -35,10 +36,13 @@ from placeto.runtime.devices import LocalDevice
 from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.meter import Meter
 from placeto.runtime.program import Program, draws, moved_to, needed_by
+from placeto.runtime.state import State
 
 
 class RunError(ValueError):
     """A placed step that can't go on; the message names the op and its module."""
+
+    node: Node | None = None  # the call that failed
 
 
 class _Stopped(Exception):
@@ -79,6 +83,8 @@ class PlacedStep:
         self._outputs = plan.outputs
         self._where = {node: index for index, node in enumerate(plan.inputs)}
         self._stamps = stamps
+        self._process = os.getpid()
+        self._state = State(capture.traced, self.updates)
         self._functions = [executable(program, stamp) for program, stamp in self._each()]
         self.meters: list[Meter] | None = None  # if set, for each device what counts the memory of the next steps
         self.stamps: list[Any] = []  # of the last step, for each device
@@ -95,15 +101,24 @@ class PlacedStep:
             RunError: an op fails, or a thread doesn't take work; the step is over on all devices then, and the next
                 one can be run.
         """
+        self.check_process()
         for generator in self.generators.values():
             generator.manual_seed(int(torch.randint(2**62, ())))
+        before = self._state.save(leaves)
         try:
             results = self._attempt(self._functions, leaves)
-        except RunError:
+        except RunError as error:
+            self._state.restore(leaves, before)
             if not any(isinstance(function, Interpreted) for function in self._functions):
+                self._state.go_to(error.node, leaves)
                 raise
             by_python = [program.compile(stamp) for program, stamp in self._each()]
-            results = self._attempt(by_python, leaves)  # which knows the op
+            try:
+                results = self._attempt(by_python, leaves)  # which knows the op
+            except RunError as known:
+                self._state.restore(leaves, before)
+                self._state.go_to(known.node, leaves)
+                raise
         if self._stamps is not None:
             self.stamps = [stamps for _, stamps in results]
             results = [values for values, _ in results]
@@ -120,6 +135,15 @@ class PlacedStep:
         for buffer, node in self.updates:
             leaves[self._where[buffer]].copy_(value(node))
         return [value(node) for node in self._outputs]
+
+    def check_process(self) -> None:
+        """Refuse to run in a fork of the process that made the step: threads don't live on there.
+
+        Raises:
+            RunError: it is one.
+        """
+        if os.getpid() != self._process:
+            raise RunError(f"{self.capture.graph.name} was compiled in another process: compile it anew in this fork")
 
     def _each(self) -> Iterator[tuple[Program, Callable[[], Any] | None]]:
         stamps: Sequence[Callable[[], Any] | None] = self._stamps if self._stamps else [None] * len(self.programs)
@@ -153,7 +177,7 @@ class PlacedStep:
             raise
         except BaseException as problem:
             self._fail([number])
-            raise RunError(self._describe(number, problem)) from problem
+            raise self._described(number, problem) from problem
 
     def _fail(self, numbers: Iterable[int]) -> None:
         """Let all that wait for these devices go on to fail."""
@@ -166,7 +190,7 @@ class PlacedStep:
             while not queue.empty():
                 queue.get()
 
-    def _describe(self, number: int, problem: BaseException) -> str:
+    def _described(self, number: int, problem: BaseException) -> RunError:
         """What failed: the op of the line of the generated program where the error comes from."""
         line, trace = 0, problem.__traceback__
         while trace is not None:
@@ -177,7 +201,9 @@ class PlacedStep:
         graph, of = self.capture.graph, {name: op for op, names in enumerate(self.capture.nodes) for name in names}
         where = f"op {quote(graph.op_names[of[node.name]])}" if node is not None and node.name in of else "a call"
         reason = next(iter(str(problem).strip().splitlines()), "")
-        return f"{where} on {self.devices[number].name}: {type(problem).__name__}: {reason}"
+        error = RunError(f"{where} on {self.devices[number].name}: {type(problem).__name__}: {reason}")
+        error.node = node
+        return error
 
 
 class _Plan:

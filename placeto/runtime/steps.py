@@ -48,7 +48,7 @@ def real_training(
         StepError: a tensor is on "meta", where nothing can be run.
     """
     capture = trace_training(module, inputs, loss, targets=targets, name=name, micro_batches=micro_batches)
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in capture.of(module).parameters() if parameter.requires_grad]
 
     def eager() -> Any:
         with torch.enable_grad():
@@ -83,9 +83,10 @@ def real_step(module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequ
 
 def _leaves(capture: Capture, module: nn.Module, inputs: Inputs, targets: Sequence[Any]) -> tuple[Any, ...]:
     """What goes in, with copies of the buffers, which steps change."""
-    leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in input_leaves(module, inputs, targets)]
-    first = len(list(module.parameters()))
-    for place in range(first, first + len(list(module.buffers()))):
+    whole = capture.of(module)
+    leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in input_leaves(whole, inputs, targets)]
+    first = len(list(whole.parameters()))
+    for place in range(first, first + len(list(whole.buffers()))):
         leaves[place] = leaves[place].clone()
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.device.type != "cpu":

@@ -1,0 +1,71 @@
+"""Modules that a loss function brings along: itself, or what it closes over."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from placeto.capture.objects import has_attributes
+
+_DEEPEST = 4  # functions of functions
+
+
+def modules_of(loss: Callable[..., Any] | None, module: nn.Module) -> dict[str, nn.Module]:
+    """Modules with parameters or buffers that aren't the module's own, which a loss reads, by name.
+
+    Found are the loss itself, the module that it is a method of, and what functions, partials and callable objects
+    close over or take from their file.
+    """
+    known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    found: dict[str, nn.Module] = {}
+    for part in _held(loss, 0):
+        own = [tensor for tensor in (*part.parameters(), *part.buffers()) if id(tensor) not in known]
+        if own:
+            known |= set(map(id, own))
+            name = "loss" if not found else f"loss_{len(found)}"
+            while any(path == name or path.startswith(f"{name}.") for path, _ in module.named_modules()):
+                name += "_"
+            found[name] = part
+    return found
+
+
+def _held(thing: Any, depth: int) -> Iterator[nn.Module]:
+    if isinstance(thing, nn.Module):
+        yield thing
+        return
+    inside: list[Any] = []
+    if depth > _DEEPEST:
+        return
+    if isinstance(thing, functools.partial):
+        inside = [thing.func, *thing.args, *thing.keywords.values()]
+    elif isinstance(thing, types.MethodType):
+        inside = [thing.__self__, thing.__func__]
+    elif isinstance(thing, types.FunctionType):
+        closure = (cell for cell in thing.__closure__ or ())
+        inside = [cell.cell_contents for cell in closure if cell != types.CellType()]
+        inside += [*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+        inside += [thing.__globals__[name] for name in _globals(thing.__code__) if name in thing.__globals__]
+        inside = [part for part in inside if not isinstance(part, types.FunctionType) or part is not thing]
+    elif isinstance(thing, list | tuple):
+        inside = list(thing)
+    elif isinstance(thing, dict):
+        inside = list(thing.values())
+    elif has_attributes(thing):
+        inside = list(getattr(thing, "__dict__", {}).values())
+    for part in inside:
+        yield from _held(part, depth + 1)
+
+
+def _globals(code: types.CodeType) -> Iterator[str]:
+    """Names that a function takes from its file."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _globals(constant)

@@ -1,0 +1,220 @@
+"""Arguments and outputs that are objects holding tensors, such as caches and dataclasses.
+
+`opened` puts an `Opened` in an object's place, which pytrees look into: its tensors are leaves as those of a list are.
+`closed` makes objects of them again, copies or the very ones that were opened.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import (
+    Context,
+    register_pytree_node,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+
+_DEEPEST = 6  # objects within objects
+_CLOSED = (
+    Tensor,
+    nn.Module,
+    type,
+    enum.Enum,
+    BaseException,
+    logging.Logger,
+    functools.partial,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    torch.Generator,
+)
+
+Objects = dict[int, Any]
+"""The objects that were opened, by number."""
+
+
+class Opened:
+    """What an object holds; its number stands for it where it occurs again."""
+
+    def __init__(self, kind: type, number: int, keys: tuple[Any, ...], values: list[Any], again: bool = False) -> None:
+        self.kind, self.number, self.keys, self.values, self.again = kind, number, keys, values, again
+
+
+def _flatten(value: Opened) -> tuple[list[Any], Context]:
+    return value.values, (value.kind, value.number, value.keys, value.again)
+
+
+def _unflatten(values: Any, context: Context) -> Opened:
+    kind, number, keys, again = context
+    return Opened(kind, number, keys, list(values), again)
+
+
+register_pytree_node(Opened, _flatten, _unflatten)
+
+
+def opened(value: Any, objects: Objects | None = None, every: bool = True, containers: bool = False) -> Any:
+    """A nest in which each object with attributes is an `Opened`.
+
+    Args:
+        value: a nest.
+        objects: gets those that are opened; those that it has already keep their numbers.
+        every: open all objects; if not, only those that hold tensors, or that are known.
+        containers: open lists and dicts as well.
+    """
+    found = {} if objects is None else objects
+    numbers = {id(known): number for number, known in found.items()}
+    met: set[int] = set()
+
+    def is_opened(part: Any) -> bool:
+        if containers and type(part) in (list, dict):
+            return every or id(part) in numbers
+        return has_attributes(part) and (every or id(part) in numbers or holds_tensors(part))
+
+    def enter(part: Any, depth: int) -> Any:
+        if depth > _DEEPEST or not is_opened(part):
+            return part
+        number = numbers.setdefault(id(part), len(numbers))
+        found[number] = part
+        if number in met:
+            return Opened(type(part), number, (), [], again=True)
+        met.add(number)
+        inside = _inside(part)
+        values = [tree_map(lambda one: enter(one, depth + 1), one, is_leaf=is_opened) for one in inside.values()]
+        return Opened(type(part), number, tuple(inside), values)
+
+    return tree_map(lambda part: enter(part, 0), value, is_leaf=is_opened)
+
+
+def closed(value: Any, objects: Objects | None = None) -> Any:
+    """A nest with objects in place of what `opened` made of them.
+
+    Args:
+        value: a nest.
+        objects: known ones, which are given what was opened; those that are made are added.
+    """
+    made = {} if objects is None else objects
+
+    def leave(part: Any) -> Any:
+        if not isinstance(part, Opened):
+            return part
+        if issubclass(part.kind, tuple) and not part.again:
+            made[part.number] = tuple.__new__(part.kind, [_closed_in(leave, inside) for inside in part.values])
+            return made[part.number]
+        if part.number not in made:
+            made[part.number] = object.__new__(part.kind) if part.kind not in (list, dict) else part.kind()
+        thing = made[part.number]
+        if not part.again:
+            _fill(thing, part.keys, [_closed_in(leave, inside) for inside in part.values])
+        return thing
+
+    return _closed_in(leave, value)
+
+
+class Kept:
+    """What a step returns, and what it does to the objects, lists and dicts that it is given."""
+
+    def __init__(self) -> None:
+        self._objects: Objects = {}
+        self._before: tuple[list[Any], Any] = [], None
+        self._leaves: list[Any] = []
+        self._spec: Any = None
+        self._tensors: list[int] = []  # where they are among the leaves
+        self.changed = False
+        self._looks = True  # whether it looks at arguments
+
+    def begin(self, arguments: Any) -> None:
+        """Look at arguments, before the step; () where it doesn't matter what becomes of them."""
+        self._objects, self._looks = {}, arguments != ()
+        self._before = tree_flatten(opened(arguments, self._objects, containers=True))
+
+    def finish(self, arguments: Any, output: Any) -> list[Tensor]:
+        """The tensors of the output, and of the arguments where the step changes them."""
+        leaves, spec = tree_flatten(opened(arguments, dict(self._objects), containers=True))
+        before, as_it_was = self._before
+        self.changed = spec != as_it_was or not all(
+            one is other or (not isinstance(one, Tensor) and one == other)
+            for one, other in zip(leaves, before, strict=True)
+        )
+        both = arguments if self.changed else (), output
+        leaves, self._spec = tree_flatten(opened(both, dict(self._objects), every=False, containers=True))
+        self._tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return [leaves[place] for place in self._tensors]
+
+    def like(self, other: Kept) -> bool:
+        """Whether another step returned the same, but for the values of tensors."""
+        return bool(self._spec == other._spec and self._tensors == other._tensors)
+
+    def rebuild(self, tensors: Sequence[Any], arguments: Any = ()) -> Any:
+        """The output; objects among the arguments are changed as by the step."""
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._tensors, tensors, strict=True):
+            leaves[place] = tensor
+        objects: Objects = {}
+        if self._looks:
+            opened(arguments, objects, containers=True)
+        return closed(tree_unflatten(leaves, self._spec), objects)[1]
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether a tensor is in a nest, or in an object in it."""
+    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(opened(value)))
+
+
+def has_attributes(thing: Any) -> bool:
+    """Whether a thing is an object of its own kind that holds others by name, and can be copied by these."""
+    kind = type(thing)
+    if isinstance(thing, _CLOSED) or kind.__module__ in ("builtins", "numpy", "torch", "pathlib", "datetime"):
+        return False
+    if issubclass(kind, tuple):  # pytrees know named tuples, but none of their subclasses
+        return hasattr(kind, "_fields") and tuple not in kind.__bases__
+    if kind.__new__ is not object.__new__:
+        return False  # made in a way of its own
+    return hasattr(thing, "__dict__") or any("__slots__" in vars(base) for base in kind.__mro__)
+
+
+def _inside(thing: Any) -> dict[Any, Any]:
+    """What an object holds by name: its ``__dict__``, then its slots; or what is in a list or dict."""
+    if type(thing) is list:
+        return dict(enumerate(thing))
+    if type(thing) is dict:
+        return dict(thing)
+    if isinstance(thing, tuple):
+        return dict(zip(thing._fields, thing, strict=True))  # type: ignore[attr-defined]
+    found = dict(getattr(thing, "__dict__", {}))
+    for kind in type(thing).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(thing, name):
+                found[name] = getattr(thing, name)
+    return found
+
+
+def _fill(thing: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+    """Give an object what it holds; what it held besides is gone."""
+    if type(thing) is list:
+        thing[:] = values
+    elif type(thing) is dict:
+        made = dict(zip(keys, values, strict=True))
+        thing.clear()
+        thing.update(made)
+    else:
+        for key in set(_inside(thing)) - set(keys):
+            object.__delattr__(thing, key)
+        for key, value in zip(keys, values, strict=True):
+            object.__setattr__(thing, key, value)
+
+
+def _closed_in(leave: Any, value: Any) -> Any:
+    return tree_map(leave, value, is_leaf=lambda part: isinstance(part, Opened))

@@ -1,0 +1,128 @@
+"""What a module holds beside its parameters: attributes, and what is in its lists, dicts and objects.
+
+A step may change some of it while it is traced, and users change some of it afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from placeto.capture.objects import has_attributes
+
+_DEEPEST = 3  # containers within containers of a module
+_LARGEST = 10_000  # items of a container that is looked into
+_OF_TORCH = ("_parameters", "_buffers", "_modules")
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def named(path: str, part: nn.Module) -> str:
+    """A module for a message, by its path in a `Whole`."""
+    short = path.removeprefix("module").removeprefix(".")
+    return f"module {short!r} ({type(part).__name__})" if short else "the module"
+
+
+def attribute(where: str, key: str) -> str:
+    """What was changed, for a message: an attribute of a module, as `Snapshot.changes` gives it."""
+    module, _, inside = where.partition(", .")
+    return f".{inside or key} of {module}"
+
+
+class Snapshot:
+    """The state of a module, of its submodules and of what they hold, as it was.
+
+    Args:
+        module: which is looked through.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._kept: list[tuple[str, Any, Any]] = []  # where, container, a shallow copy of it
+        self._seen: set[int] = set()
+        self._registered: set[int] = set()  # dicts of parameters and of buffers
+        for path, part in module.named_modules():
+            self._seen.add(id(vars(part)))
+            self._registered |= {id(part._parameters), id(part._buffers)}
+            self._keep(named(path, part), vars(part), 0)
+
+    def changes(self, tensors: bool = True) -> Iterator[tuple[str, Any, str]]:
+        """Each attribute or item that is other than it was: where it is, its container, and what it is called.
+
+        Args:
+            tensors: also which tensors parameters and buffers are; if not, only which there are.
+        """
+        for where, container, copy in self._kept:
+            if not tensors and id(container) in self._registered and container.keys() == copy.keys():
+                continue
+            if _unchanged(container, copy):
+                continue
+            if not isinstance(container, dict):
+                yield where, container, where
+                continue
+            for key in [*copy, *(key for key in container if key not in copy)]:
+                if key not in copy or key not in container or not _same(container[key], copy[key]):
+                    yield where, container, str(key)
+
+    def restore(self, only: Container[tuple[int, str]] | None = None) -> None:
+        """Put everything back as it was, or some attributes, by the identity of their container and their names."""
+        for where, container, copy in self._kept:
+            if _unchanged(container, copy):
+                continue
+            if only is not None and isinstance(container, dict):
+                for key in {*copy, *container}:
+                    if (id(container), str(key)) in only:
+                        container.pop(key, None)
+                        container.update({key: copy[key]} if key in copy else {})
+                continue
+            if only is not None and (id(container), where) not in only:
+                continue
+            container.clear()
+            if isinstance(container, dict | set):
+                container.update(copy)
+            else:
+                container.extend(copy)
+
+    def tensors(self) -> list[Tensor]:
+        """Those that are held as they are."""
+        parts = (copy.values() if isinstance(copy, dict) else copy for _, _, copy in self._kept)
+        return [part for of in parts for part in of if isinstance(part, Tensor)]
+
+    def _keep(self, where: str, container: Any, depth: int) -> None:
+        copy = container.copy()
+        self._kept.append((where, container, copy))
+        items = copy.items() if isinstance(copy, dict) else ((None, part) for part in copy)
+        for key, part in items:
+            if key in _OF_TORCH and depth == 0:
+                self._seen.add(id(part))
+                self._kept.append((where, part, part.copy()))
+                continue
+            inside = part if type(part) in (dict, list, set, deque) or isinstance(part, dict) else None
+            if inside is None and not isinstance(part, _PLAIN) and has_attributes(part):
+                inside = getattr(part, "__dict__", None)
+            if inside is None or id(inside) in self._seen or depth == _DEEPEST or len(inside) > _LARGEST:
+                continue
+            self._seen.add(id(inside))
+            self._keep(f"{where}, .{key}" if depth == 0 else where, inside, depth + 1)
+
+
+def _unchanged(container: Any, copy: Any) -> bool:
+    """Whether a container holds the very objects that it held."""
+    if len(container) != len(copy):
+        return False
+    if isinstance(copy, dict):
+        pairs = zip(container.items(), copy.items(), strict=True)
+        return all(key is other or key == other for (key, _), (other, _) in pairs) and all(
+            _same(one, other) for one, other in zip(container.values(), copy.values(), strict=True)
+        )
+    if isinstance(copy, set):
+        return container == copy
+    return all(map(_same, container, copy))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    return type(one) is type(other) and isinstance(one, _PLAIN) and (one == other or (one != one and other != other))

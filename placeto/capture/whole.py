@@ -1,0 +1,122 @@
+"""A module with the function that calls it, as one module whose tensors can be swapped while it is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from placeto.capture.errors import CaptureError
+from placeto.capture.state import named
+
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class Whole(nn.Module):
+    """A function of a module, as a module.
+
+    Buffers that the module assigns anew while the function runs keep their place: their values are changed.
+
+    Args:
+        module: what the function calls.
+        function: of arguments and targets.
+        others: further modules that it reads, by name.
+        name: of the graph, for messages.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        function: Callable[[Any, Any], list[Tensor | None]],
+        others: Mapping[str, nn.Module],
+        name: str,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        for key, other in others.items():
+            self.add_module(key, other)
+        self.function = function
+        self.title = name
+
+    def forward(self, arguments: Any, extra: Any) -> list[Tensor | None]:
+        """What the function returns."""
+        parts = dict(self.named_modules())
+        given = {path: dict(part._buffers) for path, part in parts.items()}
+        owned = {path: dict(part._parameters) for path, part in parts.items()}
+        with _InPlace(self.title):
+            outputs = self.function(arguments, extra)
+        for path, part in parts.items():
+            self._check_parameters(path, part, owned[path])
+        buffers = [(path, parts[path], name, buffer) for path, of in given.items() for name, buffer in of.items()]
+        return self._keep(buffers, outputs)
+
+    def _keep(
+        self, buffers: list[tuple[str, nn.Module, str, Tensor | None]], outputs: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Copy what was assigned to buffers into those that were there; returns the outputs as they are before."""
+        copies: list[tuple[Tensor, Tensor]] = []
+        done: set[int] = set()
+        for path, part, name, buffer in buffers:
+            new = part._buffers.get(name, getattr(part, name, None))
+            if new is buffer or (buffer is not None and id(buffer) in done):
+                continue
+            if buffer is None or not isinstance(new, Tensor) or not _alike(new, buffer):
+                was = "None" if buffer is None else _layout(buffer)
+                became = _layout(new) if isinstance(new, Tensor) else "no tensor"
+                where = named(path, part)
+                raise CaptureError(
+                    f"{self.title}: {where} assigns its buffer {name!r} anew, which was {was}, as {became}: "
+                    "give it its last shape and dtype before, as a step keeps both"
+                )
+            done.add(id(buffer))
+            copies.append((buffer, new))
+        storages = {buffer.untyped_storage()._cdata for buffer, _ in copies}
+        outputs = [
+            one.clone() if isinstance(one, Tensor) and one.untyped_storage()._cdata in storages else one
+            for one in outputs
+        ]
+        with torch.no_grad():
+            values = [new.detach().clone() for _, new in copies]
+            for (buffer, _), value in zip(copies, values, strict=True):
+                buffer.copy_(value)
+        return outputs
+
+    def _check_parameters(self, path: str, part: nn.Module, owned: Mapping[str, Any]) -> None:
+        for name, parameter in part._parameters.items():
+            if name not in owned or parameter is not owned[name]:
+                how = "anew" if name in owned else "for the first time"
+                raise CaptureError(
+                    f"{self.title}: {named(path, part)} assigns its parameter {name!r} {how} in forward: "
+                    "assign it before, and change it by parameter.data.copy_(...)"
+                )
+
+
+class _InPlace(TorchFunctionMode):
+    """``tensor.data = value`` changes the tensor in place, which is seen; to torch the tensor would be another."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self.title = title
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func != _SET_DATA:
+            return func(*args, **(kwargs or {}))
+        tensor, value = args
+        if not _alike(value, tensor):
+            raise CaptureError(
+                f"{self.title}: .data of {_layout(tensor)} is assigned {_layout(value)}: keep shape and dtype"
+            )
+        with torch.no_grad():
+            tensor.data.copy_(value)
+        return None
+
+
+def _alike(new: Any, old: Tensor) -> bool:
+    return isinstance(new, Tensor) and new.shape == old.shape and new.dtype == old.dtype
+
+
+def _layout(tensor: Tensor) -> str:
+    return f"a tensor {tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"

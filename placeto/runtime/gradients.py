@@ -1,0 +1,43 @@
+"""Gradients of a placed step, given to the tensors that they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def add_gradients(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], parameters: int) -> None:
+    """Add gradients to the ``.grad`` of tensors, as ``backward()`` does.
+
+    Where a tensor has hooks, or isn't a parameter, autograd itself does it: hooks run as they do in a backward pass.
+
+    Args:
+        tensors: that ask for gradients.
+        gradients: of each, or None.
+        parameters: how many of them, the first ones, are parameters.
+    """
+    pairs = [(one, gradient) for one, gradient in zip(tensors, gradients, strict=True) if gradient is not None]
+    if len(tensors) > parameters or any(has_hooks(tensor) for tensor in tensors):
+        own = [gradient.reshape(one.shape) for one, gradient in pairs]
+        if pairs:
+            torch.autograd.backward([one for one, _ in pairs], own)
+        return
+    taken: set[int] = set()  # memory that is a gradient already: another one that shows it is a copy
+    with torch.no_grad():
+        for tensor, gradient in pairs:
+            if tensor.grad is not None:
+                tensor.grad += gradient
+                continue
+            storage = gradient.untyped_storage()
+            own_memory = storage.data_ptr() not in taken
+            own_memory &= storage.nbytes() == gradient.numel() * gradient.element_size()
+            taken.add(storage.data_ptr())
+            same = gradient.stride() == tensor.stride()
+            tensor.grad = gradient.detach() if own_memory and same else torch.empty_like(tensor).copy_(gradient)
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether something is called when a tensor gets its gradient."""
+    return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))

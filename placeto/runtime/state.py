@@ -1,0 +1,62 @@
+"""Buffers of a step that fails: they are left as the module itself would have left them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from placeto.runtime.program import Program, needed_by
+
+aten = torch.ops.aten
+_BATCH_NORMS = {aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm}
+_RUNNING, _TRAINING = slice(3, 5), 5  # their arguments: statistics, which change where this is true
+
+
+class State:
+    """What of its inputs a traced step changes.
+
+    Args:
+        traced: the step, functional but for the statistics of batch norms.
+        updates: inputs and what is copied into them at the end.
+    """
+
+    def __init__(self, traced: GraphModule, updates: Sequence[tuple[Node, Node]]) -> None:
+        self.nodes = list(traced.graph.nodes)
+        self.updates = list(updates)
+        self.places = {node: place for place, node in enumerate(n for n in self.nodes if n.op == "placeholder")}
+        self._norms = [node for node in self.nodes if getattr(node.target, "overloadpacket", None) in _BATCH_NORMS]
+        self._norms = [node for node in self._norms if node.args[_TRAINING] is True]
+        statistics = dict.fromkeys(one for node in self._norms for one in node.args[_RUNNING])
+        self._changed = [self.places[one] for one in statistics if isinstance(one, Node) and one in self.places]
+
+    def save(self, leaves: Sequence[Any]) -> list[Tensor]:
+        """What ops change while the step runs, as it was."""
+        return [leaves[place].clone() for place in self._changed]
+
+    def restore(self, leaves: Sequence[Any], saved: Sequence[Tensor]) -> None:
+        """Put back what was saved."""
+        with torch.no_grad():
+            for place, value in zip(self._changed, saved, strict=True):
+                leaves[place].copy_(value)
+
+    def go_to(self, failed: Node | None, leaves: Sequence[Any]) -> None:
+        """Change buffers as the ops before one do, in the order of the module; nothing where it isn't known.
+
+        On GPUs nothing is changed either: the tensors of a program are copies there.
+        """
+        if failed is None or any(isinstance(leaf, Tensor) and leaf.device.type != "cpu" for leaf in leaves):
+            return
+        before = self.nodes[: self.nodes.index(failed)]
+        ran = set(before)
+        updates = [(buffer, value) for buffer, value in self.updates if value in ran]
+        values = [value for _, value in updates]
+        needed = needed_by([*values, *(node for node in self._norms if node in ran)])
+        calls = tuple(node for node in before if node in needed and node.op in ("call_function", "get_attr"))
+        program = Program(tuple(self.places), calls, values, torch.device("cpu"))
+        with torch.no_grad():
+            for (buffer, _), value in zip(updates, program.compile()(*leaves), strict=True):
+                leaves[self.places[buffer]].copy_(value)

@@ -1,0 +1,79 @@
+"""Dtypes that don't go together are refused as torch's kernels refuse them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from placeto.capture.errors import CaptureError
+from placeto.capture.trace import capture_inference, capture_training
+
+
+def of(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+HALF, LONG, INT = torch.float16, torch.int64, torch.int32
+WRONG: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "linear": (functional.linear, [of(2, 4), of(3, 4, dtype=HALF)]),
+    "bias": (functional.linear, [of(2, 4), of(3, 4), of(3, dtype=HALF)]),
+    "mm": (torch.mm, [of(2, 4), of(4, 3, dtype=LONG)]),
+    "mv": (torch.mv, [of(2, 4), of(4, dtype=torch.float64)]),
+    "addbmm": (torch.addbmm, [of(2, 3, dtype=HALF), of(2, 2, 4), of(2, 4, 3)]),
+    "conv1d": (functional.conv1d, [of(1, 3, 8), of(2, 3, 3, dtype=HALF)]),
+    "conv2d": (functional.conv2d, [of(1, 3, 8, 8, dtype=LONG), of(2, 3, 3, 3)]),
+    "layer norm": (lambda x, w: functional.layer_norm(x, (4,), w, w), [of(2, 4), of(4, dtype=HALF)]),
+    "group norm": (lambda x, w: functional.group_norm(x, 2, w, w), [of(2, 4, 3), of(4, dtype=HALF)]),
+    "batch norm": (lambda x, w: functional.batch_norm(x, None, None, w, w, True), [of(2, 4), of(4, dtype=HALF)]),
+    "labels": (functional.cross_entropy, [of(2, 4), of(2, dtype=INT)]),
+    "entropy": (functional.binary_cross_entropy, [of(2), of(2, dtype=LONG)]),
+    "index_add": (lambda x, i, y: x.index_add(0, i, y), [of(2, 4), of(1, dtype=LONG), of(1, 4, dtype=HALF)]),
+    "grid": (
+        lambda x, at: functional.grid_sample(x, at, align_corners=False),
+        [of(1, 1, 4, 4), of(1, 2, 2, 2, dtype=HALF)],
+    ),
+    "softmax": (lambda x: functional.softmax(x, 0), [of(3, dtype=LONG)]),
+    "gelu": (functional.gelu, [of(3, dtype=LONG)]),
+}
+RIGHT: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "mixed layer norm": (lambda x, w: functional.layer_norm(x, (4,), w, w), [of(2, 4, dtype=torch.bfloat16), of(4)]),
+    "integers": (torch.mm, [of(2, 4, dtype=LONG), of(4, 3, dtype=LONG)]),
+    "promoted": (torch.add, [of(2), of(2, dtype=HALF)]),
+    "labels": (functional.cross_entropy, [of(2, 4), of(2, dtype=LONG)]),
+}
+
+
+class Call(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Tensor) -> Any:
+        return self.function(*arguments)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_torch_refuses_is_refused(name: str) -> None:
+    function, arguments = WRONG[name]
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        function(*arguments)
+    with pytest.raises(CaptureError, match=r"TypeError: aten\.\w+ "):
+        capture_inference(Call(function), arguments)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_torch_takes_is_taken(name: str) -> None:
+    function, arguments = RIGHT[name]
+    function(*arguments)
+    assert capture_inference(Call(function), arguments).num_ops
+
+
+def test_the_layer_is_named() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).half())
+    with pytest.raises(CaptureError, match=r"^Sequential: module '1' \(Linear\).*float16 and float32: cast one"):
+        capture_training(module, [of(2, 4)], lambda y: y.sum())
+    graph = capture_training(module, [of(2, 4)], lambda y: y.sum(), precision="bf16")
+    assert graph.num_ops

@@ -1,0 +1,40 @@
+"""Which modules a loss brings along."""
+
+import functools
+
+from torch import Tensor, nn
+
+from placeto.capture.losses import modules_of
+
+GLOBAL = nn.Linear(2, 2)
+
+
+def with_global(output: Tensor) -> Tensor:
+    """A loss with a module of its file."""
+    return GLOBAL(output).sum()
+
+
+def test_a_loss_without_modules_brings_none() -> None:
+    model = nn.Linear(2, 2)
+    assert not modules_of(None, model)
+    assert not modules_of(nn.MSELoss(), model)
+    assert not modules_of(lambda output: (output * model.weight).sum(), model)  # the model's own
+
+
+def test_modules_are_found_once_and_named_apart() -> None:
+    model, one, other = nn.ModuleDict({"loss": nn.Linear(2, 2)}), nn.Linear(2, 2), nn.Linear(2, 2)
+    assert modules_of(one, nn.Linear(2, 2)) == {"loss": one}
+    assert modules_of(one, model) == {"loss_": one}
+    loss = functools.partial(lambda first, output: other(first(output)) + first(output), one)
+    assert list(modules_of(loss, nn.Linear(2, 2)).values()) == [other, one]
+    assert list(modules_of(with_global, model).values()) == [GLOBAL]
+
+
+def test_functions_that_call_each_other_end() -> None:
+    def first(output: Tensor) -> Tensor:
+        return second(output)
+
+    def second(output: Tensor) -> Tensor:
+        return first(output)
+
+    assert not modules_of(first, nn.Linear(2, 2))

@@ -1,0 +1,215 @@
+"""Buffers that a step assigns anew, attributes that it sets, and what a failed step leaves behind."""
+
+import copy
+import os
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+
+from placeto.capture.errors import CaptureError
+from placeto.runtime.placed import RunError
+from tests.runtime.true import assert_as_eager, square, step_of
+
+
+class Layer(nn.Module):
+    """With what forward does as a function of itself and its input."""
+
+    def __init__(self, forward: Any, **attributes: Any) -> None:
+        super().__init__()
+        self.layer, self.compute = nn.Linear(4, 4), forward
+        for name, value in attributes.items():
+            if isinstance(value, Tensor) and not name.startswith("plain"):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.compute(self, x)
+
+
+def averaged(self: Any, x: Tensor) -> Tensor:
+    y = self.layer(x)
+    self.mean = 0.9 * self.mean + 0.1 * y.detach().mean(0)
+    self.count = self.count + 1
+    return y + self.mean * self.count
+
+
+def registered(self: Any, x: Tensor) -> Tensor:
+    self.layer.register_buffer("inner", self.layer.inner * 0.5 + x.mean(0), persistent=False)
+    self.layer.inner, self.mean = self.mean, self.layer.inner
+    return self.layer(x) * self.layer.inner - self.mean
+
+
+def normalised(self: Any, x: Tensor) -> Tensor:
+    self.layer.weight.data = functional.normalize(self.layer.weight.data, dim=1) * 0.5
+    return self.layer(x)
+
+
+def test_buffers_and_data_assigned_anew_are_as_in_eager() -> None:
+    x = torch.randn(3, 4)
+    assert_as_eager(Layer(averaged, mean=torch.zeros(4), count=torch.tensor(0)), [x], steps=3)
+    module = Layer(registered, mean=torch.ones(4))
+    module.layer.register_buffer("inner", torch.zeros(4))
+    assert_as_eager(module, [x], steps=3)
+    assert_as_eager(Layer(normalised), [x], steps=3)
+
+
+def test_the_value_that_a_buffer_had_is_returned() -> None:
+    def shifted(self: Any, x: Tensor) -> Any:
+        before, self.state = self.state, self.layer(x) + self.state
+        return before, self.state, before.t()
+
+    module, x = Layer(shifted, state=torch.ones(4, 4)), torch.randn(4, 4)
+    other = copy.deepcopy(module)
+    step = step_of(module, [x])
+    for _ in range(3):
+        with torch.no_grad():
+            wanted = other(x)
+        assert all(torch.equal(a, b) for a, b in zip(step(x), wanted, strict=True))
+        assert torch.equal(module.state, other.state)
+
+
+def grown(self: Any, x: Tensor) -> Tensor:
+    self.cache = torch.cat([self.cache, self.layer(x).detach()])
+    return self.layer(x) + self.cache.mean()
+
+
+def remembered(self: Any, x: Tensor) -> Tensor:
+    before = torch.zeros(3, 4) if self.plain is None else self.plain
+    y = self.layer(x) + before
+    self.plain = y.detach()
+    return y
+
+
+def listed(self: Any, x: Tensor) -> Tensor:
+    y = self.layer(x) + sum(self.plain_list)
+    self.plain_list.append(y.detach())
+    return y
+
+
+def counted(self: Any, x: Tensor) -> Tensor:
+    self.plain += 1
+    return self.layer(x) / self.plain
+
+
+def made_anew(self: Any, x: Tensor) -> Tensor:
+    self.layer.weight = nn.Parameter(self.layer.weight * 2)
+    return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Layer(grown, cache=torch.ones(1, 4)), "the module assigns its buffer 'cache' anew"),
+        (Layer(remembered, plain=None), r"forward changes \.plain of the module, and the next step"),
+        (Layer(remembered, plain=torch.zeros(3, 4)), r"forward changes \.plain of the module, and the next step"),
+        (Layer(listed, plain_list=[]), r"forward changes \.plain_list of the module"),
+        (Layer(counted, plain=0), r"forward changes \.plain of the module, and the next step"),
+        (Layer(made_anew), r"module 'layer' \(Linear\) assigns its parameter 'weight' anew"),
+    ],
+    ids=["grown", "none", "tensor", "list", "number", "parameter"],
+)
+def test_state_that_would_be_lost_is_refused(module: nn.Module, message: str) -> None:
+    before = copy.copy(vars(module))
+    with pytest.raises(CaptureError, match=f"^Layer: {message}"):
+        step_of(module, [torch.ones(3, 4)], loss=square)
+    assert vars(module) == before
+
+
+def test_attributes_that_no_step_reads_are_left_alone() -> None:
+    def noted(self: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = self.notes["last"] = self.layer(x)
+        self.things.append(self.last)
+        return self.last
+
+    module = Layer(noted, calls=0, notes={}, things=[])
+    assert_as_eager(module, [torch.randn(3, 4)])
+    assert module.calls == 0
+    assert not module.notes
+    assert not module.things
+    assert not hasattr(module, "last")
+
+
+def test_what_is_made_once_is_made_again_by_every_step() -> None:
+    def lazily(self: Any, x: Tensor) -> Tensor:
+        if self.plain is None:
+            self.plain = torch.arange(4.0).cos()
+        return self.layer(x) * self.plain
+
+    module, x = Layer(lazily, plain=None), torch.randn(3, 4)
+    step = step_of(module, [x], loss=square)
+    assert module.plain is None
+    wanted = square(module(x)).detach()  # which sets it
+    assert not isinstance(module.plain, FakeTensor)
+    assert torch.equal(step(x), wanted)
+
+
+class Late(nn.Module):
+    """Fails in the middle of a step, after statistics and a buffer have changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.others = nn.Embedding(9, 8), nn.BatchNorm1d(8), nn.Embedding(9, 8)
+        self.last = nn.BatchNorm1d(8)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("after", torch.zeros(()))
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        self.calls.add_(1)
+        y = self.norm(self.words(one)) + self.others(other)
+        self.after += 1
+        return self.last(y)
+
+
+def test_a_failed_step_leaves_buffers_as_the_module_does() -> None:
+    module, right = Late(), torch.arange(5)
+    other = copy.deepcopy(module)
+    step = step_of(module, [right, right], loss=square)
+    for last in (torch.full((5,), 99), right, torch.full((5,), 99)):
+        if last is right:
+            assert torch.equal(step(right, last), square(other(right, last)).detach())
+        else:
+            with pytest.raises(RunError, match=r"others/embedding.*IndexError"):
+                step(right, last)
+            with pytest.raises(IndexError):
+                other(right, last)
+        assert all(torch.equal(a, b) for a, b in zip(module.buffers(), other.buffers(), strict=True))
+
+
+def test_threads_take_turns() -> None:
+    module = nn.Sequential(*[nn.Linear(16, 16) for _ in range(6)])
+    step = step_of(module, [torch.ones(4, 16)])
+    inputs = [torch.full((4, 16), float(k)) for k in range(4)]
+    wanted, wrong = [module(x).detach() for x in inputs], []
+
+    def call(k: int) -> None:
+        wrong.extend(k for _ in range(100) if not torch.equal(step(inputs[k]), wanted[k]))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=call, args=(k,)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
+
+
+def test_a_fork_is_told_to_compile_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = nn.Linear(4, 4), torch.ones(2, 4)
+    step = step_of(module, [x], loss=square)
+    here = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: here + 1)  # as in a fork
+    for call in (step, step.peak_bytes):
+        with pytest.raises(RunError, match="Linear was compiled in another process: compile it anew"):
+            call(x)
