@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterator
+from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
@@ -113,6 +114,8 @@ def _unchanged(container: Any, copy: Any) -> bool:
     if len(container) != len(copy):
         return False
     if isinstance(copy, dict):
+        if all(map(is_, container, copy)) and all(map(is_, container.values(), copy.values())):
+            return True  # in a few microseconds, as every step asks
         pairs = zip(container.items(), copy.items(), strict=True)
         return all(key is other or key == other for (key, _), (other, _) in pairs) and all(
             _same(one, other) for one, other in zip(container.values(), copy.values(), strict=True)

@@ -97,6 +97,7 @@ def test_factories_in_files(
     for name, content, says in (
         ("broken", "def f(:", "broken.py:1: SyntaxError"),
         ("leaves", "import sys\n\nsys.exit()", "leaves.py:3: sys.exit() was called"),
+        ("stops", "raise type('Stop', (BaseException,), {})('now')", "stops.py:1: Stop: now"),
         ("lacks", "import no_such_package", "lacks.py:1: ModuleNotFoundError: No module named 'no_such_package'"),
     ):
         (tmp_path / f"{name}.py").write_text(content)
