@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from placeto.capture.costs import bytes_accessed, dtype, flops, kernel, nodes_read, tensor_bytes
+from placeto.capture.costs import bytes_accessed, dtype, flops, in_tf32, kernel, nodes_read, tensor_bytes
 from placeto.capture.labels import Label
 from placeto.capture.signatures import signature
 from placeto.problem.graph import ComputationGraph
@@ -214,7 +214,7 @@ def _visit(builder: _Builder, node: Node) -> Any:
     record = builder.records[op]
     record["flops"] = float(flops(node))
     record["bytes_accessed"] = float(bytes_accessed(node))
-    record["dtype"] = "tf32" if builder.tf32 and record["flops"] and dtype(node) == "float32" else dtype(node)
+    record["dtype"] = "tf32" if builder.tf32 and record["flops"] and in_tf32(node) else dtype(node)
     record["kernel"] = kernel(node)
     _settle(builder, op, inputs, sources)
     numbers = iter(range(len(used)))

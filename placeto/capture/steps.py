@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from placeto.capture.arguments import plain
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
 from placeto.capture.errors import CaptureError, explain, without_logs
+from placeto.capture.flops import UncountedWarning, uncounted
 from placeto.capture.labels import Labels
 from placeto.capture.ops import computation_graph
 from placeto.capture.recorder import functional, mutates, record
@@ -120,6 +122,8 @@ def capture_step(
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
     graph, nodes, gradients = made
+    if line := uncounted(graph):
+        warnings.warn(f"{name}: {line}", UncountedWarning, stacklevel=3)
     return Capture(graph, traced, nodes, gradients, list)
 
 

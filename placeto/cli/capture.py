@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from placeto.capture.flops import UncountedWarning, uncounted
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.cli.common import UsageError, check_output
 from placeto.cli.factory import make, step_parts
@@ -61,10 +63,14 @@ def run(arguments: Arguments) -> None:
     if not path.name.endswith((".json", ".json.gz")):
         raise UsageError(f"--out {path}: must end in .json or .json.gz")
     name = path.name.split(".")[0]
-    graph = _imported(arguments, name) if arguments.factory.endswith(".onnx") else _captured(arguments, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UncountedWarning)  # it is printed below
+        graph = _imported(arguments, name) if arguments.factory.endswith(".onnx") else _captured(arguments, name)
     save_graph(graph, path)
     print(f"graph        {path}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     print(f"work         {format_flop(graph.flops.sum())}")
+    if line := uncounted(graph):
+        print(f"uncounted    {line}")
     print(f"parameters   {format_bytes(graph.param_bytes.sum())}")
 
 
