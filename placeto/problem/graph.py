@@ -34,7 +34,17 @@ from placeto.problem.fields import (
     within,
     write_json,
 )
-from placeto.problem.graph_checks import KERNELS, LABELS, MODES, GraphError, topological_order, validate
+from placeto.problem.graph_checks import (
+    KERNELS,
+    KEYS,
+    LABELS,
+    MODES,
+    NO_MICRO_BATCH,
+    PASSES,
+    GraphError,
+    topological_order,
+    validate,
+)
 from placeto.problem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -76,6 +86,8 @@ _OP = {
     "state_bytes": Field(optional(size), None),
     "resident_outputs": Field(optional(items(_INDEX, "an index of resident_outputs")), None),
     "signature": Field(text, ""),
+    "pass": Field(choice(*PASSES), LABELS["passes"]),
+    "micro_batch": Field(optional(_INDEX), None),
 }
 _GRAPH = {
     "format": Field(text),
@@ -125,6 +137,9 @@ class ComputationGraph:
     signatures: tuple[str, ...] = None  # type: ignore[assignment]
     # (N,) int64, bytes of gradients and the optimizer's state; None = gradient and two moments of trained_bytes
     state_bytes: np.ndarray = None  # type: ignore[assignment]
+    passes: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) each one of PASSES; None = unknown
+    # (N,) int64, number of the micro-batch, -1 for ops that belong to all; None = all -1
+    micro_batches: np.ndarray = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         validate(self)
@@ -187,6 +202,8 @@ class ComputationGraph:
         for key, usual in LABELS.items():
             if set(getattr(self, key)) != {usual}:
                 digest.update((key + json.dumps(getattr(self, key))).encode())
+        if (self.micro_batches != NO_MICRO_BATCH).any():
+            digest.update(b"micro_batches" + self.micro_batches.tobytes())
         for kind in sorted(self.time_us):
             digest.update(kind.encode())
             digest.update(np.where(np.isnan(self.time_us[kind]), np.nan, self.time_us[kind]).tobytes())
@@ -296,6 +313,10 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
         kernels=tuple(record["kernel"] for record in records),
         time_us={k: np.array([record["time_us"].get(k, np.nan) for record in records]) for k in kinds},
         signatures=tuple(record["signature"] for record in records),
+        passes=tuple(record["pass"] for record in records),
+        micro_batches=np.array(
+            [NO_MICRO_BATCH if record["micro_batch"] is None else record["micro_batch"] for record in records], np.int64
+        ),
         **graph_memory.overwrite(memory, output_ptr, *given),
     )
 
@@ -315,7 +336,9 @@ def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
             record["colocation"] = f"g{graph.colocation[i]}"
         if graph.modules[i]:
             record["module"] = graph.modules[i]
-        for key, column in (("dtype", "dtypes"), ("kernel", "kernels")):
+        if graph.micro_batches[i] != NO_MICRO_BATCH:
+            record["micro_batch"] = int(graph.micro_batches[i])
+        for column, key in KEYS.items():
             if (label := getattr(graph, column)[i]) != LABELS[column]:
                 record[key] = label
         times = {kind: float(t[i]) for kind, t in graph.time_us.items() if not np.isnan(t[i])}

@@ -42,7 +42,7 @@ def test_frozen_parameters_and_buffers_count_once() -> None:
     module[0].requires_grad_(False)
     graph = training(module, meta(2, 8))
     problem = PlacementProblem(graph, load_cluster("2xv100"))
-    frozen, buffers, trained = 4 * (8 * 8 + 8), 4 * (8 + 8), 4 * (8 + 8 + 8 * 8)
+    frozen, buffers, trained = 4 * (8 * 8 + 8), 4 * (8 + 8) + 8, 4 * (8 + 8 + 8 * 8)
     assert problem.resident_bytes.sum() == frozen + buffers + 4 * trained
     assert record(graph, "0.weight")["trained_bytes"] == 0
 
@@ -122,6 +122,17 @@ def test_checkpoints_save_memory_and_cost_time() -> None:
     busy = plain.finish_us - plain.start_us + plain.problem.cluster.overhead_us[0]
     layer = sum(busy[graph.index[name]] for name in ("blocks.0.0/addmm", "blocks.0.1/tanh"))
     assert again.makespan_us - plain.makespan_us == pytest.approx(num_blocks * 4 * layer)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_one_device_holds_no_more_by_priority_than_in_the_order_of_the_program(again: bool) -> None:
+    """Gradients of weights, on which no path hangs, would else keep all activations to the end, recomputed ones too."""
+    graph = capture_training(Blocks(4, 16, again).to("meta"), [meta(256, 16)])
+    in_order = on_one_device(graph)
+    by_priority = simulate(PlacementProblem(graph, load_cluster("2xv100")), np.zeros(graph.num_ops, np.int64))
+    assert by_priority.problem.dispatch == "priority"
+    assert by_priority.peak_memory.tolist() == in_order.peak_memory.tolist()
+    assert by_priority.makespan_us == pytest.approx(in_order.makespan_us, rel=1e-12)
 
 
 def test_recomputation_waits_for_the_gradient_that_it_serves() -> None:

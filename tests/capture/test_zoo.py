@@ -53,7 +53,11 @@ def test_graph_is_what_runs(name: str) -> None:
     parameters = dict(step.module.named_parameters())
     kept = {op: graph.param_bytes[i] for op, i in graph.index.items() if graph.op_types[i] == "parameter"}
     assert kept == {n: p.numel() * p.element_size() for n, p in parameters.items() if n in kept}
-    assert {n for n, p in parameters.items() if p.grad is not None} <= set(kept)
+    assert set(kept) == set(parameters)
+    resident = [*parameters.values(), *step.module.buffers()]
+    assert graph.param_bytes.sum() == sum(tensor_bytes(tensor) for tensor in resident)
+    trained = {op for op, i in graph.index.items() if graph.trained_bytes[i]}
+    assert trained == {n for n, p in parameters.items() if p.grad is not None}
 
     torch.manual_seed(0)
     sizes = Sizes(capture.traced)
