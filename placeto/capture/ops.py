@@ -281,7 +281,7 @@ def _tensor(builder: _Builder, node: Node) -> Any:
         return value if isinstance(value, _Tensor) else None
     label, shown = Label(value.path.rpartition(".")[0]), value.shown
     op = builder.add(shown[0], label, "parameter", value.path, [], [value.bytes])
-    builder.records[op] |= {"param_bytes": value.bytes, "trained_bytes": 0}
+    builder.records[op] |= {"param_bytes": value.bytes, "trained_bytes": 0, "dtype": dtype(shown[0])}
     builder.nodes[op] = [other.name for other in shown]
     value.used = _Tensor(op, 0)
     builder.values |= dict.fromkeys(shown, value.used)

@@ -16,6 +16,7 @@ from placeto.cli.common import UsageError, check_output
 from placeto.cli.factory import make, step_parts
 from placeto.formats import onnx_model
 from placeto.problem.graph import ComputationGraph, save_graph
+from placeto.problem.graph_memory import assumed
 from placeto.problem.units import format_bytes, format_flop
 from placeto.runtime.steps import filled
 
@@ -46,6 +47,8 @@ class Arguments:
     """whose state takes memory beside parameters and gradients"""
     optimizer_step: bool = False
     """add the optimizer's update, an op for each trained parameter"""
+    master_weights: bool = False
+    """keep parameters of 16 bits in float32 beside, and the optimizer's state too: 16 bytes a parameter under Adam"""
     micro_batches: int = 1
     """split the batch into so many parts, so that a placement is a pipeline"""
     run: bool = False
@@ -72,13 +75,16 @@ def run(arguments: Arguments) -> None:
     if line := uncounted(graph):
         print(f"uncounted    {line}")
     print(f"parameters   {format_bytes(graph.param_bytes.sum())}")
+    if graph.mode == "training":
+        print(f"memory       {assumed(graph, arguments.optimizer, arguments.master_weights)}")
 
 
 def _captured(arguments: Arguments, name: str) -> ComputationGraph:
     if arguments.dimensions:
         raise UsageError(f"--dim {arguments.dimensions[0]}: is for ONNX files; a factory says how large its inputs are")
-    if arguments.inference and arguments.optimizer_step:
-        raise UsageError("--optimizer-step is part of a training step, not of --inference")
+    for option in ("optimizer_step", "master_weights"):
+        if arguments.inference and getattr(arguments, option):
+            raise UsageError(f"--{option.replace('_', '-')} is part of a training step, not of --inference")
     with filled() if arguments.run else nullcontext():
         made = make(arguments.factory, arguments.settings, "cpu" if arguments.run else "meta")
     module, inputs, loss, targets = step_parts(made, arguments.factory)
@@ -100,6 +106,7 @@ def _captured(arguments: Arguments, name: str) -> ComputationGraph:
         precision=arguments.precision,
         optimizer=arguments.optimizer,
         optimizer_step=arguments.optimizer_step,
+        master_weights=arguments.master_weights,
         micro_batches=arguments.micro_batches,
         run=arguments.run,
     )

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_memory import storage
+from placeto.problem.graph_memory import assumed, storage
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from tests.captures import inputs_of, meta, record, training
@@ -71,6 +71,35 @@ def test_optimizers_keep_as_much_as_pytorchs_do(optimizer: str, made: Callable[.
     ]
     tensors = [*state, *(p.grad for p in module.parameters() if p.grad is not None)]
     assert graph.state_bytes.sum() == sum(tensor.nbytes for tensor in tensors)
+
+
+@pytest.mark.parametrize(("optimizer", "beside"), [("sgd", 4), ("momentum", 8), ("adam", 12)])
+def test_master_weights_beside_those_of_16_bits(optimizer: str, beside: int) -> None:
+    """Weight and gradient of 2 bytes, a copy of 4 and states of 4 each; parameters in float32 need no copy."""
+    module = nn.Sequential(nn.Linear(8, 8, bias=False, dtype=torch.bfloat16), nn.Linear(8, 8, bias=False))
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.parts[1](self.parts[0](x).float()).sum()
+            return out
+
+    x = torch.zeros(2, 8, dtype=torch.bfloat16)
+    plain, mixed = (
+        capture_training(Mixed(), [x], lambda y: y, optimizer=optimizer, master_weights=master, optimizer_step=True)
+        for master in (False, True)
+    )
+    half, single = (plain.index[f"parts.{layer}.weight"] for layer in (0, 1))
+    assert (mixed.param_bytes + mixed.state_bytes)[half] == 64 * (2 + 2 + beside)
+    assert mixed.state_bytes[single] == plain.state_bytes[single]
+    assert plain.state_bytes[half] == plain.state_bytes[single] // 2
+    # gradient and copy and states are read, weight and copy and states are written
+    assert record(mixed, f"parts.0.weight/{optimizer}")["bytes_accessed"] == 64 * (2 + 2 + 2 * beside)
+    assert f"{4 + beside} bytes a parameter of 16 bits" in assumed(mixed, optimizer, master_weights=True)
+    assert "no master weights in float32" in assumed(plain, optimizer)
 
 
 def test_parts_of_a_parameter_are_resident_and_partial_gradients_live() -> None:
