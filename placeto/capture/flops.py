@@ -25,7 +25,8 @@ _COMPUTING = re.compile(
     r"|linalg_(?!cross|vector_norm)|cholesky|(?<!re)solve|qrf|ormqr"
 )
 """In the names of aten's ops that compute products."""
-_NO_PRODUCTS = {"", "prims", "rngprims", "profiler", "c10d", "_c10d_functional", "torchvision", "optimizer"}
+_COMPUTING_ONNX = re.compile(r"MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|MoE|Einsum|FFT|DFT|Mamba")
+_NO_PRODUCTS = {"", "prims", "rngprims", "profiler", "c10d", "_c10d_functional", "torchvision", "optimizer", "graphs"}
 """Namespaces of ops that compute none, but for those with a formula."""
 
 
@@ -68,7 +69,8 @@ def without_formula(graph: ComputationGraph) -> dict[str, int]:
     counts: dict[str, int] = {}
     for kind, counted in zip(graph.op_types, graph.flops.tolist(), strict=True):
         namespace, _, name = kind.rpartition(".")
-        computes = _COMPUTING.search(name) if namespace == "aten" else namespace not in _NO_PRODUCTS
+        named = {"aten": _COMPUTING, "onnx": _COMPUTING_ONNX}.get(namespace)
+        computes = named.search(name) if named else namespace not in _NO_PRODUCTS
         if computes and not counted and not _formula(kind, getattr(getattr(torch.ops, namespace, None), name, None)):
             counts[kind] = counts.get(kind, 0) + 1
     return counts
@@ -80,10 +82,9 @@ def uncounted(graph: ComputationGraph) -> str:
     if not found:
         return ""
     kinds = ", ".join(f"{kind} ({count} op{'s' * (count > 1)})" for kind, count in found.items())
-    return (
-        f"there is no formula for the FLOPs of {kinds}: only bytes count there; "
-        "torch.utils.flop_counter.register_flop_formula gives them one"
-    )
+    advice = "; torch.utils.flop_counter.register_flop_formula gives them one"
+    line = f"there is no formula for the FLOPs of {kinds}: only bytes count there"
+    return line if all(kind.startswith("onnx.") for kind in found) else line + advice
 
 
 def convolution_backward(
