@@ -22,6 +22,7 @@ FIELDS = ("trained_bytes", "resident_outputs", "state_bytes")
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adam": 2, "adamw": 2}
 """Optimizer -> tensors that it keeps for each parameter, of the parameter's dtype, as PyTorch's do."""
 DEFAULT_OPTIMIZER = "adam"
+_FLOAT_BYTES = {"float64": 8, "float16": 2, "bfloat16": 2}
 HALVES = ("float16", "bfloat16")
 """Dtypes beside which mixed precision keeps weights in float32."""
 
@@ -61,6 +62,25 @@ def storage(graph: ComputationGraph) -> np.ndarray:
     while (found[found] != found).any():  # views of views
         found = found[found]
     return found
+
+
+def live_bytes(graph: ComputationGraph, on_cpus: bool) -> np.ndarray:
+    """(T,) int64, bytes that each tensor takes on its producer's device while it lives: none if it is resident.
+
+    A GPU computes a dropout in one kernel, and keeps a mask of a byte a number; a CPU keeps what the captured ops say.
+
+    Args:
+        graph: where ops of dropout have the kernel "dropout".
+        on_cpus: whether a device of the cluster is a CPU.
+    """
+    live = np.where(graph.resident_outputs, 0, graph.output_bytes)
+    if on_cpus:
+        return live
+    labels = zip(graph.kernels, graph.op_types, strict=True)
+    mask = np.array([kernel == "dropout" and not kind.endswith(".mul") for kernel, kind in labels], bool)
+    sizes = np.array([_FLOAT_BYTES.get(dtype, 4) for dtype in graph.dtypes], np.int64)
+    of = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))  # (T,) the op that makes each tensor
+    return np.where(mask[of], live // sizes[of], live)
 
 
 def with_optimizer(graph: ComputationGraph, optimizer: str, master_weights: bool = False) -> ComputationGraph:

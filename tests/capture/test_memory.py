@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import KERNELS
 from placeto.problem.graph_memory import assumed, storage
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
@@ -201,6 +202,22 @@ def test_dropout_masks_are_drawn_when_they_are_needed() -> None:
     graph = capture_training(module.to("meta"), [meta(2, 4)], lambda y: y.sum())
     masks = [name for name in graph.op_names if "bernoulli" in name]
     assert [inputs_of(graph, name) for name in masks] == [["0/addmm"], ["2/addmm"], ["4/addmm"]]
+
+
+@pytest.mark.skipif("dropout" not in KERNELS, reason="captured ops don't say which are of dropout")
+@pytest.mark.parametrize("training_dtype", [torch.float32, torch.bfloat16])
+def test_masks_take_a_byte_a_number_on_gpus(training_dtype: torch.dtype) -> None:
+    """On CPU cores they are floating-point numbers, as PyTorch keeps them there."""
+    module = nn.Sequential(nn.Linear(8, 32), nn.Dropout(), nn.Linear(32, 8)).to("meta", training_dtype)
+    graph = capture_training(module, [meta(16, 8).to(training_dtype)], lambda y: y.sum())
+    size, numbers = training_dtype.itemsize, 16 * 32
+    (mask,) = [op for op, kind in enumerate(graph.op_types) if kind == "aten.div"]
+    tensor = graph.output_ptr[mask]
+    for cluster, each in (("2xv100", 1), ("2xcpu-core", size)):
+        problem = PlacementProblem(graph, load_cluster(cluster))
+        assert problem.live_bytes[tensor] == each * numbers
+        (dropped,) = [op for op, name in enumerate(graph.op_names) if name == "1/mul"]
+        assert problem.live_bytes[graph.output_ptr[dropped]] == size * numbers
 
 
 def test_a_tensor_lives_as_long_as_the_last_of_its_views() -> None:
