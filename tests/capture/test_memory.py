@@ -21,9 +21,9 @@ from tests.captures import inputs_of, meta, record, training
 from tests.memory_meter import peak_of_training_step
 
 
-def on_one_device(graph: ComputationGraph) -> Schedule:
+def on_one_device(graph: ComputationGraph, cluster: str = "2xv100") -> Schedule:
     """In program order, as eager execution does."""
-    problem = PlacementProblem(graph, load_cluster("2xv100"), dispatch="list")
+    problem = PlacementProblem(graph, load_cluster(cluster), dispatch="list")
     return simulate(problem, np.zeros(graph.num_ops, np.int64))
 
 
@@ -292,6 +292,6 @@ def test_peak_is_that_of_a_real_step(step: str) -> None:
     """Of activations and gradients of them a run on the cpu holds as much, beside parameters and their gradients."""
     module, x = STEPS[step]()
     targets = [torch.zeros(len(x), dtype=torch.long)]
-    schedule = on_one_device(capture_training(module, [x], F.cross_entropy, targets=targets))
+    schedule = on_one_device(capture_training(module, [x], F.cross_entropy, targets=targets), "2xcpu-core")
     live = schedule.peak_memory[0] - schedule.problem.resident_bytes.sum()
     assert live == pytest.approx(peak_of_training_step(module, [x], F.cross_entropy, targets), rel=0.01)
