@@ -89,6 +89,7 @@ def place(
     targets: Sequence[Any] = (),
     training: bool | None = None,
     optimizer: str = DEFAULT_OPTIMIZER,
+    master_weights: bool = False,
     placer: str | Path = DEFAULT_PLACER,
     simulations: int | None = None,
     seconds: float | None = None,
@@ -111,6 +112,7 @@ def place(
         training: whether to place a training step; if not given, whether there is a loss. With True and no loss the
             module returns it.
         optimizer: whose state the training step needs memory for: sgd, momentum, adagrad, rmsprop, lion, adam, adamw.
+        master_weights: whether parameters of 16 bits have a copy in float32 beside; see `capture_training`.
         placer: its name, or a checkpoint.
         simulations: budget of the placer; with neither this nor seconds the placer's own, 1,000 of the default one.
         seconds: budget of the placer, which begins when its compiled parts are loaded.
@@ -144,7 +146,7 @@ def place(
     if isinstance(model, ComputationGraph):
         if devices:
             raise TypeError("a graph can't be run: place needs the module to place on devices of this machine")
-        of_module = inputs, targets, loss, training, precision, micro_batches, optimizer
+        of_module = inputs, targets, loss, training, precision, micro_batches, optimizer, master_weights
         _refuse_for_graphs(dict(zip(_OF_MODULES, of_module, strict=True)))
         graph = model
     else:
@@ -154,7 +156,7 @@ def place(
             capture = trace_training(
                 model, inputs, loss, targets=targets, precision=precision, micro_batches=micro_batches
             )
-            graph = with_optimizer(capture.graph, optimizer)
+            graph = with_optimizer(capture.graph, optimizer, master_weights)
         else:
             capture = trace_inference(model, inputs, precision=precision, micro_batches=micro_batches)
             graph = capture.graph
@@ -283,6 +285,7 @@ _OF_MODULES: dict[str, Any] = {
     "precision": "fp32",
     "micro_batches": 1,
     "optimizer": DEFAULT_OPTIMIZER,
+    "master_weights": False,
 }
 """Arguments of `place` that say how a module is captured, and what they are if not given."""
 

@@ -98,7 +98,8 @@ def reference(problem: PlacementProblem, placement: np.ndarray, given: dict[str,
             ahead = [op for op in listed[device] if op not in result.start][:1]
             return ahead[0] if ahead and ahead[0] in ready else None
         if problem.dispatch == "priority":
-            return min(ready, key=place.__getitem__, default=None)
+            alone = len(set(device_of.values())) == 1  # then any order takes as long: that of the program
+            return min(ready, key=names.index if alone else place.__getitem__, default=None)
         return ready[0] if ready else None
 
     def next_send(link: Any) -> Send | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from placeto.capture.flops import WITHOUT_TF32, flops_of, has_formula
 from placeto.problem.dtypes import DEFAULT, DTYPES
 from placeto.problem.graph_checks import CHANNELS_LAST
 
@@ -50,10 +49,9 @@ def bytes_accessed(node: Node) -> int:
 
 
 def flops(node: Node) -> int:
-    """FLOPs of matrix products and convolutions, 0 of all else."""
+    """FLOPs of matrix products, convolutions and their like, 0 of all else; see `placeto.capture.flops`."""
     packet = getattr(node.target, "overloadpacket", node.target)
-    formula = FORMULAS.get(packet) or flop_registry.get(packet)
-    if formula is None:
+    if not has_formula(packet):
         return 0
 
     def value(argument: Any) -> Any:
@@ -61,7 +59,12 @@ def flops(node: Node) -> int:
 
     args = torch.fx.node.map_aggregate(node.args, value)
     kwargs = torch.fx.node.map_aggregate(node.kwargs, value)
-    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+    return flops_of(packet, args, kwargs, node.meta["val"])
+
+
+def in_tf32(node: Node) -> bool:
+    """Whether a product computes in TF32 where that is asked for."""
+    return dtype(node) == "float32" and str(getattr(node.target, "overloadpacket", "")) not in WITHOUT_TF32
 
 
 def dtype(node: Node) -> str:
@@ -106,25 +109,6 @@ def _is_mask(node: Node) -> bool:
     return isinstance(drawn_into, Node) and getattr(drawn_into.target, "overloadpacket", None) is aten.empty_like
 
 
-def _convolution_backward(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-    output_mask: Sequence[bool],
-    out_val: Any,
-) -> int:
-    """As much as the forward pass for each of the two gradients; torch's own formula ignores groups."""
-    positions = prod((x if transposed else gradient).shape[2:])
-    return sum(output_mask[:2]) * 2 * x.shape[0] * positions * weight.numel()
-
-
 def _split_convolution_backward(*args: Any) -> Any:
     """The gradient of the input by itself, then those of weight and bias."""
     of_input, of_weight, of_bias = args[10]
@@ -134,32 +118,6 @@ def _split_convolution_backward(*args: Any) -> Any:
     gradient = backward(*args[:10], [True, False, False])[0]
     return gradient, *backward(*args[:10], [False, of_weight, of_bias])[1:]
 
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    return sdpa_flop(q.shape, k.shape, v.shape)
-
-
-def _attention_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, out_val: Any, **kw: Any) -> int:
-    return sdpa_backward_flop(gradient.shape, q.shape, k.shape, v.shape)
-
-
-def _grouped(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """Products of groups of rows, or of columns, each with a matrix of its own."""
-    return 2 * a.numel() * b.shape[-1]
-
-
-def _dot(a: Tensor, b: Tensor, out_val: Any) -> int:
-    return 2 * a.numel()
-
-
-FORMULAS: dict[Any, Callable[..., int]] = {
-    aten.convolution_backward: _convolution_backward,
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-    aten._grouped_mm: _grouped,
-    aten.mv: _dot,
-    aten.dot: _dot,
-}
 
 # for make_fx: ops that do what several kernels do
 DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from placeto.capture.costs import bytes_accessed, dtype, flops, kernel, nodes_read, tensor_bytes
+from placeto.capture.costs import bytes_accessed, dtype, flops, in_tf32, kernel, nodes_read, tensor_bytes
+from placeto.capture.idle import Idle, homes
 from placeto.capture.labels import Label
 from placeto.capture.micro_batches import HOME
 from placeto.capture.repetition import LIKE
@@ -52,6 +53,7 @@ class _Tensor:
 class _Buffer:
     """A buffer of the module: resident, never sent."""
 
+    path: str
     bytes: int
 
 
@@ -74,7 +76,7 @@ class _Builder:
     names: Counter[str] = field(default_factory=Counter)
     costs: dict[Node, dict[str, Any]] = field(default_factory=dict)  # of the node that copies are like
     values: dict[Node, Any] = field(default_factory=dict)  # _Tensor, tuple of it, _Buffer, _Parameter, or None
-    counted: set[Node] = field(default_factory=set)  # buffers that have found their first user
+    counted: set[_Buffer] = field(default_factory=set)  # that have found their first user
     leader: list[int] = field(default_factory=list)  # union-find over ops: colocation
     backward: list[bool] = field(default_factory=list)  # which ops are of the backward pass
     part: list[int] = field(default_factory=list)  # number of each op's micro-batch
@@ -109,7 +111,7 @@ class _Builder:
                 "signature": signature(node),
                 "flops": work,
                 "bytes_accessed": float(bytes_accessed(node)),
-                "dtype": "tf32" if self.tf32 and work and dtype(node) == "float32" else dtype(node),
+                "dtype": "tf32" if self.tf32 and work and in_tf32(node) else dtype(node),
                 "kernel": kernel(node),
             }
         return self.costs[original]
@@ -133,7 +135,7 @@ def computation_graph(
     traced: GraphModule,
     parameters: Sequence[str],
     trained: Sequence[str],
-    num_buffers: int,
+    buffers: Sequence[str],
     name: str,
     mode: str,
     tf32: bool = False,
@@ -149,7 +151,7 @@ def computation_graph(
         parameters: paths.
         trained: paths of the parameters whose gradients (None where there is none) follow the loss in the outputs; more
             may follow.
-        num_buffers: how many.
+        buffers: paths.
         tf32: whether matrix products and convolutions of float32 compute in it.
 
     Raises:
@@ -160,8 +162,8 @@ def computation_graph(
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     for node, path in zip(placeholders, parameters, strict=False):
         builder.values[node] = _Parameter(path, tensor_bytes(node.meta["val"]), [node])
-    for node in placeholders[len(parameters) : len(parameters) + num_buffers]:
-        builder.values[node] = _Buffer(tensor_bytes(node.meta["val"]))
+    for node, path in zip(placeholders[len(parameters) :], buffers, strict=False):
+        builder.values[node] = _Buffer(path, tensor_bytes(node.meta["val"]))
     for node in traced.graph.nodes:
         if node.op == "call_function" and node in needed:
             builder.values[node] = _visit(builder, node)
@@ -171,6 +173,7 @@ def computation_graph(
         nodes = dict(zip(parameters, placeholders, strict=False))
         kept = _keep_gradients(builder, [nodes[path] for path in trained], gradients)
         hold_back(builder.records, builder.backward, builder.part, builder.random, _losses(builder, loss))
+    _add_idle(builder, placeholders)
     leaders = [builder.find(op) for op in range(len(builder.records))]
     sizes = Counter(leaders)
     for leader, record in zip(leaders, builder.records, strict=True):
@@ -279,7 +282,7 @@ def _tensor(builder: _Builder, node: Node) -> Any:
         return value if isinstance(value, _Tensor) else None
     label, shown = Label(value.path.rpartition(".")[0]), value.shown
     op = builder.add(shown[0], label, "parameter", value.path, [], [value.bytes])
-    builder.records[op] |= {"param_bytes": value.bytes, "trained_bytes": 0}
+    builder.records[op] |= {"param_bytes": value.bytes, "trained_bytes": 0, "dtype": dtype(shown[0])}
     builder.nodes[op] = [other.name for other in shown]
     value.used = _Tensor(op, 0)
     builder.values |= dict.fromkeys(shown, value.used)
@@ -309,10 +312,9 @@ def _settle(builder: _Builder, op: int, sources: Sequence[Node]) -> None:
     """Count buffers where they are first used."""
     for source in sources:
         value = builder.values.get(source)
-        if isinstance(value, _Buffer) and source not in builder.counted:
-            builder.counted.add(source)
-            builder.records[op]["param_bytes"] = builder.records[op].get("param_bytes", 0) + value.bytes
-            builder.records[op]["trained_bytes"] = 0
+        if isinstance(value, _Buffer) and value not in builder.counted:
+            builder.counted.add(value)
+            _count(builder.records[op], value.bytes)
 
 
 def _keep_gradients(
@@ -332,6 +334,33 @@ def _keep_gradients(
                 if not builder.is_resident(made):
                     builder.records[made.op].setdefault("resident_outputs", []).append(made.output)
     return kept
+
+
+def _add_idle(builder: _Builder, placeholders: Sequence[Node]) -> None:
+    """Add the parameters and buffers that no op reads; see `placeto.capture.idle`."""
+    idle: dict[Node, Idle] = {}
+    for node in placeholders:
+        value = builder.values.get(node)
+        if isinstance(value, _Parameter) or (isinstance(value, _Buffer) and value not in builder.counted):
+            idle[node] = Idle(value.path, value.bytes, isinstance(value, _Parameter))
+    kept: dict[int | str, int] = {}  # home -> an op there
+    for (node, one), home in zip(idle.items(), homes(list(idle.values()), builder.records), strict=True):
+        if isinstance(home, int) and not one.is_parameter and builder.records[home]["type"] != "parameter":
+            _count(builder.records[home], one.bytes)
+            continue
+        kind = "parameter" if one.is_parameter else "buffer"
+        made = [one.bytes] if one.is_parameter else []
+        op = builder.add(node, Label(one.path.rpartition(".")[0]), kind, one.path, [], made)
+        if one.is_parameter:
+            builder.nodes[op] = [shown.name for shown in builder.values[node].shown]
+        _count(builder.records[op], one.bytes)
+        builder.join(kept.setdefault(home, home if isinstance(home, int) else op), op)
+
+
+def _count(record: dict[str, Any], size: int) -> None:
+    """Count bytes that aren't trained with an op."""
+    record["trained_bytes"] = record.get("trained_bytes", 0)
+    record["param_bytes"] = record.get("param_bytes", 0) + size
 
 
 @cache

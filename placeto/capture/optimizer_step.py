@@ -7,11 +7,14 @@ from typing import Any
 
 from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_memory import OPTIMIZERS
+from placeto.problem.graph_memory import HALVES, OPTIMIZERS
 
 
 def with_optimizer_step(
-    graph: ComputationGraph, gradients: Mapping[str, tuple[str, int] | None], optimizer: str
+    graph: ComputationGraph,
+    gradients: Mapping[str, tuple[str, int] | None],
+    optimizer: str,
+    master_weights: bool = False,
 ) -> ComputationGraph:
     """A training step with an op for each trained parameter, which updates it where it is.
 
@@ -22,20 +25,22 @@ def with_optimizer_step(
         graph: a training step.
         gradients: op and output of each trained parameter's gradient, None for a constant; `Capture.gradients`.
         optimizer: one of `OPTIMIZERS`.
+        master_weights: see `with_optimizer`; what is read and written is then the copy, and the weight is written.
 
     Raises:
         ValueError: no such optimizer.
     """
     choice(*OPTIMIZERS)(optimizer, "optimizer", ValueError)
     records = graph.to_ops()
-    tensors = 3 + 2 * OPTIMIZERS[optimizer]  # parameter and state are read and written, the gradient is read
+    kept = 1 + OPTIMIZERS[optimizer]  # parameter and state are read and written, the gradient is read
     for path, gradient in gradients.items():
         parameter: dict[str, Any] = records[graph.index[path]]
+        mixed = master_weights and parameter.get("dtype") in HALVES
         update = {
             "name": f"{path}/{optimizer}",
             "type": f"optimizer.{optimizer}",
             "module": parameter.get("module", ""),
-            "bytes_accessed": float(tensors * parameter["param_bytes"]),
+            "bytes_accessed": float((2 + 4 * kept if mixed else 1 + 2 * kept) * parameter["param_bytes"]),
             "inputs": [(path, 0), *([gradient] if gradient else [])],
         }
         label = parameter.setdefault("colocation", f"of {path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from placeto.capture.arguments import plain
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
 from placeto.capture.errors import CaptureError, explain, without_logs
+from placeto.capture.flops import UncountedWarning, uncounted
 from placeto.capture.labels import Labels
 from placeto.capture.micro_batches import TRACED, accumulated, batch_length, completed, joined, split_batch
 from placeto.capture.objects import closed, opened
@@ -186,10 +188,12 @@ def capture_step(
         state.restore()
     buffers = [key.removeprefix("module.") for key, _ in whole.named_buffers()]
     try:
-        made = computation_graph(traced, paths, trained, len(buffers), name, mode, precision == "tf32")
+        made = computation_graph(traced, paths, trained, buffers, name, mode, precision == "tf32")
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
     graph, nodes, gradients = made
+    if line := uncounted(graph):
+        warnings.warn(f"{name}: {line}", UncountedWarning, stacklevel=3)
     modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []
     watch = Watch(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
     return Capture(graph, traced, nodes, gradients, list, whole, watch, tuple(trained), (*paths, *buffers))

@@ -41,6 +41,7 @@ def capture_training(
     precision: str = "fp32",
     optimizer: str = DEFAULT_OPTIMIZER,
     optimizer_step: bool = False,
+    master_weights: bool = False,
     micro_batches: int = 1,
     run: bool = False,
 ) -> ComputationGraph:
@@ -72,6 +73,8 @@ def capture_training(
             convolutions; "bf16" or "fp16", as a GPU's autocast would run it.
         optimizer: which decides what each trained parameter takes beside its gradient; one of `OPTIMIZERS`.
         optimizer_step: add the optimizer's update, an op for each trained parameter, on the parameter's device.
+        master_weights: whether parameters of 16 bits have a copy in float32 beside, and the optimizer's state is in
+            float32: 16 bytes a parameter under Adam, 2 + 2 + 4 + 8. Autocast keeps weights in float32 as they are.
         micro_batches: into how many parts to split the batch, whose losses are averaged and whose gradients are added,
             so that a placement is a pipeline. Split are the tensors of inputs and targets as long as the first one.
         run: compute the step once, on the CPU, for a module that asks for the values of tensors, or whose sizes depend
@@ -90,8 +93,10 @@ def capture_training(
     traced = trace_training(
         module, inputs, loss, targets=targets, name=name, precision=precision, micro_batches=micro_batches, run=run
     )
-    graph = with_optimizer_step(traced.graph, traced.gradients, optimizer) if optimizer_step else traced.graph
-    return with_optimizer(graph, optimizer)
+    graph = traced.graph
+    if optimizer_step:
+        graph = with_optimizer_step(graph, traced.gradients, optimizer, master_weights)
+    return with_optimizer(graph, optimizer, master_weights)
 
 
 def trace_training(

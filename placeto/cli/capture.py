@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from placeto.capture.flops import UncountedWarning, uncounted
 from placeto.cli.common import check_output, say
 from placeto.cli.graphs import Captured, CaptureOptions, capture_factory, import_onnx
 from placeto.problem.graph import save_graph
+from placeto.problem.graph_memory import assumed
 from placeto.problem.units import format_bytes, format_flop
 
 
@@ -40,11 +43,17 @@ def run(arguments: Arguments) -> None:
     path, factory = arguments.output, arguments.factory
     check_output("--out", path, json=True)
     name = path.name.split(".")[0]
-    if factory.endswith(".onnx"):
-        graph = import_onnx(factory, arguments.options, name)
-    else:
-        graph, _ = capture_factory(factory, arguments.options, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UncountedWarning)  # it is printed below
+        if factory.endswith(".onnx"):
+            graph = import_onnx(factory, arguments.options, name)
+        else:
+            graph, _ = capture_factory(factory, arguments.options, name)
     save_graph(graph, path)
     say(f"graph        {path}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"work         {format_flop(graph.flops.sum())}")
+    if line := uncounted(graph):
+        say(f"uncounted    {line}")
     say(f"parameters   {format_bytes(graph.param_bytes.sum())}")
+    if graph.mode == "training":
+        say(f"memory       {assumed(graph, arguments.options.optimizer, arguments.options.master_weights)}")

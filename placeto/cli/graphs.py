@@ -50,6 +50,8 @@ class CaptureOptions(StepOptions):
 
     optimizer_step: bool = False
     """add the optimizer's update, an op for each trained parameter"""
+    master_weights: bool = False
+    """keep parameters of 16 bits in float32 beside, and the optimizer's state too: 16 bytes a parameter under Adam"""
     run: bool = False
     """compute the step once, on the CPU, where sizes depend on values; the factory is called there, not on meta"""
     dimensions: Annotated[UseAppendAction[tuple[str, ...]], arg(name="dim", metavar="NAME=SIZE")] = ()
@@ -121,8 +123,9 @@ def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[C
     if options.dimensions:
         raise UsageError(f"--dim {options.dimensions[0]}: is for ONNX files; a factory says how large its inputs are")
     check_step(options)
-    if options.inference and options.optimizer_step:
-        raise UsageError("--optimizer-step is part of a training step, not of --inference")
+    for option in ("optimizer_step", "master_weights"):
+        if options.inference and getattr(options, option):
+            raise UsageError(f"--{option.replace('_', '-')} is part of a training step, not of --inference")
     with filled() if options.run else nullcontext():
         made = make(factory, options.settings, "cpu" if options.run else "meta")
     module, inputs, loss, targets = step_of(made, factory, options)
@@ -135,6 +138,7 @@ def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[C
     if options.inference:
         return capture_inference(module, inputs, **chosen), module
     chosen |= {"targets": targets, "optimizer": options.optimizer, "optimizer_step": options.optimizer_step}
+    chosen |= {"master_weights": options.master_weights}
     try:
         return capture_training(module, inputs, loss, **chosen), module
     except CaptureError as problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from math import log2, prod
 from typing import Any, NamedTuple
 
 from placeto.problem.dtypes import DEFAULT, DTYPES
@@ -103,12 +103,17 @@ def _transposed(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, An
 
 
 def _product(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """Each output is a sum over the last dimension of the first input."""
-    return 2 * prod(out) * read[0][-1]
+    """Each output is a sum over the last dimension of the first input, over the last but one where it is transposed."""
+    return 2 * prod(out) * read[0][-2 if attributes.get("transA") and len(read[0]) > 1 else -1]
 
 
 def _gemm(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
     return 2 * prod(out) * read[0][0 if attributes.get("transA") else 1]
+
+
+def _packed(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
+    """By a matrix (K, N) that is packed, so that its shape doesn't say so."""
+    return 2 * prod(out) * int(attributes.get("K", read[0][-1]))
 
 
 def _recurrent(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
@@ -121,23 +126,76 @@ def _einsum(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) 
     equation = attributes["equation"]
     equation = equation.decode() if isinstance(equation, bytes) else equation
     terms = equation.replace(" ", "").partition("->")[0].split(",")
-    if len(terms) != len(read) or any(len(t) != len(s) for t, s in zip(terms, read, strict=True)) or len(read) < 2:
-        return 0  # an ellipsis, or no product
-    sizes = dict(zip("".join(terms), (size for shape in read for size in shape), strict=True))
+    if len(terms) != len(read) or len(read) < 2:
+        return 0
+    sizes: dict[Any, int] = {}
+    for term, shape in zip(terms, read, strict=True):
+        before, dots, after = term.partition("...")
+        hidden = range(len(shape) - len(before) - len(after), 0, -1) if dots else ()  # as broadcasting counts them
+        indices = [*before, *hidden, *after]
+        if len(indices) != len(shape):
+            return 0
+        for index, size in zip(indices, shape, strict=True):
+            sizes[index] = max(size, sizes.get(index, 1))
     return 2 * prod(sizes.values()) * (len(read) - 1)
 
 
 def _attention(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """Of queries (B, heads, L, E) and values (B, heads, S, V), or with heads and features in one dimension."""
+    """Of queries (B, heads, L, E) and values (B, heads, S, V), or with heads and features in one dimension.
+
+    Inputs 4 and 5 are keys and values of the past. That of com.microsoft has one input, and projects it.
+    """
+    if "q_num_heads" not in attributes and len(read[0]) == 3 and len(read[1]) == 2:
+        return _self_attention(4)(read, out, attributes)
     q, k, v = read[:3]
+    past = read[4][2] if len(read) > 4 and len(read[4]) == 4 else 0
     if len(q) == 4:
-        return 2 * prod(q) * k[2] + 2 * q[0] * q[1] * q[2] * k[2] * v[3]
-    heads = attributes["q_num_heads"]
-    width = v[2] // attributes["kv_num_heads"]
-    return 2 * prod(q) * k[1] + 2 * q[0] * heads * q[1] * k[1] * width
+        return _scores_and_sums(q[0] * q[1] * q[2], k[2] + past, q[3], v[3])
+    heads, groups = attributes["q_num_heads"], attributes["kv_num_heads"]
+    return _scores_and_sums(q[0] * heads * q[1], k[1] + past, q[2] // heads, v[2] // groups)
 
 
-_CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "FusedConv": 1, "ConvTranspose": 1}
+def _scores_and_sums(queries: int, keys: int, width: int, value_width: int) -> int:
+    """Of so many queries of all heads, each with so many keys."""
+    return 2 * queries * keys * (width + value_width)
+
+
+def _self_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
+    """Of x (B, L, D) by a weight (D, queries + keys + values); input number `past` (2, B, heads, P, E) is the past."""
+
+    def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
+        batch, length, width = read[0]
+        sizes = attributes.get("qkv_hidden_sizes") or [read[1][1] // 3] * 3
+        keys = length + (read[past][3] if len(read) > past and len(read[past]) == 5 else 0)
+        return 2 * batch * length * width * read[1][1] + _scores_and_sums(batch * length, keys, sizes[0], sizes[2])
+
+    return formula
+
+
+def _multi_head_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
+    """Of projected queries (B, L, D) and keys (B, S, D) or (B, heads, S, E); input number `past` has keys of the past.
+
+    Where keys are left out, queries hold all three: (B, L, heads, 3, E) or (B, L, D + keys + values).
+    """
+
+    def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
+        batch, length = read[0][:2]
+        k = read[1] if len(read) > 1 else ()
+        keys = length if not k else k[2] if len(k) == 4 else k[1]
+        keys += read[past][2] if len(read) > past and len(read[past]) == 4 else 0
+        return _scores_and_sums(batch * length, keys, out[-1], out[-1])
+
+    return formula
+
+
+def _transform(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
+    """Fourier transform of complex numbers along one axis: 5 n log2 n, and half as much of real ones."""
+    axis = int(attributes.get("axis", 1))
+    length = max(out[axis], 1)
+    return round((5.0 if read[0][-1] == 2 else 2.5) * prod(out[:-1]) * log2(length))
+
+
+_CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "FusedConv": 1, "ConvTranspose": 1, "DeformConv": 1}
 _FORMULAS: dict[str, Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]] = {
     **{kind: _convolution(weight) for kind, weight in _CONVOLUTIONS.items()},
     "ConvTranspose": _transposed,
@@ -145,10 +203,24 @@ _FORMULAS: dict[str, Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int
     "MatMulInteger": _product,
     "FusedMatMul": _product,
     "QLinearMatMul": _product,
+    "MatMulIntegerToFloat": _product,
+    "DynamicQuantizeMatMul": _product,
+    "TransposeMatMul": _product,
+    "MatMulNBits": _packed,
+    "MatMulBnb4": _packed,
+    "MatMulFpQ4": _packed,
     "Gemm": _gemm,
+    "FusedGemm": _gemm,
+    "GemmFloat8": _gemm,
+    "GemmFastGelu": _product,
+    "QGemm": _gemm,
     "RNN": _recurrent,
     "LSTM": _recurrent,
     "GRU": _recurrent,
     "Einsum": _einsum,
     "Attention": _attention,
+    "QAttention": _self_attention(8),
+    "MultiHeadAttention": _multi_head_attention(6),
+    "GroupQueryAttention": _multi_head_attention(3),
+    "DFT": _transform,
 }

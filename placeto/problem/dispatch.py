@@ -2,7 +2,9 @@
 
 - "fifo": first ready first served, as TensorFlow's executor and the published Placeto simulator did.
 - "priority": the ready op with the longest remaining path first. Static, and without transfers, so that it does not
-  depend on the placement. Links send first what the first of its consumers needs first.
+  depend on the placement. Links send first what the first of its consumers needs first. A device that has all ops keeps
+  to the order of the program among those that are ready: any order takes it as long, and longest path first would run
+  all gradients of weights last, and keep what they read until then, recomputed activations too.
 - "list": each device runs a list strictly in order and waits for its head, as streams and generated programs do; links
   send in the order in which tensors are made. Where no list is given it is the order of the program.
 
@@ -39,20 +41,22 @@ def priorities(graph: ComputationGraph, dispatch: str, busy_us: np.ndarray) -> n
 
 
 def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) -> np.ndarray:
-    """(N,) int64, the order in which one device alone runs the ops; `priority` (N,) as `priorities` gives it."""
+    """(N,) int64, the order in which one device alone runs the ops; `priority` (N,) as `priorities` gives it.
+
+    Under "priority" the ready op that stands first in the program goes first; see the module.
+    """
     if dispatch == "list":
         return np.argsort(priority)
     by_name = np.lexsort((graph.name_rank[graph.edge_dst], graph.edge_src))
     child = graph.edge_dst[by_name].tolist()
     ptr = np.searchsorted(graph.edge_src[by_name], np.arange(graph.num_ops + 1)).tolist()
     missing = np.bincount(graph.edge_dst, minlength=graph.num_ops).tolist()
-    place = priority.tolist() if dispatch == "priority" else None
     ready: list[tuple[int, int]] = []  # (key, op); first ready first served keeps counting
     count = 0
 
     def push(op: int) -> None:
         nonlocal count
-        heapq.heappush(ready, (count if place is None else place[op], op))
+        heapq.heappush(ready, (op if dispatch == "priority" else count, op))
         count += 1
 
     for op in range(graph.num_ops):

@@ -23,7 +23,7 @@ from placeto.problem.fields import INT64_MAX, quote
 from placeto.problem.flat import FlatProblems, concatenated, flatten, longest_path
 from placeto.problem.flat_sums import path_us
 from placeto.problem.graph import ComputationGraph, GraphError
-from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, OPTIMIZERS
+from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, OPTIMIZERS, live_bytes
 
 # Resident bytes per parameter byte where a graph doesn't say more: parameter, gradient and Adam's moments.
 PARAM_MULTIPLIER = {"training": 2 + OPTIMIZERS[DEFAULT_OPTIMIZER], "inference": 1}
@@ -98,7 +98,8 @@ class PlacementProblem:
     @cached_property
     def live_bytes(self) -> np.ndarray:
         """(T,) int64, bytes that each tensor takes on its producer's device while it lives: none if it is resident."""
-        return _frozen(np.where(self.graph.resident_outputs, 0, self.graph.output_bytes))
+        on_cpus = any(device.kind.startswith("cpu") for device in self.cluster.devices)
+        return _frozen(live_bytes(self.graph, on_cpus))
 
     @cached_property
     def op_time(self) -> np.ndarray:

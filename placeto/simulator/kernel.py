@@ -150,7 +150,10 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     gap = flat.link_gap_us[p]
     op_time = flat.op_time[flat.time_offset[p] : flat.time_offset[p + 1]]
     tail, rank = flat.tail_us[op0:op1], flat.op_rank[op0:op1]
-    priority, ranked = flat.priority[op0:op1], flat.ranked[op0:op1]
+    priority, ranked = flat.priority[op0:op1].copy(), flat.ranked[op0:op1].copy()
+    if by_priority and (placement[:n] == placement[0]).all():  # one device: the order of the program, which holds least
+        for i in range(n):
+            priority[i] = ranked[i] = i
     out_ptr = flat.out_ptr[op0 + p : op1 + p + 1]
     out_child, out_tensor = flat.out_child[edge0:edge1], flat.out_tensor[edge0:edge1]
     named_child, tensor_child = flat.named_child[edge0:edge1], flat.tensor_child[edge0:edge1]

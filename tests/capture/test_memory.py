@@ -13,16 +13,17 @@ from torch.utils.checkpoint import checkpoint
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_memory import storage
+from placeto.problem.graph_checks import KERNELS
+from placeto.problem.graph_memory import assumed, storage
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from tests.captures import inputs_of, meta, record, training
 from tests.memory_meter import peak_of_training_step
 
 
-def on_one_device(graph: ComputationGraph) -> Schedule:
+def on_one_device(graph: ComputationGraph, cluster: str = "2xv100") -> Schedule:
     """In program order, as eager execution does."""
-    problem = PlacementProblem(graph, load_cluster("2xv100"), dispatch="list")
+    problem = PlacementProblem(graph, load_cluster(cluster), dispatch="list")
     return simulate(problem, np.zeros(graph.num_ops, np.int64))
 
 
@@ -42,7 +43,7 @@ def test_frozen_parameters_and_buffers_count_once() -> None:
     module[0].requires_grad_(False)
     graph = training(module, meta(2, 8))
     problem = PlacementProblem(graph, load_cluster("2xv100"))
-    frozen, buffers, trained = 4 * (8 * 8 + 8), 4 * (8 + 8), 4 * (8 + 8 + 8 * 8)
+    frozen, buffers, trained = 4 * (8 * 8 + 8), 4 * (8 + 8) + 8, 4 * (8 + 8 + 8 * 8)
     assert problem.resident_bytes.sum() == frozen + buffers + 4 * trained
     assert record(graph, "0.weight")["trained_bytes"] == 0
 
@@ -71,6 +72,35 @@ def test_optimizers_keep_as_much_as_pytorchs_do(optimizer: str, made: Callable[.
     ]
     tensors = [*state, *(p.grad for p in module.parameters() if p.grad is not None)]
     assert graph.state_bytes.sum() == sum(tensor.nbytes for tensor in tensors)
+
+
+@pytest.mark.parametrize(("optimizer", "beside"), [("sgd", 4), ("momentum", 8), ("adam", 12)])
+def test_master_weights_beside_those_of_16_bits(optimizer: str, beside: int) -> None:
+    """Weight and gradient of 2 bytes, a copy of 4 and states of 4 each; parameters in float32 need no copy."""
+    module = nn.Sequential(nn.Linear(8, 8, bias=False, dtype=torch.bfloat16), nn.Linear(8, 8, bias=False))
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.parts[1](self.parts[0](x).float()).sum()
+            return out
+
+    x = torch.zeros(2, 8, dtype=torch.bfloat16)
+    plain, mixed = (
+        capture_training(Mixed(), [x], lambda y: y, optimizer=optimizer, master_weights=master, optimizer_step=True)
+        for master in (False, True)
+    )
+    half, single = (plain.index[f"parts.{layer}.weight"] for layer in (0, 1))
+    assert (mixed.param_bytes + mixed.state_bytes)[half] == 64 * (2 + 2 + beside)
+    assert mixed.state_bytes[single] == plain.state_bytes[single]
+    assert plain.state_bytes[half] == plain.state_bytes[single] // 2
+    # gradient and copy and states are read, weight and copy and states are written
+    assert record(mixed, f"parts.0.weight/{optimizer}")["bytes_accessed"] == 64 * (2 + 2 + 2 * beside)
+    assert f"{4 + beside} bytes a parameter of 16 bits" in assumed(mixed, optimizer, master_weights=True)
+    assert "no master weights in float32" in assumed(plain, optimizer)
 
 
 def test_parts_of_a_parameter_are_resident_and_partial_gradients_live() -> None:
@@ -124,6 +154,17 @@ def test_checkpoints_save_memory_and_cost_time() -> None:
     assert again.makespan_us - plain.makespan_us == pytest.approx(num_blocks * 4 * layer)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_one_device_holds_no_more_by_priority_than_in_the_order_of_the_program(again: bool) -> None:
+    """Gradients of weights, on which no path hangs, would else keep all activations to the end, recomputed ones too."""
+    graph = capture_training(Blocks(4, 16, again).to("meta"), [meta(256, 16)])
+    in_order = on_one_device(graph)
+    by_priority = simulate(PlacementProblem(graph, load_cluster("2xv100")), np.zeros(graph.num_ops, np.int64))
+    assert by_priority.problem.dispatch == "priority"
+    assert by_priority.peak_memory.tolist() == in_order.peak_memory.tolist()
+    assert by_priority.makespan_us == pytest.approx(in_order.makespan_us, rel=1e-12)
+
+
 def test_recomputation_waits_for_the_gradient_that_it_serves() -> None:
     graph = capture_training(Blocks(3, 8, True).to("meta"), [meta(2, 8)])
     for block in range(3):
@@ -161,6 +202,22 @@ def test_dropout_masks_are_drawn_when_they_are_needed() -> None:
     graph = capture_training(module.to("meta"), [meta(2, 4)], lambda y: y.sum())
     masks = [name for name in graph.op_names if "bernoulli" in name]
     assert [inputs_of(graph, name) for name in masks] == [["0/addmm"], ["2/addmm"], ["4/addmm"]]
+
+
+@pytest.mark.skipif("dropout" not in KERNELS, reason="captured ops don't say which are of dropout")
+@pytest.mark.parametrize("training_dtype", [torch.float32, torch.bfloat16])
+def test_masks_take_a_byte_a_number_on_gpus(training_dtype: torch.dtype) -> None:
+    """On CPU cores they are floating-point numbers, as PyTorch keeps them there."""
+    module = nn.Sequential(nn.Linear(8, 32), nn.Dropout(), nn.Linear(32, 8)).to("meta", training_dtype)
+    graph = capture_training(module, [meta(16, 8).to(training_dtype)], lambda y: y.sum())
+    size, numbers = training_dtype.itemsize, 16 * 32
+    (mask,) = [op for op, kind in enumerate(graph.op_types) if kind == "aten.div"]
+    tensor = graph.output_ptr[mask]
+    for cluster, each in (("2xv100", 1), ("2xcpu-core", size)):
+        problem = PlacementProblem(graph, load_cluster(cluster))
+        assert problem.live_bytes[tensor] == each * numbers
+        (dropped,) = [op for op, name in enumerate(graph.op_names) if name == "1/mul"]
+        assert problem.live_bytes[graph.output_ptr[dropped]] == size * numbers
 
 
 def test_a_tensor_lives_as_long_as_the_last_of_its_views() -> None:
@@ -235,6 +292,6 @@ def test_peak_is_that_of_a_real_step(step: str) -> None:
     """Of activations and gradients of them a run on the cpu holds as much, beside parameters and their gradients."""
     module, x = STEPS[step]()
     targets = [torch.zeros(len(x), dtype=torch.long)]
-    schedule = on_one_device(capture_training(module, [x], F.cross_entropy, targets=targets))
+    schedule = on_one_device(capture_training(module, [x], F.cross_entropy, targets=targets), "2xcpu-core")
     live = schedule.peak_memory[0] - schedule.problem.resident_bytes.sum()
     assert live == pytest.approx(peak_of_training_step(module, [x], F.cross_entropy, targets), rel=0.01)

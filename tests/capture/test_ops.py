@@ -53,7 +53,7 @@ def test_in_place_ops_become_ops_with_outputs() -> None:
     assert graphs[0].hash == graphs[1].hash
     assert "1/native_batch_norm" in graphs[0].index
     norm = record(graphs[0], "1/native_batch_norm")
-    assert norm["param_bytes"] == 2 * 4 * 4  # its buffers: running mean and variance
+    assert norm["param_bytes"] == 2 * 4 * 4 + 8  # its buffers: running mean and variance, number of batches
     assert norm["outputs"] == [2 * 4 * 4, 4 * 4, 4 * 4]
 
 

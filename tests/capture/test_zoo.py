@@ -13,8 +13,10 @@ from placeto.capture import trace_training
 from placeto.capture.arguments import input_leaves
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.costs import tensor_bytes
+from placeto.capture.flops import uncounted
 from tests.capture.steps import run_eagerly
 from tests.capture.zoo import ZOO
+from tests.capture.zoo_flops import ZOO_FLOPS
 
 
 class Sizes(Interpreter):
@@ -44,13 +46,18 @@ def test_graph_is_what_runs(name: str) -> None:
     torch.testing.assert_close(dict(step.module.state_dict()), state, rtol=0, atol=0)
     torch.manual_seed(0)
     with torch.backends.mkldnn.flags(enabled=False), without_reentrant_checkpoints():
-        loss, flops = run_eagerly(step)
-    assert graph.flops.sum() == flops
+        loss = run_eagerly(step)
+    assert graph.flops.sum() == ZOO_FLOPS[name]
+    assert not uncounted(graph)
 
     parameters = dict(step.module.named_parameters())
     kept = {op: graph.param_bytes[i] for op, i in graph.index.items() if graph.op_types[i] == "parameter"}
     assert kept == {n: p.numel() * p.element_size() for n, p in parameters.items() if n in kept}
-    assert {n for n, p in parameters.items() if p.grad is not None} <= set(kept)
+    assert set(kept) == set(parameters)
+    resident = [*parameters.values(), *step.module.buffers()]
+    assert graph.param_bytes.sum() == sum(tensor_bytes(tensor) for tensor in resident)
+    trained = {op for op, i in graph.index.items() if graph.trained_bytes[i]}
+    assert trained == {n for n, p in parameters.items() if p.grad is not None}
 
     torch.manual_seed(0)
     sizes = Sizes(capture.traced)

@@ -192,3 +192,18 @@ def test_onnx_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("capture", "tests.cli.test_cli_capture:model", "-o", out, "--dim", "batch=4"), "--dim batch=4: is for ONNX"),
     ):
         assert message in fails(capsys, *arguments)
+
+
+def test_computing_ops_without_a_formula_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "exponential.py"
+    file.write_text(
+        "import torch\n"
+        "class Exponential(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(torch.linalg.matrix_exp(x))\n"
+        "def made():\n"
+        "    return Exponential(4, 4), [torch.randn(4, 4)]\n"
+    )
+    assert run("capture", f"{file}:made", "-o", tmp_path / "g.json", "--inference") == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("uncounted")]
+    assert "no formula for the FLOPs of aten.linalg_matrix_exp (1 op)" in line

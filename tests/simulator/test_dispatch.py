@@ -173,3 +173,13 @@ def test_the_published_simulator_keeps_first_ready_first_served() -> None:
     assert PlacementProblem(graph, load_cluster("4xv100")).dispatch == "priority"
     hashes = {PlacementProblem(graph, load_cluster("4xv100"), dispatch=d).hash for d in ("fifo", "priority", "list")}
     assert len(hashes) == 3
+
+
+def test_a_device_that_has_all_ops_keeps_to_the_order_of_the_program() -> None:
+    """It takes as long in any order, and holds less: weight gradients, on which no path hangs, don't wait."""
+    graph = ComputationGraph.from_ops("fork", FORK)
+    problem = PlacementProblem(graph, plain_cluster(2))
+    schedule = simulate(problem, np.zeros(4, np.int64))
+    assert schedule.start_us.tolist() == [0.0, 1.0, 3.0, 6.0]
+    assert schedule.makespan_us == problem.single_device_us == 16.0
+    assert simulate(problem, np.array([0, 0, 0, 1])).start_us.tolist() == [0.0, 4.0, 1.0, 8.0]

@@ -1,0 +1,298 @@
+"""FLOPs of products: a table of ops with their formulas, and which computing ops have none.
+
+Counted are matrix products, convolutions, attention, transforms and decompositions, by 2 FLOPs a multiplication and
+addition; what else there is, such as norms, pooling and elementwise ops, has none. Products of complex numbers
+take 4 times as many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from math import log2, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+from placeto.capture.linalg_flops import DECOMPOSING
+from placeto.problem.graph import ComputationGraph
+
+_COMPUTING = re.compile(
+    r"mm(_|$)|mv(_|$)|matmul|conv(?!ert)|linear(?!\dd)|attention|_rnn|lstm(?!_cell)|gru(?!_cell)|transformer"
+    r"|linalg_(?!cross|vector_norm)|cholesky|(?<!re)solve|qrf|ormqr"
+)
+"""In the names of aten's ops that compute products."""
+_COMPUTING_ONNX = re.compile(r"MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|MoE|Einsum|FFT|DFT|Mamba")
+_NO_PRODUCTS = {"", "prims", "rngprims", "profiler", "c10d", "_c10d_functional", "torchvision", "optimizer", "graphs"}
+"""Namespaces of ops that compute none, but for those with a formula."""
+
+
+class UncountedWarning(UserWarning):
+    """A captured step has computing ops whose FLOPs nobody counts."""
+
+
+def flops_of(packet: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
+    """FLOPs of an op, 0 where it computes no product; formulas registered with torch's flop counter count as well.
+
+    Args:
+        packet: ``torch.ops.aten.mm`` and the like.
+        args: tensors of any device, "meta" included, and other values.
+        kwargs: the same.
+        out: what it returns.
+    """
+    formula = _formula(str(packet), packet)
+    if formula is None:
+        return 0
+    counted = formula(*args, **kwargs, out_val=out)
+    tensors = (leaf for leaf in tree_leaves((list(args), kwargs)) if isinstance(leaf, Tensor))
+    times = 4 if str(packet) not in TRANSFORMS and any(tensor.is_complex() for tensor in tensors) else 1
+    return int(counted) * times
+
+
+def has_formula(packet: Any) -> bool:
+    """Whether the FLOPs of an op are counted."""
+    return _formula(str(packet), packet) is not None
+
+
+def _formula(kind: str, packet: Any) -> Callable[..., int] | None:
+    return FORMULAS.get(kind) or flop_registry.get(packet)
+
+
+def without_formula(graph: ComputationGraph) -> dict[str, int]:
+    """Of the types of captured ops, those that may compute products and have no formula, and how many ops they are.
+
+    They are aten's by their names, and all of packages that aren't torch's own.
+    """
+    counts: dict[str, int] = {}
+    for kind, counted in zip(graph.op_types, graph.flops.tolist(), strict=True):
+        namespace, _, name = kind.rpartition(".")
+        named = {"aten": _COMPUTING, "onnx": _COMPUTING_ONNX}.get(namespace)
+        computes = named.search(name) if named else namespace not in _NO_PRODUCTS
+        if computes and not counted and not _formula(kind, getattr(getattr(torch.ops, namespace, None), name, None)):
+            counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+def uncounted(graph: ComputationGraph) -> str:
+    """One line about the computing ops of a captured graph that have no formula, "" where there is none."""
+    found = without_formula(graph)
+    if not found:
+        return ""
+    kinds = ", ".join(f"{kind} ({count} op{'s' * (count > 1)})" for kind, count in found.items())
+    advice = "; torch.utils.flop_counter.register_flop_formula gives them one"
+    line = f"there is no formula for the FLOPs of {kinds}: only bytes count there"
+    return line if all(kind.startswith("onnx.") for kind in found) else line + advice
+
+
+def convolution_backward(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    output_mask: Sequence[bool],
+    out_val: Any,
+) -> int:
+    """As much as the forward pass for each of the two gradients; torch's own formula ignores groups."""
+    positions = prod((x if transposed else gradient).shape[2:])
+    return sum(output_mask[:2]) * 2 * x.shape[0] * positions * weight.numel()
+
+
+def _convolution_of(x: Tensor, weight: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    """Of the weight (M, C / groups, *kernel): each output takes a product with it."""
+    return 2 * out_val.numel() * prod(weight.shape[1:])
+
+
+def _sequence_convolution(x: Tensor, weight: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    """Of the weight (kernel, C, M)."""
+    return 2 * out_val.numel() * prod(weight.shape[:2])
+
+
+def _deformed_backward(gradient: Tensor, x: Tensor, weight: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    return 2 * _convolution_of(x, weight, out_val=gradient)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    return int(sdpa_flop(q.shape, k.shape, v.shape))
+
+
+def _attention_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, out_val: Any, **kw: Any) -> int:
+    return int(sdpa_backward_flop(gradient.shape, q.shape, k.shape, v.shape))
+
+
+def _heads(q: Tensor, k: Tensor, v: Tensor, width: int, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """`nn.MultiheadAttention` in one kernel: queries (B, L, D), keys and values (B, S, D)."""
+    queries, keys = q.shape[0] * q.shape[1], k.shape[0] * k.shape[1]
+    projections = 2 * width**2 * (2 * queries + 2 * keys)  # of queries and outputs, of keys and values
+    return projections + 4 * queries * k.shape[1] * width
+
+
+def _encoder_layer(x: Tensor, width: int, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """`nn.TransformerEncoderLayer` in one kernel: attention and two layers, of x (B, L, D)."""
+    inner = args[12].shape[0] if len(args) > 12 else kwargs["ffn_weight_1"].shape[0]
+    return _heads(x, x, x, width, out_val=out_val) + 4 * x.numel() * inner
+
+
+def _rows(a: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    """Each output is a sum over the last dimension of the first input."""
+    return 2 * out_val.numel() * a.shape[-1]
+
+
+def _added_rows(y: Tensor, a: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    """The same, added to another tensor."""
+    return _rows(a, out_val=out_val)
+
+
+def _grouped(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """Products of groups of rows, or of columns, each with a matrix of its own."""
+    return 2 * a.numel() * b.shape[-1]
+
+
+def _added_batches(y: Tensor, a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """The sum of products (B, M, K) by (B, K, N)."""
+    return 2 * a.numel() * b.shape[-1]
+
+
+def _foreach(left: Sequence[Tensor], right: Sequence[Tensor], *args: Any, out_val: Any, **kwargs: Any) -> int:
+    return sum(2 * a.numel() * b.shape[-1] for a, b in zip(left, right, strict=True))
+
+
+def _first(a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """Each element of the first input is multiplied and added once."""
+    return 2 * a.numel()
+
+
+def _second(y: Tensor, a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    return 2 * a.numel()
+
+
+def _outer(y: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    return 2 * out_val.numel()
+
+
+def _trilinear(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    expand_a: Sequence[int],
+    expand_b: Sequence[int],
+    expand_c: Sequence[int],
+    summed: Sequence[int],
+    unrolled: int = 1,
+    *,
+    out_val: Any,
+) -> int:
+    """What PyTorch does: the product of the first two, summed where the third has nothing, by the third."""
+    shapes = []
+    for tensor, expanded in ((a, expand_a), (b, expand_b), (c, expand_c)):
+        shape = list(tensor.shape)
+        for dim in sorted(expanded):
+            shape.insert(dim, 1)
+        shapes.append(shape)
+    two = [max(sizes) for sizes in zip(*shapes[:2], strict=True)]
+    kept = [1 if dim in summed and dim in expand_c else size for dim, size in enumerate(two)]
+    return 2 * prod(two) + 2 * prod(map(max, kept, shapes[2]))
+
+
+def _distances(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """Of all pairs of rows of (..., P, M) and (..., R, M)."""
+    return 2 * prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])) * a.shape[-2] * b.shape[-2] * a.shape[-1]
+
+
+def _distances_backward(gradient: Tensor, a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    return _distances(a, b, out_val=out_val)
+
+
+def _own_distances(a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """Of all pairs of rows of (N, M)."""
+    return a.shape[0] * (a.shape[0] - 1) * a.shape[1]
+
+
+def _own_distances_backward(gradient: Tensor, a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    return 2 * _own_distances(a, out_val=out_val)  # each pair for both of its rows
+
+
+def _combination(a: Tensor, coefficients: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """Sums of tensors (N, *), each times its coefficient (M, N)."""
+    return 2 * coefficients.shape[0] * a.numel()
+
+
+def _recurrent(x: Tensor, w: Tensor, u: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """Of x (T, B, I), by the weights of all gates from inputs and from states."""
+    return 2 * x.shape[0] * x.shape[1] * (w.numel() + u.numel())
+
+
+def _transform(a: Tensor, dims: Sequence[int], *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    """Fourier transform: 5 n log2 n of complex numbers, half as much where one side is real."""
+    whole = a if a.numel() >= out_val.numel() else out_val
+    length = prod(whole.shape[dim] for dim in dims)
+    real = not (a.is_complex() and out_val.is_complex())
+    return round((2.5 if real else 5.0) * whole.numel() * log2(length)) if length else 0
+
+
+_PACKED = (
+    "_int_mm _addmm_activation _weight_int4pack_mm _weight_int4pack_mm_for_cpu "
+    "_weight_int4pack_mm_with_scales_and_zeros "
+    "_weight_int8pack_mm _dyn_quant_matmul_4bit _mixed_dtypes_linear mkldnn_linear _sparse_semi_structured_linear "
+    "linear matmul _scaled_mm _scaled_mm_v2"
+)
+_KERNELS: dict[str, Callable[..., int]] = {
+    **dict.fromkeys(_PACKED.split(), _rows),
+    "_addmm_activation": _added_rows,
+    "addbmm": _added_batches,
+    "_grouped_mm": _grouped,
+    "_scaled_grouped_mm": _grouped,
+    "_scaled_grouped_mm_v2": _grouped,
+    "_foreach_mm": _foreach,
+    "mv": _first,
+    "dot": _first,
+    "vdot": _first,
+    "addmv": _second,
+    "addr": _outer,
+    "_trilinear": _trilinear,
+    "_euclidean_dist": _distances,
+    "_cdist_forward": _distances,
+    "_cdist_backward": _distances_backward,
+    "_pdist_forward": _own_distances,
+    "_pdist_backward": _own_distances_backward,
+    "_compute_linear_combination": _combination,
+    "convolution_backward": convolution_backward,
+    "_conv_depthwise2d": _convolution_of,
+    "conv_depthwise3d": _convolution_of,
+    "slow_conv3d_forward": _convolution_of,
+    "slow_conv_dilated2d": _convolution_of,
+    "slow_conv_dilated3d": _convolution_of,
+    "mkldnn_convolution": _convolution_of,
+    "conv_tbc": _sequence_convolution,
+    "mkldnn_rnn_layer": _recurrent,
+    "_native_multi_head_attention": _heads,
+    "_transformer_encoder_layer_fwd": _encoder_layer,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_scaled_dot_product_fused_attention_overrideable": _attention,
+    "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
+    "_scaled_dot_product_attention_math_for_mps": _attention,
+    "_fft_c2c": _transform,
+    "_fft_r2c": _transform,
+    "_fft_c2r": _transform,
+    **DECOMPOSING,
+}
+FORMULAS: dict[str, Callable[..., int]] = {
+    **{f"aten.{name}": formula for name, formula in _KERNELS.items()},
+    "torchvision.deform_conv2d": _convolution_of,
+    "torchvision._deform_conv2d_backward": _deformed_backward,
+}
+"""Type of op -> FLOPs of its arguments and of ``out_val``, what it returns; torch's own table stands behind it."""
+TRANSFORMS = {"aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r"}
+"""Whose FLOPs are of complex numbers as they are."""
+_PAIRS = ("_pdist_forward", "_pdist_backward", "_cdist_forward", "_cdist_backward")
+WITHOUT_TF32 = TRANSFORMS | {f"aten.{name}" for name in (*DECOMPOSING, *_PAIRS)}
+"""Ops that compute in float32 where products compute in TF32."""

@@ -1,0 +1,70 @@
+"""FLOPs of ONNX ops by hand, of shapes alone."""
+
+from math import log2
+from typing import Any
+
+import pytest
+
+from placeto.formats.onnx_costs import Operand, flops
+
+FLOAT = 1
+
+CASES: dict[str, tuple[str, list[tuple[int, ...] | None], tuple[int, ...], dict[str, Any], float]] = {
+    "product of a transposed matrix": ("FusedMatMul", [(4, 5, 3), (4, 5, 6)], (4, 3, 6), {"transA": 1}, 8 * 3 * 5 * 6),
+    "gemm with activation": ("FusedGemm", [(3, 50), (50, 60)], (3, 60), {}, 2 * 3 * 50 * 60),
+    "gemm of integers": ("QGemm", [(3, 50), (), (), (50, 60)], (3, 60), {}, 2 * 3 * 50 * 60),
+    "packed 4 bits": ("MatMulNBits", [(3, 64), (32, 2, 16), (64,)], (3, 32), {"K": 64, "N": 32}, 2 * 3 * 64 * 32),
+    "deformed convolution": ("DeformConv", [(1, 2, 6, 6), (3, 2, 3, 3)], (1, 3, 4, 4), {}, 2 * 3 * 16 * 18),
+    "ellipsis": ("Einsum", [(2, 3, 4, 5), (2, 3, 6, 5)], (2, 3, 4, 6), {"equation": "...id,...jd->...ij"}, 1440),
+    "broadcast": ("Einsum", [(2, 3, 4, 5), (5, 6)], (2, 3, 4, 6), {"equation": b"...d, df -> ...f"}, 2 * 24 * 30),
+    "attention with a past": (
+        "Attention",
+        [(2, 8, 1, 16), (2, 8, 1, 16), (2, 8, 1, 16), None, (2, 8, 99, 16), (2, 8, 99, 16)],
+        (2, 8, 1, 16),
+        {},
+        4 * 2 * 8 * 100 * 16,
+    ),
+    "attention, heads in one dimension": (
+        "Attention",
+        [(2, 5, 32), (2, 7, 16), (2, 7, 16)],
+        (2, 5, 32),
+        {"q_num_heads": 4, "kv_num_heads": 2},
+        4 * 2 * 4 * 5 * 7 * 8,
+    ),
+    "attention that projects": (
+        "Attention",
+        [(2, 5, 8), (8, 24), (24,)],
+        (2, 5, 8),
+        {"num_heads": 2},
+        2 * 2 * 5 * 8 * 24 + 4 * 2 * 5 * 5 * 8,
+    ),
+    "the same of other widths, with a past": (
+        "Attention",
+        [(2, 5, 8), (8, 20), (20,), None, (2, 2, 2, 9, 4)],
+        (2, 5, 4),
+        {"num_heads": 2, "qkv_hidden_sizes": [8, 8, 4]},
+        2 * 2 * 5 * 8 * 20 + 2 * 2 * 5 * 14 * (8 + 4),
+    ),
+    "heads with a past": (
+        "MultiHeadAttention",
+        [(2, 1, 32), (2, 1, 32), (2, 1, 32), None, None, None, (2, 4, 6, 8), (2, 4, 6, 8)],
+        (2, 1, 32),
+        {"num_heads": 4},
+        4 * 2 * 7 * 32,
+    ),
+    "groups of heads": (
+        "GroupQueryAttention",
+        [(2, 5, 32), (2, 5, 16), (2, 5, 16)],
+        (2, 5, 32),
+        {"num_heads": 4, "kv_num_heads": 2},
+        4 * 2 * 5 * 5 * 32,
+    ),
+    "transform": ("DFT", [(3, 16, 1)], (3, 16, 2), {"axis": 1}, 2.5 * 3 * 16 * log2(16)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flops_of_ops_by_hand(name: str) -> None:
+    kind, read, written, attributes, expected = CASES[name]
+    operands = [None if shape is None else Operand(shape, FLOAT) for shape in read]
+    assert flops(kind, operands, [Operand(written, FLOAT)], attributes) == expected
