@@ -18,6 +18,7 @@ from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
 from placeto.capture.errors import CaptureError, explain, without_logs
 from placeto.capture.labels import Labels
+from placeto.capture.names import with_names
 from placeto.capture.ops import computation_graph
 from placeto.capture.recorder import functional, mutates, record
 from placeto.problem.dtypes import PRECISIONS
@@ -78,7 +79,7 @@ def capture_step(
     if run:
         _check_values(module, (plain(inputs), plain(targets)), name)
     with ExitStack() as stack:
-        for context in (_without_onednn(), without_logs(), without_reentrant_checkpoints()):
+        for context in (_without_onednn(), without_logs(), without_reentrant_checkpoints(), _keeping_tensors(module)):
             stack.enter_context(context)
         stack.enter_context(torch.random.fork_rng(devices=[]) if run else FakeTensorMode(allow_non_fake_inputs=True))
         whole = _Step(module, function)
@@ -120,7 +121,7 @@ def capture_step(
     except GraphError as error:
         raise CaptureError(f"{name}: {error}") from error
     graph, nodes, gradients = made
-    return Capture(graph, traced, nodes, gradients, list)
+    return Capture(with_names(graph, nodes, traced, module, inputs), traced, nodes, gradients, list)
 
 
 class _Step(nn.Module):
@@ -153,6 +154,19 @@ def _check_values(module: nn.Module, arguments: Any, name: str) -> None:
     for what, tensor in tensors:
         if tensor.is_meta:
             raise CaptureError(f"{name}: to be run, it needs values, and a {what} is on the device meta")
+
+
+@contextmanager
+def _keeping_tensors(module: nn.Module) -> Iterator[None]:
+    """Afterwards a module has its own tensors again: `functional_call` loses those of a module with two names."""
+    holders: list[Any] = [holder for part in module.modules() for holder in (part._parameters, part._buffers)]
+    before = [dict(holder) for holder in holders]
+    try:
+        yield
+    finally:
+        for holder, tensors in zip(holders, before, strict=True):
+            holder.clear()
+            holder.update(tensors)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from placeto.problem.fields import (
     within,
     write_json,
 )
-from placeto.problem.graph_checks import KERNELS, LABELS, MODES, GraphError, topological_order, validate
+from placeto.problem.graph_checks import KERNELS, LABELS, MODES, NAMES, GraphError, topological_order, validate
 from placeto.problem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ _OP = {
     "state_bytes": Field(optional(size), None),
     "resident_outputs": Field(optional(items(_INDEX, "an index of resident_outputs")), None),
     "signature": Field(text, ""),
+    "module_tensors": Field(items(text, "each of module_tensors"), ()),
+    "module_inputs": Field(items(text, "each of module_inputs"), ()),
 }
 _GRAPH = {
     "format": Field(text),
@@ -125,6 +127,11 @@ class ComputationGraph:
     signatures: tuple[str, ...] = None  # type: ignore[assignment]
     # (N,) int64, bytes of gradients and the optimizer's state; None = gradient and two moments of trained_bytes
     state_bytes: np.ndarray = None  # type: ignore[assignment]
+
+    # (N,) other names of the parameter that an op stands for, and buffers that an op reads; no part of the hash
+    module_tensors: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
+    # (N,) inputs of the module that an op of the forward pass reads; no part of the hash
+    module_inputs: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         validate(self)
@@ -296,6 +303,8 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
         kernels=tuple(record["kernel"] for record in records),
         time_us={k: np.array([record["time_us"].get(k, np.nan) for record in records]) for k in kinds},
         signatures=tuple(record["signature"] for record in records),
+        module_tensors=tuple(tuple(record["module_tensors"]) for record in records),
+        module_inputs=tuple(tuple(record["module_inputs"]) for record in records),
         **graph_memory.overwrite(memory, output_ptr, *given),
     )
 
@@ -324,5 +333,8 @@ def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
         record |= memory[i]
         if graph.signatures[i]:
             record["signature"] = graph.signatures[i]
+        for key in NAMES:
+            if names := getattr(graph, key)[i]:
+                record[key] = list(names)
         records.append(record)
     return records

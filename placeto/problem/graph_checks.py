@@ -22,6 +22,8 @@ KERNELS = ("", "grouped", "depthwise")
 """Which kernel computes an op where its type doesn't tell: convolutions of groups of channels, or of each by itself."""
 LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0]}
 """Labels of ops that may be left out, and what they are then."""
+NAMES = ("module_tensors", "module_inputs")
+"""Names of what a module has, and the graph has no ops for; several for an op, mostly none."""
 _STRINGS = ("op_names", "op_types", "modules", "signatures", *LABELS)
 _ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # dtype, and one for each of what
     "flops": (np.float64, "op"),
@@ -57,6 +59,11 @@ def validate(graph: ComputationGraph) -> None:
             raise GraphError(f"{key} must be a tuple of {num_ops} strings, one for each op")
         for string in strings:
             text(string, f"each of {key}", GraphError)
+    for key in NAMES:
+        if getattr(graph, key) is None:
+            object.__setattr__(graph, key, ((),) * num_ops)
+        if len(getattr(graph, key)) != num_ops:
+            raise GraphError(f"{key} must be a tuple of {num_ops} tuples of names, one for each op")
     for key, known in (("dtypes", DTYPES), ("kernels", KERNELS)):
         for name, label in zip(names, getattr(graph, key), strict=True):
             if label not in known:
