@@ -3,10 +3,11 @@
 from placeto.formats.exports.device_map import DeviceMap, device_map, whole_modules
 from placeto.formats.exports.dot import modules_dot
 from placeto.formats.exports.graphml import save_graphml
-from placeto.formats.exports.stages import Stages, pipeline_stages
+from placeto.formats.exports.stages import ExportWarning, Stages, pipeline_stages
 
 __all__ = [
     "DeviceMap",
+    "ExportWarning",
     "Stages",
     "device_map",
     "modules_dot",
