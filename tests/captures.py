@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_training
+from placeto.problem.gradient_sums import together
 from placeto.problem.graph import ComputationGraph
 
 
@@ -28,6 +29,12 @@ def colocated(graph: ComputationGraph, name: str) -> set[str]:
     """All ops that share a colocation id with an op, or the op alone."""
     colour = graph.colocation[graph.index[name]]
     return {graph.op_names[i] for i in np.flatnonzero(graph.colocation == colour)} if colour >= 0 else {name}
+
+
+def kept(graph: ComputationGraph, name: str) -> set[str]:
+    """All ops that are kept together with an op by rule or by choice, or the op alone."""
+    colour = together(graph)[graph.index[name]]
+    return {graph.op_names[i] for i in np.flatnonzero(together(graph) == colour)} if colour >= 0 else {name}
 
 
 def mlp() -> nn.Module:

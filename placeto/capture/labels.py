@@ -1,4 +1,4 @@
-"""Where each traced op comes from: the module that was being called, and whether it belongs to the backward pass."""
+"""Where each traced op comes from: the module that was being called, the pass, and the micro-batch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from placeto.problem.graph_checks import NO_MICRO_BATCH
+
 
 @dataclass(frozen=True)
 class Label:
@@ -19,6 +21,13 @@ class Label:
     module: str = ""  # path of the nn.Module
     call: int = 0  # how many calls of this module came before
     backward: bool = False
+    recomputed: bool = False  # whether it repeats an op of the forward pass in the backward pass
+    micro_batch: int = NO_MICRO_BATCH  # number of the micro-batch; of ops that belong to all, NO_MICRO_BATCH
+
+    @property
+    def part(self) -> str:
+        """Which pass of the step it belongs to, as graphs call it."""
+        return "recomputation" if self.recomputed else "backward" if self.backward else "forward"
 
 
 class _Place(NamedTuple):
@@ -27,6 +36,7 @@ class _Place(NamedTuple):
     module: str | None = None
     call: int = 0
     backward: bool = False
+    micro_batch: int = NO_MICRO_BATCH
     number: int | None = None  # sequence number of the forward op whose backward it is
 
 
@@ -45,14 +55,14 @@ class Labels:
         if self._replayed is not None:
             return self._replayed
         if place.module is not None or not place.backward:  # in the backward pass: a checkpoint, run again
-            label = Label(place.module or "", place.call, place.backward)
+            label = Label(place.module or "", place.call, place.backward, place.backward, place.micro_batch)
             if not place.backward:  # a number is taken before its op is run
                 self._by_number.setdefault(torch.autograd._get_sequence_nr() - 1, label)
             return label
-        if place.number in self._by_number:
-            return replace(self._by_number[place.number], backward=True)
         # the gradients of a tensor used twice are added between two backwards: goes with the later one
-        return replace(inputs[-1] if inputs else Label(), backward=True)
+        source = None if place.number is None else self._by_number.get(place.number)
+        source = source or (inputs[-1] if inputs else Label())
+        return replace(source, backward=True, recomputed=False, micro_batch=place.micro_batch)
 
     def replay(self, label: Label) -> None:
         """What is run from now on gets this label."""
@@ -62,6 +72,15 @@ class Labels:
     def within(self, module: str, call: int) -> Iterator[None]:
         """What is run within it belongs to a call of a module."""
         self._enter(self._place._replace(module=module, call=call))
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def of_micro_batch(self, number: int) -> Iterator[None]:
+        """What is run within it belongs to a micro-batch."""
+        self._enter(self._place._replace(micro_batch=number))
         try:
             yield
         finally:

@@ -1,18 +1,29 @@
-"""A step in parts: the batch is split; losses are averaged and gradients added, or outputs joined."""
+"""A step in micro-batches: the batch is split, each part is a step of its own, and their results are put together.
+
+Two micro-batches are traced. Where the second does the same as the first, all others are copies of it; else the step
+is traced whole. Losses are averaged and gradients added, or outputs joined.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from placeto.capture.arguments import Inputs, plain
 from placeto.capture.errors import CaptureError
-from placeto.capture.labels import Labels
+from placeto.capture.labels import Label
+from placeto.capture.repetition import repeat
+
+TRACED = 2  # micro-batches, of which the second must do the same as the first to be copied
+HOME = "gradient of"
+"""Under this key of a node's ``meta`` stands the path of the parameter whose whole gradient the node is."""
+aten = torch.ops.aten
 
 
 def check_split(inputs: Inputs, targets: Sequence[Any], count: int, name: str) -> None:
@@ -25,51 +36,124 @@ def check_split(inputs: Inputs, targets: Sequence[Any], count: int, name: str) -
         return
     if count < 1:
         raise CaptureError(f"{name}: micro_batches must be at least 1, not {count}")
-    length = _length(inputs, targets)
+    length = batch_length(inputs, targets)
     if length % count or not length:
         raise CaptureError(f"{name}: a batch of {length} can't be split into {count} micro-batches of one size")
 
 
 def split_batch(inputs: Any, targets: Any, count: int) -> list[tuple[Any, Any]]:
     """Inputs and targets of each part: tensors as long as the first one are split, all else is in every part."""
-    length = _length(inputs, targets)
+    length = batch_length(inputs, targets)
 
-    def of(part: int) -> Any:
-        def take(leaf: Any) -> Any:
-            split = isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == length
-            return leaf.chunk(count)[part] if split else leaf
+    def chunks(leaf: Any) -> Sequence[Any]:
+        split = isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == length
+        return leaf.chunk(count) if split else (leaf,) * count
 
-        return tree_map(take, (inputs, targets))
+    parts: Any = tree_map(lambda leaf: _Parts(chunks(leaf)), (inputs, targets))
 
-    return [of(part) for part in range(count)]
+    def of(number: int) -> Any:
+        return tree_map(lambda leaf: leaf.of[number] if isinstance(leaf, _Parts) else leaf, parts)
 
-
-def accumulated(parts: Sequence[Sequence[Tensor | None]], labels: Labels) -> list[Tensor | None]:
-    """Sums over parts of a loss and gradients; a gradient that no part has is None."""
-    total = list(parts[0])
-    for part in parts[1:]:
-        for i, value in enumerate(part):
-            before = total[i]
-            if value is not None:
-                with labels.backward() if i else nullcontext():
-                    total[i] = value if before is None else before + value
-    return total
+    return [of(number) for number in range(count)]
 
 
-def joined(parts: Sequence[Any], inputs: Any) -> Any:
-    """What the whole batch would give, from what its parts do: tensors as long as a part are joined."""
-    length = _length(inputs, ())
+class _Parts:
+    """What each micro-batch gets of an argument."""
 
-    def join(*leaves: Any) -> Any:
-        first = leaves[0]
-        split = isinstance(first, Tensor) and first.dim() > 0 and len(first) * len(parts) == length
-        return torch.cat(leaves) if split else first
-
-    return tree_map(join, *parts)
+    def __init__(self, of: Sequence[Any]) -> None:
+        self.of = of
 
 
-def _length(inputs: Inputs, targets: Sequence[Any]) -> int:
+def batch_length(inputs: Inputs, targets: Sequence[Any]) -> int:
+    """The length of the first tensor that has one; 0 if none has."""
     for leaf in tree_leaves((plain(inputs), plain(targets))):
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
             return len(leaf)
     return 0
+
+
+def completed(traced: GraphModule, parts: int, count: int, join: Callable[[Graph, list[list[Any]]], list[Any]]) -> bool:
+    """Make the trace of the first `parts` micro-batches that of all `count`, in place; whether that can be done.
+
+    Args:
+        traced: its outputs are those of the first part, then of the second, and so on.
+        parts: how many were traced; if these are not all, two.
+        count: how many there are.
+        join: of the graph and each part's outputs; gives the outputs of the whole.
+    """
+    graph = traced.graph
+    output = next(iter(reversed(graph.nodes)))
+    made = list(output.args[0])
+    width = len(made) // parts
+    outputs = [made[width * number : width * (number + 1)] for number in range(parts)]
+    if parts < count:
+        copies = repeat(graph, count, outputs)
+        if copies is None:
+            return False
+        outputs += copies
+    output.args = (join(graph, outputs),)
+    return True
+
+
+def accumulated(graph: Graph, parts: Sequence[Sequence[Any]], trained: Sequence[str]) -> list[Any]:
+    """The sum of all parts' losses, and for each trained parameter that of its gradients; None where no part has one.
+
+    Each gradient is added as soon as it is there, in the order of the micro-batches, as PyTorch does. What comes of it
+    is passed on to the parameter by a node of its own, since the sum may be computed elsewhere.
+
+    Args:
+        graph: new nodes go into it.
+        parts: the outputs of each part: its loss, then its gradients.
+        trained: paths of the parameters.
+    """
+    totals: list[Any] = [_sum(graph, [part[0] for part in parts], backward=False)]
+    for path, gradients in zip(trained, list(zip(*parts, strict=True))[1:], strict=True):
+        given = [gradient for gradient in gradients if gradient is not None]
+        if given:
+            total = _sum(graph, given, backward=True)
+            label = Label(path.rpartition(".")[0], backward=True)
+            total = _after(graph, total, aten.alias.default, (total,), total.meta["val"], label)
+            total.meta[HOME] = path
+            totals.append(total)
+        else:
+            totals.append(None)
+    return totals
+
+
+def joined(graph: Graph, parts: Sequence[Sequence[Any]], length: int) -> list[Any]:
+    """What the whole batch would give, from what its parts do: tensors as long as a part are joined.
+
+    Args:
+        graph: new nodes go into it.
+        parts: the outputs of each part.
+        length: of the batch.
+    """
+    output = next(iter(reversed(graph.nodes)))
+    whole: list[Any] = []
+    for leaves in zip(*parts, strict=True):
+        layout = leaves[0].meta["val"]
+        if layout.dim() > 0 and len(layout) * len(parts) == length:
+            with graph.inserting_before(output):
+                node = graph.call_function(aten.cat.default, (list(leaves),))
+            node.meta |= {"val": torch.cat([leaf.meta["val"] for leaf in leaves]), "label": Label()}
+            whole.append(node)
+        else:
+            whole.append(leaves[0])
+    return whole
+
+
+def _sum(graph: Graph, values: Sequence[Node], backward: bool) -> Node:
+    """The chain of sums of values, each right after what it adds."""
+    total = values[0]
+    for value in values[1:]:
+        label = value.meta["label"]
+        label = replace(label, backward=backward, recomputed=False, micro_batch=Label().micro_batch)
+        total = _after(graph, value, aten.add.Tensor, (total, value), total.meta["val"], label)
+    return total
+
+
+def _after(graph: Graph, node: Node, target: Any, arguments: tuple[Any, ...], layout: Tensor, label: Label) -> Node:
+    with graph.inserting_after(node):
+        made = graph.call_function(target, arguments)
+    made.meta |= {"val": layout, "label": label}
+    return made

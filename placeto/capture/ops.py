@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import operator
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -16,8 +15,13 @@ from torch.fx import GraphModule, Node
 
 from placeto.capture.costs import bytes_accessed, dtype, flops, kernel, nodes_read, tensor_bytes
 from placeto.capture.labels import Label
+from placeto.capture.micro_batches import HOME
+from placeto.capture.repetition import LIKE
 from placeto.capture.signatures import signature
+from placeto.capture.waiting import hold_back
+from placeto.problem.gradient_sums import GRADIENT
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import NO_MICRO_BATCH
 
 aten = torch.ops.aten
 # not views by their schema, though they move no data
@@ -68,12 +72,12 @@ class _Builder:
     tf32: bool  # whether products of float32 compute in it
     records: list[dict[str, Any]] = field(default_factory=list)
     names: Counter[str] = field(default_factory=Counter)
+    costs: dict[Node, dict[str, Any]] = field(default_factory=dict)  # of the node that copies are like
     values: dict[Node, Any] = field(default_factory=dict)  # _Tensor, tuple of it, _Buffer, _Parameter, or None
-    homeless: set[int] = field(default_factory=set)  # parameters without a real user yet
     counted: set[Node] = field(default_factory=set)  # buffers that have found their first user
-    signals: dict[int, int] = field(default_factory=dict)  # op -> its output of no bytes, for what waits for it
     leader: list[int] = field(default_factory=list)  # union-find over ops: colocation
     backward: list[bool] = field(default_factory=list)  # which ops are of the backward pass
+    part: list[int] = field(default_factory=list)  # number of each op's micro-batch
     random: set[int] = field(default_factory=set)  # ops that draw random numbers
     nodes: list[list[str]] = field(default_factory=list)  # names of the traced nodes behind each op
     casts: dict[tuple[Any, Any], Any] = field(default_factory=dict)  # of parameters: to a dtype, once for all users
@@ -87,12 +91,28 @@ class _Builder:
         self.records.append(
             {"name": unique, "type": kind, "module": label.module, "inputs": list(pairs), "outputs": list(outputs)}
         )
-        if node.op == "call_function":
-            self.records[-1]["signature"] = signature(node)
+        self.records[-1]["pass"] = label.part
+        if label.micro_batch != NO_MICRO_BATCH:
+            self.records[-1]["micro_batch"] = label.micro_batch
         self.leader.append(len(self.leader))
         self.backward.append(label.backward)
+        self.part.append(label.micro_batch)
         self.nodes.append([node.name])
         return len(self.records) - 1
+
+    def cost(self, node: Node) -> dict[str, Any]:
+        """What a traced node costs, as fields of an op record: the same for all copies of a node."""
+        original = node.meta.get(LIKE, node)
+        if original not in self.costs:
+            work = float(flops(node))
+            self.costs[original] = {
+                "signature": signature(node),
+                "flops": work,
+                "bytes_accessed": float(bytes_accessed(node)),
+                "dtype": "tf32" if self.tf32 and work and dtype(node) == "float32" else dtype(node),
+                "kernel": kernel(node),
+            }
+        return self.costs[original]
 
     def is_resident(self, tensor: _Tensor) -> bool:
         """Whether a tensor is a parameter, or a part of one."""
@@ -149,7 +169,7 @@ def computation_graph(
         loss, *gradients = _outputs(traced)
         nodes = dict(zip(parameters, placeholders, strict=False))
         kept = _keep_gradients(builder, [nodes[path] for path in trained], gradients)
-        _hold_back(builder, builder.values.get(loss))
+        hold_back(builder.records, builder.backward, builder.part, builder.random, _losses(builder, loss))
     leaders = [builder.find(op) for op in range(len(builder.records))]
     sizes = Counter(leaders)
     for leader, record in zip(leaders, builder.records, strict=True):
@@ -160,6 +180,22 @@ def computation_graph(
 
 def _outputs(traced: GraphModule) -> Sequence[Any]:
     return next(node for node in traced.graph.nodes if node.op == "output").args[0]
+
+
+def _losses(builder: _Builder, loss: Node) -> dict[int, int]:
+    """The op that makes the loss of each micro-batch, by its number; the only loss, where there are none."""
+    made = builder.values.get(loss)
+    if not isinstance(made, _Tensor):
+        return {}
+    found: dict[int, int] = {}
+    index = {record["name"]: op for op, record in enumerate(builder.records)}
+    pending = [made.op]
+    while pending:
+        op = pending.pop()
+        found.setdefault(builder.part[op], op)
+        if builder.part[op] == NO_MICRO_BATCH and max(builder.part) >= 0:  # a sum of losses
+            pending += [index[source] for source, _ in builder.records[op]["inputs"]]
+    return found
 
 
 def _needed(traced: GraphModule) -> set[Node]:
@@ -185,6 +221,8 @@ def _visit(builder: _Builder, node: Node) -> Any:
     if not sources or packet in CONSTANT_LIKE or not any(isinstance(o, Tensor) for o in outputs):
         return None
     label = node.meta["label"]
+    if HOME in node.meta:
+        return _gradient(builder, node, label)
     prefix = label.module + (f"@{label.call}" if label.call else "") + ("/grad" if label.backward else "")
     kind = str(packet)
     title = f"{prefix}/{kind.split('.')[-1]}".lstrip("/")
@@ -198,6 +236,7 @@ def _visit(builder: _Builder, node: Node) -> Any:
             return _show(builder, node, base)
         base = _tensor(builder, sources[0])
         op = builder.add(node, label, kind, title, [base], [tensor_bytes(o) for o in outputs])
+        builder.records[op]["signature"] = builder.cost(node)["signature"]
         if builder.is_resident(base):
             builder.records[op]["resident_outputs"] = list(range(len(outputs)))
         builder.join(base.op, op)
@@ -206,22 +245,30 @@ def _visit(builder: _Builder, node: Node) -> Any:
     cast = (sources[0], value.dtype) if _casts_parameter(builder, node) else None
     if cast in builder.casts:
         return _show(builder, node, builder.casts[cast])
+    if cast is not None:  # for all micro-batches
+        label = replace(label, micro_batch=NO_MICRO_BATCH)
     inputs = [t for t in (_tensor(builder, source) for source in sources) if t is not None]
     used = [o if isinstance(o, Tensor) and o.numel() else None for o in outputs]
     op = builder.add(node, label, kind, title, inputs, [tensor_bytes(o) for o in used if o is not None])
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         builder.random.add(op)
-    record = builder.records[op]
-    record["flops"] = float(flops(node))
-    record["bytes_accessed"] = float(bytes_accessed(node))
-    record["dtype"] = "tf32" if builder.tf32 and record["flops"] and dtype(node) == "float32" else dtype(node)
-    record["kernel"] = kernel(node)
-    _settle(builder, op, inputs, sources)
+    builder.records[op] |= builder.cost(node)
+    _settle(builder, op, sources)
     numbers = iter(range(len(used)))
     made_or_none = [None if o is None else _Tensor(op, next(numbers)) for o in used]
     if cast is not None:
         builder.casts[cast] = made_or_none[0]
     return tuple(made_or_none) if isinstance(value, list | tuple) else made_or_none[0]
+
+
+def _gradient(builder: _Builder, node: Node, label: Label) -> Any:
+    """The whole gradient of a parameter, summed over micro-batches: an op of no cost, at the parameter's home."""
+    total = builder.values.get(nodes_read(node)[0])
+    if not isinstance(total, _Tensor):
+        return None
+    name = f"{node.meta[HOME]}/gradient"
+    op = builder.add(node, label, GRADIENT, name, [total], [tensor_bytes(node.meta["val"])])
+    return _Tensor(op, 0)
 
 
 def _tensor(builder: _Builder, node: Node) -> Any:
@@ -233,7 +280,6 @@ def _tensor(builder: _Builder, node: Node) -> Any:
     op = builder.add(shown[0], label, "parameter", value.path, [], [value.bytes])
     builder.records[op] |= {"param_bytes": value.bytes, "trained_bytes": 0}
     builder.nodes[op] = [other.name for other in shown]
-    builder.homeless.add(op)
     value.used = _Tensor(op, 0)
     builder.values |= dict.fromkeys(shown, value.used)
     return value.used
@@ -258,13 +304,8 @@ def _show(builder: _Builder, node: Node, value: Any) -> Any:
     return value
 
 
-def _settle(builder: _Builder, op: int, inputs: Sequence[_Tensor], sources: Sequence[Node]) -> None:
-    """Colocate parameters with their first real user, and count buffers there."""
-    for tensor in inputs:
-        root = builder.find(tensor.op)
-        for parameter in [p for p in builder.homeless if builder.find(p) == root]:
-            builder.homeless.discard(parameter)
-            builder.join(parameter, op)
+def _settle(builder: _Builder, op: int, sources: Sequence[Node]) -> None:
+    """Count buffers where they are first used."""
     for source in sources:
         value = builder.values.get(source)
         if isinstance(value, _Buffer) and source not in builder.counted:
@@ -290,64 +331,6 @@ def _keep_gradients(
                 if not builder.is_resident(made):
                     builder.records[made.op].setdefault("resident_outputs", []).append(made.output)
     return kept
-
-
-def _hold_back(builder: _Builder, loss: Any) -> None:
-    """Keep ops from running before their time, merely because they need nothing that takes long.
-
-    What depends on no earlier op of the backward pass, such as an activation that is computed again, could run in the
-    forward pass. It waits, for an output of no bytes, for the gradient that it will be combined with; where that is
-    constant, for the loss. Random numbers of the forward pass wait in the same way for the tensor they are meant for.
-    """
-    index = {record["name"]: op for op, record in enumerate(builder.records)}
-    producers = [{index[source] for source, _ in record["inputs"]} for record in builder.records]
-    computed = [record["type"] != "parameter" for record in builder.records]
-    consumers: list[list[int]] = [[] for _ in producers]
-    for op, sources in enumerate(producers):
-        for source in sources:
-            consumers[source].append(op)
-    after_loss = _descendants(consumers, loss.op) if isinstance(loss, _Tensor) else set()
-    for op, sources in enumerate(producers):
-        backward, early = builder.backward[op], op in builder.random and not sources
-        if not (backward or early) or any(builder.backward[source] for source in sources):
-            continue
-        awaited = _partner(builder.backward if backward else computed, producers, consumers, op)
-        if backward and awaited is None and isinstance(loss, _Tensor) and op not in after_loss:
-            awaited = loss.op
-        if awaited is not None:
-            made_by = builder.records[awaited]
-            if awaited not in builder.signals:
-                builder.signals[awaited] = len(made_by["outputs"])
-                made_by["outputs"].append(0)
-            builder.records[op]["inputs"].append((made_by["name"], builder.signals[awaited]))
-
-
-def _partner(
-    eligible: Sequence[bool], producers: Sequence[set[int]], consumers: Sequence[list[int]], op: int
-) -> int | None:
-    """The last of the eligible ops before `op` among those with which what comes of it is first combined."""
-    pending, seen = list(consumers[op]), {op}
-    heapq.heapify(pending)
-    while pending:
-        user = heapq.heappop(pending)
-        if user not in seen:
-            seen.add(user)
-            earlier = [source for source in producers[user] if eligible[source] and source < op]
-            if earlier:
-                return max(earlier)
-            for other in consumers[user]:
-                heapq.heappush(pending, other)
-    return None
-
-
-def _descendants(consumers: Sequence[Sequence[int]], op: int) -> set[int]:
-    """The op, and all that needs it, directly or not."""
-    stack, seen = [op], {op}
-    while stack:
-        new = set(consumers[stack.pop()]) - seen
-        seen |= new
-        stack.extend(new)
-    return seen
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from placeto.capture.arguments import plain
@@ -18,6 +18,7 @@ from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
 from placeto.capture.errors import CaptureError, explain, without_logs
 from placeto.capture.labels import Labels
+from placeto.capture.micro_batches import TRACED, accumulated, batch_length, completed, joined, split_batch
 from placeto.capture.names import with_names
 from placeto.capture.ops import computation_graph
 from placeto.capture.recorder import functional, mutates, record
@@ -48,13 +49,14 @@ def capture_step(
     module: nn.Module,
     inputs: Any,
     targets: Any,
-    function: Callable[[Any, Any], list[Tensor | None]],
+    function: Callable[[Any, Any, int], list[Tensor | None]],
     labels: Labels,
     *,
     name: str,
     mode: str,
     precision: str,
     run: bool,
+    micro_batches: int,
 ) -> Capture:
     """What a function of inputs and targets that calls the module does, as a graph.
 
@@ -62,12 +64,14 @@ def capture_step(
         module: whose parameters are fake while the function runs; if `run`, they are copies of its own.
         inputs: arguments of the module, see `capture_training`.
         targets: further arguments of the loss.
-        function: of plain inputs and targets; returns the outputs of `Capture.traced`.
+        function: of a micro-batch's plain inputs and targets and its number; returns its loss and gradients, or what
+            it gives in inference.
         labels: in use by the function.
         name: of the graph.
         mode: "training" or "inference".
         precision: see `capture_training`.
         run: whether to compute.
+        micro_batches: into how many to split the batch.
 
     Raises:
         CaptureError: see `capture_training`.
@@ -82,7 +86,7 @@ def capture_step(
         for context in (_without_onednn(), without_logs(), without_reentrant_checkpoints(), _keeping_tensors(module)):
             stack.enter_context(context)
         stack.enter_context(torch.random.fork_rng(devices=[]) if run else FakeTensorMode(allow_non_fake_inputs=True))
-        whole = _Step(module, function)
+        whole = _Step(module, function, labels, micro_batches)
 
         def values() -> Any:
             if run:  # each pass is to draw the same numbers
@@ -98,14 +102,24 @@ def capture_step(
             return torch.func.functional_call(whole, {**params, **buffers}, (arguments, extra))
 
         paths = [key for key, _ in whole.named_parameters()]
-        trained = [key for key, p in whole.named_parameters() if p.requires_grad] if mode == "training" else []
+        trained = [key for key, p in module.named_parameters() if p.requires_grad] if mode == "training" else []
         if mode == "training" and not trained:
             raise CaptureError(f"{name}: the module has no trainable parameter")
+
+        def join(graph: Graph, parts: list[list[Any]]) -> list[Any]:
+            if mode == "training":
+                return accumulated(graph, parts, trained)
+            return joined(graph, parts, batch_length(inputs, targets))
+
         try:
-            with torch.enable_grad(), labels.following(module):
-                traced = record(flat, leaves, labels)
-            if mutates(traced):
-                traced = functional(traced, tree_flatten(values())[0])
+            for parts in dict.fromkeys((min(TRACED, micro_batches) if not run else micro_batches, micro_batches)):
+                whole.parts = parts
+                with torch.enable_grad(), labels.following(module):
+                    traced = record(flat, leaves, labels)
+                if mutates(traced):
+                    traced = functional(traced, tree_flatten(values())[0])
+                if micro_batches == 1 or completed(traced, parts, micro_batches, join):
+                    break
         except CaptureError:
             raise
         # whatever a user's module raises while it's traced, the reader wants to know that, and where
@@ -114,7 +128,7 @@ def capture_step(
             shapes = " and ".join(str(tuple(leaf.shape)) for leaf in given if isinstance(leaf, Tensor))
             hint = f"the tensors given have shapes {shapes}" if shapes and not isinstance(error, SystemExit) else ""
             raise CaptureError(f"{name}: {explain(error, module, hint)}") from error
-    paths, trained = ([key.removeprefix("module.") for key in keys] for keys in (paths, trained))
+    paths = [key.removeprefix("module.") for key in paths]
     num_buffers = len(list(module.named_buffers()))
     try:
         made = computation_graph(traced, paths, trained, num_buffers, name, mode, precision == "tf32")
@@ -127,13 +141,24 @@ def capture_step(
 class _Step(nn.Module):
     """A function of a module, as a module: its parameters can be swapped for others until the function returns."""
 
-    def __init__(self, module: nn.Module, function: Callable[[Any, Any], list[Tensor | None]]) -> None:
+    def __init__(
+        self, module: nn.Module, function: Callable[[Any, Any, int], list[Tensor | None]], labels: Labels, count: int
+    ) -> None:
         super().__init__()
         self.module = module
         self.function = function
+        self.labels = labels
+        self.count = self.parts = count  # micro-batches, and how many of them are traced
 
     def forward(self, arguments: Any, extra: Any) -> list[Tensor | None]:
-        return self.function(arguments, extra)
+        """The outputs of each part that is traced, one after another."""
+        if self.count == 1:
+            return self.function(arguments, extra, 0)
+        outputs: list[Tensor | None] = []
+        for number, values in enumerate(split_batch(arguments, extra, self.count)[: self.parts]):
+            with self.labels.of_micro_batch(number):
+                outputs += self.function(*values, number)
+        return outputs
 
 
 def _fake(value: Any) -> Any:

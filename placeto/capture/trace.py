@@ -18,7 +18,7 @@ from placeto.capture.arguments import Inputs, call_module, own_loss
 from placeto.capture.checks import check_loss, describe
 from placeto.capture.errors import CaptureError, call_loss
 from placeto.capture.labels import Labels
-from placeto.capture.micro_batches import accumulated, check_split, joined, split_batch
+from placeto.capture.micro_batches import check_split
 from placeto.capture.optimizer_step import with_optimizer_step
 from placeto.capture.precision import autocast
 from placeto.capture.steps import Capture, capture_step
@@ -110,12 +110,6 @@ def trace_training(
         CaptureError: see `capture_training`.
     """
 
-    def step(arguments: Any, extra: Any) -> list[Tensor | None]:
-        if micro_batches == 1:
-            return part(arguments, extra, 0)
-        parts = split_batch(arguments, extra, micro_batches)
-        return accumulated([part(*values, number) for number, values in enumerate(parts)], labels)
-
     def part(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
         with autocast(precision):
             output = call_module(module, arguments)
@@ -140,7 +134,18 @@ def trace_training(
     check_loss(loss, name)
     check_split(inputs, targets, micro_batches, name)
     labels = Labels()
-    return capture_step(module, inputs, targets, step, labels, name=name, mode="training", precision=precision, run=run)
+    return capture_step(
+        module,
+        inputs,
+        targets,
+        part,
+        labels,
+        name=name,
+        mode="training",
+        precision=precision,
+        run=run,
+        micro_batches=micro_batches,
+    )
 
 
 def capture_inference(
@@ -177,19 +182,19 @@ def trace_inference(
         CaptureError: see `capture_inference`.
     """
 
-    def forward(arguments: Any, extra: Any) -> list[Tensor | None]:
+    def forward(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
         with autocast(precision):
-            if micro_batches == 1:
-                output = call_module(module, arguments)
-            else:
-                parts = split_batch(arguments, (), micro_batches)
-                output = joined([call_module(module, part) for part, _ in parts], arguments)
-        leaves, returned["spec"] = tree_flatten(output)
-        returned["leaves"] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            output = call_module(module, arguments)
+        leaves, spec = tree_flatten(output)
         tensors: list[Tensor | None] = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        returned["where"] = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         if not tensors:
             raise CaptureError(f"{name}: the module returns no tensor but {describe(output)}")
+        if number and spec != returned["spec"]:
+            raise CaptureError(f"{name}: the module returns something else for each micro-batch, use micro_batches=1")
+        if not number:
+            returned["spec"] = spec
+            returned["leaves"] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            returned["where"] = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         return tensors
 
     def rebuild(tensors: Sequence[Any]) -> Any:
@@ -207,7 +212,16 @@ def trace_inference(
         for submodule in modes:
             submodule.training = False
         capture = capture_step(
-            module, inputs, (), forward, Labels(), name=name, mode="inference", precision=precision, run=run
+            module,
+            inputs,
+            (),
+            forward,
+            Labels(),
+            name=name,
+            mode="inference",
+            precision=precision,
+            run=run,
+            micro_batches=micro_batches,
         )
         return replace(capture, rebuild=rebuild)
     finally:

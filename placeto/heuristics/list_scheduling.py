@@ -22,6 +22,7 @@ from placeto.compiling import compiled
 from placeto.heuristics.common import demands, run, within_memory
 from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
 from placeto.problem.coarsening import transfer_us
+from placeto.problem.gradient_sums import together
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
@@ -151,8 +152,8 @@ def _upward_rank(
 
 @lru_cache(maxsize=16)
 def hard_groups(problem: PlacementProblem) -> np.ndarray:
-    """(N,) groups by the colocation of the graph alone; every other op stands for itself. Cached."""
-    colocation = problem.graph.colocation
+    """(N,) groups of what is kept together: see `together`; every other op stands for itself. Cached."""
+    colocation = together(problem.graph)
     count = colocation.max(initial=-1) + 1
     alone = np.arange(problem.num_ops) + count
     return np.unique(np.where(colocation >= 0, colocation, alone), return_inverse=True)[1].astype(np.int64)

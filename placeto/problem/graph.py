@@ -34,7 +34,18 @@ from placeto.problem.fields import (
     within,
     write_json,
 )
-from placeto.problem.graph_checks import KERNELS, LABELS, MODES, NAMES, GraphError, topological_order, validate
+from placeto.problem.graph_checks import (
+    KERNELS,
+    KEYS,
+    LABELS,
+    MODES,
+    NAMES,
+    NO_MICRO_BATCH,
+    PASSES,
+    GraphError,
+    topological_order,
+    validate,
+)
 from placeto.problem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -76,8 +87,10 @@ _OP = {
     "state_bytes": Field(optional(size), None),
     "resident_outputs": Field(optional(items(_INDEX, "an index of resident_outputs")), None),
     "signature": Field(text, ""),
-    "module_tensors": Field(items(text, "each of module_tensors"), ()),
-    "module_inputs": Field(items(text, "each of module_inputs"), ()),
+    "tensors": Field(items(text, "each of tensors"), ()),
+    "reads": Field(items(text, "each of reads"), ()),
+    "pass": Field(choice(*PASSES), LABELS["passes"]),
+    "micro_batch": Field(optional(_INDEX), None),
 }
 _GRAPH = {
     "format": Field(text),
@@ -127,6 +140,9 @@ class ComputationGraph:
     signatures: tuple[str, ...] = None  # type: ignore[assignment]
     # (N,) int64, bytes of gradients and the optimizer's state; None = gradient and two moments of trained_bytes
     state_bytes: np.ndarray = None  # type: ignore[assignment]
+    passes: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) each one of PASSES; None = unknown
+    # (N,) int64, number of the micro-batch, -1 for ops that belong to all; None = all -1
+    micro_batches: np.ndarray = None  # type: ignore[assignment]
 
     # (N,) other names of the parameter that an op stands for, and buffers that an op reads; no part of the hash
     module_tensors: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
@@ -194,6 +210,8 @@ class ComputationGraph:
         for key, usual in LABELS.items():
             if set(getattr(self, key)) != {usual}:
                 digest.update((key + json.dumps(getattr(self, key))).encode())
+        if (self.micro_batches != NO_MICRO_BATCH).any():
+            digest.update(b"micro_batches" + self.micro_batches.tobytes())
         for kind in sorted(self.time_us):
             digest.update(kind.encode())
             digest.update(np.where(np.isnan(self.time_us[kind]), np.nan, self.time_us[kind]).tobytes())
@@ -303,8 +321,12 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
         kernels=tuple(record["kernel"] for record in records),
         time_us={k: np.array([record["time_us"].get(k, np.nan) for record in records]) for k in kinds},
         signatures=tuple(record["signature"] for record in records),
-        module_tensors=tuple(tuple(record["module_tensors"]) for record in records),
-        module_inputs=tuple(tuple(record["module_inputs"]) for record in records),
+        module_tensors=tuple(tuple(record["tensors"]) for record in records),
+        module_inputs=tuple(tuple(record["reads"]) for record in records),
+        passes=tuple(record["pass"] for record in records),
+        micro_batches=np.array(
+            [NO_MICRO_BATCH if record["micro_batch"] is None else record["micro_batch"] for record in records], np.int64
+        ),
         **graph_memory.overwrite(memory, output_ptr, *given),
     )
 
@@ -324,7 +346,9 @@ def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
             record["colocation"] = f"g{graph.colocation[i]}"
         if graph.modules[i]:
             record["module"] = graph.modules[i]
-        for key, column in (("dtype", "dtypes"), ("kernel", "kernels")):
+        if graph.micro_batches[i] != NO_MICRO_BATCH:
+            record["micro_batch"] = int(graph.micro_batches[i])
+        for column, key in KEYS.items():
             if (label := getattr(graph, column)[i]) != LABELS[column]:
                 record[key] = label
         times = {kind: float(t[i]) for kind, t in graph.time_us.items() if not np.isnan(t[i])}
@@ -333,8 +357,8 @@ def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
         record |= memory[i]
         if graph.signatures[i]:
             record["signature"] = graph.signatures[i]
-        for key in NAMES:
-            if names := getattr(graph, key)[i]:
+        for column, key in NAMES.items():
+            if names := getattr(graph, column)[i]:
                 record[key] = list(names)
         records.append(record)
     return records

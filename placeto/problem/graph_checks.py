@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 MODES = ("training", "inference")
 KERNELS = ("", "grouped", "depthwise")
 """Which kernel computes an op where its type doesn't tell: convolutions of groups of channels, or of each by itself."""
-LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0]}
+PASSES = ("", "forward", "backward", "recomputation", "optimizer")
+"""Which part of a step an op belongs to, "" where that is unknown."""
+LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0], "passes": PASSES[0]}
 """Labels of ops that may be left out, and what they are then."""
-NAMES = ("module_tensors", "module_inputs")
-"""Names of what a module has, and the graph has no ops for; several for an op, mostly none."""
+NAMES = {"module_tensors": "tensors", "module_inputs": "reads"}
+"""Names of what a module has and the graph has no ops for, several for an op; and what op records call them."""
+KEYS = {"dtypes": "dtype", "kernels": "kernel", "passes": "pass"}
+"""What the labels are called in op records."""
+NO_MICRO_BATCH = -1
+"""The number of the micro-batch of an op that belongs to all of them."""
 _STRINGS = ("op_names", "op_types", "modules", "signatures", *LABELS)
 _ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # dtype, and one for each of what
     "flops": (np.float64, "op"),
     "bytes_accessed": (np.float64, "op"),
     "param_bytes": (np.int64, "op"),
     "colocation": (np.int64, "op"),
+    "micro_batches": (np.int64, "op"),
     "output_ptr": (np.int64, "offset"),
     "output_bytes": (np.int64, "tensor"),
     "edge_src": (np.int64, "edge"),
@@ -64,10 +71,12 @@ def validate(graph: ComputationGraph) -> None:
             object.__setattr__(graph, key, ((),) * num_ops)
         if len(getattr(graph, key)) != num_ops:
             raise GraphError(f"{key} must be a tuple of {num_ops} tuples of names, one for each op")
-    for key, known in (("dtypes", DTYPES), ("kernels", KERNELS)):
+    if graph.micro_batches is None:
+        object.__setattr__(graph, "micro_batches", np.full(num_ops, NO_MICRO_BATCH, np.int64))
+    for key, known in (("dtypes", DTYPES), ("kernels", KERNELS), ("passes", PASSES)):
         for name, label in zip(names, getattr(graph, key), strict=True):
             if label not in known:
-                choice(*known)(label, f"op {quote(name)}: {key.removesuffix('s')}", GraphError)
+                choice(*known)(label, f"op {quote(name)}: {KEYS[key]}", GraphError)
     if len(set(names)) != num_ops:
         seen: set[str] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
@@ -91,6 +100,8 @@ def validate(graph: ComputationGraph) -> None:
     _refuse(
         names, (group < -1) | (group >= num_ops), group, f"colocation must be -1 or a group from 0 to {num_ops - 1}"
     )
+    part = graph.micro_batches
+    _refuse(names, part < NO_MICRO_BATCH, part, "micro_batch must be an integer >= 0, or left out")
 
     ptr, src, dst = graph.output_ptr, graph.edge_src, graph.edge_dst
     if ptr[0] != 0 or ptr[-1] != num_tensors or (ptr[1:] < ptr[:-1]).any():

@@ -1,8 +1,8 @@
 """Colocation groups: thousands of ops become 30-300 decisions. The simulator still runs op by op.
 
-Hard rules: ops that share a `colocation` id stay together (in a captured training step a parameter, its first user
-and the op that makes its gradient), and parameters and ops of no cost join the first user or the producer. The rest
-is judgement, in four steps (`group_ops`):
+Hard rules: ops that share a `colocation` id stay together (in a captured training step a parameter and the op that
+makes its gradient). By choice a parameter stays with its first user as well. Other ops of no cost join the producer or
+the first user. The rest is judgement, in four steps (`group_ops`):
 
 1. backward ops know the forward op they belong to: gradients of a weight that several calls share (steps of a
    recurrent network) are set apart, since nothing waits for them, all but their last sum;
@@ -40,6 +40,7 @@ from placeto.problem.coarsening import (
     unit_pairs,
     without_collector,
 )
+from placeto.problem.gradient_sums import together
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping_kernels import Joining, Origins, Reads, find_homes, join_light
 from placeto.problem.problem import PlacementProblem, check_problem
@@ -184,7 +185,6 @@ def _cut_groups(problem: PlacementProblem, groups: Groups, placement: bytes) -> 
         return groups
     units = Units(problem)
     first: dict[tuple[int, int], int] = {}
-    _join_hard(problem.graph, units)
     for op, key in enumerate(zip(groups.group.tolist(), device.tolist(), strict=True)):
         units.join(first.setdefault(key, op), op)
     return _parts(problem.graph, units, groups)
@@ -203,7 +203,7 @@ def _parts(graph: ComputationGraph, units: Units, groups: Groups) -> Groups:
 
 @dataclass(frozen=True)
 class _Label:
-    """Where an op comes from, as `placeto.capture.trace` writes it into names: ``module@call/grad/type_3``."""
+    """Where an op comes from: its pass as the graph has it; its call, in names such as ``module@call/grad/type_3``."""
 
     module: str
     call: int
@@ -222,17 +222,19 @@ class _Label:
         return self.module, self.base, self.gradient
 
 
+_BACKWARD = ("backward", "recomputation")
 _NAME = re.compile(r"^(?:@(?P<call>\d+))?(?P<backward>/grad)?/(?P<base>[^/]+)$")
 
 
 @lru_cache(maxsize=16)
 def _labels(graph: ComputationGraph) -> tuple[_Label, ...]:
     labels = []
-    for name, module in zip(graph.op_names, graph.modules, strict=True):
+    for name, module, known in zip(graph.op_names, graph.modules, graph.passes, strict=True):
         rest = name.removeprefix(module) if module else f"/{name}"
         match = _NAME.match(rest)
         if match:
-            labels.append(_Label(module, int(match["call"] or 0), match["backward"] is not None, match["base"]))
+            backward = known in _BACKWARD if known else match["backward"] is not None
+            labels.append(_Label(module, int(match["call"] or 0), backward, match["base"]))
         else:
             labels.append(_Label(module, 0, False, name))
     return tuple(labels)
@@ -240,11 +242,12 @@ def _labels(graph: ComputationGraph) -> tuple[_Label, ...]:
 
 def _join_hard(graph: ComputationGraph, units: Units) -> None:
     first: dict[int, int] = {}
-    for op, colour in enumerate(graph.colocation.tolist()):
+    kept = together(graph)
+    for op, colour in enumerate(kept.tolist()):
         if colour >= 0:
             units.join(first.setdefault(colour, op), op)
     producers, consumers = neighbours(graph)
-    colocated = (graph.colocation >= 0).tolist()
+    colocated = (kept >= 0).tolist()
     for op in graph.topological_order.tolist():
         if units.time[op] > 0.0 or colocated[op]:
             continue
@@ -262,7 +265,7 @@ def _set_gradients_apart(graph: ComputationGraph, units: Units, labels: list[_La
     used = np.bincount(graph.edge_src[kept], minlength=graph.num_ops) > 0
     for op in np.flatnonzero((home >= 0) & (graph.flops > 0) & used & weighs[home] & ~weighs).tolist():
         labels[op] = replace(labels[op], base=labels[home[op]].base, gradient=True)
-    stays = (graph.colocation >= 0) & ~used  # a gradient that stays with its parameter
+    stays = (together(graph) >= 0) & ~used  # a gradient that stays with its parameter
     producers, _ = neighbours(graph)
     order = graph.topological_order
     for op in order[(backward & (home < 0) & ~stays)[order]].tolist():  # sums, slices and the like

@@ -1,4 +1,4 @@
-"""Which captured ops must share a device: those of a parameter, of its first use and of its final gradient."""
+"""Captured ops that share a device: a parameter and its final gradient by rule, its first user by choice."""
 
 from collections import Counter
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_inference, capture_training
-from tests.captures import Shared, colocated, inputs_of, meta, record, training
+from placeto.problem.gradient_sums import together
+from tests.captures import Shared, colocated, inputs_of, kept, meta, record, training
 
 
 def test_final_gradients_are_colocated_with_their_parameters() -> None:
@@ -16,17 +17,20 @@ def test_final_gradients_are_colocated_with_their_parameters() -> None:
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 2)), meta(2, 3, 4, 4)
     )
     # one op makes the gradients of weight and bias
-    assert colocated(graph, "0.weight") == {"0.weight", "0.bias", "0/convolution", "0/grad/convolution_backward"}
+    assert kept(graph, "0.weight") == {"0.weight", "0.bias", "0/convolution", "0/grad/convolution_backward"}
     norm = {"2.weight", "2.bias", "2/native_layer_norm", "2/grad/native_layer_norm_backward"}
-    assert colocated(graph, "2.weight") == norm
+    assert kept(graph, "2.weight") == norm
+    assert colocated(graph, "3.weight") == {"3.weight", "3/grad/mm_1"}
+    assert colocated(graph, "3.bias") == {"3.bias", "3/grad/sum"}
     # two ops: of the weight (a transpose of it is left out), and of the bias; the input's gradient is free
-    assert colocated(graph, "3.weight") == {"3.weight", "3.bias", "3/addmm", "3/grad/mm_1", "3/grad/sum"}
-    assert colocated(graph, "3/grad/mm") == {"3/grad/mm"}
+    assert kept(graph, "3.weight") == {"3.weight", "3.bias", "3/addmm", "3/grad/mm_1", "3/grad/sum"}
+    assert kept(graph, "3/grad/mm") == {"3/grad/mm"}
 
 
 def test_of_a_sum_of_gradients_only_the_last_is_colocated() -> None:
     graph = training(Shared(), meta(2, 8))
-    assert colocated(graph, "layer.weight") == {"layer.weight", "layer/mm", "layer/grad/add"}
+    assert kept(graph, "layer.weight") == {"layer.weight", "layer/mm", "layer/grad/add"}
+    assert colocated(graph, "layer.weight") == {"layer.weight", "layer/grad/add"}
     for name in ("layer@2/grad/mm", "layer@1/grad/mm", "layer/grad/mm", "layer@1/grad/add"):
         assert graph.colocation[graph.index[name]] == -1
 
@@ -41,7 +45,7 @@ def test_gradient_that_is_a_slice_is_colocated_through_its_maker() -> None:
             return x @ torch.cat([self.a, self.b])
 
     graph = training(Two(), meta(2, 8))
-    assert colocated(graph, "a") == {"a", "b", "cat", "grad/mm", "grad/slice", "grad/slice_1"}
+    assert kept(graph, "a") == {"a", "b", "cat", "grad/mm", "grad/slice", "grad/slice_1"}
 
 
 def test_op_that_makes_a_gradient_for_others_too_is_colocated() -> None:
@@ -56,10 +60,10 @@ def test_op_that_makes_a_gradient_for_others_too_is_colocated() -> None:
 
     graph = capture_training(Learned(), [torch.zeros(5, dtype=torch.long)], lambda y: y.sum())
     # of `start` without further ado, and of the embedding after one more op
-    assert colocated(graph, "start") == {"start", "add", "grad/tanh_backward"}
+    assert kept(graph, "start") == {"start", "add", "grad/tanh_backward"}
     backward = "embedding/grad/embedding_dense_backward"
     assert inputs_of(graph, backward) == ["grad/tanh_backward"]
-    assert colocated(graph, backward) == {"embedding.weight", "embedding/embedding", backward}
+    assert kept(graph, backward) == {"embedding.weight", "embedding/embedding", backward}
 
 
 def test_parameters_without_a_gradient_of_their_own() -> None:
@@ -74,17 +78,17 @@ def test_parameters_without_a_gradient_of_their_own() -> None:
             return self.layer(self.frozen(x)) + self.last
 
     graph = training(Bias(), meta(2, 4))
-    assert colocated(graph, "last") == {"last", "add"}  # its gradient is constant
-    assert colocated(graph, "frozen.weight") == {"frozen.weight", "frozen.bias", "frozen/addmm"}
+    assert kept(graph, "last") == {"last", "add"}  # its gradient is constant
+    assert kept(graph, "frozen.weight") == {"frozen.weight", "frozen.bias", "frozen/addmm"}
     gradients = {"layer/grad/mm", "layer/grad/sum"}
-    assert colocated(graph, "layer.weight") == {"layer.weight", "layer.bias", "layer/addmm", *gradients}
+    assert kept(graph, "layer.weight") == {"layer.weight", "layer.bias", "layer/addmm", *gradients}
     assert not any(name.startswith("unused") for name in graph.op_names)
 
 
 def test_without_a_training_step_there_are_no_gradients_to_colocate() -> None:
     graph = capture_inference(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), [meta(2, 4)])
-    assert colocated(graph, "0.weight") == {"0.weight", "0.bias", "0/addmm"}
-    assert colocated(graph, "1.weight") == {"1.weight", "1.bias", "1/addmm"}
+    assert kept(graph, "0.weight") == {"0.weight", "0.bias", "0/addmm"}
+    assert kept(graph, "1.weight") == {"1.weight", "1.bias", "1/addmm"}
 
 
 @pytest.mark.parametrize(
@@ -102,12 +106,12 @@ def test_colocation_stays_within_a_layer(module: nn.Module, inputs: list[Tensor]
     graph = capture_training(
         module.to("meta"), inputs, lambda y: y[0].sum() if isinstance(y, tuple) else y.square().sum()
     )
-    parameters = np.array(graph.op_types) == "parameter"
-    groups = Counter(graph.colocation[parameters].tolist())
+    parameters, kept_together = np.array(graph.op_types) == "parameter", together(graph)
+    groups = Counter(kept_together[parameters].tolist())
     assert -1 not in groups
     assert max(groups.values()) <= 2  # weight and bias
     for group in groups:
-        modules = {graph.modules[i].removesuffix(".out_proj") for i in np.flatnonzero(graph.colocation == group)}
+        modules = {graph.modules[i].removesuffix(".out_proj") for i in np.flatnonzero(kept_together == group)}
         assert len(modules) == 1
 
 
@@ -126,7 +130,7 @@ def test_tied_weights_are_one_parameter() -> None:
     assert graph.param_bytes.sum() == 4 * 10 * 4
     assert graph.op_types.count("parameter") == 1
     # the sum of both gradients
-    assert colocated(graph, "embedding.weight") == {"embedding.weight", "embedding/embedding", "embedding/grad/add"}
+    assert kept(graph, "embedding.weight") == {"embedding.weight", "embedding/embedding", "embedding/grad/add"}
     assert len(inputs_of(graph, "embedding/grad/add")) == 2
     lookup = record(graph, "embedding/embedding")
     assert lookup["bytes_accessed"] == 2 * 4 * 3 * 4 + 8 * 3  # as much read as written, and the words
@@ -143,4 +147,5 @@ def test_sliced_parameter_goes_with_the_user_of_the_slice() -> None:
 
     graph = training(Half(), meta(2, 4))
     assert inputs_of(graph, "slice") == ["weight"]
-    assert len({int(graph.colocation[graph.index[name]]) for name in ("weight", "slice", "mm")}) == 1
+    assert {"weight", "slice", "mm"} <= kept(graph, "weight")
+    assert "mm" not in colocated(graph, "weight")

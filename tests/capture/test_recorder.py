@@ -38,7 +38,7 @@ def test_labels_follow_modules_and_calls() -> None:
             seen.append(labels.next([]))
     with labels.backward():
         seen += [labels.next([Label("x"), Label("y", 1)]), labels.next([])]
-    expected = [("a", 0, False), ("a.b", 3, False), ("a", 0, True), ("y", 1, True), ("", 0, True)]
+    expected = [("a", 0, False), ("a.b", 3, False), ("a", 0, True, True), ("y", 1, True), ("", 0, True)]
     assert seen == [Label(*label) for label in expected]
 
 

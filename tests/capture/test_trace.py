@@ -46,8 +46,9 @@ def test_mlp_op_by_op() -> None:
         "param_bytes": 4 * 8 * 16,
         "outputs": [4 * 8 * 16],
         "inputs": [],
-        "colocation": record(graph, "0/addmm")["colocation"],
+        "colocation": record(graph, "0/grad/mm")["colocation"],
         "module": "0",
+        "pass": "forward",
     }
     first = record(graph, "0/addmm")
     assert first["flops"] == 2 * 2 * 8 * 16
@@ -86,8 +87,8 @@ def test_shared_weight_is_one_tensor_and_its_gradient_is_accumulated() -> None:
     assert graph.op_types.count("parameter") == 1
     users = [graph.op_names[i] for i in graph.edge_dst[graph.edge_src == graph.index["layer.weight"]]]
     assert users == ["layer/mm", "layer@1/mm", "layer@2/mm", "layer@2/grad/mm_1", "layer@1/grad/mm_1"]
-    assert record(graph, "layer.weight")["colocation"] == record(graph, "layer/mm")["colocation"]
-    assert graph.colocation[graph.index["layer@1/mm"]] == -1
+    assert record(graph, "layer.weight")["colocation"] == record(graph, "layer/grad/add")["colocation"]
+    assert graph.colocation[graph.index["layer/mm"]] == -1
     # the sums go with the later of the two gradients, call by call
     assert inputs_of(graph, "layer@1/grad/add") == ["layer@2/grad/mm", "layer@1/grad/mm"]
     assert inputs_of(graph, "layer/grad/add") == ["layer@1/grad/add", "layer/grad/mm"]

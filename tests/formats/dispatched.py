@@ -344,7 +344,10 @@ def checked(name: str, make: Callable[[], nn.Module]) -> dict[str, Any]:
         inputs = {"input_ids": words} | ({"decoder_input_ids": words} if name == "T5" else {})
     problem = PlacementProblem(capture_inference(model, inputs), load_cluster("2xv100"))
     with torch.no_grad():
-        expected = output(copy.deepcopy(model).to(0)(**{key: value.to(0) for key, value in inputs.items()})).cpu()
+        if name in MODELS:
+            expected = output(model(**inputs))
+        else:  # whose attention has a kernel of its own on CPUs
+            expected = output(copy.deepcopy(model).to(0)(**{key: value.to(0) for key, value in inputs.items()})).cpu()
     problems, divided = set(), 0
     for seed in range(3):
         random = np.random.default_rng(seed)

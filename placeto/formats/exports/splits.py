@@ -119,14 +119,8 @@ def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray)
 
 def first_forward(graph: ComputationGraph) -> np.ndarray:
     """(N,) bool, ops of the forward pass of the first micro-batch, parameters and the loss function aside."""
-    found = in_forward(graph)
-    parts = getattr(graph, "micro_batches", None)
-    if parts is not None and (parts >= 0).any():
-        found &= parts == 0
-    elif graph.mode == "training":  # the next micro-batch begins behind the backward pass
-        others = ~found & np.array([kind != "parameter" for kind in graph.op_types])
-        found[int(np.flatnonzero(others)[0]) if others.any() else graph.num_ops :] = False
-    return found & np.array([module != LOSS for module in graph.modules])
+    first = graph.micro_batches <= 0
+    return in_forward(graph) & first & np.array([module != LOSS for module in graph.modules])
 
 
 def _called_again(graph: ComputationGraph, forward: np.ndarray, name: str) -> bool:

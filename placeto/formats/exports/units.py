@@ -17,7 +17,7 @@ from placeto.problem.graph import ComputationGraph
 
 LOSS = "loss"
 """Module path of the ops of a loss function, which is no module."""
-_BACKWARD = re.compile(r"^(@\d+)?/?grad/")  # what follows the module in the name of an op of the backward pass
+_BACKWARD = re.compile(r"^(@\d+)?/?grad/")  # behind the module in an op's name, in graphs that don't know their passes
 
 
 class ExportError(ValueError):
@@ -88,14 +88,10 @@ def numbered(graph: ComputationGraph, of_path: dict[str, str]) -> tuple[tuple[st
 
 def in_forward(graph: ComputationGraph) -> np.ndarray:
     """(N,) bool, ops of the forward pass, parameters aside; of all micro-batches."""
-    passes = getattr(graph, "passes", None) or ("",) * graph.num_ops
     found = np.zeros(graph.num_ops, bool)
-    for op, (name, module, kind, known) in enumerate(
-        zip(graph.op_names, graph.modules, graph.op_types, passes, strict=True)
+    for op, (name, module, kind, part) in enumerate(
+        zip(graph.op_names, graph.modules, graph.op_types, graph.passes, strict=True)
     ):
-        if known:
-            found[op] = known == "forward"
-        else:
-            found[op] = not _BACKWARD.match(name.removeprefix(module)) and not kind.startswith("optimizer")
-        found[op] &= kind != "parameter"
+        if kind != "parameter":
+            found[op] = part == "forward" if part else not _BACKWARD.match(name.removeprefix(module))
     return found

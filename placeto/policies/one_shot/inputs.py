@@ -18,6 +18,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from placeto.problem.gradient_sums import together
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem, check_problem
@@ -170,15 +171,16 @@ def _held_together(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
     one: list[int] = []
     other: list[int] = []
     first: dict[int, int] = {}
-    for op in np.flatnonzero(graph.colocation >= 0).tolist():
+    kept = together(graph)
+    for op in np.flatnonzero(kept >= 0).tolist():
         one.append(op)
-        other.append(first.setdefault(int(graph.colocation[op]), op))
+        other.append(first.setdefault(int(kept[op]), op))
     size = graph.output_bytes[graph.edge_tensor]
     producer = dict.fromkeys(range(graph.num_ops), -1)
     for edge in np.argsort(size, kind="stable").tolist():  # the largest tensor's comes last, and stays
         producer[int(graph.edge_dst[edge])] = int(graph.edge_src[edge])
     consumer = dict(zip(graph.edge_src[::-1].tolist(), graph.edge_dst[::-1].tolist(), strict=True))
-    free = (problem.op_time.max(1) == 0) & (graph.colocation < 0)
+    free = (problem.op_time.max(1) == 0) & (kept < 0)
     for op in np.flatnonzero(free).tolist():
         friend = producer[op] if producer[op] >= 0 else consumer.get(op, op)
         one.append(op)
