@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import networkx as nx
@@ -114,18 +113,6 @@ def test_every_placer_keeps_modules_whole() -> None:
     assert whole_modules(graph).colocation.max() < graph.num_ops
 
 
-def test_accelerate_takes_the_device_map(tmp_path: Path) -> None:
-    accelerate = pytest.importorskip("accelerate")
-    torch.manual_seed(0)
-    model = Model().eval()
-    expected = model(WORDS)
-    schedule = made({"blocks.2": 1, "blocks.3": 1, "head": 1}, cluster="2xv100")
-    names = {module: ("cpu", "disk")[device] for module, device in device_map(schedule).modules.items()}
-    assert set(names.values()) == {"cpu", "disk"}
-    dispatched = accelerate.dispatch_model(model, names, main_device="cpu", offload_dir=tmp_path)
-    assert torch.equal(dispatched(WORDS), expected)
-
-
 def test_stages_are_runs_of_modules_whose_longest_is_shortest() -> None:
     work = np.repeat(np.array([[3.0], [1.0], [1.0], [1.0], [4.0]]), 3, 1)
     assert _balanced(work, 3) == [1, 4, 5]
@@ -148,46 +135,6 @@ def test_stages_of_a_model() -> None:
     assert pipeline_stages(schedule, 1).split_points == ()
     with pytest.raises(ExportError, match="3 stages of 6 modules on 2 devices can't be"):
         pipeline_stages(schedule, 3)
-
-
-PIPELINE = """
-import os, sys, torch, torch.distributed as dist
-from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
-from tests.formats.test_exports import Model, WORDS
-rank, split = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=2)
-torch.manual_seed(0)
-model, words = Model(), WORDS
-target = torch.randn(4, 6, 32)
-whole = torch.nn.functional.mse_loss(model(words), target)
-pipe = pipeline(model, mb_args=(words[:2],), split_spec={split: SplitPoint.BEGINNING})
-stage = pipe.build_stage(rank, torch.device("cpu"))
-schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)
-losses = []
-schedule.step(words) if rank == 0 else schedule.step(target=target, losses=losses)
-if rank:
-    print("losses", float(sum(losses)) / 2, float(whole))
-dist.destroy_process_group()
-"""
-
-
-def test_a_pipeline_of_two_processes_has_the_same_loss(tmp_path: Path) -> None:
-    (split,) = pipeline_stages(made({"blocks.2": 1}, cluster="2xv100")).split_points
-    arguments = [split, str(tmp_path / "meet")]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", PIPELINE, str(rank), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    ours, whole = map(float, outputs[1][0].split()[1:])
-    assert ours == pytest.approx(whole, rel=1e-5)
 
 
 def test_the_picture_has_boxes_that_can_be_counted(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from placeto.formats.exports.device_map import DeviceMap, device_map, whole_modu
 from placeto.formats.exports.dot import modules_dot
 from placeto.formats.exports.graphml import save_graphml
 from placeto.formats.exports.stages import ExportWarning, Stages, pipeline_stages
+from placeto.formats.exports.units import ExportError
 
 __all__ = [
     "DeviceMap",
+    "ExportError",
     "ExportWarning",
     "Stages",
     "device_map",

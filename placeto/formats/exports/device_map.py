@@ -25,7 +25,8 @@ from placeto.simulator.schedule import Schedule, simulate
 if TYPE_CHECKING:
     from torch import nn
 
-OFFLOADED = ("cpu", "disk")
+CPU = "cpu"  # what kinds of CPUs begin with, and what accelerate calls it
+OFFLOADED = (CPU, "disk")
 """Devices of a device map whose modules accelerate computes on the main device, to which it copies their weights."""
 
 
@@ -56,7 +57,7 @@ class DeviceMap:
         said: list[int | str] = [int(name) if name.isdigit() else name for name in names]
         if not said:
             number = iter(range(len(devices)))
-            said = ["cpu" if device.kind.startswith("cpu") else next(number) for device in devices]
+            said = [CPU if device.kind.startswith(CPU) else next(number) for device in devices]
         return {module: said[device] for module, device in self.modules.items()}
 
     def offload_note(self, named: dict[str, int | str]) -> str:
@@ -127,7 +128,8 @@ def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, int, tuple[s
         device[units.joined == units.joined[unit]] = device[near]
     with_root = units.joined == units.joined[root]
     used = set(device[:root].tolist())
-    main = next(iter(used)) if with_root[:root].any() or units.own else int(device[0])
+    computing = {d for d in used if not schedule.problem.cluster.devices[d].kind.startswith(CPU)}
+    main = next(iter(computing or used)) if with_root[:root].any() or units.own else int(device[0])
     kept = device.copy()
     device[with_root] = main
     notes = list(units.whole.values())
