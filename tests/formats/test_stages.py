@@ -87,9 +87,9 @@ class Early(nn.Module):
         self.blocks = piped.linears(3)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        early = self.blocks[1](self.blocks[0](x)).tanh()
+        early = self.blocks[0](x).tanh()
         other = early.exp()
-        return self.blocks[2](early), other
+        return self.blocks[2](self.blocks[1](early)), other
 
 
 def test_an_input_that_a_later_stage_reads_is_refused() -> None:
@@ -104,6 +104,17 @@ def test_an_input_that_a_later_stage_reads_is_refused() -> None:
 
     with pytest.raises(ExportError, match=r"can run 1 stage, not 2, since blocks\.1 reads the model's input x"):
         stages(Towers())
+
+
+def test_targets_of_a_loss_that_the_model_computes_are_given_to_the_last_stage() -> None:
+    class WithLoss(piped.Skip):
+        def forward(self, x: Tensor, target: Tensor | None = None) -> Tensor:
+            y: Tensor = super().forward(x)
+            return y if target is None else piped.loss(y, target)
+
+    graph = capture_training(WithLoss(), [X, TARGET])
+    schedule = simulate(PlacementProblem(graph, load_cluster("2xv100")), np.zeros(graph.num_ops, np.int64))
+    assert len(pipeline_stages(schedule).modules) == 2
 
 
 def test_an_output_of_an_earlier_stage_is_refused() -> None:

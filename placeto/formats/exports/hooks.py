@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LARGE = 0.5  # a module with more than this share of the model is rather divided: it would leave other devices idle
-_TARGETS = ("nll_loss", "cross_entropy")  # models that compute their loss themselves move its targets
+_LOSSES = ("nll_loss", "cross_entropy")  # models that compute such a loss themselves move its targets
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,10 @@ class _Search:
                 argument = graph.op_types[producer] != "parameter" and not inside(graph.modules[producer], path)
                 sources.setdefault(int(self.where[producer]), bool(path) and argument)
         sources |= {self.owner(name): False for name in buffers}
-        if graph.module_inputs[op] and not any(target in graph.op_types[op] for target in _TARGETS):
+        if graph.module_inputs[op]:
             sources.setdefault(self.root, bool(path))
-        if len({self.find(source) for source in sources}) > 1:
+        a_loss = any(loss in graph.op_types[op] for loss in _LOSSES)
+        if not a_loss and len({self.find(source) for source in sources}) > 1:
             first, *others = sources
             what = graph.op_types[op].rpartition(".")[2]
             if any(sources.values()) and self.may_stay_whole(path):

@@ -47,7 +47,8 @@ class Splits:
     """Which stages can be."""
 
     legal: np.ndarray  # (U+1, U+1) bool, whether units from one to before another can be a stage
-    why: tuple[str, ...]  # sentences: what stands against the others
+    why: tuple[str, ...]  # sentences: what stands against the others, first what stands against single splits
+    at_once: int  # how many of these are about single splits
     refused: bool  # whether some of that is more than modules that have to stay together
 
 
@@ -85,9 +86,15 @@ def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray)
         if number and _called_again(graph, forward, name):
             reasons[number] = f"{name} is called more than once"
     last_op = int(begin.max(initial=0))
+    behind = int(np.flatnonzero(forward & (unit >= 0))[-1])
+    readers: dict[str, list[int]] = defaultdict(list)
     for op in np.flatnonzero(forward).tolist():
         for name in graph.module_inputs[op]:
-            forbid(0, op, f"{graph.modules[op] or 'the model itself'} reads the model's input {name}")
+            readers[name].append(op)
+    for name, ops in readers.items():
+        if min(ops) < behind or graph.mode != "training" or loss:  # else a target of the loss that the model computes
+            where = graph.modules[max(ops)] or "the model itself"
+            forbid(0, max(ops), f"{where} reads the model's input {name}")
     for (src, _), users in reads.items():
         if graph.op_types[src] == "parameter":
             first, last = min(users), max(users)
@@ -106,6 +113,7 @@ def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray)
     for number in reasons:
         legal[number, :] = legal[:, number] = False
     why = dict.fromkeys(reasons.values())
+    at_once = len(why)
     for (src, _), users in reads.items() if graph.mode == "training" else ():
         if forward[src] and graph.op_types[src].rpartition(".")[2] not in _NO_GRADIENT:
             made, *segments = (int(np.searchsorted(begin, op, "right")) - 1 for op in (src, *sorted(users)))
@@ -114,7 +122,7 @@ def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray)
                     legal[made + 1 : segment + 1, segment + 1 : segments[-1] + 1] = False
                     where = " and ".join(names[number] for number in (segment, segments[-1]))
                     why[f"what {names[max(made, 0)]} makes is read beside {where}, in two later stages"] = None
-    return Splits(legal, tuple(why), bool(refused))
+    return Splits(legal, tuple(why), at_once, bool(refused))
 
 
 def first_forward(graph: ComputationGraph) -> np.ndarray:

@@ -81,8 +81,9 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
     assert ends is not None  # one stage is always legal
     if number < wanted:
         most = f"torch.distributed.pipelining can run {number} {'stage' if number == 1 else 'stages'}, not {wanted}"
-        more = f", and {len(splits.why) - _SHOWN} more" if len(splits.why) > _SHOWN else ""
-        why = f"{graph.name}: {most}, since {'; '.join(splits.why[:_SHOWN])}{more}"
+        reasons = splits.why[: splits.at_once] if number == 1 else splits.why
+        more = f"; and {len(reasons) - _SHOWN} more reasons" if len(reasons) > _SHOWN else ""
+        why = f"{graph.name}: {most}, since {'; '.join(reasons[:_SHOWN])}{more}"
         if count is not None or (number == 1 and splits.refused):
             raise ExportError(why)
         warnings.warn(why, ExportWarning, stacklevel=2)
