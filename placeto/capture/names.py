@@ -19,6 +19,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from placeto.capture.arguments import Inputs, plain
 from placeto.capture.costs import nodes_read
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import TENSORS
 
 
 def with_names(
@@ -60,9 +61,23 @@ def with_names(
                 tensors[op] |= dict.fromkeys((name, *also.get(name, ())))
             elif not node.meta["label"].backward:
                 arguments[op][name] = None
+    _add_unread(tensors, graph, module)
     return replace(
         graph, module_tensors=tuple(map(tuple, tensors)), module_inputs=tuple(tuple(sorted(a)) for a in arguments)
     )
+
+
+def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module: nn.Module) -> None:
+    """Tensors that no op stands for or reads are known by an op of some module that has tensors and computes."""
+    known = {name for names in tensors for name in names} | set(graph.op_names)
+    paths = [path for path, _ in (*module.named_parameters(), *module.named_buffers())]
+    owners = {path.rpartition(".")[0] for path in paths} - {""}
+    computing = [op for op, kind in enumerate(graph.op_types) if kind not in TENSORS]
+    keeper = next((op for op in computing if graph.modules[op] in owners), computing[0] if computing else 0)
+    also = _other_names(module)
+    for path in paths:
+        if path not in known:
+            tensors[keeper] |= dict.fromkeys((path, *also.get(path, ())))
 
 
 def _other_names(module: nn.Module) -> dict[str, tuple[str, ...]]:

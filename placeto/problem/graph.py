@@ -144,7 +144,7 @@ class ComputationGraph:
     # (N,) int64, number of the micro-batch, -1 for ops that belong to all; None = all -1
     micro_batches: np.ndarray = None  # type: ignore[assignment]
 
-    # (N,) other names of the parameter that an op stands for, and buffers that an op reads; no part of the hash
+    # (N,) of TENSORS other names, of other ops buffers that they read (and unread tensors); no part of the hash
     module_tensors: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
     # (N,) inputs of the module that an op of the forward pass reads; no part of the hash
     module_inputs: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]

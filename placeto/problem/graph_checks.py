@@ -24,6 +24,8 @@ PASSES = ("", "forward", "backward", "recomputation", "optimizer")
 """Which part of a step an op belongs to, "" where that is unknown."""
 LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0], "passes": PASSES[0]}
 """Labels of ops that may be left out, and what they are then."""
+TENSORS = ("parameter", "buffer")
+"""Types of ops that compute nothing and stand for a tensor of the module, by its name."""
 NAMES = {"module_tensors": "tensors", "module_inputs": "reads"}
 """Names of what a module has and the graph has no ops for, several for an op; and what op records call them."""
 KEYS = {"dtypes": "dtype", "kernels": "kernel", "passes": "pass"}

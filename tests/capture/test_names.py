@@ -49,6 +49,15 @@ def test_second_names_buffers_and_inputs() -> None:
     assert {name for name in training if training[name][1]} == {"first/addmm", "gt"}, "not what gradients read"
 
 
+def test_tensors_that_no_op_reads_are_known() -> None:
+    model = Model()
+    model.idle, model.table = nn.Linear(2, 2), nn.Parameter(torch.ones(2))
+    model.idle.register_buffer("buffer", torch.ones(2), persistent=False)
+    graph = capture_inference(model, INPUTS)
+    names = {name for names in graph.module_tensors for name in names} | set(graph.op_names)
+    assert {"idle.weight", "idle.bias", "idle.buffer", "table"} <= names
+
+
 def test_names_are_no_part_of_the_hash_and_stay_in_files(tmp_path: Path) -> None:
     graph = capture_inference(Model(), INPUTS)
     save_graph(graph, tmp_path / "g.json")

@@ -364,7 +364,7 @@ def checked(name: str, make: Callable[[], nn.Module]) -> dict[str, Any]:
             placement[problem.graph.colocation == colour] = placement[problem.graph.colocation == colour][0]
         made = device_map(simulate(problem, placement), module=model)
         divided += len(set(made.modules.values())) > 1
-        if name != "Unused" and made.modules != device_map(simulate(problem, placement)).modules:
+        if made.modules != device_map(simulate(problem, placement)).modules:
             problems.add("another map without the module")
         problems |= set(told(model, made.named(), inputs, expected))
     return {"name": name, "problems": sorted(problems), "divided": divided, "map": made.modules}

@@ -79,11 +79,11 @@ def test_parameters_that_the_step_does_not_read_go_with_their_module() -> None:
 def test_notes_say_why_modules_are_not_where_they_were_placed() -> None:
     assert placed(dispatched.ClassToken(), X, {"blocks.1": 1}).notes == ()
     (note,) = placed(dispatched.Scales(), X, {"blocks.1": 1}).notes[:1]
-    assert note == "blocks.1 and scale share a device: mul in the model itself combines what blocks.1 and scale give"
+    assert note == "blocks.1 and scale share a device: mul in the model itself reads what both give"
     notes = placed(dispatched.Wrapped(), X, {"inner.layers.1": 1}).notes
     assert notes == ("inner stays whole: accelerate wouldn't move inner.position, which is in none of its modules",)
     notes = placed(dispatched.UNet(), X, {"net.down1": 1}).notes
-    assert any("share a device: cat in net combines what" in note for note in notes)
+    assert any("share a device: cat in net reads what both give" in note for note in notes)
 
 
 def test_the_inputs_device_is_the_first_of_the_map() -> None:

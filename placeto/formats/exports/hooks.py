@@ -27,6 +27,7 @@ from placeto.formats.exports.units import (
     unit_of,
 )
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import TENSORS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -110,7 +111,7 @@ def _same_tensors(graph: ComputationGraph, module: nn.Module | None) -> list[lis
     """All names of each parameter and buffer."""
     by_name: dict[str, list[str]] = {}
     for name, kind, others in zip(graph.op_names, graph.op_types, graph.module_tensors, strict=True):
-        for group in [[name, *others]] if kind == "parameter" else [[other] for other in others]:
+        for group in [[name, *others]] if kind in TENSORS else [[other] for other in others]:
             for other in group:
                 by_name.setdefault(other, group)
     if module is not None:
@@ -154,11 +155,11 @@ class _Search:
         read: dict[int, list[str]] = defaultdict(list)
         for name, ops in buffers.items():
             for op in ops:
-                if graph.op_types[op] != "parameter":
+                if graph.op_types[op] not in TENSORS:
                     read[op].append(name)
         ends = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
         for op in graph.topological_order.tolist():
-            if graph.op_types[op] == "parameter":
+            if graph.op_types[op] in TENSORS:
                 self.where[op] = self.owner(graph.op_names[op]) if self.unit[op] < 0 else self.unit[op]
                 continue
             producers = graph.edge_src[ends[op] : ends[op + 1]].tolist()
@@ -189,10 +190,7 @@ class _Search:
                 self.undivided[path] = f"{path} stays whole: {what} in it combines its argument with what it computes"
             else:
                 for other in others:
-                    whose = f"in {path}" if path else "in the model itself"
-                    self.join(
-                        first, other, f"{what} {whose} combines what {self.say(first)} and {self.say(other)} give"
-                    )
+                    self.join(first, other, f"{what} in {path or 'the model itself'} reads what both give")
         self.where[op] = next(iter(sources), -1)
 
     def may_stay_whole(self, path: str) -> bool:
@@ -227,7 +225,7 @@ class _Search:
         return self.number[self.of_path[path]] if path else self.root
 
     def say(self, unit: int) -> str:
-        return self.names[unit] if unit < self.root else "the model itself"
+        return self.names[unit] if unit < self.root else "the model's own tensors and inputs"
 
     def find(self, unit: int) -> int:
         while self.leader[unit] != unit:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import TENSORS
 
 LOSS = "loss"
 """Module path of the ops of a loss function, which is no module."""
@@ -49,7 +50,7 @@ def tensor_names(graph: ComputationGraph) -> dict[str, list[int]]:
     """Names of the module's parameters and buffers that the graph knows -> the ops that stand for them or read them."""
     found: dict[str, list[int]] = {}
     for op, (name, kind, others) in enumerate(zip(graph.op_names, graph.op_types, graph.module_tensors, strict=True)):
-        for tensor in (name, *others) if kind == "parameter" else others:
+        for tensor in (name, *others) if kind in TENSORS else others:
             found.setdefault(tensor, []).append(op)
     return found
 
@@ -79,7 +80,7 @@ def numbered(graph: ComputationGraph, of_path: dict[str, str]) -> tuple[tuple[st
     order = graph.topological_order.tolist()
     for parameters in (False, True):
         for op in order:
-            if graph.modules[op] in of_path and (graph.op_types[op] == "parameter") is parameters:
+            if graph.modules[op] in of_path and (graph.op_types[op] in TENSORS) is parameters:
                 unit[op] = number.setdefault(of_path[graph.modules[op]], len(number))
     for name in of_path.values():
         number.setdefault(name, len(number))
@@ -92,6 +93,6 @@ def in_forward(graph: ComputationGraph) -> np.ndarray:
     for op, (name, module, kind, part) in enumerate(
         zip(graph.op_names, graph.modules, graph.op_types, graph.passes, strict=True)
     ):
-        if kind != "parameter":
+        if kind not in TENSORS:
             found[op] = part == "forward" if part else not _BACKWARD.match(name.removeprefix(module))
     return found
