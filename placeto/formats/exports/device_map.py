@@ -132,7 +132,8 @@ def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, int, tuple[s
     main = next(iter(computing or used)) if with_root[:root].any() or units.own else int(device[0])
     kept = device.copy()
     device[with_root] = main
-    notes = list(units.whole.values())
+    divided = (votes[:root] > 0).sum(1) > 1
+    notes = [units.whole[name] for unit, name in enumerate(units.names) if divided[unit] and name in units.whole]
     for join in units.joins:
         mine = [int(votes[unit].argmax()) if votes[unit].any() else None for unit in (join.one, join.other)]
         if None not in mine and mine[0] != mine[1]:
