@@ -5,7 +5,8 @@ python -m experiments.cost_models [--data ../shared/data/costs] [--out runs/cost
 Each row of measured_steps.csv is a published step of a model on a board, in a precision. The models are built with
 their published shapes, captured in that precision (mixed precision as autocast to float16), and run on one device, op
 after op. Gavel's and NVIDIA's steps update parameters, which graphs leave out: for them the update is added, as ops by
-the same costs (momentum, five ops a parameter; BERT's fused, one). Nothing is fitted to a step but the constant of
+the same costs (momentum, five ops a parameter; BERT's fused, one). NVIDIA's convolution nets ran with channels last in
+mixed precision (configs.yml of its ConvNets), and are captured so. Nothing is fitted to a step but the constant of
 "best constant", which is: leaving out a source, a board, or a kind of model shows how much that is worth. No op was
 measured on the K80: the table takes its base clock over its boost clock, which was thought of when its steps were seen.
 """
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy.stats import spearmanr
 
 from experiments.command import command
@@ -77,13 +79,14 @@ def read_steps(config: CostModels) -> list[Step]:
     """The rows of the table; models are captured the first time."""
     with (config.data / "measured_steps.csv").open() as file:
         rows = list(csv.DictReader(file))
-    graphs: dict[tuple[str, str], ComputationGraph] = {}
+    graphs: dict[tuple[str, str, bool], ComputationGraph] = {}
     steps = []
     with ProgressBar("capturing", total=len(rows)) as bar:
         for row in rows:
-            key = row["model"], _PRECISIONS[row["precision"]]
+            last = row["source"] == "NVIDIA DLE" and (row["group"], row["precision"]) == ("conv", "amp")
+            key = row["model"], _PRECISIONS[row["precision"]], last
             if key not in graphs:
-                graphs[key] = _captured(*key, config.out / "graphs")
+                graphs[key] = captured(*key, config.out / "graphs")
             board = next(name for name in BOARDS if row["board"].startswith(name))
             update = _update(graphs[key], _UPDATES[row["group"]]) if row["source"] in _UPDATING else None
             measured, old = float(row["measured_ms"]), float(row["placeto_preset_ms"])
@@ -93,13 +96,22 @@ def read_steps(config: CostModels) -> list[Step]:
     return steps
 
 
-def _captured(model: str, precision: str, folder: Path) -> ComputationGraph:
-    path = folder / f"{model}-{precision}.json.gz"
+def captured(model: str, precision: str, channels_last: bool, folder: Path) -> ComputationGraph:
+    """The graph of a training step, with images and weights in that layout; captured the first time.
+
+    In precision "half" all of the module is in 16 bits, as Apex' level O2 has it.
+    """
+    path = folder / f"{model}-{precision}{'-channels_last' if channels_last else ''}.json.gz"
     if not path.exists():
         step = training_step(model)
-        graph = capture_training(
-            step.module, step.inputs, step.loss, targets=step.targets, name=model, precision=precision
-        )
+        module, inputs, loss = step.module, step.inputs, step.loss
+        if precision == "half":
+            module, loss = module.half(), lambda output, *targets: step.loss(output.float(), *targets)
+        if channels_last:
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            inputs = tuple(x.to(memory_format=torch.channels_last) for x in inputs)
+        precision = "fp32" if precision == "half" else precision
+        graph = capture_training(module, inputs, loss, targets=step.targets, name=model, precision=precision)
         folder.mkdir(parents=True, exist_ok=True)
         save_graph(graph, path)
     return load_graph(path)

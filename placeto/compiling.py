@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,14 +31,32 @@ _TAKEN_IN = (
 """Files with kernels, with constants that kernels take in, and this one, which says how they are compiled."""
 
 
-def _drop_stale_caches() -> None:
-    """Forget compiled callers older than a kernel file: numba's cache does not see changes in imported files."""
-    folder = Path(__file__).parent
-    changed = max(path.stat().st_mtime for pattern in _TAKEN_IN for path in folder.glob(pattern))
-    for index in folder.glob("**/*.nbi"):
-        with suppress(OSError):
-            if index.stat().st_mtime < changed:
-                index.unlink()
+def drop_stale_caches(folder: Path) -> bool:
+    """Forget what was compiled from other kernel files: numba's cache does not see changes in imported files.
+
+    What the files hold decides, not when they were written: that may lie in the future, or be the same for all.
+
+    Args:
+        folder: of the package.
+
+    Returns:
+        Whether anything was to be forgotten.
+    """
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in _TAKEN_IN for path in folder.glob(pattern)}):
+        digest.update(repr((path.relative_to(folder).as_posix(), path.read_bytes())).encode())
+    stamp = folder / "__pycache__" / "kernels.sha256"
+    with suppress(OSError):
+        if stamp.read_text() == digest.hexdigest():
+            return False
+    with suppress(OSError):  # a folder that can't be written holds nothing that we compiled
+        for index in folder.glob("**/*.nbi"):
+            index.unlink(missing_ok=True)
+        stamp.parent.mkdir(exist_ok=True)
+        made = stamp.with_suffix(f".{os.getpid()}")
+        made.write_text(digest.hexdigest())
+        made.replace(stamp)
+    return True
 
 
 class _Told(event.Listener):
@@ -50,5 +70,5 @@ class _Told(event.Listener):
         pass
 
 
-_drop_stale_caches()
+drop_stale_caches(Path(__file__).parent)
 event.register("numba:compile", _Told())

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.evaluator import PlacementResult
 
-GRAPH_HELP = "a file (.json, .json.gz, .onnx, PipeDream .graph.txt, .stg) or family:split:index, e.g. cifar10:test:3"
+GRAPH_HELP = (
+    "a file (.json, .json.gz, .onnx, PipeDream .graph.txt, dnn-partitioning .json, DOPPLER nodes.txt, .stg) or "
+    "family:split:index, e.g. cifar10:test:3"
+)
 DEFAULT_PLACER = "placeto"
 LEARNED = {
     "placeto": "A graph neural network picks the next node and its device, and guides a search; comes trained.",
@@ -138,7 +141,7 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
     from placeto.environment.config import EnvConfig
     from placeto.policies import POLICIES
     from placeto.policies.guided_search import GuidedConfig
-    from placeto.training.checkpoint import CheckpointError, load_checkpoint, matching
+    from placeto.training.checkpoint import CheckpointError, check_shapes, load_checkpoint, matching
     from placeto.training.config import check_loaded
 
     checkpoint = load_checkpoint(path)
@@ -151,6 +154,7 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
         check_loaded(policy=settings)
         if entry.kind == "iterative":
             check_loaded(env=EnvConfig(**config["env"]), search=GuidedConfig(**config.get("search", {})))
+        check_shapes(entry.policy, settings, checkpoint["best_parameters"])
         return name, entry.placer(checkpoint, entry.policy(settings))
 
 

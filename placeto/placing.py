@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from placeto.capture.arguments import Inputs
-from placeto.capture.trace import Capture, trace_inference, trace_training
-from placeto.placers import DEFAULT_PLACER, load_placer, warm_up
+import numpy as np
+
+from placeto.placers import DEFAULT_PLACER, Placer, load_placer, warm_up
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.costs import CostModel, load_costs
+from placeto.problem.fields import quote
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, with_optimizer
 from placeto.problem.problem import PlacementProblem
@@ -21,6 +24,8 @@ from placeto.simulator.evaluator import PlacementResult
 if TYPE_CHECKING:
     from torch import nn
 
+    from placeto.capture.arguments import Inputs
+    from placeto.capture.trace import Capture
     from placeto.runtime.devices import LocalDevice
     from placeto.runtime.executable import PlacedModule
     from placeto.runtime.steps import RealStep
@@ -28,6 +33,10 @@ if TYPE_CHECKING:
 
 PROFILE_SECONDS = 5.0
 """How long devices of this machine are profiled."""
+
+
+class PlacingError(ValueError):
+    """A budget or a seed that no placer can keep; the message says what would be valid."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -52,13 +61,18 @@ class PlacedModel(PlacementResult):
         """
         from placeto.runtime.devices import DeviceError, open_devices
         from placeto.runtime.executable import PlacedModule
+        from placeto.runtime.steps import StepError
 
         assert self.module is not None
         assert self.capture is not None
+        _check_devices(devices)
         names, cluster = devices or self.local, self.problem.cluster
         if len(names) != cluster.num_devices:
             wanted = f"{cluster.num_devices} devices of this machine, for {', '.join(cluster.device_names)}"
             raise DeviceError(f"compile needs {wanted}, not {len(names)}: compile(devices=[...])")
+        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if tensor.is_meta:
+                raise StepError(f"{name} is on 'meta', where nothing can be run: build the module on the cpu")
         order = self.schedule().device_order
         return PlacedModule(
             self.module, self.capture, self.inputs, self.targets, self.placement, order, open_devices(names)
@@ -117,16 +131,25 @@ def place(
         LoadError, ClusterError, CostsError: no such placer, cluster or cost model.
         DeviceError, StepError: the devices aren't here, or the module can't be run.
         ExportError: whole modules of a graph that has none, or not those.
-        TypeError: no module and no graph, or not one of cluster and devices.
+        PlacingError: a budget or a seed that is none.
+        TypeError: no module and no graph, not one of cluster and devices, or another argument that is something else.
     """
+    _check_devices(devices)
     if (cluster is None) == (not devices):
         raise TypeError("place needs a cluster, or devices of this machine, and not both")
+    check_budget(simulations, seconds, seed)
+    if isinstance(model, str | Path):
+        raise TypeError(f"place needs a module or a graph, not {quote(model)}: write load_graph({quote(str(model))})")
     capture, machine = None, None
     if isinstance(model, ComputationGraph):
         if devices:
             raise TypeError("a graph can't be run: place needs the module to place on devices of this machine")
+        of_module = inputs, targets, loss, training, precision, micro_batches, optimizer
+        _refuse_for_graphs(dict(zip(_OF_MODULES, of_module, strict=True)))
         graph = model
     else:
+        from placeto.capture.trace import trace_inference, trace_training
+
         if training or (training is None and loss is not None):
             capture = trace_training(
                 model, inputs, loss, targets=targets, precision=precision, micro_batches=micro_batches
@@ -146,42 +169,136 @@ def place(
         cluster if isinstance(cluster, Cluster) else load_cluster(cluster),
         load_costs(costs) if isinstance(costs, str | Path) else costs,
     )
-    result = _placed(problem, placer, simulations, seconds, seed, _undivided(model, whole_modules))
+    result = place_problem(
+        problem, load_placer(placer), simulations, seconds, seed, undivided_modules(model, whole_modules, graph)
+    )
     if capture is None or isinstance(model, ComputationGraph):
         return result
     found = {field.name: getattr(result, field.name) for field in fields(PlacementResult)}
-    return PlacedModel(**found, module=model, capture=capture, inputs=inputs, targets=targets, local=tuple(devices))
+    return PlacedModel(
+        **found, module=model, capture=capture, inputs=inputs, targets=targets, local=tuple(devices or ())
+    )
 
 
-def _undivided(model: nn.Module | ComputationGraph, whole_modules: bool | Sequence[str]) -> tuple[str, ...] | None:
-    """Paths of modules that stay whole beside the blocks; None if all may be divided."""
-    if whole_modules is False:
-        return None
-    named = () if whole_modules is True else tuple(whole_modules)
-    classes = getattr(model, "_no_split_modules", None) or ()
-    if isinstance(model, ComputationGraph) or not classes:
-        return named
-    return (*named, *(path for path, module in model.named_modules() if type(module).__name__ in classes))
-
-
-def _placed(
+def place_problem(
     problem: PlacementProblem,
-    placer: str | Path,
-    simulations: int | None,
-    seconds: float | None,
-    seed: int,
-    undivided: tuple[str, ...] | None,
+    place_by: Placer,
+    simulations: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    undivided: tuple[str, ...] | None = None,
+    shown: AbstractContextManager[object] | None = None,
 ) -> PlacementResult:
-    place_by = load_placer(placer)
-    if seconds is not None:
-        warm_up(place_by, problem.cluster, simulations, seconds)
+    """Place a problem by a placer whose compiled parts are loaded first: what `place` and `placeto place` both do.
+
+    Args:
+        problem: to be placed.
+        place_by: the placer.
+        simulations: its budget.
+        seconds: likewise; loading and compiling don't count.
+        seed: of its random choices.
+        undivided: as `undivided_modules` gives them.
+        shown: is entered while the placer is at work.
+
+    Raises:
+        PlacingError: such a budget or seed is none.
+        ExportError: whole modules of a graph that has none, or not those.
+    """
+    check_budget(simulations, seconds, seed)
+    simulations = None if simulations is None else int(simulations)
+    given = with_undivided(problem, undivided)
+    warm_up(place_by, problem.cluster, simulations, seconds)
+    with nullcontext() if shown is None else shown:
+        result = place_by(given, simulations=simulations, seconds=seconds, seed=int(seed))
+    return replace(result, problem=problem, whole_modules=undivided)
+
+
+def undivided_modules(
+    model: nn.Module | ComputationGraph | None, whole_modules: bool | Sequence[str], graph: ComputationGraph
+) -> tuple[str, ...] | None:
+    """Paths of modules that stay whole beside the blocks; None if all may be divided.
+
+    Those of classes that a module says must not be split are among them, where its graph has ops of theirs.
+
+    Raises:
+        TypeError: no bool and no paths.
+    """
+    if isinstance(whole_modules, bool):
+        if not whole_modules:
+            return None
+        whole_modules = ()
+    if isinstance(whole_modules, str) or not isinstance(whole_modules, Collection):
+        raise TypeError(f"whole_modules must be True, or a list of paths of modules, not {quote(whole_modules)}")
+    named = tuple(whole_modules)
+    classes = getattr(model, "_no_split_modules", None) or ()
+    if model is None or isinstance(model, ComputationGraph) or not classes:
+        return named
+    used = {path for of in graph.modules for path in _prefixes(of)}
+    own = [path for path, module in model.named_modules() if type(module).__name__ in classes and path in used]
+    return (*named, *own)
+
+
+def _prefixes(path: str) -> list[str]:
+    """The module and those that it is in."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def with_undivided(problem: PlacementProblem, undivided: Sequence[str] | None) -> PlacementProblem:
+    """The problem in which blocks, and these modules, must stay whole; the problem itself if None.
+
+    Raises:
+        ExportError: the graph has no modules, or not those.
+    """
     if undivided is None:
-        return place_by(problem, simulations=simulations, seconds=seconds, seed=seed)
+        return problem
     from placeto.formats.exports import whole_modules
 
-    constrained = PlacementProblem(whole_modules(problem.graph, undivided), problem.cluster, problem.costs)
-    result = place_by(constrained, simulations=simulations, seconds=seconds, seed=seed)
-    return replace(result, problem=problem)
+    graph = whole_modules(problem.graph, tuple(undivided))
+    return PlacementProblem(graph, problem.cluster, problem.costs, problem.dispatch)
+
+
+def check_budget(simulations: int | None, seconds: float | None, seed: int) -> None:
+    """Refuse a budget and a seed that are none.
+
+    Raises:
+        PlacingError: a number of simulations or a seed below 0, or seconds that aren't positive and finite.
+    """
+    for name, value in (("simulations", 0 if simulations is None else simulations), ("seed", seed)):
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not (number and value >= 0 and float(value).is_integer()):  # 1e4 is one, too
+            raise PlacingError(f"{name} must be a whole number, at least 0, not {quote(value)}")
+    if seconds is None:
+        return
+    timed = isinstance(seconds, int | float | np.number) and not isinstance(seconds, bool)
+    if not (timed and 0 < seconds < math.inf):
+        raise PlacingError(f"seconds must be a number above 0 and finite, not {quote(seconds)}")
+
+
+_OF_MODULES: dict[str, Any] = {
+    "inputs": (),
+    "targets": (),
+    "loss": None,
+    "training": None,
+    "precision": "fp32",
+    "micro_batches": 1,
+    "optimizer": DEFAULT_OPTIMIZER,
+}
+"""Arguments of `place` that say how a module is captured, and what they are if not given."""
+
+
+def _refuse_for_graphs(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        default = _OF_MODULES[name]
+        if len(value) if default == () and isinstance(value, Sized) else value != default:
+            raise TypeError(f"{name} is for modules: a graph is captured already, give {name} to the capture")
+
+
+def _check_devices(devices: object) -> None:
+    if devices is None:
+        return
+    if isinstance(devices, str) or not isinstance(devices, Collection) or not all(isinstance(d, str) for d in devices):
+        raise TypeError(f"devices must be a list of names, such as ['cpu:0', 'cuda:0'], not {quote(devices)}")
 
 
 def _profiled(

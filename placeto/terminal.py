@@ -5,6 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+def drawable(text: str, longest: int = 60) -> str:
+    r"""The text as matplotlib is to be given it, so that it is drawn as it is written: a dollar begins no formula.
+
+    Of a text of more than `longest` characters the middle is left out, so that room remains for the picture.
+
+    >>> print(drawable(r"$\frac{$"))
+    \$\frac{\$
+    """
+    shown = printable(text)
+    if len(shown) > longest:
+        shown = f"{shown[: longest // 2]}...{shown[3 - longest // 2 :]}"
+    return shown.replace("$", r"\$")
+
+
 def printable(text: str) -> str:
     r"""The text with its control characters spelled out, line ends excepted: names in files may hold terminal escapes.
 

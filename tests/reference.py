@@ -49,8 +49,8 @@ class Result:
     shared_order: dict[str, list[Send]] = field(default_factory=lambda: defaultdict(list))
 
 
-def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
-    """Simulate one placement (N,)."""
+def reference(problem: PlacementProblem, placement: np.ndarray, given: dict[str, Any] | None = None) -> Result:
+    """Simulate one placement (N,); with a given place of each op in the order of dispatch, that is taken."""
     graph, cluster = problem.graph, problem.cluster
     names, devices = graph.op_names, cluster.device_names
     device_of = {name: devices[d] for name, d in zip(names, placement.tolist(), strict=True)}
@@ -65,7 +65,7 @@ def reference(problem: PlacementProblem, placement: np.ndarray) -> Result:
         waiting[child] += 1
     size = {(n, o): int(b) for i, n in enumerate(names) for o, b in enumerate(_outputs(graph, i))}
 
-    place = _places(problem)
+    place = given or _places(problem)
     listed = {
         device: [op for op in sorted(names, key=place.__getitem__) if device_of[op] == device] for device in devices
     }

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import pkgutil
+import time
+from pathlib import Path
 
 import numba
+import pytest
 from numba.core.dispatcher import Dispatcher
 
 import placeto
@@ -45,3 +49,38 @@ def test_no_function_is_compiled_in_two_ways() -> None:
     codes = [kernel.py_func.__code__ for kernel in kernels if kernel.py_func.__module__.startswith("placeto.")]
     assert len(codes) > 50
     assert len(set(codes)) == len(codes)
+
+
+def test_what_kernel_files_hold_decides_whether_they_are_compiled_again(tmp_path: Path) -> None:
+    kernel, other = tmp_path / "simulator" / "kernel.py", tmp_path / "cli" / "command.py"
+    index = tmp_path / "heuristics" / "__pycache__" / "moves.nbi"
+    for path in (kernel, other, index):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("one")
+    assert compiling.drop_stale_caches(tmp_path)
+    assert not index.exists()
+
+    def dropped(path: Path | None = None, text: str = "", age: float = 0.0) -> bool:
+        index.write_text("compiled")
+        if path is not None:
+            path.write_text(text)
+            os.utime(path, (time.time() - age,) * 2)
+        assert compiling.drop_stale_caches(tmp_path) is not index.exists()
+        return not index.exists()
+
+    assert not dropped()
+    assert not dropped(kernel, "one", age=-1e8), "it is dated in the future"
+    assert not dropped(other, "two")
+    assert dropped(kernel, "two", age=-1e8)
+    assert not dropped()
+    assert dropped(kernel, "three", age=1e8)
+    kernel.rename(kernel.with_name("renamed.py"))
+    assert dropped()
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="everything can be written")
+def test_a_folder_that_cant_be_written_is_left_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert compiling.drop_stale_caches(tmp_path)
+    tmp_path.chmod(0o700)
+    assert list(tmp_path.iterdir()) == []

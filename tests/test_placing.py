@@ -1,5 +1,6 @@
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,6 +8,12 @@ import torch
 from torch import nn
 
 import placeto
+from placeto.capture.errors import CaptureError
+from placeto.formats.exports.units import ExportError
+from placeto.placers import LoadError
+from placeto.placing import PlacingError
+from placeto.problem.costs import CostsError
+from placeto.problem.topology import ClusterError
 from tests.captures import meta, mlp
 
 
@@ -37,7 +44,7 @@ def test_a_result_is_described_in_a_line() -> None:
     assert " ops, " in problem
     assert "GFLOP, parameters 848 B)" in problem
     assert repr(result.problem.cluster) == "Cluster('2xv100', 2 v100, memory 32.0 GB)"
-    assert repr(result).startswith("PlacementResult('Sequential', ")
+    assert repr(result).startswith("PlacementResult('Sequential', inference, ")
     assert "1 of 2 devices, fits, 1 simulations in " in repr(result)
     assert repr(result).endswith(" s by single)")
 
@@ -92,6 +99,90 @@ def test_a_module_is_placed_on_devices_of_this_machine(monkeypatch: pytest.Monke
     assert int(module[1].num_batches_tracked) == 0, "profiling leaves the module as it was"
     step = placed.compile()
     assert torch.equal(step(x), expected)
+
+
+def test_memory_is_by_name_of_device() -> None:
+    result = placeto.place(mlp(), (meta(32, 8),), cluster="2xv100", devices=None, placer="single", simulations=1e3)
+    schedule = result.schedule()
+    assert result.peak_memory == {"gpu:0": int(schedule.peak_memory[0]), "gpu:1": 0}
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "says"),
+    [
+        ({"cluster": 4}, ClusterError, "a cluster is the name of a preset, such as '4xv100', .*, not 4"),
+        ({"cluster": ["2xv100"]}, ClusterError, "or a Cluster, not \\['2xv100'\\]"),
+        ({"cluster": "nope.json"}, ClusterError, "cluster 'nope.json': there is no such file; presets are 2xk80"),
+        ({"cluster": ""}, ClusterError, "unknown cluster '': presets are 2xk80"),
+        ({"cluster": None, "devices": "cpu:0"}, TypeError, "must be a list of names, such as .*, not 'cpu:0'"),
+        ({"cluster": None, "devices": 2}, TypeError, "devices must be a list of names, such as .*, not 2"),
+        ({"cluster": None, "devices": [0, 1]}, TypeError, "devices must be a list of names"),
+        ({"inputs": meta(2, 8)}, CaptureError, "must be a sequence of arguments, such as .*, not a tensor"),
+        ({"inputs": 3, "micro_batches": 2}, CaptureError, "inputs must be a sequence of arguments"),
+        ({"loss": "mse"}, CaptureError, "the loss must be a function of the module's output, not a str"),
+        ({"loss": nn.MSELoss}, CaptureError, "the loss is the class MSELoss: give an instance"),
+        ({"loss": torch.sum, "optimizer": "sdg"}, ValueError, "optimizer must be one of sgd, .*, not 'sdg'"),
+        ({"placer": "hefty"}, LoadError, "no placer and no checkpoint is called 'hefty'; placers: single"),
+        ({"simulations": -1}, PlacingError, "simulations must be a whole number, at least 0, not -1"),
+        ({"simulations": "100"}, PlacingError, "simulations must be a whole number, at least 0, not '100'"),
+        ({"simulations": 1.5}, PlacingError, "simulations must be a whole number, at least 0, not 1.5"),
+        ({"simulations": float("inf")}, PlacingError, "simulations must be a whole number, at least 0, not inf"),
+        ({"seconds": 0}, PlacingError, "seconds must be a number above 0 and finite, not 0"),
+        ({"seconds": "3"}, PlacingError, "seconds must be a number above 0 and finite, not '3'"),
+        ({"seed": -1}, PlacingError, "seed must be a whole number, at least 0, not -1"),
+        ({"seed": None}, PlacingError, "seed must be a whole number, at least 0, not None"),
+        ({"precision": "fp8"}, CaptureError, "precision must be one of fp32, tf32, bf16, fp16, not 'fp8'"),
+        ({"micro_batches": "4"}, CaptureError, "micro_batches must be a whole number, not '4'"),
+        ({"micro_batches": 2.0}, CaptureError, "micro_batches must be a whole number, not 2.0"),
+        ({"costs": 4}, TypeError, "needs a cost model, not 4: write placeto.problem.costs.load_costs"),
+        ({"costs": "nope.json"}, CostsError, "costs 'nope.json': there is no such file; by name there are efficiency"),
+        ({"whole_modules": "0"}, TypeError, "whole_modules must be True, or a list of paths of modules, not '0'"),
+        ({"whole_modules": ["nothing"]}, ExportError, "Sequential has no module 'nothing'; there are 0"),
+        ({"model": "net.json"}, TypeError, r"a module or a graph, not 'net.json': write load_graph\('net.json'\)"),
+        ({"model": nn.Linear}, CaptureError, "not the class Linear: give an instance"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told_in_a_sentence(named: dict[str, object], error: type[Exception], says: str) -> None:
+    arguments: dict[str, Any] = {"model": mlp(), "inputs": [meta(32, 8)], "cluster": "2xv100", "placer": "single"}
+    with pytest.raises(error, match=says):
+        placeto.place(**arguments | named)
+
+
+def test_what_is_of_modules_is_refused_for_graphs() -> None:
+    graph = placeto.capture_inference(mlp(), [meta(32, 8)])
+    for name, value in (("loss", torch.sum), ("inputs", [meta(32, 8)]), ("precision", "bf16"), ("micro_batches", 4)):
+        with pytest.raises(TypeError, match=f"{name} is for modules: a graph is captured already"):
+            placeto.place(graph, cluster="2xv100", placer="single", **{name: value})
+
+
+def test_files_under_other_names(tmp_path: Path) -> None:
+    result = placeto.place(mlp(), [meta(32, 8)], cluster="2xv100", placer="single")
+    for save, of in (
+        (placeto.save_placement, result),
+        (placeto.save_graph, result.problem.graph),
+        (placeto.save_cluster, result.problem.cluster),
+    ):
+        with pytest.raises(ValueError, match=r"a\.txt: must end in \.json or \.json\.gz"):
+            save(of, tmp_path / "a.txt")  # type: ignore[operator]
+        with pytest.raises(ValueError, match=r", then a path, not 'a\.json'"):
+            save("a.json", of)  # type: ignore[operator]
+        with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*no/a\.json'$"):
+            save(of, tmp_path / "no" / "a.json")  # type: ignore[operator]
+    assert list(tmp_path.iterdir()) == []
+    for load in (placeto.load_graph, placeto.load_placement):
+        with pytest.raises(ValueError, match="the path of a file is needed, not 4"):
+            load(4)  # type: ignore[operator]
+
+
+def test_what_has_no_values_is_not_run() -> None:
+    with torch.device("meta"):
+        module = nn.Linear(8, 4)
+    placed = placeto.place(module, [meta(32, 8)], cluster="2xcpu-core", placer="single")
+    with pytest.raises(ValueError, match="weight is on 'meta', where nothing can be run: build the module on the cpu"):
+        placed.compile(devices=["cpu:0", "cpu:1"])
+    with pytest.raises(TypeError, match="devices must be a list of names"):
+        placed.compile(devices="cpu:0")
 
 
 def test_where_to_place() -> None:

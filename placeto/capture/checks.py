@@ -56,6 +56,16 @@ def check_arguments(inputs: object, targets: object, name: str) -> None:
             raise CaptureError(f"{name}: {what} must be a sequence of arguments, such as [x], not {describe(values)}")
 
 
+def check_micro_batches(count: object, name: str) -> None:
+    """Refuse a number of micro-batches that is none.
+
+    Raises:
+        CaptureError: it is no whole number.
+    """
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise CaptureError(f"{name}: micro_batches must be a whole number, not {count!r:.60}")
+
+
 def describe(value: Any) -> str:
     """What a value is, for a message."""
     if isinstance(value, type):

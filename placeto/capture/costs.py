@@ -12,10 +12,12 @@ from torch.fx import Node
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from placeto.problem.dtypes import DEFAULT, DTYPES
+from placeto.problem.graph_checks import CHANNELS_LAST
 
 aten = torch.ops.aten
 # read only as much of their first input as they write
 _GATHERS = {aten.embedding, aten.index_select, aten.gather, aten.index, aten.nll_loss_forward}
+_DROPOUT = (aten.bernoulli, aten.div, aten.mul)  # as CPUs compute it
 
 
 def nodes_read(node: Node) -> list[Node]:
@@ -76,15 +78,32 @@ def dtype(node: Node) -> str:
 
 
 def kernel(node: Node) -> str:
-    """Whether a node is a convolution of groups of channels, or of each channel by itself."""
+    """Which kernel computes a node where its type doesn't tell: one of `placeto.problem.graph_checks.KERNELS`."""
     packet = getattr(node.target, "overloadpacket", None)
+    if packet in _DROPOUT:
+        return "dropout" if any(map(_is_mask, (node, *node.all_input_nodes))) else ""
     if packet not in (aten.convolution, aten.convolution_backward):
         return ""
     backward = packet is aten.convolution_backward
     x, groups = cast(Node, node.args[1 if backward else 0]), node.args[9 if backward else 8]
-    if groups == 1:
-        return ""
-    return "depthwise" if x.meta["val"].shape[1] == groups else "grouped"
+    kinds = [] if groups == 1 else ["depthwise" if x.meta["val"].shape[1] == groups else "grouped"]
+    tensors = [tensors_of(source)[0] for source in node.all_input_nodes[: 3 if backward else 2]]
+    return "_".join([*kinds, CHANNELS_LAST] if any(map(_is_channels_last, tensors)) else kinds)
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    return layout is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout)
+
+
+def _is_mask(node: Node) -> bool:
+    """Whether a node is of what dropout is on a CPU: numbers drawn, scaled, and what a tensor is multiplied with."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet is aten.div:
+        scaled, by = node.args[:2]
+        return isinstance(scaled, Node) and _is_mask(scaled) and not isinstance(by, Node)
+    drawn_into = node.args[0] if packet is aten.bernoulli else None
+    return isinstance(drawn_into, Node) and getattr(drawn_into.target, "overloadpacket", None) is aten.empty_like
 
 
 def _convolution_backward(

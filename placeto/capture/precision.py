@@ -77,8 +77,19 @@ def autocast(precision: str) -> Iterator[None]:
     if dtype is None:
         yield
         return
-    with torch.autocast("cpu", dtype=dtype), _In32Bits():
+    with torch.autocast("cpu", dtype=dtype), _In32Bits(), _attention_in_16_bits():
         yield
+
+
+@contextmanager
+def _attention_in_16_bits() -> Iterator[None]:
+    """Attention that is written out (with dropout, or a mask) multiplies as a GPU's kernels do; a CPU's in 32 bits."""
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
 class _In32Bits(TorchFunctionMode):

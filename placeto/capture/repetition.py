@@ -90,7 +90,7 @@ class _Pairs:
     def _parts_of_one(self, one: Node, two: Node) -> bool:
         if one.target is not operator.getitem or two.target is not operator.getitem:
             return False
-        found = one.args[0] is two.args[0] and one.args[1] == 0 and two.args[1] == 1
+        found = bool(one.args[0] is two.args[0] and one.args[1] == 0 and two.args[1] == 1)
         if found:
             self.parts.add(two)
         return found
@@ -127,7 +127,7 @@ def _same_constant(one: Node, two: Node) -> bool:
 
 def _same_layout(one: Any, two: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(two, Tensor):
-        return one.shape == two.shape and one.stride() == two.stride() and one.dtype == two.dtype
+        return bool(one.shape == two.shape and one.stride() == two.stride() and one.dtype == two.dtype)
     if isinstance(one, list | tuple) and isinstance(two, list | tuple):
         return len(one) == len(two) and all(map(_same_layout, one, two))
     return type(one) is type(two)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from placeto.capture.arguments import Inputs, call_module, own_loss
-from placeto.capture.checks import check_loss, describe
+from placeto.capture.checks import check_arguments, check_loss, check_micro_batches, describe
 from placeto.capture.errors import CaptureError, call_loss
 from placeto.capture.labels import Labels
 from placeto.capture.micro_batches import check_split
@@ -132,6 +132,8 @@ def trace_training(
 
     name = name if name is not None else type(module).__name__
     check_loss(loss, name)
+    check_micro_batches(micro_batches, name)
+    check_arguments(inputs, targets, name)
     check_split(inputs, targets, micro_batches, name)
     labels = Labels()
     return capture_step(
@@ -206,6 +208,8 @@ def trace_inference(
     returned: dict[str, Any] = {}
 
     name = name if name is not None else type(module).__name__
+    check_micro_batches(micro_batches, name)
+    check_arguments(inputs, (), name)
     check_split(inputs, (), micro_batches, name)
     modes = {m: m.training for m in module.modules()} if isinstance(module, nn.Module) else {}
     try:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, arg
 
-from placeto.capture.trace import capture_inference, capture_training
-from placeto.cli.common import UsageError, check_output
-from placeto.cli.factory import make, step_parts
-from placeto.formats import onnx_model
-from placeto.problem.graph import ComputationGraph, save_graph
+from placeto.cli.common import check_output, say
+from placeto.cli.graphs import Captured, CaptureOptions, capture_factory, import_onnx
+from placeto.problem.graph import save_graph
 from placeto.problem.units import format_bytes, format_flop
-from placeto.runtime.steps import filled
 
 
 @dataclass(frozen=True)
@@ -36,82 +32,19 @@ class Arguments:
     """package.module:function or file.py:function, or an ONNX file"""
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
     """the graph file to write, .json or .json.gz"""
-    inference: bool = False
-    """capture the forward pass only"""
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """what the run will use: the dtypes as they are, tf32 for products of float32, or autocast to 16 bits"""
-    optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
-    """whose state takes memory beside parameters and gradients"""
-    optimizer_step: bool = False
-    """add the optimizer's update, an op for each trained parameter"""
-    micro_batches: int = 1
-    """split the batch into so many parts, so that a placement is a pipeline"""
-    run: bool = False
-    """compute the step once, on the CPU, where sizes depend on values; the factory is called there, not on meta"""
-    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
-    """an argument of the factory, such as depth=4; may be given several times"""
-    dimensions: Annotated[UseAppendAction[tuple[str, ...]], arg(name="dim", metavar="NAME=SIZE")] = ()
-    """of an ONNX file: the size of a symbolic dimension, such as batch=8; may be given several times"""
+    options: Captured = field(default_factory=CaptureOptions)
 
 
 def run(arguments: Arguments) -> None:
     """Capture and write."""
-    path = arguments.output
-    check_output("--out", path)
-    if not path.name.endswith((".json", ".json.gz")):
-        raise UsageError(f"--out {path}: must end in .json or .json.gz")
+    path, factory = arguments.output, arguments.factory
+    check_output("--out", path, json=True)
     name = path.name.split(".")[0]
-    graph = _imported(arguments, name) if arguments.factory.endswith(".onnx") else _captured(arguments, name)
+    if factory.endswith(".onnx"):
+        graph = import_onnx(factory, arguments.options, name)
+    else:
+        graph, _ = capture_factory(factory, arguments.options, name)
     save_graph(graph, path)
-    print(f"graph        {path}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
-    print(f"work         {format_flop(graph.flops.sum())}")
-    print(f"parameters   {format_bytes(graph.param_bytes.sum())}")
-
-
-def _captured(arguments: Arguments, name: str) -> ComputationGraph:
-    if arguments.dimensions:
-        raise UsageError(f"--dim {arguments.dimensions[0]}: is for ONNX files; a factory says how large its inputs are")
-    if arguments.inference and arguments.optimizer_step:
-        raise UsageError("--optimizer-step is part of a training step, not of --inference")
-    with filled() if arguments.run else nullcontext():
-        made = make(arguments.factory, arguments.settings, "cpu" if arguments.run else "meta")
-    module, inputs, loss, targets = step_parts(made, arguments.factory)
-    if arguments.inference:
-        return capture_inference(
-            module,
-            inputs,
-            name=name,
-            precision=arguments.precision,
-            micro_batches=arguments.micro_batches,
-            run=arguments.run,
-        )
-    return capture_training(
-        module,
-        inputs,
-        loss,
-        targets=targets,
-        name=name,
-        precision=arguments.precision,
-        optimizer=arguments.optimizer,
-        optimizer_step=arguments.optimizer_step,
-        micro_batches=arguments.micro_batches,
-        run=arguments.run,
-    )
-
-
-def _imported(arguments: Arguments, name: str) -> ComputationGraph:
-    file = Path(arguments.factory)
-    if not file.is_file():
-        raise UsageError(f"there is no file {arguments.factory!r}")
-    plain = Arguments(arguments.factory, arguments.output, dimensions=arguments.dimensions)
-    for field in fields(Arguments):
-        if field.name != "inference" and getattr(arguments, field.name) != getattr(plain, field.name):
-            option = "set" if field.name == "settings" else field.name.replace("_", "-")
-            raise UsageError(f"--{option} is for modules; an ONNX file is an inference as it is")
-    sizes = {}
-    for given in arguments.dimensions:
-        symbol, _, size = given.rpartition("=")
-        if not symbol or not (size.isascii() and size.isdigit()):
-            raise UsageError(f"--dim {given!r}: must be name=size, such as batch=8")
-        sizes[symbol] = int(size)
-    return onnx_model.load(file, sizes, name)
+    say(f"graph        {path}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
+    say(f"work         {format_flop(graph.flops.sum())}")
+    say(f"parameters   {format_bytes(graph.param_bytes.sum())}")

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
@@ -29,9 +30,11 @@ COMMANDS = {
     "profile": "Measure the ops of models on this machine.",
     "run": "Run a placed model on devices of this machine.",
     "tune": "Find the placement that is fastest when it is run.",
+    "cluster": "Write a cluster as a file: a preset, or a machine by nvidia-smi.",
     "list": "List the graph families, clusters or placers.",
 }
 _EXAMPLE = """\
+  placeto place net.py:make --cluster 4xv100          (make returns a module, a list of inputs, a loss)
   placeto train --family cifar10 --cluster 4xv100 --out runs/cifar10 --minutes 4
   placeto place cifar10:test:3 --cluster 4xv100 --checkpoint runs/cifar10 -o placement.json
   placeto simulate cifar10:test:3 --cluster 4xv100 --placement placement.json --trace trace.json"""
@@ -39,7 +42,7 @@ _EXAMPLE = """\
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 user error (one line on stderr), 130 interrupted."""
-    with user_errors(), compiling_told():
+    with user_errors(), compiling_told(), warnings_told():
         _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     sys.exit(0)
@@ -73,6 +76,22 @@ def compiling_told() -> Iterator[None]:
         yield
     finally:
         on_compiling.clear()
+
+
+@contextlib.contextmanager
+def warnings_told() -> Iterator[None]:
+    """Within it our own warnings are notes in one line, without the line of code."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def tell(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if category.__module__.startswith("placeto."):
+                note(str(message))
+            else:
+                show(message, category, *where)
+
+        warnings.showwarning = tell  # type: ignore[assignment] # it passes on what it is given
+        yield
 
 
 def _run(arguments: list[str]) -> None:
@@ -115,9 +134,11 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
 
 def _one_line(report: str) -> str:
     """The sentence inside tyro's framed report: the lines above its rule, without the frame."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮╰╯ ") for line in report.splitlines()]
-    body = [line for line in lines[1:] if line]
-    rules = [i for i, line in enumerate(body) if set(line) <= {"─"}]
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮╰╯|+ ") for line in report.splitlines()]
+    body = [line for line in lines[1:] if line]  # on a terminal of ASCII rules are dashes
+    while body and set(body[0]) <= set("─-"):
+        body = body[1:]
+    rules = [i for i, line in enumerate(body) if set(line) <= set("─-")]
     sentence = " ".join(body[: rules[0]] if rules else body)
     return sentence or "the arguments can't be read"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ import numpy as np
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
+from placeto.problem.fields import check_json_name
 from placeto.problem.units import format_bytes, format_us
 from placeto.terminal import printable
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
     from placeto.simulator.schedule import Schedule
 
-GraphArgument = Annotated[Positional[str], arg(metavar="GRAPH")]
 GraphArguments = Annotated[Positional[tuple[str, ...]], arg(metavar="GRAPH ...")]
 GraphList = Annotated[tuple[str, ...], arg(metavar="GRAPH ...")]
 OptionalText = Annotated[str | None, arg(metavar="NAME")]
@@ -102,11 +103,12 @@ def find_cluster(name: str, dispatch: str | None) -> Cluster:
     return cluster if dispatch is None else replace(cluster, dispatch=dispatch)
 
 
-def check_output(option: str, path: Path | None) -> None:
-    """Refuse an output whose folder is missing, before any work is done.
+def check_output(option: str, path: Path | None, json: bool = False) -> None:
+    """Refuse an output that can't be written, or not under this name, before any work is done.
 
     Raises:
-        UsageError: the folder doesn't exist, or the path is a folder.
+        UsageError: the folder doesn't exist or can't be written to, the path is a folder, or a file of `json` is called
+            otherwise.
     """
     if path is None:
         return
@@ -114,6 +116,11 @@ def check_output(option: str, path: Path | None) -> None:
         raise UsageError(f"{option} {path}: is a directory, give the name of a file in it")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"{option} {path}: the directory {path.parent} doesn't exist")
+    target = Path(os.path.realpath(path))
+    if not os.access(target if target.exists() and not target.is_file() else target.parent, os.W_OK):
+        raise UsageError(f"{option} {path}: can't be written, permission is denied")
+    if json:
+        check_json_name(path, UsageError, f"{option} ")
 
 
 def check_positive(option: str, value: float | None) -> None:

@@ -11,7 +11,6 @@ from placeto.cli.common import (
     Budget,
     BudgetOptions,
     CostsText,
-    GraphArgument,
     OptionalPath,
     OptionalText,
     OutputPath,
@@ -20,7 +19,8 @@ from placeto.cli.common import (
     find_cluster,
     say,
 )
-from placeto.placers import choose_placer, resolve_graph, warm_up
+from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
+from placeto.placers import choose_placer, warm_up
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,6 @@ class Arguments:
     """
 
     graph: GraphArgument
-    """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
     clusters: Annotated[str, arg(metavar="NAMES")]
     """clusters to compare: names from `placeto list clusters` and cluster files, as 2xv100,8xh100,mine.json"""
     placer: OptionalText = None
@@ -48,11 +47,12 @@ class Arguments:
     """write the table to this .json file"""
     plot: OptionalPath = None
     """draw the comparison to this .png, .svg or .pdf file"""
+    options: Captured = field(default_factory=CaptureOptions)
 
 
 def run(arguments: Arguments) -> None:
     """Place on each cluster, print a table and a sentence for each, write what was asked for."""
-    check_output("--out", arguments.output)
+    check_output("--out", arguments.output, json=True)
     check_output("--plot", arguments.plot)
     arguments.budget.check()
     if arguments.seed < 0:
@@ -74,7 +74,7 @@ def run(arguments: Arguments) -> None:
         arguments.budget,
     )
     _, placer = choose_placer(arguments.placer, budget.checkpoint)
-    name, graph = resolve_graph(arguments.graph)
+    name, graph, _ = find_graph(arguments.graph, arguments.options)
     problems = [PlacementProblem(graph, cluster, costs) for cluster in clusters]
     machines = []
     for problem in problems:

@@ -27,7 +27,8 @@ from placeto.cli.common import (
     note,
     say,
 )
-from placeto.placers import load_split, resolve_graph
+from placeto.cli.graphs import Captured, CaptureOptions, find_graph, is_factory
+from placeto.placers import load_split
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.files import locked, write_text
 from placeto.problem.graph import ComputationGraph
@@ -59,7 +60,7 @@ class Arguments:
     dispatch: DispatchOption = None
     """which of its ready ops a device runs next: fifo, priority or list (program order); the cluster's if not given"""
     graphs: GraphArguments = ()
-    """files or family:split:index, in addition to those of --family"""
+    """files, family:split:index, or file.py:function of models to capture, in addition to those of --family"""
     family: OptionalText = None
     """graph family; its --split is evaluated"""
     split: str = "test"
@@ -77,6 +78,7 @@ class Arguments:
     """write rows to this .json file, and the table to the .md file beside it"""
     curve: OptionalPath = None
     """draw makespan against simulations and seconds to this .png, .svg or .pdf file"""
+    options: Captured = field(default_factory=CaptureOptions)
 
 
 def run(arguments: Arguments) -> None:
@@ -146,7 +148,7 @@ def _without_ratio(rows: Sequence[Row]) -> str:
 
 
 def _check(arguments: Arguments) -> None:
-    check_output("--out", arguments.output)
+    check_output("--out", arguments.output, json=True)
     check_output("--curve", arguments.curve)
     arguments.budget.check()
     check_positive("--seeds", arguments.seeds)
@@ -157,13 +159,16 @@ def _check(arguments: Arguments) -> None:
         from placeto.formats.gantt import check_suffix
 
         check_suffix(arguments.curve)
-    if arguments.output is not None and not arguments.output.name.endswith((".json", ".json.gz")):
-        raise UsageError(f"--out {arguments.output}: must end in .json or .json.gz")
 
 
 def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:
     split = load_split(arguments.family, arguments.split, arguments.count) if arguments.family is not None else {}
-    return split | dict(map(resolve_graph, arguments.graphs))
+    captured = any(is_factory(argument) or argument.endswith(".onnx") for argument in arguments.graphs)
+    for argument in arguments.graphs:
+        own = is_factory(argument) or argument.endswith(".onnx") or not captured
+        name, graph, _ = find_graph(argument, arguments.options if own else CaptureOptions())
+        split[name] = graph
+    return split
 
 
 def _timed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,13 +14,13 @@ from tyro.conf import UseAppendAction, arg
 from placeto.cli.common import (
     CostsText,
     DispatchOption,
-    GraphArgument,
     OptionalInt,
     UsageError,
     check_output,
     note,
     say,
 )
+from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument
 from placeto.cli.report import check_page, simulate_file, write_report
 from placeto.problem.units import format_us
 
@@ -41,7 +41,6 @@ class Arguments:
     """
 
     graph: GraphArgument
-    """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
     placement: Path
     """a placement file, as `placeto place -o` writes it"""
     cluster: str
@@ -60,13 +59,19 @@ class Arguments:
     """how many stages; as many as devices if not given"""
     names: Annotated[str, arg(metavar="NAMES")] = ""
     """names of the devices in a device map, as 0,1,cpu or cpu,disk; if not given, numbers, and cpu for CPUs"""
+    options: Captured = field(default_factory=CaptureOptions)
 
 
 def run(arguments: Arguments) -> None:
     """Simulate the placement, write, say what the format's limits cost."""
     check_output("--out", arguments.output)
-    name, placer, schedule = simulate_file(
-        arguments.graph, arguments.placement, arguments.cluster, arguments.dispatch, arguments.costs
+    name, file, schedule = simulate_file(
+        arguments.graph,
+        arguments.placement,
+        arguments.cluster,
+        arguments.dispatch,
+        arguments.costs,
+        arguments.options,
     )
     problem, path = schedule.problem, arguments.output
     graph = problem.graph
@@ -91,7 +96,7 @@ def run(arguments: Arguments) -> None:
         say(f"trace        {path}: open it at https://ui.perfetto.dev")
     else:
         check_page("--out", path)
-        write_report(schedule, problem, path, name, placer)
+        write_report(schedule, problem, path, name, file.placer, file.whole_modules)
 
 
 def _device_map(schedule: Schedule, arguments: Arguments) -> None:

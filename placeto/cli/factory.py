@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -25,6 +26,8 @@ from placeto.cli.common import UsageError
 _FORM = "must be package.module:function or file.py:function"
 _RETURNS = "must return (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets)"
 _SHOWN = 8  # names of other functions in a message
+_FILE = re.compile(r"(.*?\.py):(.*)", re.DOTALL)  # a path may have a colon of its own, as on Windows
+_OF_OUTPUT = {"sum": torch.sum, "mean": torch.mean}
 
 
 def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
@@ -37,7 +40,12 @@ def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
     Raises:
         UsageError: there is no such function, it doesn't take these arguments, or it raises.
     """
-    where, _, call = factory.partition(":")
+    where, call = parted(factory)
+    if not call and where.endswith(".py") and (names := functions_of(Path(where))):
+        there = ", ".join(f"{where}:{name}" for name in names)
+        raise UsageError(
+            f"{factory!r}: name the function in it that {_RETURNS.replace('must return', 'returns')}: {there}"
+        )
     name, positional, named = _parse(call, factory)
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -60,12 +68,52 @@ def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
         raise UsageError(f"{factory}: {explain(problem)}") from problem
 
 
+def parted(factory: str) -> tuple[str, str]:
+    """The module or file of a factory, and its function, with the arguments where there are any.
+
+    >>> parted("zoo.py:unet(depth=4)"), parted("C:/zoo.py:unet")
+    (('zoo.py', 'unet(depth=4)'), ('C:/zoo.py', 'unet'))
+    """
+    match = _FILE.fullmatch(factory)
+    where, _, call = (match[1], ":", match[2]) if match else factory.partition(":")
+    return where, call
+
+
+def functions_of(path: Path) -> list[str]:
+    """Names of the first functions that a file of Python defines, which isn't run for that."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"][:_SHOWN]
+
+
+def find_loss(name: str) -> Callable[..., Any]:
+    """A loss by name: ``sum`` or ``mean`` of the output, one of torch.nn.functional, or a function of the user's code.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if ":" in name:
+        where, function = parted(name)
+        return _find(where, function, name)
+    if name in _OF_OUTPUT:
+        return _OF_OUTPUT[name]
+    known = sorted(key for key in vars(nn.functional) if key.endswith(("_loss", "cross_entropy", "kl_div")))
+    if name not in known:
+        raise UsageError(f"--loss {name!r}: must be sum, mean, file.py:function, or one of {', '.join(known)}")
+    loss: Callable[..., Any] = getattr(nn.functional, name)
+    return loss
+
+
 def step_parts(made: Any, factory: str) -> tuple[nn.Module, Any, Any, Any]:
     """(module, inputs, loss or None, targets) of what a factory has returned.
 
     Raises:
         UsageError: it returned something else.
     """
+    if isinstance(made, nn.Module):
+        raise UsageError(f"{factory} {_RETURNS}, not the module alone: its inputs are needed as well")
     if not isinstance(made, tuple) or not 2 <= len(made) <= 4 or not isinstance(made[0], nn.Module):
         parts = f" of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else ""
         raise UsageError(f"{factory} {_RETURNS}, not a {type(made).__name__}{parts}")
@@ -118,7 +166,8 @@ def _from_name(where: str, factory: str) -> ModuleType:
     if where.startswith("."):
         raise UsageError(f"{factory!r}: a relative name; write the whole of it, package.module:function, or a file.py")
     if not all(part.isidentifier() for part in where.split(".")):
-        raise UsageError(f"{factory!r}: {_FORM}")
+        beside = f"; {where}.py is a file: write {where}.py:..." if where and Path(f"{where}.py").is_file() else ""
+        raise UsageError(f"{factory!r}: {_FORM}{beside}")
     _look_in(Path.cwd())
     try:
         return import_module(where)

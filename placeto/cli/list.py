@@ -38,7 +38,7 @@ def _families() -> dict[str, str]:
 def _clusters() -> dict[str, str]:
     from placeto.problem.presets import CLUSTERS
 
-    return {name: _describe(factory()) for name, factory in CLUSTERS.items()}
+    return {name: describe_cluster(factory()) for name, factory in CLUSTERS.items()}
 
 
 def _peaks(device: Device) -> str:
@@ -47,7 +47,7 @@ def _peaks(device: Device) -> str:
     return "/".join(f"{peak / 1e12:.3g}" for peak in peaks)
 
 
-def _describe(cluster: Cluster) -> str:
+def describe_cluster(cluster: Cluster) -> str:
     """Devices and links of a cluster in a sentence."""
     counts = Counter(device.kind for device in cluster.devices)
     kinds = {device.kind: device for device in cluster.devices}

@@ -6,16 +6,18 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import UseAppendAction, arg
 
 from placeto.cli.common import (
     Budget,
     BudgetOptions,
     CostsText,
     DispatchOption,
-    GraphArgument,
     OptionalFloat,
     OptionalInt,
     OptionalPath,
@@ -29,8 +31,9 @@ from placeto.cli.common import (
     note,
     say,
 )
+from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
 from placeto.cli.report import check_page, write_report
-from placeto.placers import choose_placer, resolve_graph, warm_up
+from placeto.placers import choose_placer
 from placeto.problem.units import format_us
 from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import PlacementResult
@@ -45,7 +48,6 @@ class Arguments:
     """
 
     graph: GraphArgument
-    """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
     dispatch: DispatchOption = None
@@ -60,7 +62,10 @@ class Arguments:
     workers: OptionalInt = None
     """threads of the search, of which the answer to a number of simulations doesn't depend; all cores if not given"""
     whole_modules: bool = False
-    """keep each block of the model on one device, as a device map needs it"""
+    """keep each block of the model on one device, as a device map needs it; of a captured module also those that it
+    says must not be split, as models of Hugging Face do"""
+    whole: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")] = ()
+    """a module to keep whole beside the blocks, with --whole-modules; may be given several times"""
     output: OutputPath = None
     """write the placement to this .json file"""
     plot: OptionalPath = None
@@ -71,15 +76,18 @@ class Arguments:
     """end after this share of the budget, such as .3, in which nothing was gained"""
     report: OptionalPath = None
     """write a page on the placement to this .html file, as `placeto report` does"""
+    options: Captured = field(default_factory=CaptureOptions)
 
 
 def run(arguments: Arguments) -> None:
     """Place, print a summary, write what was asked for."""
-    check_output("--out", arguments.output)
+    check_output("--out", arguments.output, json=True)
     check_output("--plot", arguments.plot)
     check_output("--curve", arguments.curve)
     check_page("--report", arguments.report)
     arguments.budget.check()
+    if arguments.seed < 0:
+        raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
     if arguments.patience is not None and not 0.0 < arguments.patience < 1.0:
         raise UsageError(f"--patience must be between 0 and 1, not {arguments.patience:g}")
     for picture in (arguments.plot, arguments.curve):
@@ -88,30 +96,24 @@ def run(arguments: Arguments) -> None:
 
             check_suffix(picture)
     from placeto.formats.placement import save_placement
+    from placeto.placing import place_problem, undivided_modules
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.threads import set_threads
 
     budget = arguments.budget
     placer_name, placer = choose_placer(arguments.placer, budget.checkpoint)
-    name, graph = resolve_graph(arguments.graph)
     cluster = find_cluster(arguments.cluster, arguments.dispatch)
+    name, graph, module = find_graph(arguments.graph, arguments.options)
     problem = PlacementProblem(graph, cluster, load_costs(arguments.costs))
-    if arguments.seed < 0:
-        raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
     if arguments.workers is not None:
         if arguments.workers < 1:
             raise UsageError(f"--workers must be at least 1, not {arguments.workers}")
         set_threads(1, arguments.workers)
-    warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
-    given = problem
-    if arguments.whole_modules:
-        from placeto.formats.exports import whole_modules
-
-        given = PlacementProblem(whole_modules(graph), cluster, problem.costs)
-    with _shown(name, problem.single_device_us, arguments.patience):
-        result = placer(given, simulations=budget.simulations, seconds=budget.seconds, seed=arguments.seed)
-    result = replace(result, problem=problem)
+    whole: bool | tuple[str, ...] = arguments.whole or arguments.whole_modules
+    shown = _shown(name, problem.single_device_us, arguments.patience)
+    undivided = undivided_modules(module, whole, graph)
+    result = place_problem(problem, placer, budget.simulations, budget.seconds, arguments.seed, undivided, shown)
     schedule = result.schedule()
     if arguments.output is not None:
         save_placement(result, arguments.output)
@@ -122,12 +124,15 @@ def run(arguments: Arguments) -> None:
     if arguments.curve is not None:
         _draw_curve(result, f"{name} on {problem.cluster.name}", placer_name, arguments.curve)
     cluster = problem.cluster
-    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
+    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch if result.order is None else 'list'}")
     say(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
     say(describe(schedule))
     if arguments.report is not None:
-        write_report(schedule, problem, arguments.report, name, placer_name)
+        write_report(schedule, problem, arguments.report, name, placer_name, undivided)
+    if result.problem.unmeasured:
+        boards = ", ".join(result.problem.unmeasured)
+        note(f"no ops were measured on {boards}: their times are estimates; give your own with --costs")
     if missing := missing_memory(schedule):
         note(
             f"{placer_name} found no placement of {name} that fits in the memory of {cluster.name}: {missing} too much"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from placeto.cli.common import OptionalPath, UsageError, check_output, check_positive, say
-from placeto.cli.factory import make, step_parts
+from placeto.cli.factory import find_loss, make, step_parts
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Measure, write, and say how far off predictions are."""
     for option, path in (("--out", arguments.output), ("--cluster-out", arguments.cluster_out)):
-        check_output(option, path)
-        if path is not None and not path.name.endswith((".json", ".json.gz")):
-            raise UsageError(f"{option} {path}: must end in .json or .json.gz")
+        check_output(option, path, json=True)
     check_positive("--seconds", arguments.seconds)
     if not arguments.factories:
         raise UsageError("FACTORY: at least one is needed, package.module:function or file.py:function")
@@ -68,13 +66,16 @@ def run(arguments: Arguments) -> None:
     say(_table(made))
 
 
-def real_step_of(factory: str, settings: Sequence[str], inference: bool, micro_batches: int = 1) -> RealStep:
-    """The step of a factory, called on the CPU with tensors that hold numbers."""
+def real_step_of(
+    factory: str, settings: Sequence[str], inference: bool, micro_batches: int = 1, loss_name: str | None = None
+) -> RealStep:
+    """The step of a factory, called on the CPU with tensors that hold numbers; a loss by name replaces its own."""
     from placeto.runtime.steps import filled, real_inference, real_training
 
     with filled():
         made = make(factory, settings, device="cpu")
     module, inputs, loss, targets = step_parts(made, factory)
+    loss = loss if loss_name is None else find_loss(loss_name)
     name = factory.partition(":")[2]
     if inference:
         return real_inference(module, inputs, name=name, micro_batches=micro_batches)

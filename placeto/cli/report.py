@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,6 @@ from tyro.conf import arg
 from placeto.cli.common import (
     CostsText,
     DispatchOption,
-    GraphArgument,
     UsageError,
     check_output,
     find_cluster,
@@ -19,9 +19,11 @@ from placeto.cli.common import (
     note,
     say,
 )
-from placeto.placers import load_placer, resolve_graph
+from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
+from placeto.placers import load_placer
 
 if TYPE_CHECKING:
+    from placeto.formats.placement import PlacementFile
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.schedule import Schedule
 
@@ -37,7 +39,6 @@ class Arguments:
     """
 
     graph: GraphArgument
-    """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
     placement: Path
     """a placement file, as `placeto place -o` writes it"""
     cluster: str
@@ -49,7 +50,9 @@ class Arguments:
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     against: AgainstText = AGAINST
-    """placers to compare the placement with, as single,etf; none for no others"""
+    """placers to compare the placement with, as single,etf; none for no others. If the placement was made of whole
+    modules, theirs are as well"""
+    options: Captured = field(default_factory=CaptureOptions)
 
 
 def run(arguments: Arguments) -> None:
@@ -58,29 +61,39 @@ def run(arguments: Arguments) -> None:
     check_against(arguments.against)
     from placeto.problem.problem import PlacementProblem
 
-    name, placer, schedule = simulate_file(
-        arguments.graph, arguments.placement, arguments.cluster, arguments.dispatch, arguments.costs
+    name, file, schedule = simulate_file(
+        arguments.graph,
+        arguments.placement,
+        arguments.cluster,
+        arguments.dispatch,
+        arguments.costs,
+        arguments.options,
     )
     problem, cluster = schedule.problem, schedule.problem.cluster
     others = PlacementProblem(problem.graph, find_cluster(arguments.cluster, arguments.dispatch), problem.costs)
-    write_report(schedule, others, arguments.output, name, placer, arguments.against)
+    write_report(schedule, others, arguments.output, name, file.placer, file.whole_modules, arguments.against)
     if missing := missing_memory(schedule):
         note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
 
 
 def simulate_file(
-    graph: str, placement: Path, cluster: str, dispatch: DispatchOption, costs: str
-) -> tuple[str, str, Schedule]:
-    """Names of graph and placer, and the schedule of a placement file, in the order that it was made for."""
-    from placeto.formats.placement import load_placement
+    graph: str, placement: Path, cluster: str, dispatch: DispatchOption, costs: str, options: CaptureOptions
+) -> tuple[str, PlacementFile, Schedule]:
+    """The graph's name, a placement file, and its schedule in the order that it was made for."""
+    from placeto.formats.placement import PlacementError, load_placement
     from placeto.problem.costs import load_costs
+    from placeto.problem.fields import within
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.schedule import simulate
 
-    file, (name, of) = load_placement(placement), resolve_graph(graph)
-    problem = PlacementProblem(of, find_cluster(cluster, dispatch or file.dispatch), load_costs(costs))
-    order = file.op_order(of) if file.dispatch == "list" and dispatch is None else None
-    return name, file.placer or "", simulate(problem, file.devices(of, problem.cluster), order=order)
+    file = load_placement(placement)
+    machine, model = find_cluster(cluster, dispatch or file.dispatch), load_costs(costs)
+    name, of, _ = find_graph(graph, options)
+    problem = PlacementProblem(of, machine, model)
+    with within(PlacementError, placement):
+        devices = file.devices(of, problem.cluster)
+        order = file.op_order(of) if file.dispatch == "list" and dispatch is None else None
+    return name, file, simulate(problem, devices, order=order)
 
 
 def check_page(option: str, path: Path | None) -> None:
@@ -107,17 +120,24 @@ def check_against(names: str) -> list[str]:
 
 
 def write_report(
-    schedule: Schedule, problem: PlacementProblem, path: Path, name: str, placer: str, against: str = AGAINST
+    schedule: Schedule,
+    problem: PlacementProblem,
+    path: Path,
+    name: str,
+    placer: str | None,
+    whole: Sequence[str] | None,
+    against: str = AGAINST,
 ) -> None:
-    """Place the problem with the other placers too, and write the page on the schedule."""
+    """Place the problem with the other placers too, in whole modules if it was, and write the page on the schedule."""
     from placeto.formats.report import Rival, save_report
+    from placeto.placing import with_undivided
     from placeto.problem.units import format_bytes
 
-    rivals = []
+    rivals, problem = [], with_undivided(problem, whole)
     for other in check_against(against):
         if other == placer:
             continue
         found = load_placer(other)(problem, seed=0)
         rivals.append(Rival(other, found.makespan_us, found.fits, found.simulations, found.seconds))
-    save_report(schedule, path, name, placer, rivals)
+    save_report(schedule, path, name, placer or "", rivals, whole is not None)
     say(f"report       {path} ({format_bytes(path.stat().st_size)})")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from placeto.cli.common import (
     CostsText,
     DispatchOption,
-    GraphArgument,
     OptionalPath,
     check_output,
     describe,
@@ -17,7 +16,7 @@ from placeto.cli.common import (
     note,
     say,
 )
-from placeto.placers import resolve_graph
+from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,6 @@ class Arguments:
     """Simulate a placement and say what it costs: makespan, load and memory of each device."""
 
     graph: GraphArgument
-    """a file (.json, .json.gz) or family:split:index, e.g. cifar10:test:3"""
     placement: Path
     """a placement file, as `placeto place -o` writes it"""
     cluster: str
@@ -38,17 +36,19 @@ class Arguments:
     """write the schedule as a Chrome trace (.json, .json.gz), for https://ui.perfetto.dev"""
     plot: OptionalPath = None
     """draw the schedule to this .png, .svg or .pdf file"""
+    options: Captured = field(default_factory=CaptureOptions)
 
 
 def run(arguments: Arguments) -> None:
     """Simulate, print, write what was asked for."""
-    check_output("--trace", arguments.trace)
+    check_output("--trace", arguments.trace, json=True)
     check_output("--plot", arguments.plot)
     from placeto.evaluation.summary import ratio
     from placeto.formats.chrome_trace import save_chrome_trace
-    from placeto.formats.placement import load_placement
+    from placeto.formats.placement import PlacementError, load_placement
     from placeto.problem.cluster import DISPATCHES
     from placeto.problem.costs import load_costs
+    from placeto.problem.fields import within
     from placeto.problem.problem import PlacementProblem
     from placeto.problem.units import format_us
     from placeto.simulator.schedule import simulate
@@ -63,13 +63,14 @@ def run(arguments: Arguments) -> None:
 
         check_suffix(arguments.plot)
     file = load_placement(arguments.placement)
-    name, graph = resolve_graph(arguments.graph)
     cluster, costs = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch), load_costs(arguments.costs)
-    problem, placement = PlacementProblem(graph, cluster, costs), file.devices(graph, cluster)
-    own = file.op_order(graph)
+    name, graph, _ = find_graph(arguments.graph, arguments.options)
+    problem = PlacementProblem(graph, cluster, costs)
+    with within(PlacementError, arguments.placement):
+        placement, own = file.devices(graph, cluster), file.op_order(graph)
     kept = own is not None and file.dispatch == "list" and arguments.dispatch is None
     schedule = simulate(problem, placement, order=own if kept else None)
-    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges")
+    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch}{', the order of the file' if kept else ''}")
     say(describe(schedule))
     others = {

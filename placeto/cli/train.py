@@ -21,8 +21,9 @@ from placeto.cli.common import (
     check_positive,
     find_cluster,
 )
+from placeto.cli.graphs import CaptureOptions, find_graph, is_factory
 from placeto.formats.placement import load_placement
-from placeto.placers import load_split, resolve_graph
+from placeto.placers import load_split
 from placeto.problem.cluster import Cluster
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.problem import PlacementProblem
@@ -53,11 +54,11 @@ class Arguments:
     dispatch: DispatchOption = None
     """which of its ready ops a device runs next: fifo, priority or list (program order); the cluster's if not given"""
     graphs: GraphArguments = ()
-    """files or family:split:index to train on, in addition to those of --family"""
+    """files, family:split:index, or file.py:function of models to capture, to train on beside those of --family"""
     family: OptionalText = None
     """graph family to train on, from `placeto list families`"""
     validation_graphs: GraphList = ()
-    """validation graphs, in addition to those of --family: files or family:split:index"""
+    """validation graphs, in addition to those of --family, as GRAPHs"""
     checkpoint: OptionalPath = None
     """begin with the parameters, and the policy settings, of this checkpoint or run directory: fine-tuning, by default
     without warm-up"""
@@ -68,7 +69,7 @@ class Arguments:
     devices: Annotated[str | None, arg(metavar="NAMES")] = None
     """where measured steps run: devices of this machine, as cpu:0,cpu:1,cuda:0, in place of --cluster"""
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
-    """an argument of the factories whose steps are run, such as depth=4; may be given several times"""
+    """an argument of the factories, such as depth=4; may be given several times"""
 
 
 def defaults(arguments: Sequence[str]) -> Arguments:
@@ -122,9 +123,10 @@ def _train(
     single = family is None and not arguments.validation_graphs
 
     def load() -> tuple[dict[str, PlacementProblem], dict[str, PlacementProblem] | None]:
-        problems = _problems(family, "train", arguments.graphs, cluster, costs)
+        options = CaptureOptions(settings=arguments.settings)
+        problems = _problems(family, "train", arguments.graphs, cluster, costs, options)
         return problems, None if single else _problems(
-            family, "validation", arguments.validation_graphs, cluster, costs
+            family, "validation", arguments.validation_graphs, cluster, costs, options
         )
 
     problems, validation = ranks.first_then_others(load)
@@ -198,8 +200,15 @@ def _value(arguments: Sequence[str], option: str) -> str | None:
 
 
 def _problems(
-    family: str | None, split: str, graphs: tuple[str, ...], cluster: Cluster, costs: CostModel
+    family: str | None,
+    split: str,
+    graphs: tuple[str, ...],
+    cluster: Cluster,
+    costs: CostModel,
+    options: CaptureOptions,
 ) -> dict[str, PlacementProblem]:
     named = load_split(family, split) if family is not None else {}
-    named |= dict(map(resolve_graph, graphs))
+    for argument in graphs:
+        name, graph, _ = find_graph(argument, options if is_factory(argument) else CaptureOptions())
+        named[name] = graph
     return {name: PlacementProblem(graph, cluster, costs) for name, graph in named.items()}

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from placeto.cli.common import OptionalPath, OutputPath, UsageError, check_output, check_positive, say
+from placeto.cli.common import OptionalPath, OptionalText, OutputPath, UsageError, check_output, check_positive, say
 from placeto.problem.units import format_us
 
 
@@ -35,6 +35,8 @@ class Arguments:
     """whose state takes memory beside parameters and gradients"""
     micro_batches: int = 1
     """split the batch into so many parts, so that a placement is a pipeline"""
+    loss: OptionalText = None
+    """in place of the factory's, as for `placeto capture`"""
     output: OutputPath = None
     """write the placement to this .json file, for `placeto run`"""
     logs: Annotated[OptionalPath, arg(name="logs")] = None
@@ -47,7 +49,7 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Tune, print a row for each placement that is run, write."""
-    check_output("--out", arguments.output)
+    check_output("--out", arguments.output, json=True)
     check_positive("--minutes", arguments.minutes)
     check_positive("--count", arguments.count)
     from placeto.cli.profile import real_step_of
@@ -61,7 +63,11 @@ def run(arguments: Arguments) -> None:
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
     if len(devices) < 2:
         raise UsageError("--devices: at least two are needed, as cpu:0,cpu:1")
-    step = real_step_of(arguments.factory, arguments.settings, arguments.inference, arguments.micro_batches)
+    if arguments.inference and arguments.loss is not None:
+        raise UsageError("--loss is part of a training step, not of --inference")
+    step = real_step_of(
+        arguments.factory, arguments.settings, arguments.inference, arguments.micro_batches, arguments.loss
+    )
     if not arguments.inference:
         graph = with_optimizer(step.capture.graph, arguments.optimizer)
         step = replace(step, capture=replace(step.capture, graph=graph))

@@ -109,7 +109,7 @@ def situation(
         weight[i] = np.exp(-slack[i] / soft)
     return Situation(
         place,
-        flat.op_time[flat.time_offset[p] : flat.time_offset[p + 1]].reshape(n, devices),
+        flat.op_time[flat.time_offset[p] : flat.time_offset[p] + n * devices].reshape(n, devices),
         flat.overhead_us[device0:device1],
         latency,
         bandwidth,

@@ -18,6 +18,7 @@ from placeto.environment.instance import FlatInstances, Instance, InstanceBatch
 from placeto.environment.kernel import Situation, describe, describe_moves, situation
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator import kernel, memory
+from placeto.simulator.lowering import lowered
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import SERIAL_BELOW
 from placeto.simulator.slack import fill_slack
@@ -194,8 +195,9 @@ def _describe(
 ) -> Situation:
     """All but what moves would do; `schedule` is devices of ops, record, makespan, number of sends."""
     ops, record, span, num_sends = schedule
-    op_slack, send_slack = np.empty(len(ops)), np.empty(num_sends)
-    fill_slack(flat, p, ops, record, num_sends, span, op_slack, send_slack)
+    low, q, place = lowered(flat, p, ops)
+    op_slack, send_slack = np.empty(len(place)), np.empty(num_sends)
+    fill_slack(low, q, place, record, num_sends, span, op_slack, send_slack)
     found = situation(flat, instances, p, ops, record, num_sends, span, op_slack)
     describe(found, instances.single_us[p], instances.lower_bound_us[p], asked, node, pair, edge, offered)
     return found
@@ -214,8 +216,7 @@ def _observe_one(
 ) -> tuple[float, float]:
     """Makespan and memory overflow; the rest is filled."""
     ops, record = _on_ops(flat, instances, p, placement), kernel.new_record(flat, p)
-    makespan, num_sends = kernel.run(flat, p, ops, record, np.inf)
-    overflow = memory.memory_overflow(flat, p, ops, record, num_sends)
+    makespan, overflow, num_sends = memory.run_and_measure(flat, p, ops, record, np.inf)
     schedule, asked = (ops, record, makespan, num_sends), np.ones(len(node), np.bool_)
     found = _describe(flat, instances, p, schedule, asked, node, pair, edge, offered)
     describe_moves(found, offered, pair, 0, 1)
@@ -264,7 +265,8 @@ def _look(
     parts: int,
 ) -> None:
     ops, record = _on_ops(flat, instances, LONE, placement), kernel.new_record(flat, LONE)
-    span, num_sends = kernel.run(flat, LONE, ops, record, np.inf)
+    low, q, place = lowered(flat, LONE, ops)
+    span, num_sends = kernel.run(low, q, place, record, np.inf)
     schedule = ops, record, span, num_sends
     found = _describe(flat, instances, LONE, schedule, asked, node, pair, edge, offered)
     if parts == 1:

@@ -15,9 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from placeto.problem.units import format_us
+from placeto.terminal import drawable
 
 if TYPE_CHECKING:
     from placeto.evaluation.machines import Machine
+
+_TITLE = 160  # characters
 
 
 def curve_figure(
@@ -40,12 +43,13 @@ def curve_figure(
     right = figure.add_subplot(1, 2, 2, sharey=left)
     names = sorted(simulations, key=lambda placer: simulations[placer][-1][1])
     palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
+    shown: dict[str, Line2D] = {}
     for axes, label, curves in ((left, "simulations", simulations), (right, "seconds", seconds)):
         end = max(points[-1][0] for points in curves.values())
         for number, placer in enumerate(names):
             x, y = np.array(curves[placer]).T
             color = palette(number % palette.N)
-            axes.plot(x, y, label=placer, color=color, drawstyle="steps-post", linewidth=1.6)
+            (shown[placer],) = axes.plot(x, y, color=color, drawstyle="steps-post", linewidth=1.6)
             axes.plot(x[-1], y[-1], color=color, marker="o", markersize=4)
             axes.plot([x[-1], end], [y[-1], y[-1]], color=color, linestyle=":", linewidth=1.0)
         axes.set_xscale("log")
@@ -54,8 +58,9 @@ def curve_figure(
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     left.set_ylabel("mean makespan / one device")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize="small", frameon=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    labels = list(map(drawable, shown))
+    figure.legend(list(shown.values()), labels, loc="outside right upper", fontsize="small", frameon=False)
+    figure.suptitle(drawable(title, _TITLE), x=0.01, ha="left", fontsize="medium")
     return figure
 
 
@@ -102,13 +107,15 @@ def panel_figure(
             axes.xaxis.set_minor_formatter("")
         if not steps:
             axes.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
-        axes.set_title(heading, loc="left", fontsize="medium")
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
+        axes.set_title(drawable(heading, _TITLE), loc="left", fontsize="medium")
+        axes.set_xlabel(drawable(x_label))
+        axes.set_ylabel(drawable(y_label))
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(list(shown.values()), list(shown), loc="outside right upper", fontsize="small", frameon=False)
-    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    figure.legend(
+        list(shown.values()), list(map(drawable, shown)), loc="outside right upper", fontsize="small", frameon=False
+    )
+    figure.suptitle(drawable(title, _TITLE), x=0.01, ha="left", fontsize="medium")
     return figure
 
 
@@ -144,12 +151,12 @@ def machine_figure(machines: Sequence[Machine], title: str) -> Figure:
                 + ("" if fits else ", doesn't fit")
             )
             axes.text(us / scale, place + offset, f" {text}", va="center", fontsize="x-small")
-    axes.set_yticks(range(len(machines)), [machine.name for machine in machines])
+    axes.set_yticks(range(len(machines)), [drawable(machine.name) for machine in machines])
     axes.set_ylim(len(machines) - 0.5, -0.5)
     axes.set_xlim(0.0, 1.3 * longest / scale)
     axes.set_xlabel(f"time for one batch ({unit})")
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Line2D([], [], color=color, linewidth=6, label=label) for label, color in colors.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small", frameon=False)
-    axes.set_title(title, loc="left", fontsize="medium")
+    axes.set_title(drawable(title, _TITLE), loc="left", fontsize="medium")
     return figure

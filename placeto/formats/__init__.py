@@ -5,10 +5,17 @@ files; out go placement files, Chrome traces, Gantt charts and reports. A format
 `gantt` is imported where a chart is drawn: matplotlib takes a second to load.
 """
 
-from placeto.formats.chrome_trace import save_chrome_trace
-from placeto.formats.errors import ImporterError
-from placeto.formats.importers import IMPORTERS, find_importer
-from placeto.formats.placement import PlacementFile, load_placement, save_placement
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from placeto.lazily import lazily
+
+if TYPE_CHECKING:
+    from placeto.formats.chrome_trace import save_chrome_trace
+    from placeto.formats.errors import ImporterError
+    from placeto.formats.importers import IMPORTERS, find_importer
+    from placeto.formats.placement import PlacementFile, load_placement, save_placement
 
 __all__ = [
     "IMPORTERS",
@@ -19,3 +26,14 @@ __all__ = [
     "save_chrome_trace",
     "save_placement",
 ]
+
+_MODULES = {
+    "IMPORTERS": "importers",
+    "ImporterError": "errors",
+    "PlacementFile": "placement",
+    "find_importer": "importers",
+    "load_placement": "placement",
+    "save_chrome_trace": "chrome_trace",
+    "save_placement": "placement",
+}
+__getattr__, __dir__ = lazily(globals(), _MODULES)  # a file is parsed in a process that starts quickly

@@ -21,6 +21,7 @@ from placeto.formats.labels import OTHER, color_labels
 from placeto.problem.files import atomic_write
 from placeto.problem.units import format_us
 from placeto.simulator.evaluator import best_single
+from placeto.terminal import drawable
 
 if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
@@ -30,6 +31,7 @@ _ROW_INCHES = 0.6  # height of a device's row
 _MOST_INCHES = 12.0  # of all rows together
 _LEGEND_INCHES = 0.17  # height of a line of the legend
 _LETTER = 0.0085  # width of a letter, as a share of the time axis
+_TITLE = 160  # characters
 _LINK_COLOR = "0.35"
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -64,11 +66,11 @@ def gantt_panels(schedules: Mapping[str, Schedule], title: str | None = None) ->
     panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
     for axes, (heading, schedule) in zip(panels, schedules.items(), strict=True):
         _draw(axes, schedule, labels, colors, end_us, row_inches == _ROW_INCHES)
-        axes.set_title(heading, loc="left", fontsize="medium")
+        axes.set_title(drawable(heading, _TITLE), loc="left", fontsize="medium")
     panels[-1].set_xlabel("; ".join(filter(None, (f"time ({_unit(end_us)[0]})", panels[-1].get_xlabel()))))
     if title is not None:
-        figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
-    patches = [Patch(color=color, label=label) for label, color in colors.items() if label in set(labels)]
+        figure.suptitle(drawable(title, _TITLE), x=0.01, ha="left", fontsize="medium")
+    patches = [Patch(color=color, label=drawable(label)) for label, color in colors.items() if label in set(labels)]
     patches.append(Patch(color=_LINK_COLOR, label="sends"))
     figure.legend(handles=patches, loc="outside right upper", fontsize="x-small", frameon=False)
     return figure
@@ -91,10 +93,13 @@ def _draw(
     axes.set_ylim(len(used) - 0.5, -0.5)
     if spacious:
         for middle, line, text, color in _captions(schedule, row, labels, colors, _LETTER * end_us):
-            axes.text(middle / scale, line - 0.11, text, color=color, fontsize="xx-small", ha="center", va="center")
+            axes.text(
+                middle / scale, line - 0.11, drawable(text), color=color, fontsize="xx-small", ha="center", va="center"
+            )
     busy = 100.0 * schedule.busy_us[used] / (schedule.makespan_us or 1.0)
     between = "\n" if spacious else ", "
-    names = [f"{cluster.device_names[d]}{between}{share:.0f} % busy" for d, share in zip(used, busy, strict=True)]
+    drawn = [drawable(cluster.device_names[d], 32) for d in used]
+    names = [f"{name}{between}{share:.0f} % busy" for name, share in zip(drawn, busy, strict=True)]
     axes.set_yticks(range(len(used)), names, fontsize="medium" if spacious else "x-small")
     idle = cluster.num_devices - len(used)
     axes.set_xlabel(f"{idle} of {cluster.num_devices} devices are idle" if idle else "")

@@ -7,14 +7,18 @@ Weights aren't read: a file with its weights beside it takes no more memory than
 from __future__ import annotations
 
 import ast
+import os
+from collections import Counter
 from collections.abc import Mapping
-from itertools import chain, count
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from placeto.formats.apart import Apart, DiedError, RaisedError
 from placeto.formats.errors import ImporterError
+from placeto.formats.onnx_checks import check_functions, check_model, drop_weights, one_line, read_external, title
 from placeto.formats.onnx_costs import PASSING, Operand, bytes_accessed, dtype_of, flops, item_bytes, kernel
-from placeto.formats.onnx_shapes import bind, drop_weights, shapes_of, with_shapes
+from placeto.formats.onnx_shapes import bind, shapes_of, with_reshapes, with_shapes
 from placeto.problem.fields import quote
 from placeto.problem.graph import ComputationGraph, GraphError
 
@@ -22,7 +26,13 @@ if TYPE_CHECKING:
     import onnx
 
 _SCOPES = "pkg.torch.onnx.name_scopes"  # from the whole model to the op
+_LONGEST_SCOPES = 10_000  # characters
 _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
+_SIZED = {"Resize", "Upsample"}  # only their first input is data
+_PARSER = Apart(__name__, "onnx.inliner", "onnx.reference", "onnx.version_converter")
+_SECONDS, _BYTES_PER_S = 3.0, 5e3  # a node takes some 100 bytes and, at worst, some ms
+_LARGE = 64 * 2**20
+_MEMORY, _COPIES = 512 * 2**20, 6  # of the file, with its weights, while it is parsed
 
 
 class _Made(NamedTuple):
@@ -55,28 +65,56 @@ def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: st
             also if the package onnx isn't there.
         OSError: the file can't be read.
     """
+    if find_spec("onnx") is None:
+        raise ImporterError(f"{path}: reading it takes the package onnx: pip install 'placeto[onnx]'")
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+    asked = {str(symbol): int(value) for symbol, value in (dimensions or {}).items()}
+    limits: dict[str, Any] = {
+        "seconds": _SECONDS + size / _BYTES_PER_S,
+        "memory": _MEMORY + _COPIES * size,
+        "keep": size < _LARGE,
+    }
     try:
-        import onnx
-        from onnx import inliner
-    except ModuleNotFoundError:
-        raise ImporterError(f"{path}: reading it takes the package onnx: pip install 'placeto[onnx]'") from None
-    from google.protobuf.message import DecodeError
-
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except DecodeError:
-        raise ImporterError(f"{path}: not an ONNX file") from None
-    try:
-        if not model.graph.node:
-            raise GraphError("not an ONNX file, or a model without nodes")
-        if model.functions:
-            model = inliner.inline_local_functions(model)
-        drop_weights(model)
-        bind(model.graph, dimensions or {})
-        records = _Importer(*with_shapes(model)).records()
+        records = _PARSER.call("read_records", os.path.abspath(path), asked, **limits)
         return ComputationGraph.from_ops(name or Path(path).name.removesuffix(".onnx"), records, "inference")
     except GraphError as problem:
         raise ImporterError(f"{path}: {problem}") from None
+    except RaisedError as problem:
+        clue = f"({problem.kind}: {one_line(str(problem))})"
+        if problem.kind in ("ImportError", "ModuleNotFoundError"):
+            raise ImporterError(f"{path}: the package onnx can't be loaded {clue}: install it again") from None
+        reason = str(problem) if problem.kind == GraphError.__name__ else f"not as ONNX defines a model {clue}"
+        raise ImporterError(f"{path}: {reason}") from None
+    except DiedError as problem:
+        raise ImporterError(f"{path}: damaged, or too much for the package onnx: reading it {problem}") from None
+
+
+def read_records(path: str, dimensions: dict[str, int]) -> list[dict[str, Any]]:
+    """The op records of an ONNX model; see `load`, which calls this in another process.
+
+    Raises:
+        GraphError: what `load` raises an ImporterError for; other errors mean that the model is damaged.
+        OSError: the file can't be read.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+    from onnx import inliner
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError:
+        raise GraphError("not an ONNX file") from None
+    if not model.graph.node:
+        raise GraphError("not an ONNX file, or a model without nodes")
+    if model.functions:
+        check_functions(model)
+        model = inliner.inline_local_functions(model)
+    check_model(model)
+    drop_weights(model.graph)
+    read_external(model.graph, Path(path).parent)
+    bind(model.graph, dimensions)
+    return _Importer(*with_shapes(with_reshapes(model))).records()
 
 
 class _Importer:
@@ -95,6 +133,7 @@ class _Importer:
             self._keep(tensor.name, Operand(tuple(tensor.dims), tensor.data_type))
         self.ops: list[dict[str, Any]] = []
         self.names: set[str] = set()
+        self.taken: Counter[str] = Counter()  # numbers behind a name
 
     def records(self) -> list[dict[str, Any]]:
         """Op records of all nodes that the outputs need."""
@@ -108,8 +147,15 @@ class _Importer:
                 needed.add(number)
                 stack.extend(makers[name] for name in nodes[number].input if name in makers)
         for number, node in enumerate(nodes):
-            if number in needed:
+            if number not in needed:
+                continue
+            try:
                 self._visit(node)
+            except GraphError:
+                raise
+            except (LookupError, TypeError, ValueError, ArithmeticError) as problem:
+                clue = one_line(f"{type(problem).__name__}: {problem}")
+                raise GraphError(f"{title(node)}: not as ONNX defines {quote(node.op_type)} ({clue})") from None
         return self.ops
 
     def _keep(self, name: str, value: Operand) -> None:
@@ -127,7 +173,7 @@ class _Importer:
 
     def _visit(self, node: onnx.NodeProto) -> None:
         if node.op_type in _CONTROL:
-            raise GraphError(f"node {quote(node.name)}: {node.op_type} is control flow, which a graph doesn't have")
+            raise GraphError(f"{title(node)}: {node.op_type} is control flow, which a graph doesn't have")
         inputs = [name for name in node.input if name]
         outputs = [name for name in node.output if name]
         value: Any = _attributes(node).get("value")
@@ -142,10 +188,12 @@ class _Importer:
             return
         for name in (*inputs, *outputs):
             if name not in self.operands:
-                raise GraphError(
-                    f"node {quote(node.name or node.op_type)}: the shape of {quote(name)} isn't known"
-                    f" ({node.op_type}); shapes that depend on values can't be imported"
-                )
+                kind, reason = quote(node.op_type)[1:-1], self._why_unknown(node)
+                raise GraphError(f"{title(node)}: the shape of {quote(name)} isn't known ({kind}); {reason}")
+        if node.op_type in _SIZED:
+            for name in inputs[1:]:
+                if self.weights.pop(name, None):
+                    self._know(name)
         self._add(node, inputs, outputs)
 
     def _add(self, node: onnx.NodeProto, inputs: list[str], outputs: list[str]) -> None:
@@ -171,6 +219,14 @@ class _Importer:
         self.ops += [*fresh, op]
         self.made |= {name: _Made(str(op["name"]), number) for number, name in enumerate(outputs)}
 
+    def _why_unknown(self, node: onnx.NodeProto) -> str:
+        if node.domain not in ("", "ai.onnx"):
+            whose = f"ops of {quote(node.domain)}"
+            return f"ONNX infers no shapes for {whose}: the file must give them, as value_info"
+        if "Sequence" in node.op_type or node.op_type.startswith("Optional"):
+            return "only tensors can be imported, no sequences or options of them"
+        return "shapes that depend on values can't be imported"
+
     def _weight(self, name: str) -> dict[str, Any]:
         size = item_bytes(self.weights.pop(name))
         unique = self._unique(name)
@@ -179,7 +235,10 @@ class _Importer:
         return {"name": unique, "type": "parameter", "module": module, "param_bytes": size, "outputs": [size]}
 
     def _unique(self, name: str) -> str:
-        unique = next(found for found in chain([name], (f"{name}_{i}" for i in count(1))) if found not in self.names)
+        unique = name
+        while unique in self.names:
+            self.taken[name] += 1
+            unique = f"{name}_{self.taken[name]}"
         self.names.add(unique)
         return unique
 
@@ -193,9 +252,9 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 def _module(node: onnx.NodeProto) -> str:
     """Path of the module that a node comes from, as PyTorch's exporters leave it: in the metadata, or in the name."""
     for entry in node.metadata_props:
-        if entry.key == _SCOPES:
+        if entry.key == _SCOPES and len(entry.value) < _LONGEST_SCOPES:
             try:
                 return str(ast.literal_eval(entry.value)[-2])
-            except (ValueError, SyntaxError, IndexError, TypeError):
+            except (ValueError, SyntaxError, LookupError, TypeError, RecursionError, MemoryError):
                 break
     return ".".join(node.name.strip("/").split("/")[:-1])

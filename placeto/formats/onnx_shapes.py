@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placeto.formats.onnx_checks import SMALL, check_shape, one_line
 from placeto.problem.fields import quote
 from placeto.problem.graph import GraphError
+from placeto.terminal import printable
 
 if TYPE_CHECKING:
     import onnx
 
-_SMALL = 1024  # elements of a constant that shapes may depend on
-
-
-def drop_weights(model: onnx.ModelProto) -> None:
-    """Forget the values that no shape depends on."""
-    for tensor in model.graph.initializer:
-        if prod(tensor.dims) > _SMALL:
-            for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
-                tensor.ClearField(field)
+_GROWING = {"Range", "Tile", "Expand", "ConstantOfShape", "OneHot", "Pad", "Resize", "Upsample", "EyeLike"}  # by values
+_LISTED = 4  # dimensions in a message
+_RESHAPED = 5  # the opset since when a Reshape's shape is an input
+_EXTERNAL = "Cannot parse data from external tensors"
+_UNKNOWN = "expected to have type but instead is null"
 
 
 def bind(graph: onnx.GraphProto, dimensions: Mapping[str, int]) -> None:
@@ -40,7 +39,7 @@ def bind(graph: onnx.GraphProto, dimensions: Mapping[str, int]) -> None:
             if dimension.HasField("dim_value"):
                 continue
             symbol = dimension.dim_param or f"{value.name}.{axis}"
-            if symbol in dimensions:
+            if 1 <= dimensions.get(symbol, 0) < 2**58:
                 dimension.dim_value = dimensions[symbol]
             if known:
                 names[symbol] = None
@@ -50,17 +49,41 @@ def bind(graph: onnx.GraphProto, dimensions: Mapping[str, int]) -> None:
         if symbol not in names:
             valid = f"they are {_listed(names)}" if names else "all its dimensions are numbers"
             raise GraphError(f"there is no dimension {quote(symbol)}; {valid}")
-        if size < 1:
-            raise GraphError(f"dimension {quote(symbol)} must be at least 1, not {size}")
+        if not 1 <= size < 2**58:
+            bound = "at least 1" if size < 1 else "below 2^58"
+            raise GraphError(f"dimension {quote(symbol)} must be {bound}, not {size}")
     missing = [symbol for symbol in names if symbol not in dimensions]
     if missing:
-        options = " ".join(f"--dim {symbol}=8" for symbol in missing)
+        options = " ".join(f"--dim {printable(shlex.quote(symbol))[:40]}=8" for symbol in missing[:_LISTED])
         plural = "s have no values" if len(missing) > 1 else " has no value"
         raise GraphError(f"the dimension{plural}: {_listed(missing)}; placeto capture takes them, as in {options}")
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
-    return ", ".join(map(quote, names))
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(quote, list(names)[:_LISTED])) + more
+
+
+def with_reshapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, converted where it has a Reshape of the first four opsets, whose shapes ONNX doesn't infer any more.
+
+    Raises:
+        GraphError: it can't be converted.
+    """
+    from onnx.version_converter import ConvertError, convert_version
+
+    version = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), _RESHAPED)
+    old = version < _RESHAPED and any(node.op_type == "Reshape" and node.attribute for node in model.graph.node)
+    if not old:
+        return model
+    model.ir_version = max(model.ir_version, 4)  # before that, weights had to be inputs as well
+    try:
+        return convert_version(model, _RESHAPED)
+    except (ConvertError, ValueError, RuntimeError) as problem:
+        clue = quote(" ".join(str(problem).split()))
+        raise GraphError(
+            f"opset {version} can't be converted to {_RESHAPED}, which its Reshape takes: {clue}"
+        ) from None
 
 
 def with_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, set[str]]:
@@ -82,23 +105,42 @@ def with_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, set[str]]:
 
 
 def shapes_of(graph: onnx.GraphProto) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Shape and dtype of each tensor of which they are known."""
+    """Shape and dtype of each tensor of which they are known.
+
+    Raises:
+        GraphError: a shape is beyond all bounds.
+    """
     found = {}
     for value in (*graph.value_info, *graph.output, *graph.input):
         kind = value.type.tensor_type
         if kind.HasField("shape") and all(d.HasField("dim_value") for d in kind.shape.dim):
-            found[value.name] = tuple(d.dim_value for d in kind.shape.dim), kind.elem_type
+            shape = tuple(d.dim_value for d in kind.shape.dim)
+            check_shape(shape, f"tensor {quote(value.name)}")
+            found[value.name] = shape, kind.elem_type
     return found
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
-    import onnx
+    from onnx.shape_inference import InferenceError, infer_shapes
 
     try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    except onnx.shape_inference.InferenceError as problem:
+        return infer_shapes(model, strict_mode=True, data_prop=True)
+    except InferenceError as problem:
         lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-        raise GraphError(f"shapes can't be inferred: {lines[-1][:300] if lines else problem}") from None
+        contradictions = [line for line in lines if _UNKNOWN not in line]
+        if contradictions or not lines:
+            raise _cant_be_inferred(contradictions[-1] if contradictions else "no reason is given") from None
+    try:  # some op's shapes aren't known: the importer says so of the first one
+        return infer_shapes(model, strict_mode=False, data_prop=True)
+    except InferenceError as problem:
+        raise _cant_be_inferred(str(problem)) from None
+
+
+def _cant_be_inferred(why: str) -> GraphError:
+    if _EXTERNAL in why:
+        name = why.strip().rpartition(": ")[2]
+        return GraphError(f"the values of {quote(name)}, a shape, lie in another file, which can't be read")
+    return GraphError(f"shapes can't be inferred: {one_line(why)}")
 
 
 def _computed(model: onnx.ModelProto, known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -109,13 +151,13 @@ def _computed(model: onnx.ModelProto, known: Mapping[str, np.ndarray]) -> dict[s
     versions = {opset.domain: opset.version for opset in model.opset_import}
     values = dict(known)
     for tensor in graph.initializer:
-        if prod(tensor.dims) <= _SMALL and tensor.data_location != tensor.EXTERNAL:
+        if prod(tensor.dims) <= SMALL and tensor.data_location != tensor.EXTERNAL:
             values.setdefault(tensor.name, numpy_helper.to_array(tensor))
     fresh: dict[str, np.ndarray] = {}
     kept = []
     for node in graph.node:
         tensors = [attribute.t for attribute in node.attribute if attribute.name == "value"]
-        if node.op_type == "Constant" and tensors and prod(tensors[0].dims) <= _SMALL:
+        if node.op_type == "Constant" and tensors and prod(tensors[0].dims) <= SMALL:
             values[node.output[0]] = numpy_helper.to_array(tensors[0])
         made = _values(node, values, shapes, versions)
         if made is None:
@@ -149,7 +191,9 @@ def _values(
         return {node.output[0]: np.array(prod(shapes[inputs[0]][0]), np.int64)}
     if not inputs or any(name not in values or _is_weight(values[name]) for name in inputs):
         return None
-    small = all(prod(shapes.get(name, ((),))[0]) <= _SMALL for name in node.output)
+    if node.op_type in _GROWING and node.output[0] not in shapes:
+        return None
+    small = all(prod(shapes.get(name, ((),))[0]) <= SMALL for name in node.output)
     if not small or node.op_type in ("If", "Loop", "Scan") or "Random" in node.op_type:
         return None
     try:
@@ -157,7 +201,7 @@ def _values(
     except Exception:  # an op that the reference doesn't have: its shape may be inferred all the same
         return None
     outputs = {name: np.asarray(value) for name, value in zip(node.output, made, strict=False) if name}
-    return outputs if all(value.size <= _SMALL for value in outputs.values()) else None
+    return outputs if all(value.size <= SMALL for value in outputs.values()) else None
 
 
 def _is_weight(value: np.ndarray) -> bool:

@@ -5,7 +5,7 @@ Legend: N ops, D devices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from placeto.problem.cluster import DISPATCHES
 from placeto.problem.dispatch import OrderError, order_of_lists
 from placeto.problem.fields import (
     Field,
+    check_json_name,
     choice,
     flag,
     integer,
@@ -59,6 +60,7 @@ _FIELDS = {
     "costs": Field(optional(text), None),
     "dispatch": Field(optional(choice(*DISPATCHES)), None),
     "order": Field(optional(mapping(items(text, "an op"))), None),
+    "whole_modules": Field(optional(items(text, "a module")), None),
     "placer": Field(optional(text), None),
     "simulations": Field(optional(integer()), None),
     "seconds": Field(optional(number()), None),
@@ -78,6 +80,7 @@ class PlacementFile:
     costs: str | None = None  # name of the cost model, with the hash of what decides its times
     dispatch: str | None = None  # what the makespan is of: see `placeto.problem.dispatch`
     order: Mapping[str, list[str]] | None = None  # device name -> its ops as they start
+    whole_modules: Sequence[str] | None = None  # kept whole, as blocks were; None = any module could be divided
     placer: str | None = None
     simulations: int | None = None
     seconds: float | None = None
@@ -88,6 +91,7 @@ class PlacementFile:
         Raises:
             PlacementError: the file is for another graph, leaves an op out, or names an unknown op or device.
         """
+        self._check_hash(graph)
         self._check_ops(graph)
         index = {name: i for i, name in enumerate(cluster.device_names)}
         for op, device in self.placement.items():
@@ -96,18 +100,18 @@ class PlacementFile:
             if device not in index:
                 known = f"is not in cluster {quote(cluster.name)}, which has {listed(cluster.device_names)}"
                 raise PlacementError(f"op {quote(op)}: device {quote(device)} {known}")
-        self._check_hash(graph)
         return np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
 
     def op_order(self, graph: ComputationGraph) -> np.ndarray | None:
         """(N,) int64, an order of all ops in which each device has its own as the file lists them; None = no lists.
 
         Raises:
-            PlacementError: lists that leave an op out, name an unknown one, stand under another device than the
-                placement's, or contradict the graph.
+            PlacementError: the file is for another graph; or lists that leave an op out, name an unknown one, stand
+                under another device than the placement's, or contradict the graph.
         """
         if self.order is None:
             return None
+        self._check_hash(graph)
         lists = []
         for device, names in self.order.items():
             for op in names:
@@ -150,7 +154,9 @@ class PlacementFile:
     def _check_hash(self, graph: ComputationGraph) -> None:
         if self.graph_hash is not None and self.graph_hash != graph.hash:
             theirs, ours = quote(self.graph_hash[:12]), quote(graph.hash[:12])
-            raise PlacementError(f"the placement is for another graph: its hash begins {theirs}, not {ours}")
+            what = f"the placement is for another graph: its hash begins {theirs}, not {ours} as that of"
+            how = "; a model must be captured with the same options and sizes with which it was placed"
+            raise PlacementError(f"{what} {quote(graph.name)}{how}")
 
 
 def load_placement(path: str | Path) -> PlacementFile:
@@ -169,12 +175,24 @@ def load_placement(path: str | Path) -> PlacementFile:
 
 
 def save_placement(placement: PlacementFile | PlacementResult, path: str | Path) -> None:
-    """Write a placement file; of a placer's result with the memory that the simulator gives it. None is left out."""
+    """Write a placement file; of a placer's result with the memory that the simulator gives it. None is left out.
+
+    Raises:
+        PlacementError: the file is not called .json or .json.gz, or it is no placement.
+        OSError: the file can't be written.
+    """
+    from placeto.simulator.result import PlacementResult
+
+    if not isinstance(placement, PlacementFile | PlacementResult):
+        what = "save_placement needs what a placer returned, or a PlacementFile, then a path"
+        raise PlacementError(f"{what}, not {quote(placement)}")
+    check_json_name(path, PlacementError)
     file = placement if isinstance(placement, PlacementFile) else _described(placement)
     document: dict[str, Any] = {"format": FORMAT}
     values = {key: value for key, value in vars(file).items() if value is not None}
     first = ["graph_hash", "cluster", "costs", "dispatch", "makespan_us", "fits", "peak_memory"]
-    document.update({key: values[key] for key in [*first, "placer", "simulations", "seconds"] if key in values})
+    last = ["whole_modules", "placer", "simulations", "seconds"]
+    document.update({key: values[key] for key in [*first, *last] if key in values})
     document["placement"] = dict(file.placement)
     if file.order is not None:
         document["order"] = {device: list(ops) for device, ops in file.order.items()}
@@ -191,12 +209,13 @@ def _described(result: PlacementResult) -> PlacementFile:
         cluster=cluster.name,
         costs=result.problem.costs.name,
         makespan_us=float(schedule.makespan_us),
-        peak_memory=dict(zip(cluster.device_names, schedule.peak_memory.tolist(), strict=True)),
+        peak_memory=result.peak_memory,
         fits=schedule.fits,
         dispatch="list" if result.order is not None else result.problem.dispatch,
         order={
             device: names[ops].tolist() for device, ops in zip(cluster.device_names, schedule.device_order, strict=True)
         },
+        whole_modules=None if result.whole_modules is None else list(result.whole_modules),
         placer=result.placer or None,
         simulations=int(result.simulations),
         seconds=float(result.seconds),

@@ -1,11 +1,14 @@
 """Weights files: what a placer needs of a trained policy, readable without torch (``.safetensors``).
 
 The tensors are the parameters; a checkpoint's plain values, its settings among them, are JSON in the file's metadata.
+So is a checksum over both.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,40 +18,75 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from placeto.problem.files import atomic_write
+from placeto.terminal import printable
 
 SUFFIX = ".safetensors"
-_KEY, _PARAMETERS = "placeto", "best_parameters"
+_KEY, _CHECKSUM, _PARAMETERS = "placeto", "sha256", "best_parameters"
 
 
 class WeightsError(ValueError):
     """A file that holds no weights of a policy."""
 
 
+class UncheckedWarning(UserWarning):
+    """Weights that may be damaged."""
+
+
 def load_weights(path: str | Path) -> dict[str, Any]:
     """A checkpoint's plain values, and its ``best_parameters`` as float32 arrays by name.
 
+    Warns of a file without a checksum, as earlier versions wrote it: nobody can tell whether it is damaged.
+
     Raises:
-        WeightsError: it is no such file, or it is damaged.
+        WeightsError: it is no such file, or it is damaged: its checksum is another.
         OSError: it can't be read.
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            text = (file.metadata() or {}).get(_KEY)
+            metadata = file.metadata() or {}
             parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+        text = metadata.get(_KEY)
         state = json.loads(text) if text is not None else None
     except (SafetensorError, ValueError, TypeError, RecursionError) as problem:
-        raise WeightsError(f"{path}: not a file of weights ({' '.join(str(problem).split())[:120]})") from None
+        reason = printable(" ".join(str(problem).split())[:120])
+        raise WeightsError(f"{path}: not a file of weights ({reason})") from None
     if not isinstance(state, dict):
         raise WeightsError(f"{path}: holds no policy of Placeto")
+    _check(metadata, parameters, path)
     return {key: _with_tuples(value) for key, value in state.items()} | {_PARAMETERS: parameters}
 
 
 def save_weights(state: Mapping[str, Any], path: str | Path) -> None:
     """Write a checkpoint's plain values and its ``best_parameters``; other tensors are not allowed."""
     plain = {key: value for key, value in state.items() if key != _PARAMETERS}
-    parameters = {name: np.ascontiguousarray(value, np.float32) for name, value in state[_PARAMETERS].items()}
+    parameters = {name: np.asarray(value, np.float32, order="C") for name, value in state[_PARAMETERS].items()}
     with atomic_write(Path(path)) as temporary:
-        temporary.write_bytes(save(parameters, {_KEY: json.dumps(plain)}))
+        text = json.dumps(plain)
+        temporary.write_bytes(save(parameters, {_KEY: text, _CHECKSUM: checksum(parameters, text)}))
+
+
+def checksum(parameters: Mapping[str, np.ndarray], text: str) -> str:
+    """SHA-256 of arrays, with their names, dtypes and shapes, and of a text; 64 hex digits."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(parameters):
+        array = parameters[name]
+        digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _check(metadata: Mapping[str, str], parameters: Mapping[str, np.ndarray], path: str | Path) -> None:
+    """Refuse a file whose checksum isn't that of its content, or whose metadata were never written by us.
+
+    Raises:
+        WeightsError: it is damaged.
+    """
+    expected = checksum(parameters, metadata[_KEY])
+    if metadata.keys() - {_KEY, _CHECKSUM} or metadata.get(_CHECKSUM, expected) != expected:
+        raise WeightsError(f"{path}: damaged: its checksum isn't that of its content; take another copy")
+    if _CHECKSUM not in metadata:
+        text = f"{path}: has no checksum, so that damage can't be seen; saved again, it gets one"
+        warnings.warn(text, UncheckedWarning, stacklevel=3)
 
 
 def _with_tuples(value: Any) -> Any:

@@ -165,6 +165,7 @@ class Cluster:
     dispatch: str = "priority"  # of problems on it, where they don't say: see `placeto.problem.dispatch`
     shared_links: tuple[SharedLink, ...] = ()
     price_per_hour: float | None = None  # of all devices together, in any currency; no part of the hash
+    hosts: tuple[int, ...] = ()  # (D,) number of the host that each device is in, from 0 on; () = all in one
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices", tuple(self.devices))
@@ -181,6 +182,7 @@ class Cluster:
         if isinstance(self.link_gap_us, np.generic):
             object.__setattr__(self, "link_gap_us", links["link_gap_us"])
         self._check_shared_links()
+        self._check_hosts()
         for key, diagonal in (("bandwidth", math.inf), ("latency_us", 0.0)):
             try:
                 matrix = np.array(getattr(self, key), np.float64)
@@ -202,6 +204,16 @@ class Cluster:
                     matrix[pairs] = np.minimum(matrix[pairs], shared.bandwidth)
             matrix.setflags(write=False)
             object.__setattr__(self, key, matrix)
+
+    def _check_hosts(self) -> None:
+        hosts = tuple(self.hosts) or (0,) * self.num_devices
+        if len(hosts) != self.num_devices or not all(type(host) is int for host in hosts):
+            raise ClusterError(
+                f"hosts must be {self.num_devices} integers, one for each device, not {quote(self.hosts)}"
+            )
+        if sorted(set(hosts)) != list(range(max(hosts) + 1)):
+            raise ClusterError(f"hosts must be numbered from 0 on without gaps, not {quote(list(hosts))}")
+        object.__setattr__(self, "hosts", hosts)
 
     def _check_shared_links(self) -> None:
         object.__setattr__(self, "shared_links", tuple(self.shared_links))
@@ -249,6 +261,7 @@ class Cluster:
             link_gap_us,
             dispatch,
             tuple(shared),
+            hosts=topology.host_of_devices,
         )
 
     def __repr__(self) -> str:
@@ -276,7 +289,19 @@ class Cluster:
         links = [self.bandwidth.tolist(), self.latency_us.tolist(), self.transfers, self.link]
         shared = [astuple(link) for link in self.shared_links]
         content = [described, links, self.link_gap_us, self.dispatch, shared]
+        if self.num_hosts > 1:
+            content.append(self.hosts)
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    @property
+    def num_hosts(self) -> int:
+        """H, the number of hosts."""
+        return max(self.hosts) + 1
+
+    @cached_property
+    def host(self) -> np.ndarray:
+        """(D,) int64, number of the host that each device is in."""
+        return _frozen(np.array(self.hosts, np.int64))
 
     @cached_property
     def paths(self) -> tuple[np.ndarray, np.ndarray]:

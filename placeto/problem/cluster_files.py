@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from placeto.problem.cluster import BYTES_PER_US, DEVICE_FIELDS, FORMAT, LINK_FI
 from placeto.problem.fields import (
     Field,
     anything,
+    check_json_name,
     integer,
     items,
     number,
@@ -54,6 +56,7 @@ _CLUSTER = LINK_FIELDS | {
     "latency_us": Field(anything, 0.0),
     "shared_links": Field(anything, ()),
     "price_per_hour": Field(PRICE, None),
+    "hosts": Field(items(integer(0, MOST_DEVICES), "a host"), ()),
 }
 _LEAST = 1e6
 _UNITS = {  # what numbers of a file are in, and what they look like
@@ -72,20 +75,34 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         ClusterError: no preset of that name, or not such a file; the message names file and field.
         OSError: the file can't be read.
     """
+    if not isinstance(name_or_path, str | PathLike):
+        what = "a cluster is the name of a preset, such as '4xv100', the path of a cluster file, or a Cluster"
+        raise ClusterError(f"{what}, not {quote(name_or_path)}")
     if str(name_or_path) in CLUSTERS:
         return CLUSTERS[str(name_or_path)]()
     path = Path(name_or_path)
     if not path.name.endswith((".json", ".json.gz")):
-        raise ClusterError(
-            f"unknown cluster {quote(str(path))}: presets are {', '.join(CLUSTERS)}, or name a .json file"
-        )
+        known = f"presets are {', '.join(CLUSTERS)}, or name a .json file"
+        if path.is_file():
+            known += " (`placeto cluster` makes one of what nvidia-smi prints)"
+        raise ClusterError(f"unknown cluster {quote(str(name_or_path))}: {known}")
+    if not path.exists():
+        raise ClusterError(f"cluster {quote(str(path))}: there is no such file; presets are {', '.join(CLUSTERS)}")
     document = read_json(path, ClusterError)
     with within(ClusterError, path):
         return _from_document(document, default_name=path.name.split(".")[0])
 
 
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
-    """Write a cluster as ``.json`` or ``.json.gz``; loading it gives the same numbers to the bit."""
+    """Write a cluster as ``.json`` or ``.json.gz``; loading it gives the same numbers to the bit.
+
+    Raises:
+        ClusterError: the file has another name, or it is no cluster.
+        OSError: the file can't be written.
+    """
+    if not isinstance(cluster, Cluster):
+        raise ClusterError(f"save_cluster needs a Cluster, then a path, not {quote(cluster)}")
+    check_json_name(path, ClusterError)
     bandwidth = np.vectorize(_bytes_per_second)(cluster.bandwidth)
     np.fill_diagonal(bandwidth, 0.0)
     document = {
@@ -99,6 +116,8 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         "link_gap_us": cluster.link_gap_us,
         "dispatch": cluster.dispatch,
     }
+    if cluster.num_hosts > 1:
+        document["hosts"] = list(cluster.hosts)
     if cluster.price_per_hour is not None:
         document["price_per_hour"] = cluster.price_per_hour
     if cluster.shared_links:  # their latency is in that of the pairs
@@ -131,14 +150,15 @@ def _from_document(document: Any, default_name: str) -> Cluster:
     name = default_name if values["name"] is None else values["name"]
     links = {key: values[key] for key in LINK_FIELDS}
     if "topology" in document:
-        for key in (*_MATRICES, "shared_links"):
+        for key in (*_MATRICES, "shared_links", "hosts"):
             if key in document:
                 raise ClusterError(f"topology stands in place of {key}: leave one of the two out")
         cluster = Cluster.from_topology(name, devices, topology_from_document(document["topology"]), **links)
     else:
         bandwidth, latency_us = _links(document, len(devices))
         shared = _shared_links(values["shared_links"], devices, latency_us)
-        cluster = Cluster(name, devices, bandwidth / BYTES_PER_US, latency_us, **links, shared_links=shared)
+        matrices, hosts = (bandwidth / BYTES_PER_US, latency_us), tuple(values["hosts"])
+        cluster = Cluster(name, devices, *matrices, **links, shared_links=shared, hosts=hosts)
     cluster = replace(cluster, price_per_hour=values["price_per_hour"])
     for device in devices:
         with within(ClusterError, "device", device.name):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
@@ -75,6 +76,9 @@ def load_costs(name_or_path: str | Path) -> CostModel:
         CostsError: no such name, or not such a file; the message says what would be valid.
         OSError: the file can't be read.
     """
+    if not isinstance(name_or_path, str | PathLike):
+        known = f"one of {', '.join(NAMES)}, or the path of a .json file"
+        raise CostsError(f"costs must be a cost model, {known}, not {quote(name_or_path)}")
     if str(name_or_path) == "roofline":
         return ROOFLINE
     if str(name_or_path) == "efficiency":
@@ -83,6 +87,10 @@ def load_costs(name_or_path: str | Path) -> CostModel:
     if not str(name_or_path).endswith((".json", ".json.gz")):
         known = ", ".join(NAMES)
         raise CostsError(f"unknown costs {quote(str(name_or_path))}: known are {known}, or name a .json file")
+    if not Path(name_or_path).exists():
+        raise CostsError(
+            f"costs {quote(str(name_or_path))}: there is no such file; by name there are {', '.join(NAMES)}"
+        )
     document = read_json(name_or_path, CostsError)
     form = document.get("format") if isinstance(document, dict) else None
     if not isinstance(form, str) or form not in _FORMATS:

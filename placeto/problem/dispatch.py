@@ -18,6 +18,7 @@ import numpy as np
 
 from placeto.problem.fields import quote
 from placeto.problem.flat import longest_path
+from placeto.problem.gradient_sums import gradient_sums
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph_checks import topological_order
 
@@ -68,6 +69,13 @@ def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) ->
     return np.array(order, np.int64)
 
 
+def fixed_edges(graph: ComputationGraph) -> np.ndarray:
+    """(E,) bool, edges that every placement keeps: all but those into sums of gradients, which lowering decides."""
+    sums, moved = gradient_sums(graph), np.zeros(graph.num_ops, bool)
+    moved[sums.additions] = moved[sums.home] = True
+    return ~moved[graph.edge_dst]
+
+
 def places(graph: ComputationGraph, order: np.ndarray) -> np.ndarray:
     """(N,) int64, place of each op in an order (N,) of all.
 
@@ -78,8 +86,8 @@ def places(graph: ComputationGraph, order: np.ndarray) -> np.ndarray:
     count = graph.num_ops
     if array.shape != (count,) or not np.array_equal(np.sort(array), np.arange(count)):
         raise OrderError(f"an order of {quote(graph.name)} must have each of its {count} ops once")
-    place = np.argsort(array)
-    early = np.flatnonzero(place[graph.edge_src] > place[graph.edge_dst])
+    place, fixed = np.argsort(array), fixed_edges(graph)
+    early = np.flatnonzero(fixed & (place[graph.edge_src] > place[graph.edge_dst]))
     if len(early):
         src, dst = (quote(graph.op_names[ops[early[0]]]) for ops in (graph.edge_src, graph.edge_dst))
         raise OrderError(f"op {dst} comes before {src}, which it needs: the order contradicts the graph")
@@ -98,8 +106,9 @@ def order_of_lists(graph: ComputationGraph, lists: Sequence[Sequence[int]]) -> n
     if (count != 1).any():
         op = int((count != 1).argmax())
         raise OrderError(f"op {quote(graph.op_names[op])} stands {count[op]} times in the lists of devices, not once")
-    src = np.concatenate([graph.edge_src, *(np.array(ops[:-1], np.int64) for ops in lists)])
-    dst = np.concatenate([graph.edge_dst, *(np.array(ops[1:], np.int64) for ops in lists)])
+    fixed = fixed_edges(graph)
+    src = np.concatenate([graph.edge_src[fixed], *(np.array(ops[:-1], np.int64) for ops in lists)])
+    dst = np.concatenate([graph.edge_dst[fixed], *(np.array(ops[1:], np.int64) for ops in lists)])
     order = topological_order(graph.num_ops, src, dst)
     if len(order) < graph.num_ops:
         op = min(set(range(graph.num_ops)) - set(order.tolist()))

@@ -3,9 +3,13 @@
 time = fixed + max(flops / (peak of the dtype * compute * r^slope), bytes / (memory bandwidth * memory)), where r is the
 ratio of the two terms at full speed: what reuses more of what it reads computes better, as large matrices do. The
 factors of each kind of op on each device stand in a table, ``efficiency.json``, which `experiments.fit_efficiency`
-makes from measured ops. A kind that was measured on other devices only has the mean over these. Where the device isn't
-measured, or the kind on no device, time is roofline over one constant. The overhead that a device has after each op is
-part of `fixed`, and taken off it, so that it isn't counted twice.
+makes from measured ops. A kind that was not measured on a device has the mean over others; one that was not measured
+in a dtype, that of the plainer kind that it computes as. The K80, CPUs, and kinds measured nowhere have roofline over
+one constant. The overhead that a device has after each op is part of `fixed`, and taken off it, so that it isn't
+counted twice.
+
+What a GPU does otherwise than the captured ops say: dropout is one kernel each way, and convolutions on tensor cores
+copy tensors whose channels aren't innermost.
 
 Legend: N ops, D devices.
 """
@@ -15,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +44,7 @@ from placeto.problem.fields import (
     within,
 )
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import CHANNELS_LAST
 
 FORMAT = "placeto.efficiency/1"
 ANY = "*"
@@ -50,17 +55,18 @@ KINDS = {
     "batched_matmul": r"bmm|baddbmm|_grouped_mm",
     "attention": r"_(scaled_dot_product|flash|efficient|cudnn)_\w*attention\w*|attention",
     "recurrent": r"_cudnn_rnn|_thnn_fused_\w+|miopen_rnn|mkldnn_rnn_layer|lstm|gru|rnn",
-    "batch_norm": r"(_native|native|cudnn|miopen|_)*batch_?norm\w*",
+    "batch_norm": r"(native|cudnn|miopen|_)*batch_?norm\w*",
     "layer_norm": r"(native|_fused)*_?(layer|group|rms|instance)_?norm\w*",
-    "softmax": r"_?(log_)?softmax\w*",
+    "softmax": r"_?(log_|safe_)?softmax\w*",
     "max_pool": r"(adaptive_|global)?max_?pool\w*",
     "avg_pool": r"_?(adaptive_|global)?(avg_|average)pool\w*",
     "gather": r"embedding\w*|index\w*|_?unsafe_index\w*|gather\w*|scatter\w*|nll_loss\w*",
     "elementwise": r"\w+",
 }
 """Kinds of ops, by the last part of their type in torch, or in ONNX; the first that matches holds."""
-_TWO_WAYS = ("convolution", "batch_norm", "layer_norm", "softmax")
+_TWO_WAYS = ("convolution", "batch_norm", "layer_norm", "softmax", "max_pool", "avg_pool")
 """Kinds whose backward pass is a kind of its own; others go both ways alike, as far as data show."""
+_LONGEST_TYPE = 200  # characters
 _NAMESPACES = ("aten.", "graphs.", "prims.", "optimizer.", "onnx.")
 
 
@@ -68,18 +74,19 @@ def op_kind(op_type: str, kernel: str = "") -> str:
     """The kind of an op by its type, and by its kernel where it is a convolution; "" is an unknown one.
 
     >>> op_kind("aten.convolution_backward", "depthwise"), op_kind("aten.addmm"), op_kind("aten.relu"), op_kind("mine")
-    ('depthwise_convolution', 'matmul', 'elementwise', '')
+    ('depthwise_convolution_backward', 'matmul', 'elementwise', '')
     >>> op_kind("onnx.Gemm"), op_kind("onnx.BatchNormalization"), op_kind("optimizer.adam")
     ('matmul', 'batch_norm', 'elementwise')
     """
-    if not op_type.startswith(_NAMESPACES):
+    if not op_type.startswith(_NAMESPACES) or len(op_type) > _LONGEST_TYPE:
         return ""
     name = op_type.rpartition(".")[2]
     plain, backward, _ = name.partition("_backward")
-    kind = next(kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, plain, re.IGNORECASE))
-    if kernel and kind == "convolution":
-        return f"{kernel}_{kind}"
-    return f"{kind}_backward" if backward and kind in _TWO_WAYS else kind
+    kind = next((kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, plain, re.IGNORECASE)), "")
+    groups = kernel.removesuffix(CHANNELS_LAST).rstrip("_")
+    if groups and kind == "convolution":
+        kind = f"{groups}_{kind}"
+    return f"{kind}_backward" if backward and kind.removeprefix(f"{groups}_") in _TWO_WAYS else kind
 
 
 class Factors(NamedTuple):
@@ -95,6 +102,19 @@ class Factors(NamedTuple):
 
 _KIN = {"tf32": ("float16",), "bfloat16": ("float16",), "float16": ("bfloat16",)}
 """Dtypes whose factors hold where a dtype has none; float32's after them."""
+_PLAIN = {
+    "batched_matmul": "matmul",
+    "convolution": "matmul",
+    "convolution_backward": "matmul",
+    "grouped_convolution": "convolution",
+    "grouped_convolution_backward": "convolution_backward",
+}
+"""As what a kind computes in a dtype in which it wasn't measured. On tensor cores a convolution is a matrix product
+that is never written out ("implicit GEMM", cuDNN's only algorithms there)."""
+_LOSING = ("grouped_convolution", "grouped_convolution_backward")
+"""Of these the kinds whose parts don't fill a kernel's tiles: they lose as much to the plain kind as in float32."""
+_ON_TENSOR_CORES = ("tf32", "bfloat16", "float16")
+_DROPOUT_FLOAT = {"float64": 8, "float16": 2, "bfloat16": 2}  # bytes of a number; else 4
 
 
 @dataclass(frozen=True)
@@ -118,39 +138,116 @@ class Efficiency:
         """Kinds of devices that were measured."""
         return frozenset(device for device, _, _ in self.entries) - {ANY}
 
-    def factors(self, device: Device, dtype: str, kind: str) -> Factors:
-        """Of ops of a kind on a device: its own, else the mean of others, else the constant.
+    def unmeasured(self, cluster: Cluster) -> tuple[str, ...]:
+        """Kinds of a cluster's devices that have no measured products and elementwise ops, in order."""
+        measured = {(device, kind) for device, _, kind in self.entries}
+        names = {device.kind: self._name(device) for device in cluster.devices}
+        return tuple(k for k, name in names.items() if not {(name, "matmul"), (name, "elementwise")} <= measured)
 
-        What stands behind "*" in the kind of a device is ignored: a "v100*0.5" is a V100 at half its speed.
-        """
+    def _name(self, device: Device) -> str:
+        """What stands behind "*" in the kind of a device is ignored: a "v100*0.5" is a V100 at half its speed."""
         name = device.kind.partition("*")[0]
-        name = self.same.get(name, name)
-        if name in self.devices:
-            for what in (dtype, ANY, *_KIN.get(dtype, ()), DEFAULT):
-                for where in (name, ANY):
-                    if (where, what, kind) in self.entries:
-                        return self.entries[where, what, kind]
+        return self.same.get(name, name)
+
+    def factors(self, device: Device, dtype: str, kind: str) -> Factors:
+        """Of ops of a kind on a device."""
+        return self._found(device, dtype, kind)[0]
+
+    def _found(self, device: Device, dtype: str, kind: str) -> tuple[Factors, bool]:
+        """Factors, and whether they were measured on the device itself.
+
+        The first of: the kind in the dtype or its kin; the plainer kind; the kind in float32; its forward pass; the
+        constant. What other boards' convolutions make of tensor cores, with another cuDNN, tells less than the
+        products of the board.
+        """
+        name, kin = self._name(device), (dtype, ANY, *_KIN.get(dtype, ()))
+        if name not in self.constants and not is_cpu(device):
+            own = kind.startswith("convolution") and _on_tensor_cores(device, dtype)
+            found = self._entry(name, kin, kind, own)
+            if found is None and dtype != DEFAULT and kind in _PLAIN:
+                found = self._as_plain(device, dtype, kind)
+            if found := found or self._entry(name, (DEFAULT,), kind):
+                return found
+            if kind.endswith("_backward"):
+                return self._found(device, dtype, kind.removesuffix("_backward"))
         constant = self.constants.get(name, self.constant)
-        return Factors(constant, constant, 0.0)
+        return Factors(constant, constant, 0.0), False
+
+    def _entry(self, name: str, dtypes: Iterable[str], kind: str, own: bool = False) -> tuple[Factors, bool] | None:
+        """The first entry of these dtypes: of the device, before the mean, which isn't taken if it must be its own."""
+        for dtype in dtypes:
+            for where in (name,) if own else (name, ANY):
+                if (where, dtype, kind) in self.entries:
+                    return self.entries[where, dtype, kind], where == name
+        return None
+
+    def _as_plain(self, device: Device, dtype: str, kind: str) -> tuple[Factors, bool]:
+        """The plainer kind's factors, less what the kind loses to it in float32."""
+        plain = self._found(device, dtype, _PLAIN[kind])[0]
+        if kind in _LOSING:
+            mine, others = (self.factors(device, DEFAULT, one) for one in (kind, _PLAIN[kind]))
+            compute, memory = mine.compute / others.compute, mine.memory / others.memory
+            plain = plain._replace(compute=plain.compute * compute, memory=plain.memory * memory)
+        return plain, False
 
     def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
         """(N, D) float64, microseconds."""
         labels = list(zip(graph.op_types, graph.kernels, graph.dtypes, strict=True))
         unique = {label: number for number, label in enumerate(dict.fromkeys(labels))}
         which = np.array([unique[label] for label in labels])
-        kinds = [(op_kind(op_type, kernel), dtype) for op_type, kernel, dtype in unique]
-        free = (graph.flops == 0) & (graph.bytes_accessed == 0)
+        kinds = [_kind_in(graph.mode, op_kind(op_type, kernel)) for op_type, kernel, _ in unique]
+        fused = np.array([_of_dropout(*label) for label in unique])[which]
         time = np.empty((graph.num_ops, cluster.num_devices))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a problem refuses what is not finite
             for column, device in enumerate(cluster.devices):
-                peaks = np.array([device.peak(dtype) for _, dtype in kinds], np.float64)[which]
-                table = np.array([self.factors(device, dtype, kind) for kind, dtype in kinds])[which]
+                of = [(kind, kernel, dtype) for kind, (_, kernel, dtype) in zip(kinds, unique, strict=True)]
+                peaks = np.array([device.peak(dtype) for _, _, dtype in of], np.float64)[which]
+                table = np.array([self.factors(device, dtype, kind) for kind, _, dtype in of])[which]
                 share, memory, fixed, slope, least, most = table.T
-                compute, access = graph.flops / peaks, graph.bytes_accessed / float(device.memory_bandwidth)
+                size = graph.bytes_accessed if is_cpu(device) else graph.bytes_accessed * fused
+                compute, access = graph.flops / peaks, size / float(device.memory_bandwidth)
                 ratio = np.clip(np.where(access > 0, compute / access, most), least, most)
-                work = np.maximum(compute / (share * ratio**slope), access / memory) * 1e6
+                copies = access * np.array([self._copies(device, *one) for one in of])[which]
+                work = (np.maximum(compute / (share * ratio**slope), access / memory) + copies) * 1e6
+                free = (graph.flops == 0) & (size == 0)
                 time[:, column] = np.where(free, 0.0, work + np.maximum(fixed - device.overhead_us, 0.0))
         return time
+
+    def _copies(self, device: Device, kind: str, kernel: str, dtype: str) -> float:
+        """What copies of a convolution's tensors take, in times of accessing them once at full speed.
+
+        Tensor cores want channels innermost; cuDNN copies tensors that have another layout, and the result (NVIDIA,
+        "Convolutional Layers User's Guide": "Tensor Layouts In Memory"). What was measured has its copies in it.
+        """
+        plain = kind.removesuffix("_backward")
+        native = kernel.endswith(CHANNELS_LAST) or not _on_tensor_cores(device, dtype)
+        if plain not in ("convolution", "grouped_convolution") or native or self._found(device, dtype, kind)[1]:
+            return 0.0
+        return 2 / self.factors(device, dtype, "elementwise").memory
+
+
+def is_cpu(device: Device) -> bool:
+    """By its kind, which begins with "cpu"."""
+    return device.kind.startswith("cpu")
+
+
+def _on_tensor_cores(device: Device, dtype: str) -> bool:
+    """By peaks: where tf32 has one, or 16 bits more than twice that of 32, which vectors of two would give."""
+    cores = isinstance(device.flops, Mapping) and ("tf32" in device.flops or device.peak("float16") > 2 * device.peak())
+    return cores and dtype in _ON_TENSOR_CORES and not is_cpu(device)
+
+
+def _kind_in(mode: str, kind: str) -> str:
+    """Where it gathers no statistics, a batch norm is elementwise."""
+    return "elementwise" if mode == "inference" and kind == "batch_norm" else kind
+
+
+def _of_dropout(op_type: str, kernel: str, dtype: str) -> float:
+    """Share of an op's bytes that a GPU accesses: its dropout is one kernel each way, with masks of a byte a number."""
+    if kernel != "dropout":
+        return 1.0
+    size = _DROPOUT_FLOAT.get(dtype, 4)
+    return (2 * size + 1) / (3 * size) if op_type.endswith("mul") else 0.0
 
 
 def _entry_dtype(value: Any, key: str, error: type[ValueError]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import re
 import reprlib
 import zlib
@@ -222,6 +223,8 @@ def read_json(path: str | Path, error: type[ValueError]) -> Any:
         OSError: the file can't be read.
     """
     data = read_bytes(path, error)
+    if not data.strip():
+        raise error(f"{path}: not valid JSON: the file is empty")
     if _nesting(data) > MOST_NESTED:
         raise error(f"{path}: lists and objects are nested more than {MOST_NESTED} deep")
     try:
@@ -237,6 +240,8 @@ def read_bytes(path: str | Path, error: type[ValueError]) -> bytes:
         error: more than `MOST_BYTES`, or damaged; the message names the file.
         OSError: the file can't be read.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise error(f"the path of a file is needed, not {quote(path)}")
     packed = Path(path).suffix == ".gz"
     try:
         with gzip.open(path) if packed else open(path, "rb") as file:
@@ -246,6 +251,19 @@ def read_bytes(path: str | Path, error: type[ValueError]) -> bytes:
     if len(data) > MOST_BYTES:
         raise error(f"{path}: more than {MOST_BYTES} bytes{' unpacked' if packed else ''}, the most that is read")
     return data
+
+
+def check_json_name(path: str | Path, error: type[ValueError], what: str = "") -> None:
+    """Refuse a name under which a file of JSON would not be known as such; what isn't a file, a pipe say, may have any.
+
+    Raises:
+        error: it doesn't end in ``.json`` or ``.json.gz``.
+    """
+    if not isinstance(path, str | Path):
+        raise error(f"{what}the path of a .json file is needed, not {quote(path)}")
+    target = Path(path)
+    if not target.name.endswith((".json", ".json.gz")) and (target.is_file() or not target.exists()):
+        raise error(f"{what}{path}: must end in .json or .json.gz")
 
 
 def write_json(document: Any, path: str | Path) -> None:

@@ -43,8 +43,10 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     except BaseException as problem:
         with suppress(OSError):
             temporary.unlink()
-        if isinstance(problem, OSError):
-            problem.filename, problem.filename2 = str(path), None
+        if isinstance(problem, OSError) and problem.errno is not None:
+            raise OSError(
+                problem.errno, problem.strerror, str(path)
+            ) from None  # of the class that goes with the number
         raise
 
 

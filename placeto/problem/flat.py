@@ -1,6 +1,6 @@
 """The flat arrays that kernels read.
 
-Legend: N ops, T tensors, E edges, D devices, P problems of a batch.
+Legend: N ops, T tensors, E edges, D devices, P problems of a batch, R relays.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from placeto.problem.cluster import LINKS, Cluster
+from placeto.problem.flat_sums import lowering_array, path_us
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph_memory import storage
 
@@ -25,6 +26,9 @@ LONE: Any = np.int64(0)
 class FlatProblems(NamedTuple):
     """P problems as flat arrays, one after another; problem p owns the slices between its offsets p and p + 1.
 
+    They are to be read only, though they can be written: numba takes read-only arrays for another type than those that
+    lowering makes.
+
     All integers are int64, all others float64. Inside a problem, ops, tensors and devices count from 0, and the
     ``*_ptr`` arrays of N + 1 (or T + 1) offsets count from the problem's first edge.
     """
@@ -33,7 +37,7 @@ class FlatProblems(NamedTuple):
     edge_offset: np.ndarray  # (P+1,) edges
     tensor_offset: np.ndarray  # (P+1,) tensors
     device_offset: np.ndarray  # (P+1,) devices
-    time_offset: np.ndarray  # (P+1,) N * D
+    time_offset: np.ndarray  # (P+1,) (N + R) * D
     pair_offset: np.ndarray  # (P+1,) D * D
     shared_offset: np.ndarray  # (P+1,) shared links
     path_offset: np.ndarray  # (P+1,) shared links crossed, over all pairs of devices
@@ -43,7 +47,7 @@ class FlatProblems(NamedTuple):
     dispatch: np.ndarray  # (P,) int64, FIFO, PRIORITY or LIST
     link_gap_us: np.ndarray  # (P,)
     # per op
-    op_time: np.ndarray  # (N*D,) us, row-major
+    op_time: np.ndarray  # ((N+R)*D,) us, row-major; of relays 0
     tail_us: np.ndarray  # (N,) lower bound of the time from the op's end to the makespan
     op_rank: np.ndarray  # (N,) int64, rank of the op's name
     priority: np.ndarray  # (N,) int64, place of each op in the order of dispatch, 0 first; not read under FIFO
@@ -72,6 +76,9 @@ class FlatProblems(NamedTuple):
     # per shared link that a pair's transfers cross, and per shared link
     path_link: np.ndarray  # int64, number of the shared link
     shared_bandwidth: np.ndarray  # bytes/us
+    # what lowering reads, see `placeto.problem.flat_sums`; nothing of a problem that is its own lowering
+    lowering_offset: np.ndarray  # (P+1,)
+    lowering: np.ndarray  # int64
 
 
 def flatten(
@@ -88,11 +95,13 @@ def flatten(
     `op_time` is (N, D), in microseconds, `resident` (N,) and `live` (T,) are bytes, `priority` (N,) a permutation.
     """
     num_ops, num_tensors, num_devices = graph.num_ops, len(graph.output_bytes), cluster.num_devices
-    src, dst, tensor, rank = graph.edge_src, graph.edge_dst, graph.edge_tensor, graph.name_rank
+    src, dst, tensor = graph.edge_src, graph.edge_dst, graph.edge_tensor
+    lowering, priority, rank = lowering_array(graph, cluster, priority, dispatch == PRIORITY)
+    relays = np.zeros((int(lowering[0]) if len(lowering) else 0, num_devices))
     in_op_order = np.argsort(src, kind="stable")  # edges are stored by consumer, in op order
     by_name = np.lexsort((tensor, rank[dst], src))
     by_tensor = np.lexsort((rank[dst], tensor))
-    fastest = op_time.min(axis=1)
+    fastest = path_us(graph, op_time.min(axis=1))
     # A hair below the sum, so that rounding never makes the bound exceed the makespan.
     tail = (longest_path(graph, fastest, fastest) - fastest) * (1 - 1e-9)
 
@@ -106,7 +115,7 @@ def flatten(
         edge_offset=offset(graph.num_edges),
         tensor_offset=offset(num_tensors),
         device_offset=offset(num_devices),
-        time_offset=offset(num_ops * num_devices),
+        time_offset=offset((num_ops + len(relays)) * num_devices),
         pair_offset=offset(num_devices**2),
         shared_offset=offset(len(cluster.shared_links)),
         path_offset=offset(len(path_link)),
@@ -114,7 +123,7 @@ def flatten(
         link=np.array([LINKS.index(cluster.link)], np.int64),
         dispatch=np.array([dispatch], np.int64),
         link_gap_us=np.array([cluster.link_gap_us], np.float64),
-        op_time=op_time.ravel(),
+        op_time=np.concatenate([op_time, relays]).ravel(),
         tail_us=np.maximum(tail, 0.0),
         op_rank=rank.astype(np.int64),
         priority=priority.astype(np.int64),
@@ -139,8 +148,10 @@ def flatten(
         path_ptr=path_ptr,
         path_link=path_link,
         shared_bandwidth=np.array([link.bandwidth for link in cluster.shared_links], np.float64),
+        lowering_offset=offset(len(lowering)),
+        lowering=lowering,
     )
-    return FlatProblems(*(_frozen(np.ascontiguousarray(array)) for array in arrays))
+    return FlatProblems(*map(own, arrays))
 
 
 def concatenated(parts: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
@@ -148,9 +159,9 @@ def concatenated(parts: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
     columns = []
     for name, column in zip(parts[0]._fields, zip(*parts, strict=True), strict=True):  # type: ignore[attr-defined]
         if name.endswith("_offset"):
-            columns.append(_frozen(np.cumsum([0, *(int(array[-1]) for array in column)], dtype=np.int64)))
+            columns.append(np.cumsum([0, *(int(array[-1]) for array in column)], dtype=np.int64))
         else:
-            columns.append(_frozen(np.concatenate(column)))
+            columns.append(np.concatenate(column))
     return columns
 
 
@@ -166,6 +177,6 @@ def longest_path(graph: ComputationGraph, time: np.ndarray, last: np.ndarray) ->
     return np.array(path)
 
 
-def _frozen(array: np.ndarray) -> np.ndarray:
-    array.setflags(write=False)
-    return array
+def own(array: np.ndarray) -> np.ndarray:
+    """An array for kernels: contiguous and writable, as what kernels make is; another one is another type to numba."""
+    return np.require(array, requirements=["C", "W"])

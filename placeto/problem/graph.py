@@ -20,6 +20,7 @@ from placeto.problem.dtypes import DTYPES
 from placeto.problem.fields import (
     Field,
     anything,
+    check_json_name,
     choice,
     integer,
     items,
@@ -269,7 +270,15 @@ def load_graph(path: str | Path) -> ComputationGraph:
 
 
 def save_graph(graph: ComputationGraph, path: str | Path) -> None:
-    """Write a graph as ``.json`` or ``.json.gz``."""
+    """Write a graph as ``.json`` or ``.json.gz``.
+
+    Raises:
+        GraphError: the file has another name, or it is no graph.
+        OSError: the file can't be written.
+    """
+    if not isinstance(graph, ComputationGraph):
+        raise GraphError(f"save_graph needs a ComputationGraph, then a path, not {quote(graph)}")
+    check_json_name(path, GraphError)
     write_json({"format": FORMAT, "name": graph.name, "mode": graph.mode, "ops": graph.to_ops()}, path)
 
 

@@ -17,9 +17,15 @@ from placeto.problem.fields import check_array, choice, quote, text
 if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
 
+MOST_PARTS = 400
+"""Of a module's path: PyTorch runs no modules that deep, and grouping looks at every depth."""
 MODES = ("training", "inference")
-KERNELS = ("", "grouped", "depthwise")
-"""Which kernel computes an op where its type doesn't tell: convolutions of groups of channels, or of each by itself."""
+CHANNELS_LAST = "channels_last"
+KERNELS = (
+    "", "grouped", "depthwise", CHANNELS_LAST, f"grouped_{CHANNELS_LAST}", f"depthwise_{CHANNELS_LAST}", "dropout"
+)  # fmt: skip
+"""Which kernel computes an op where its type doesn't tell: a convolution of groups of channels, or of each by itself,
+or of tensors with channels as their innermost dimension; a part of a dropout, which GPUs compute in one kernel."""
 PASSES = ("", "forward", "backward", "recomputation", "optimizer")
 """Which part of a step an op belongs to, "" where that is unknown."""
 LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0], "passes": PASSES[0]}
@@ -92,6 +98,10 @@ def validate(graph: ComputationGraph) -> None:
         text(kind_name, "a kind of device in time_us", GraphError)
         check_array(times, f"time_us[{quote(kind_name)}]", np.float64, num_ops, GraphError)
 
+    for name, module in zip(names, graph.modules, strict=True):
+        if module.count(".") >= MOST_PARTS:
+            parts = module.count(".") + 1
+            raise GraphError(f"op {quote(name)}: its module's path must have at most {MOST_PARTS} parts, not {parts}")
     numbers = {key: getattr(graph, key) for key in ("flops", "bytes_accessed", "param_bytes")}
     for key, values in numbers.items():
         _refuse(names, ~np.isfinite(values) | (values < 0), values, f"{key} must be a finite number >= 0")

@@ -21,6 +21,7 @@ from placeto.problem.dispatch import order_alone, priorities
 from placeto.problem.efficiency import EFFICIENCY
 from placeto.problem.fields import INT64_MAX, quote
 from placeto.problem.flat import FlatProblems, concatenated, flatten, longest_path
+from placeto.problem.flat_sums import path_us
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, OPTIMIZERS
 
@@ -45,7 +46,7 @@ class PlacementProblem:
     dispatch: str = ""  # "fifo" | "priority" | "list", see `placeto.problem.dispatch`; "" = the cluster's
 
     def __post_init__(self) -> None:
-        _check_types(self.graph, self.cluster)
+        _check_types(self.graph, self.cluster, self.costs)
         if self.dispatch not in ("", *DISPATCHES):
             raise ValueError(f"dispatch must be one of {', '.join(DISPATCHES)}, not {self.dispatch!r}")
         object.__setattr__(self, "dispatch", self.dispatch or self.cluster.dispatch)
@@ -105,6 +106,12 @@ class PlacementProblem:
         return _frozen(with_measured(self.costs.op_time_us(self.graph, self.cluster), self.graph, self.cluster))
 
     @cached_property
+    def unmeasured(self) -> tuple[str, ...]:
+        """Kinds of devices of which no op was measured, neither in the graph nor for the costs: times are borrowed."""
+        found: tuple[str, ...] = getattr(self.costs, "unmeasured", lambda cluster: ())(self.cluster)
+        return tuple(kind for kind in found if not {kind, "*"} & set(self.graph.time_us))
+
+    @cached_property
     def busy_us(self) -> np.ndarray:
         """(N, D) float64, microseconds that each op keeps each device busy: its time and the overhead after it."""
         return _frozen(self.op_time + np.where(self.op_time > 0, self.cluster.overhead_us, 0.0))
@@ -129,7 +136,7 @@ class PlacementProblem:
         Overheads count where they can't be avoided: in the work, and after the last op of a path.
         """
         busy = self.busy_us.min(axis=1)
-        path = longest_path(self.graph, self.op_time.min(axis=1), busy)
+        path = longest_path(self.graph, path_us(self.graph, self.op_time.min(axis=1)), path_us(self.graph, busy))
         return max(float(path.max()), float(busy.sum()) / self.num_devices)
 
     @cached_property
@@ -184,7 +191,7 @@ def check_problem(problem: object) -> None:
         )
 
 
-def _check_types(graph: object, cluster: object) -> None:
+def _check_types(graph: object, cluster: object, costs: object) -> None:
     if not isinstance(graph, ComputationGraph):
         how = (
             f"load_graph({str(graph)!r})"
@@ -195,6 +202,9 @@ def _check_types(graph: object, cluster: object) -> None:
     if not isinstance(cluster, Cluster):
         how = f"load_cluster({str(cluster)!r})" if isinstance(cluster, (str, Path)) else "load_cluster('4xv100')"
         raise TypeError(f"a PlacementProblem needs a Cluster, not {type(cluster).__name__}: write {how}")
+    if not hasattr(costs, "op_time_us"):
+        how = "placeto.problem.costs.load_costs('roofline')"
+        raise TypeError(f"a PlacementProblem needs a cost model, not {quote(costs)}: write {how}")
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

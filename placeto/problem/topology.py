@@ -112,6 +112,11 @@ class Topology:
         """D, the number of devices that the topology places."""
         return sum(map(sum, self.hosts))
 
+    @property
+    def host_of_devices(self) -> tuple[int, ...]:
+        """(D,) number of the host that each device is in."""
+        return tuple(self._where()[0].tolist())
+
     def matrices(self, num_devices: int) -> tuple[np.ndarray, np.ndarray]:
         """Bandwidth in bytes/s and latency in microseconds between D devices, each (D, D) float64.
 

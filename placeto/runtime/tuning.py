@@ -6,7 +6,8 @@
 4. The ops are timed inside the fastest of them, where they share memory and caches, and take these times from then on.
    So again from 2., until a round gains nothing or time is over.
 
-In the end the best is run in turns with one device, and taken if it is faster.
+In the end the best is run in turns with one device, and taken if it is faster. What was simulated of it is by the costs
+of the last round, in the order in which it was run.
 """
 
 from __future__ import annotations
@@ -122,13 +123,14 @@ def tune(
         fastest = next((one for one in ranked if one.result is not single), ranked[0])
         costs = corrected(costs, step, fastest.result, devices)
     assert best is not None
-    single = _on_one(PlacementProblem(step.capture.graph, made.cluster, costs))
+    problem = PlacementProblem(step.capture.graph, made.cluster, costs)
+    single, final = _on_one(problem), _again(problem, best.result)
     check = in_turns(
-        [_runner(placed_step(step, result, devices), step.leaves) for result in (best.result, single)],
+        [_runner(placed_step(step, result, devices), step.leaves) for result in (final, single)],
         max(began + seconds - time.perf_counter(), _ON_CHECK * seconds / 2),
     )
     ours, one = (float(np.median(of)) for of in check)
-    return Tuned(best.result if ours < one else single, min(ours, one), one, tuple(rounds), made)
+    return Tuned(final if ours < one else single, min(ours, one), one, tuple(rounds), made)
 
 
 def placed_step(step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice], **more: Any) -> PlacedStep:
@@ -186,10 +188,14 @@ def _on_one(problem: PlacementProblem) -> PlacementResult:
 
 
 def _again(problem: PlacementProblem, of: PlacementResult | np.ndarray) -> PlacementResult:
-    """A placement by the costs of now."""
-    placement, order = (of, None) if isinstance(of, np.ndarray) else (of.placement, of.order)
-    schedule = simulate(problem, placement, order=order)
-    return PlacementResult(placement, schedule.makespan_us, schedule.fits, 1, 0.0, (), problem, "", order)
+    """A placement by the costs of now, in the order in which it was run."""
+    if isinstance(of, np.ndarray):
+        schedule = simulate(problem, of)
+        return PlacementResult(of, schedule.makespan_us, schedule.fits, 1, 0.0, (), problem)
+    order = of.schedule().order
+    order = order[order < problem.num_ops]
+    schedule = simulate(problem, of.placement, order=order)
+    return replace(of, makespan_us=schedule.makespan_us, fits=schedule.fits, problem=problem, order=order)
 
 
 def _distinct(results: Sequence[PlacementResult]) -> list[PlacementResult]:

@@ -60,10 +60,14 @@ def critical_path(schedule: Schedule) -> CriticalPath:
 
     def inputs(step: int) -> list[int]:
         if step >= count:
-            return [int(made_by[schedule.send_tensor[step - count]])]
+            tensor, src = int(schedule.send_tensor[step - count]), int(schedule.send_src[step - count])
+            producer = int(made_by[tensor])
+            # what comes from another device than its producer's is passed on
+            return [producer if schedule.placement[producer] == src else sent[tensor, src]]
         here, found = int(schedule.placement[step]), []
         for edge in range(first_edge[step], first_edge[step + 1]):
-            producer, tensor = int(graph.edge_src[edge]), int(graph.edge_tensor[edge])
+            tensor = int(schedule.edge_tensor[edge])
+            producer = int(made_by[tensor])
             remote = schedule.placement[producer] != here
             found.append(sent.get((tensor, here), sent.get((tensor, -1), producer)) if remote else producer)
         return found

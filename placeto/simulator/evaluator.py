@@ -9,49 +9,18 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
-from placeto.problem.units import format_us
 from placeto.simulator.memory import penalised, score
+from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.schedule import PARALLEL_OPS, Schedule, check_placement, in_order, simulate, simulate_batch
 from placeto.simulator.watch import current
 
 _CHUNK_SECONDS = 0.02  # between two looks at the clock
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
-
-
-@dataclass(frozen=True, eq=False)
-class PlacementResult:
-    """The best placement that a placer found, and what finding it took."""
-
-    placement: np.ndarray  # (N,) int64, device of each op
-    makespan_us: float  # what `simulate` gives for it
-    fits: bool  # no device exceeds its memory
-    simulations: int
-    seconds: float
-    history: tuple[tuple[int, float, float], ...]  # (simulations, seconds, makespan_us) of each improvement
-    problem: PlacementProblem
-    placer: str = ""  # its name, where it has one
-    order: np.ndarray | None = None  # (N,) the ops in the order that each device must keep; None = by dispatch
-
-    def __repr__(self) -> str:
-        used = f"{len(np.unique(self.placement))} of {self.problem.num_devices} devices"
-        spent = f"{self.simulations} simulations in {self.seconds:.2f} s{f' by {self.placer}' if self.placer else ''}"
-        fits = "fits" if self.fits else "doesn't fit"
-        return f"PlacementResult({self.problem.graph.name!r}, {format_us(self.makespan_us)}, {used}, {fits}, {spent})"
-
-    def schedule(self) -> Schedule:
-        """What runs where and when; its makespan is `makespan_us`."""
-        return simulate(self.problem, self.placement, order=self.order)
-
-    def devices(self) -> dict[str, str]:
-        """Name of each op -> name of its device."""
-        names, graph = self.problem.cluster.device_names, self.problem.graph
-        return {op: names[device] for op, device in zip(graph.op_names, self.placement.tolist(), strict=True)}
 
 
 class Evaluator:

@@ -4,8 +4,11 @@ Kernels read a `FlatProblems` and the index of one problem in it, write into arr
 from any other numba function, inside prange too (one `Record` per thread or iteration):
 
     record = new_record(flat, p)
-    makespan, num_sends = run(flat, p, placement, record, np.inf)
-    fill_slack(flat, p, placement, record, num_sends, makespan, op_slack, send_slack)
+    low, q, place = lowered(flat, p, placement)
+    makespan, num_sends = run(low, q, place, record, np.inf)
+    fill_slack(low, q, place, record, num_sends, makespan, op_slack, send_slack)
+
+`placeto.simulator.lowering` has `lowered`; a problem without sums of gradients over micro-batches is its own lowering.
 
 Events happen at slots: one per device, one per link. A slot has at most one pending event, so the next event is the
 least (time, key) over the slots; no heap is needed. Its key orders equal times: deliveries by their producer's rank,
@@ -36,7 +39,7 @@ _ONE = np.uint64(1)
 class Record(NamedTuple):
     """What happened in one simulation; arrays may be longer than needed."""
 
-    start: np.ndarray  # (N,) float64, us
+    start: np.ndarray  # (N,) float64, us; relays are ops, too
     finish: np.ndarray  # (N,) float64, us
     send_tensor: np.ndarray  # (E,) int64; sends are numbered in the order in which they join their link's queue
     send_dst: np.ndarray  # (E,) int64, device, or BROADCAST
@@ -45,11 +48,19 @@ class Record(NamedTuple):
     order: np.ndarray  # (N+E,) int64: the starts in the order in which they happened, op i as i, send s as N + s
 
 
+def record_sizes(flat: FlatProblems) -> tuple[int, int]:
+    """Ops and edges that a record of the only problem has room for."""
+    relays = int(flat.lowering[0]) if len(flat.lowering) else 0
+    return int(flat.op_offset[-1]) + relays, int(flat.edge_offset[-1]) + relays
+
+
 @compiled(nogil=True)
 def new_record(flat: FlatProblems, p: int) -> Record:
-    """An empty record, large enough for problem `p`."""
-    n = flat.op_offset[p + 1] - flat.op_offset[p]
-    e = flat.edge_offset[p + 1] - flat.edge_offset[p]
+    """An empty record, large enough for problem `p` and for what a placement lowers it to."""
+    first = flat.lowering_offset[p]
+    relays = flat.lowering[first] if flat.lowering_offset[p + 1] > first else 0
+    n = flat.op_offset[p + 1] - flat.op_offset[p] + relays
+    e = flat.edge_offset[p + 1] - flat.edge_offset[p] + relays
     return Record(
         np.empty(n, np.float64),
         np.empty(n, np.float64),

@@ -14,6 +14,7 @@ import numpy as np
 from placeto.compiling import compiled
 from placeto.problem.flat import FlatProblems
 from placeto.simulator.kernel import Record, new_record, run
+from placeto.simulator.lowering import lowered
 
 MEMORY_PENALTY = 10.0
 """Makespans are multiplied by 1 + this x the sum over devices of max(0, peak - memory) / memory."""
@@ -211,11 +212,12 @@ def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: R
 def run_and_measure(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float
 ) -> tuple[float, float, int]:
-    """Simulate as `_kernel.run` does: makespan, overflow and number of sends; above `cutoff` two of them are inf."""
-    makespan, num_sends = run(flat, p, placement, record, cutoff)
+    """Lower and simulate: makespan, overflow and number of sends; above `cutoff` two of them are inf."""
+    low, q, place = lowered(flat, p, placement)
+    makespan, num_sends = run(low, q, place, record, cutoff)
     if makespan == np.inf:
         return np.inf, np.inf, num_sends
-    return makespan, memory_overflow(flat, p, placement, record, num_sends), num_sends
+    return makespan, memory_overflow(low, q, place, record, num_sends), num_sends
 
 
 @compiled(nogil=True)

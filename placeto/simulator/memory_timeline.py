@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from placeto.problem.flat import LONE
 from placeto.simulator.memory import event_us, lives
 from placeto.simulator.schedule import Schedule
 
@@ -17,8 +18,9 @@ def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
     The first point is at 0, with the parameters, their gradients and the optimizer's state.
     """
     problem = schedule.problem
-    record = schedule.record
-    born, ended, where, size = lives(problem.arrays, 0, schedule.placement, record, schedule.num_sends)
+    low = schedule.lowering
+    record = low.record
+    born, ended, where, size = lives(low.flat, LONE, low.placement, record, schedule.num_sends)
     begin = np.array([event_us(event, record.start, record.send_finish) for event in born])
     end = np.array([event_us(event, record.finish, record.send_finish) for event in ended])
     resident = np.zeros(problem.num_devices, np.int64)

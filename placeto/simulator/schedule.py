@@ -1,5 +1,7 @@
 """Discrete-event simulation of a placed graph.
 
+A placement of a graph in micro-batches is lowered first: see `placeto.simulator.lowering`.
+
 Each device runs one op at a time, of those that are ready the one that the problem's dispatch says; after an op of
 non-zero cost it stays busy for its overhead. A tensor used on another device is sent when its producer ends, through
 the sender's link. Times tie-break by kind (deliveries, links, devices) and then by name, so a schedule never depends on
@@ -23,9 +25,11 @@ from numba import prange
 from placeto.compiling import compiled
 from placeto.problem.dispatch import places
 from placeto.problem.fields import quote
-from placeto.problem.flat import LIST, FlatProblems
+from placeto.problem.flat import LIST, LONE, FlatProblems
+from placeto.problem.flat_sums import copied_tensors
 from placeto.problem.problem import PlacementProblem, ProblemBatch, check_problem
 from placeto.simulator import kernel, memory
+from placeto.simulator.lowering import lowered
 from placeto.simulator.slack import fill_slack
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
@@ -39,11 +43,20 @@ class PlacementError(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
+class Lowering:
+    """What was simulated, as kernels read it: the problem as a placement lowers it. R relays follow the N ops."""
+
+    flat: FlatProblems
+    placement: np.ndarray  # (N+R,) int64
+    record: kernel.Record
+
+
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """What runs where and when. Sends are numbered in the order in which they join their link's queue."""
 
     problem: PlacementProblem
-    placement: np.ndarray  # (N,) int64, device of each op
+    placement: np.ndarray  # (N,) int64, device of each op; of sums of gradients that which lowering gave them
     makespan_us: float  # time at which every device and link is idle again
     start_us: np.ndarray  # (N,) float64
     finish_us: np.ndarray  # (N,) float64, without the device's overhead
@@ -53,6 +66,8 @@ class Schedule:
     send_start_us: np.ndarray  # (S,) float64
     send_finish_us: np.ndarray  # (S,) float64, delivery, without the link's gap
     order: np.ndarray  # (N+S,) int64, the starts in the order in which they happened: op i as i, send s as N + s
+    edge_tensor: np.ndarray  # (E,) int64, the tensor that each edge carries: of sums as lowering has it
+    lowering: Lowering  # what was simulated
 
     @property
     def num_sends(self) -> int:
@@ -80,8 +95,8 @@ class Schedule:
     @cached_property
     def peak_memory(self) -> np.ndarray:
         """(D,) int64, most bytes on each device at any time: parameters (times the multiplier) and live tensors."""
-        peak = np.zeros(self.problem.num_devices, np.int64)
-        memory.peak_memory(self.problem.arrays, 0, self.placement, self.record, self.num_sends, peak)
+        peak, low = np.zeros(self.problem.num_devices, np.int64), self.lowering
+        memory.peak_memory(low.flat, LONE, low.placement, low.record, self.num_sends, peak)
         return peak
 
     @cached_property
@@ -94,19 +109,6 @@ class Schedule:
         """Sum over devices of max(0, peak - memory) / memory."""
         memory = self.problem.cluster.memory
         return float((np.maximum(0, self.peak_memory - memory) / memory).sum())
-
-    @property
-    def record(self) -> kernel.Record:
-        """The times and the order, as kernels read them."""
-        return kernel.Record(
-            self.start_us,
-            self.finish_us,
-            self.send_tensor,
-            self.send_dst,
-            self.send_start_us,
-            self.send_finish_us,
-            self.order,
-        )
 
 
 def check_placement(problem: PlacementProblem, placement: np.ndarray) -> np.ndarray:
@@ -161,24 +163,38 @@ def simulate(
     if array is placement:
         array = array.copy()
     flat = problem.arrays if order is None else in_order(problem, order)
-    record = kernel.new_record(flat, 0)
-    makespan, num_sends = kernel.run(flat, 0, array, record, float(cutoff))
+    record = kernel.new_record(flat, LONE)
+    low, _, place = lowered(flat, LONE, array)
+    makespan, num_sends = kernel.run(low, LONE, place, record, float(cutoff))
     if makespan == math.inf:
         num_sends = 0
+    ops, tensors, relays = problem.num_ops, len(flat.tensor_src), len(place) - problem.num_ops
+    order = record.order[: len(place) + num_sends]
+    order = order[(order < ops) | (order >= ops + relays)]
+    shown = copied_tensors(problem.graph, problem.cluster) if relays else np.empty(0, np.int64)
+    copied = np.concatenate([np.arange(tensors), np.repeat(shown, problem.cluster.num_hosts)])
     send_tensor = record.send_tensor[:num_sends]
     return Schedule(
         problem=problem,
-        placement=array,
+        placement=place[:ops],
         makespan_us=makespan,
-        start_us=record.start,
-        finish_us=record.finish,
-        send_tensor=send_tensor,
-        send_src=array[flat.tensor_src[send_tensor]],
+        start_us=record.start[:ops],
+        finish_us=record.finish[:ops],
+        send_tensor=copied[send_tensor],
+        send_src=place[low.tensor_src[send_tensor]],
         send_dst=record.send_dst[:num_sends],
         send_start_us=record.send_start[:num_sends],
         send_finish_us=record.send_finish[:num_sends],
-        order=record.order[: len(array) + num_sends],
+        order=np.where(order < ops, order, order - relays),
+        edge_tensor=copied[_edge_tensor(problem, low)] if low is not flat else problem.graph.edge_tensor,
+        lowering=Lowering(low, place, record),
     )
+
+
+def _edge_tensor(problem: PlacementProblem, low: FlatProblems) -> np.ndarray:
+    """(E,) the tensor that each edge of a lowered problem carries; of an op's edges in no special order."""
+    by_child = np.argsort(low.out_child, kind="stable")
+    return low.out_tensor[by_child][: problem.graph.num_edges]
 
 
 def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
@@ -189,8 +205,6 @@ def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
     """
     place, ranked = places(problem.graph, order), np.array(order, np.int64)
     dispatch = np.array([LIST], np.int64)
-    for array in (place, ranked, dispatch):
-        array.setflags(write=False)  # writable arrays are another type to numba
     return problem.arrays._replace(dispatch=dispatch, priority=place, ranked=ranked)
 
 
@@ -200,18 +214,11 @@ def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
     It may slip until it pushes, through consumers, sends, the next op of its device or the next send of its link,
     the end of the schedule. Never negative; 0 along the critical path.
     """
-    op_slack, send_slack = np.empty(problem.num_ops), np.empty(schedule.num_sends)
-    fill_slack(
-        problem.arrays,
-        0,
-        schedule.placement,
-        schedule.record,
-        schedule.num_sends,
-        schedule.makespan_us,
-        op_slack,
-        send_slack,
-    )
-    return op_slack
+    low = schedule.lowering
+    op_slack, send_slack = np.empty(len(low.placement)), np.empty(schedule.num_sends)
+    span = schedule.makespan_us
+    fill_slack(low.flat, LONE, low.placement, low.record, schedule.num_sends, span, op_slack, send_slack)
+    return op_slack[: problem.num_ops]
 
 
 def simulate_batch(

@@ -12,13 +12,17 @@ import numpy as np
 from placeto.compiling import compiled
 from placeto.problem.flat import FlatProblems
 from placeto.simulator.kernel import Record
+from placeto.simulator.lowering import num_relays
 
 
 @compiled(nogil=True)
 def timelines(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, ptr: np.ndarray, line: np.ndarray
 ) -> None:
-    """Fill `line` (N,) with the ops that take time by device and start, device d from ``ptr[d]`` to ``ptr[d + 1]``."""
+    """Fill `line` (N,) with the ops that take time by device and start, device d from ``ptr[d]`` to ``ptr[d + 1]``.
+
+    Sums of gradients stand where `placement` has them, in the order in which the lowered problem starts them.
+    """
     num_ops = flat.op_offset[p + 1] - flat.op_offset[p]
     num_devices, time0 = flat.device_offset[p + 1] - flat.device_offset[p], flat.time_offset[p]
     ptr[: num_devices + 1] = 0
@@ -28,7 +32,7 @@ def timelines(
     for device in range(num_devices):
         ptr[device + 1] += ptr[device]
     fill = ptr[:-1].copy()
-    for position in range(num_ops + num_sends):
+    for position in range(num_ops + num_relays(flat, p) + num_sends):
         op = record.order[position]
         if op < num_ops and flat.op_time[time0 + op * num_devices + placement[op]] > 0.0:
             line[fill[placement[op]]] = op

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 from placeto.policies.weights import SUFFIX, WeightsError, load_weights, save_weights
 from placeto.pretrained import pretrained_path
 from placeto.problem.files import atomic_write
+from placeto.terminal import printable
 from placeto.training.older import OlderError, check_network, modern
 
 FORMAT = "placeto.checkpoint/1"
@@ -117,7 +118,7 @@ def _unpickled(path: Path, device: str) -> Any:
         data.seek(0)
         state = torch.load(data, map_location=device, weights_only=True)
     except Exception as problem:  # the content decides which one it is
-        reason = " ".join(str(problem).split())[:120] or type(problem).__name__
+        reason = _short(problem) or type(problem).__name__
         raise CheckpointError(f"{path}: not a checkpoint ({reason})") from None
     return state
 
@@ -149,6 +150,31 @@ def _check(state: Mapping[str, Any], path: Path) -> None:
             raise CheckpointError(f"{path}: {key!r} holds a NaN or an infinite number: the training went wrong")
 
 
+def check_shapes(make: Callable[[Any], Any], settings: Any, parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters that aren't those of a policy with such settings, before memory for it is taken.
+
+    To be called within `matching`.
+
+    Args:
+        make: the policy from its settings.
+        settings: of the policy.
+        parameters: tensors by name.
+
+    Raises:
+        ValueError: the first that is missing, too many, or of another shape.
+    """
+    with torch.device("meta"):  # shapes without values
+        expected = {name: tuple(value.shape) for name, value in make(settings).state_dict().items()}
+    for name in (*expected, *parameters):
+        found = tuple(parameters[name].shape) if name in parameters else None
+        if found == (1,) and expected.get(name) == ():  # as earlier versions wrote a single number
+            continue
+        if found != expected.get(name):
+            wanted = expected.get(name, "no part of the policy")
+            raise ValueError(f"parameter {name!r:.60}: {'missing' if found is None else found}, "
+                             f"by the settings it is {wanted}")  # fmt: skip
+
+
 @contextmanager
 def matching(path: str | Path) -> Iterator[None]:
     """Within it what a checkpoint lacks, or has another kind of, ends in one sentence.
@@ -161,9 +187,14 @@ def matching(path: str | Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError, OverflowError) as problem:
-        reason = " ".join(str(problem).split())[:120]
+        reason = _short(problem)
         reason = f"it has no {reason}" if isinstance(problem, KeyError) else reason
         raise CheckpointError(f"{path}: doesn't match this version of Placeto ({reason}); train again") from None
+
+
+def _short(problem: Exception) -> str:
+    """An error's message in one line, with what a terminal would obey made visible."""
+    return printable(" ".join(str(problem).split())[:120])
 
 
 def capture_random(generators: Sequence[np.random.Generator | torch.Generator] = ()) -> dict[str, Any]:

@@ -238,8 +238,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "learning.decay": (0.0, 0.999),
     "learning.replay": (0, 1e9),
     "policy.hidden": (1, 65_536),
-    "policy.rounds": (0, 1000),
-    "policy.layers": (1, 1000),
+    "policy.rounds": (0, 100),
+    "policy.layers": (1, 100),
     "policy.groups": (1, 65_536),
     "policy.max_devices": (1, 65_536),
     "policy.devices": (1, 65_536),
@@ -306,6 +306,8 @@ def check_loaded(**parts: Any) -> None:
     """
     for part, settings in parts.items():
         check_settings(settings, _RANGES, f"{part}.")
+        if isinstance(settings, OneShotConfig):
+            _check_widths(settings)
 
 
 def _check_iterative(config: TrainConfig) -> None:
@@ -328,6 +330,10 @@ def _check_one_shot(config: OneShotTrainConfig) -> None:
     learning, policy = config.learning, config.policy
     if learning.baseline != "moving" and learning.samples < 2:
         raise ConfigError(f"learning.samples must be at least 2 here, not {learning.samples}")
+    _check_widths(policy)
+
+
+def _check_widths(policy: OneShotConfig) -> None:
     if policy.hidden % 2:
         raise ConfigError(f"policy.hidden must be even, not {policy.hidden}")
     if isinstance(policy, GdpConfig) and policy.hidden % policy.heads:

@@ -24,6 +24,7 @@ from placeto.simulator.threads import set_threads
 from placeto.training.checkpoint import (
     FILE_NAME,
     CheckpointError,
+    check_shapes,
     find_checkpoint,
     load_checkpoint,
     matching,
@@ -36,6 +37,7 @@ from placeto.training.config import (
     OneShotTrainConfig,
     TrainConfig,
     check_config,
+    check_loaded,
     default_config,
 )
 from placeto.training.curves import Curves
@@ -290,7 +292,10 @@ def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str)
     """
     with matching(path):
         config, saved = default_config(checkpoint["placer"], out), checkpoint["config"]
-        changes: dict[str, Any] = {"policy": type(config.policy)(**saved["policy"])}
+        policy = type(config.policy)(**saved["policy"])
+        check_loaded(policy=policy)
+        check_shapes(POLICIES[config.placer].policy, policy, checkpoint["best_parameters"])
+        changes: dict[str, Any] = {"policy": policy}
         changes["learning"] = replace(config.learning, **FINE_TUNING.get(config.placer, {}))
         if isinstance(config, TrainConfig):
             changes["env"] = type(config.env)(**saved["env"])

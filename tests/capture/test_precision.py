@@ -1,5 +1,7 @@
 """What ops compute in, for each precision of a run."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,6 +72,22 @@ def test_a_module_that_autocasts_by_itself() -> None:
     assert by_type(capture_inference(Casting(), [torch.randn(2, 4)]))["addmm"] == {"bfloat16"}
 
 
+def test_attention_that_is_written_out_multiplies_in_16_bits() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(*[self.inner(x)] * 3, dropout_p=0.1)
+
+    x = torch.randn(2, 2, 4, 8)
+    for precision, dtype in (("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")):
+        graph = capture_training(Attention(), [x], lambda y: y.float().sum(), precision=precision)
+        assert by_type(graph)["bmm"] == {dtype}
+    assert not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+
+
 def test_a_weight_is_cast_once_for_all_its_users() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -89,6 +107,43 @@ def test_convolutions_of_groups_say_so() -> None:
     graph = capture_training(nn.Sequential(*layers), [torch.randn(1, 8, 8, 8)], lambda y: y.sum())
     kernels = [kernel for kind, kernel in zip(graph.op_types, graph.kernels, strict=True) if kind != "parameter"]
     assert [k for k in kernels if k] == ["grouped", "depthwise"] + ["depthwise"] * 2 + ["grouped"] * 2
+
+
+def test_convolutions_of_channels_last_say_so() -> None:
+    net = nn.Sequential(
+        nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.Conv2d(8, 4, 1)
+    )
+    x = torch.randn(2, 8, 8, 8)
+    last = net.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    graph = capture_training(last[0], [last[1]], lambda y: y.sum())
+    kernels = [k for kind, k in zip(graph.op_types, graph.kernels, strict=True) if "convolution" in kind]
+    plain, grouped = "channels_last", "grouped_channels_last"
+    assert kernels == [plain, grouped, plain, plain, plain, grouped, grouped, plain]
+    volume = nn.Conv3d(4, 4, 3).to(memory_format=torch.channels_last_3d)
+    graph = capture_inference(volume, [torch.randn(1, 4, 5, 5, 5).to(memory_format=torch.channels_last_3d)])
+    assert graph.kernels[graph.op_types.index("aten.convolution")] == plain
+
+
+def test_what_a_gpu_does_in_one_dropout_says_so() -> None:
+    class Masked(nn.Module):
+        def __init__(self, mask: Callable[[Tensor], Tensor]) -> None:
+            super().__init__()
+            self.inner, self.mask = nn.Linear(4, 4), mask
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mask(self.inner(x)).sum()
+
+    def parts(mask: Callable[[Tensor], Tensor]) -> list[str]:
+        graph = capture_training(Masked(mask), [torch.randn(3, 4, 4, 4)])
+        return [kind for kind, kernel in zip(graph.op_types, graph.kernels, strict=True) if kernel == "dropout"]
+
+    whole = ["aten.bernoulli", "aten.div", "aten.mul", "aten.mul"]
+    assert parts(lambda y: F.dropout(y, 0.1)) == whole
+    assert parts(lambda y: F.dropout(y, 0.1, inplace=True)) == whole
+    assert parts(lambda y: F.dropout(y.softmax(-1), 0.1)) == whole
+    assert parts(lambda y: F.dropout2d(y, 0.1)) == [], "of whole channels: three ops on GPUs, too"
+    assert parts(lambda y: y * torch.bernoulli(torch.full_like(y, 0.9)) / 0.9) == [], "by hand"
+    assert parts(lambda y: y * (y / 2)) == []
 
 
 def test_an_unknown_precision_is_refused() -> None:

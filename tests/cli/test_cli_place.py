@@ -80,6 +80,15 @@ def test_a_terminal_shows_what_is_at_work(
     assert curve.read_text().endswith("</svg>\n")
 
 
+def test_devices_without_measured_ops_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    op = {"name": "a", "type": "aten.mm", "flops": 2e9}
+    save_graph(ComputationGraph.from_ops("one", [op]), graph_file := tmp_path / "one.json")
+    for cluster, told in (("2xv100", ""), ("4xa10", "a10"), ("cpu-laptop+1xrtx3090", "cpu-laptop, rtx3090")):
+        assert run("place", graph_file, "--cluster", cluster, "--placer", "fastest") == 0
+        note = f"note: no ops were measured on {told}: their times are estimates; give your own with --costs\n"
+        assert capsys.readouterr().err == (note if told else "")
+
+
 def test_a_budget_may_be_written_short(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("place", graph_file, "--cluster", "2xv100", "--placer", "random", "--simulations", "1.2e2") == 0
     assert "placer       random: 120 simulations" in capsys.readouterr().out

@@ -16,6 +16,16 @@ def test_curves_against_simulations_and_seconds() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["anneal", "etf"]  # the best first
 
 
+def test_names_are_drawn_as_they_are_written() -> None:
+    for name in ("$\\frac{$", "a$b$", "_hidden"):
+        points = {name: [(1.0, 0.9), (10.0, 0.8)]}
+        figures = curve_figure(points, points, name), panel_figure({name: points}, name, name, name)
+        for figure in figures:
+            figure.canvas.draw()
+            texts = [*figure.legends[0].get_texts(), figure._suptitle]  # type: ignore[attr-defined]
+            assert [text._preprocess_math(text.get_text()) for text in texts] == [(name, False)] * 2
+
+
 def test_points_may_be_joined_instead_of_steps() -> None:
     figure = panel_figure({"a": {"p": [(300.0, 0.9), (1000.0, 0.5)]}}, "x", "y", "title", log=True, steps=False)
     (axes,) = figure.axes

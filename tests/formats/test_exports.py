@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import networkx as nx
@@ -19,6 +20,7 @@ from placeto.formats.exports import device_map, modules_dot, pipeline_stages, sa
 from placeto.formats.exports.hooks import module_units
 from placeto.formats.exports.stages import _balanced
 from placeto.formats.exports.units import ExportError
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule
 from tests.command_line import fails, run
@@ -164,6 +166,21 @@ def test_ops_of_a_graphml_file_are_those_of_the_schedule(tmp_path: Path) -> None
     for op, name in enumerate(graph.op_names):
         assert read.nodes[name]["device"] == schedule.problem.cluster.device_names[schedule.placement[op]]
         assert read.nodes[name]["end_us"] == schedule.finish_us[op]
+
+
+def test_graphml_has_no_control_characters(tmp_path: Path) -> None:
+    names = ["a\x1b", "a\\x1b", "\x00\ufffe", "tab\tline\n", "<&>\"'", "a\x1b\x07"]
+    ops = [{"name": name, "type": name, "module": name, "outputs": [4], "inputs": []} for name in names]
+    ops[1]["inputs"] = [[names[0], 0]]
+    cluster = load_cluster("2xv100")
+    devices = (cluster.devices[0], replace(cluster.devices[1], name="gpu\x01"))
+    graph = ComputationGraph.from_ops("g\x02", ops)
+    schedule = simulate(PlacementProblem(graph, replace(cluster, devices=devices)), np.arange(6) % 2)
+    save_graphml(schedule, tmp_path / "g.graphml")
+    read = nx.read_graphml(tmp_path / "g.graphml")
+    assert list(read) == ["a\\x1b_1", "a\\x1b", "\\x00\\ufffe", "tab\tline\n", "<&>\"'", "a\\x1b\\x07"]
+    assert list(read.edges()) == [("a\\x1b_1", "a\\x1b")]
+    assert {read.nodes[name]["device"] for name in read} == {"gpu:0", "gpu\\x01"}
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
+from placeto.terminal import printable
 
 
 def schedule_of(num_modules: int = 3, time_us: float = 500.0) -> Schedule:
@@ -43,6 +44,39 @@ def test_long_schedules_are_in_milliseconds() -> None:
     assert axes.get_xlabel() == "time (ms); 1 of 4 devices are idle"
     assert axes.get_xlim()[1] == pytest.approx(300.6, rel=1e-2)
     assert axes.get_title(loc="left").startswith("a title: 300")
+
+
+@pytest.mark.parametrize("name", ["$\\frac{$", "$", "a$b$c", r"\$x$", "\x1b[31m", "_orig_mod", "%d{}"])
+def test_names_are_drawn_as_they_are_written(tmp_path: Path, name: str) -> None:
+    ops = [{"name": str(i), "type": name, "module": f"{name}.{i}", "time_us": {"*": 500.0}} for i in range(3)]
+    cluster = load_cluster("2xv100")
+    devices = (replace(cluster.devices[0], name=name), cluster.devices[1])
+    for modules in (True, False):
+        for op in ops:
+            op["module"] = op["module"] if modules else ""
+        graph = ComputationGraph.from_ops(name, ops)
+        schedule = simulate(PlacementProblem(graph, replace(cluster, name=name, devices=devices)), np.array([0, 1, 0]))
+        figure = gantt_figure(schedule)
+        save_figure(figure, tmp_path / "g.svg")
+        texts = figure.axes[0].get_yticklabels() + figure.legends[0].get_texts()
+        drawn = [text._preprocess_math(text.get_text()) for text in texts]  # type: ignore[attr-defined]
+        assert not any(formula for _, formula in drawn)
+        shown = printable(name)
+        assert drawn[0][0].startswith(f"{shown}\n")
+        assert [text for text, _ in drawn[2:-1]] == ([f"{shown}.{i}" for i in range(3)] if modules else [shown])
+        save_figure(gantt_panels({name: schedule}, name), tmp_path / "g.png")
+
+
+def test_long_names_leave_room_for_the_picture(tmp_path: Path) -> None:
+    long = "n" * 3000
+    ops = [{"name": str(i), "module": f"{i}{long}{i}", "time_us": {"*": 500.0}} for i in range(3)]
+    cluster = load_cluster("2xv100")
+    devices = (replace(cluster.devices[0], name=long), cluster.devices[1])
+    problem = PlacementProblem(ComputationGraph.from_ops(long, ops), replace(cluster, name=long, devices=devices))
+    figure = gantt_figure(simulate(problem, np.array([0, 1, 0])))
+    save_figure(figure, tmp_path / "g.png")  # a warning would say that there is no room
+    left, right = figure.legends[0].get_texts()[0].get_text().split("...")
+    assert (left[:2], right[-2:], len(left + right)) == ("0n", "n0", 57)
 
 
 @pytest.mark.parametrize(("modules", "labels"), [(3, 3), (30, 30), (31, 30), (0, 1)])

@@ -1,18 +1,28 @@
 """Weights files."""
 
+import json
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save
 
-from placeto.policies.weights import WeightsError, load_weights, save_weights
+from placeto.cli.command import warnings_told
+from placeto.policies.weights import UncheckedWarning, WeightsError, load_weights, save_weights
+from placeto.pretrained import pretrained_path
 from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 STATE = {
     "format": "placeto.checkpoint/1",
     "placer": "placeto",
     "config": {"search": {"levels": (0.25, 1.0)}, "policy": {"rounds": 2}},
-    "best_parameters": {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32([1.5])},
+    "best_parameters": {
+        "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.array([1.5], np.float32),
+        "c": np.array(2.0, np.float32),
+    },
 }
 
 
@@ -24,6 +34,7 @@ def test_round_trip(tmp_path: Path) -> None:
     }
     for name, value in STATE["best_parameters"].items():
         np.testing.assert_array_equal(loaded["best_parameters"][name], value)
+        assert loaded["best_parameters"][name].shape == value.shape
 
 
 def test_what_is_no_weights_file(tmp_path: Path) -> None:
@@ -38,6 +49,65 @@ def test_what_is_no_weights_file(tmp_path: Path) -> None:
             load_checkpoint(path)
     with pytest.raises(FileNotFoundError):
         load_weights(tmp_path / "none.safetensors")
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path) -> None:
+    path, random = tmp_path / "w.safetensors", np.random.default_rng(0)
+    save_weights(STATE, path)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << random.integers(8)
+        path.write_bytes(damaged)
+        with pytest.raises(WeightsError, match=r"w\.safetensors: "):
+            load_weights(path)
+
+
+def test_the_shipped_file_has_a_checksum_over_all_of_it(tmp_path: Path) -> None:
+    path, random = tmp_path / "w.safetensors", np.random.default_rng(1)
+    shipped = pretrained_path("placeto")
+    assert shipped is not None
+    whole = shipped.read_bytes()
+    for place in random.integers(len(whole), size=300).tolist():
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << random.integers(8)
+        path.write_bytes(damaged)
+        with pytest.raises(WeightsError):
+            load_weights(path)
+
+
+def test_other_values_are_found_under_an_old_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_weights(STATE, path)
+    with safe_open(path, framework="numpy") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in STATE["best_parameters"]}
+    path.write_bytes(save(tensors, metadata))
+    assert load_weights(path)["placer"] == "placeto"
+    changes = [
+        (tensors, metadata | {"placeto": metadata["placeto"].replace("placeto", "gdp")}),
+        (tensors | {"b": np.float32([1.25])}, metadata),
+        (tensors | {"a.weight": tensors["a.weight"].reshape(3, 2)}, metadata),
+        ({**tensors, "a": tensors["a.weight"]}, metadata),
+        (tensors | {"d": np.zeros(0, np.float32)}, metadata),
+        (tensors, {"Placeto": "no", **metadata}),
+    ]
+    for others in changes:
+        path.write_bytes(save(*others))
+        with pytest.raises(WeightsError, match="damaged: its checksum isn't that of its content"):
+            load_weights(path)
+
+
+def test_a_file_without_a_checksum_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(save(STATE["best_parameters"], {"placeto": json.dumps({"format": STATE["format"]})}))
+    with pytest.warns(UncheckedWarning, match=r"w\.safetensors: has no checksum"):
+        assert load_weights(path)["format"] == STATE["format"]
+    with warnings_told():
+        warnings.simplefilter("always")
+        load_weights(path)
+    message = capsys.readouterr().err
+    assert message.startswith(f"note: {path}: has no checksum")
+    assert message.count("\n") == 1
 
 
 def test_checkpoints_may_be_weights_files(tmp_path: Path) -> None:

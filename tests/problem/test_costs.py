@@ -84,5 +84,5 @@ def test_costs_by_name_and_by_file(tmp_path: Path) -> None:
         (tmp_path / "costs.json").write_text(content)
         with pytest.raises(CostsError, match=r'costs\.json: not a file of costs: "format" must be one of placeto\.eff'):
             load_costs(tmp_path / "costs.json")
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(CostsError, match="there is no such file; by name there are efficiency, roofline"):
         load_costs(tmp_path / "none.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from placeto.problem.costs import ROOFLINE, CostsError, load_costs
 from placeto.problem.devices import A100, CPU, H200, P100, T4, V100
 from placeto.problem.efficiency import ANY, EFFICIENCY, Efficiency, Factors, op_kind
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
 
 TABLE = Efficiency(
     {
@@ -64,12 +66,21 @@ def test_where_nothing_is_measured() -> None:
     assert times(device("v100*0.5"), MM) == times(device("v100"), MM), "the same kind at another speed"
     assert times(device("p100"), MM) == pytest.approx([100 / 0.4 + 7]), "the mean of other devices"
     assert times(device("v100"), half) == pytest.approx([100 / 8 / 0.25 + 7]), "a dtype measured on others"
+    assert times(device("new"), MM, half) == pytest.approx([100 / 0.4 + 7, 100 / 8 / 0.25 + 7]), "the means"
     for op in (MM, half, {**MM, "type": "mine"}):
         peak = 8 if op is half else 1
-        assert times(device("new"), op) == pytest.approx([100 / peak / 0.2]), "the constant"
+        assert times(device("cpu-new"), op) == pytest.approx([100 / peak / 0.2]), "the constant"
         assert times(device("k80"), op) == pytest.approx([100 / peak / 0.1]), "its own"
+    assert times(device("new"), {**MM, "type": "mine"}) == pytest.approx([100 / 0.2])
     assert times(device("v100"), {**MM, "type": "mine"}) == pytest.approx([100 / 0.2])
     assert times(device("v100"), {"type": "aten._softmax", "bytes_accessed": 1e5}) == pytest.approx([100 / 0.2])
+
+
+def test_a_backward_pass_without_an_entry_has_those_of_the_forward_pass() -> None:
+    pool = Efficiency({("v100", ANY, "max_pool"): Factors(1.0, 0.5, 3.0)}, {}, 0.2, {})
+    op = {"type": "aten.max_pool2d_with_indices", "bytes_accessed": 1e5}
+    backward = {**op, "type": f"{op['type']}_backward"}
+    assert times(device("v100"), op, backward, costs=pool) == pytest.approx([203.0, 203.0])
 
 
 def test_reuse_computes_better_within_what_was_measured() -> None:
@@ -87,7 +98,11 @@ def test_reuse_computes_better_within_what_was_measured() -> None:
         ("aten.convolution", "", "convolution"),
         ("aten.convolution_backward", "", "convolution_backward"),
         ("aten.convolution", "grouped", "grouped_convolution"),
-        ("aten.convolution_backward", "depthwise", "depthwise_convolution"),
+        ("aten.convolution_backward", "depthwise", "depthwise_convolution_backward"),
+        ("aten.convolution", "channels_last", "convolution"),
+        ("aten.convolution_backward", "grouped_channels_last", "grouped_convolution_backward"),
+        ("aten.mul", "dropout", "elementwise"),
+        ("aten._safe_softmax", "", "softmax"),
         ("aten.addmm", "", "matmul"),
         ("aten.baddbmm", "", "batched_matmul"),
         ("aten._scaled_dot_product_flash_attention_for_cpu_backward", "", "attention"),
@@ -97,7 +112,7 @@ def test_reuse_computes_better_within_what_was_measured() -> None:
         ("aten.native_batch_norm_backward", "", "batch_norm_backward"),
         ("aten.native_layer_norm", "", "layer_norm"),
         ("aten._log_softmax_backward_data", "", "softmax_backward"),
-        ("aten.max_pool2d_with_indices_backward", "", "max_pool"),
+        ("aten.max_pool2d_with_indices_backward", "", "max_pool_backward"),
         ("aten._adaptive_avg_pool2d", "", "avg_pool"),
         ("aten.embedding_dense_backward", "", "gather"),
         ("aten.threshold_backward", "", "elementwise"),
@@ -107,6 +122,24 @@ def test_reuse_computes_better_within_what_was_measured() -> None:
 )
 def test_kinds_of_ops(op_type: str, kernel: str, kind: str) -> None:
     assert op_kind(op_type, kernel) == kind
+
+
+@pytest.mark.parametrize(
+    "op_type", ["aten.", "onnx.", "aten.a b", "aten.a-b", "aten._backward", "aten.\x1b", f"aten.{'_native' * 14_000}-"]
+)
+def test_types_that_are_no_words_are_unknown(op_type: str) -> None:
+    begin = time.process_time()
+    assert op_kind(op_type) == ""
+    assert times(V100, {"type": op_type, "flops": 1e9})[0] > 0
+    assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize("word", ["_native", "native_", "cudnn", "attention", "_", "batchnorm", "softmax", "index"])
+def test_no_type_takes_long(word: str) -> None:
+    begin = time.process_time()
+    for length in (8, 16, 24, 180 // len(word)):
+        op_kind(f"aten.{word * length}-")
+    assert time.process_time() - begin < 1
 
 
 def test_the_table_of_the_package() -> None:
@@ -143,13 +176,89 @@ def test_a_device_is_never_much_faster_than_its_roofline() -> None:
 
 
 def test_depthwise_convolutions_are_far_from_the_roofline() -> None:
-    dense, depthwise = (
-        times(
-            V100, {"type": "aten.convolution", "flops": 1e9, "bytes_accessed": 5e8, "kernel": kernel}, costs=EFFICIENCY
-        )
-        for kernel in ("", "depthwise")
-    )
-    assert depthwise[0] > 2 * dense[0]
+    ops = [
+        {"type": f"aten.convolution{way}", "bytes_accessed": 9e8, "flops": 1e9, "kernel": "depthwise"}
+        for way in ("", "_backward")
+    ]
+    forward, backward = times(V100, *ops, costs=EFFICIENCY)
+    assert 2e3 < forward < backward, "a V100 could move the bytes in 1,000 us"
+
+
+BOARD = Device("new", "new", {"float32": 1e12, "tf32": 4e12, "float16": 8e12}, 1e9, 10**9)  # with tensor cores
+CORES = Efficiency(
+    {
+        (ANY, "float32", "matmul"): Factors(0.5, 1.0, 0.0),
+        (ANY, "float16", "matmul"): Factors(0.25, 0.5, 0.0),
+        (ANY, "float32", "convolution"): Factors(0.5, 1.0, 0.0),
+        (ANY, "float32", "grouped_convolution"): Factors(0.05, 0.5, 0.0),
+        (ANY, "float32", "batched_matmul"): Factors(0.1, 1.0, 0.0),
+        (ANY, "float32", "depthwise_convolution"): Factors(0.1, 0.2, 0.0),
+        (ANY, ANY, "elementwise"): Factors(1.0, 0.8, 0.0),
+        (ANY, ANY, "batch_norm"): Factors(1.0, 0.4, 0.0),
+        ("v100", "float16", "convolution"): Factors(0.5, 0.5, 0.0),
+    },
+    same={},
+    constant=0.2,
+    constants={},
+)
+
+
+def test_in_a_dtype_that_was_not_measured_a_kind_computes_as_a_plainer_one() -> None:
+    op = {"flops": 100e6, "dtype": "float16"}
+    convolution = {**op, "type": "aten.convolution", "kernel": "channels_last"}
+    grouped = {**convolution, "kernel": "grouped_channels_last"}
+    depthwise = {**convolution, "kernel": "depthwise", "bytes_accessed": 1e5}
+    product = times(BOARD, {**op, "type": "aten.mm"}, costs=CORES)
+    assert product == pytest.approx([100 / 8 / 0.25])
+    assert times(BOARD, {**op, "type": "aten.bmm"}, costs=CORES) == product
+    assert times(BOARD, convolution, costs=CORES) == product
+    assert times(BOARD, {**convolution, "dtype": "tf32"}, costs=CORES) == pytest.approx([100 / 4 / 0.25])
+    assert times(BOARD, grouped, costs=CORES) == pytest.approx([10 * product[0]]), "a tenth, as in float32"
+    assert times(BOARD, depthwise, costs=CORES) == pytest.approx([100 / 0.2]), "of no tensor cores: as in float32"
+    assert times(BOARD, {**convolution, "dtype": "float32"}, costs=CORES) == pytest.approx([100 / 0.5])
+
+
+def test_convolutions_on_tensor_cores_copy_what_has_not_its_channels_innermost() -> None:
+    op = {"type": "aten.convolution", "flops": 100e6, "bytes_accessed": 1e5, "dtype": "float16"}
+    product, copies = 100 / 0.5, 2 * 100 / 0.8
+    assert times(BOARD, op, costs=CORES) == pytest.approx([product + copies])
+    assert times(BOARD, {**op, "kernel": "channels_last"}, costs=CORES) == pytest.approx([product])
+    assert times(BOARD, {**op, "dtype": "float32"}, costs=CORES) == pytest.approx([100 / 0.5]), "vectors don't mind"
+    measured = replace(BOARD, kind="v100")
+    assert times(measured, op, costs=CORES) == pytest.approx([100 / 0.5]), "what was measured has its copies in it"
+    pairs = Device("pairs", "pairs", {"float32": 1e12, "float16": 2e12}, 1e9, 10**9)  # 16-bit numbers, two in a lane
+    assert times(pairs, {**op, "flops": 0.0}, costs=CORES) == pytest.approx([100 / 0.5])
+
+
+def test_dropout_is_one_kernel_on_gpus_and_three_ops_on_cpus() -> None:
+    drawn = {"type": "aten.bernoulli", "bytes_accessed": 8e5, "kernel": "dropout"}  # 1e5 numbers of 4 bytes
+    scaled, applied = {**drawn, "type": "aten.div"}, {**drawn, "type": "aten.mul", "bytes_accessed": 12e5}
+    assert times(BOARD, drawn, scaled, applied, costs=CORES) == pytest.approx([0.0, 0.0, 900 / 0.8])
+    half = {**applied, "bytes_accessed": 6e5, "dtype": "float16"}
+    assert times(BOARD, half, costs=CORES) == pytest.approx([500 / 0.8])
+    on_cpu = times(replace(BOARD, kind="cpu"), drawn, scaled, applied, costs=CORES)
+    assert on_cpu == pytest.approx([800 / 0.2, 800 / 0.2, 1200 / 0.2])
+
+
+def test_batch_norm_without_statistics_is_elementwise() -> None:
+    op = {"name": "a", "type": "aten.native_batch_norm", "bytes_accessed": 1e5}
+    cluster = Cluster("one", (BOARD,), np.ones((1, 1)), np.zeros((1, 1)))
+    found = [
+        CORES.op_time_us(ComputationGraph.from_ops("g", [op], mode=mode), cluster)[0, 0]
+        for mode in ("training", "inference")
+    ]
+    assert found == pytest.approx([100 / 0.4, 100 / 0.8])
+
+
+def test_devices_without_measured_ops_are_named() -> None:
+    boards = (V100, replace(H200, name="b"), replace(A100, kind="new", name="c"), replace(CPU, name="d"))
+    cluster = Cluster("some", boards, np.ones((4, 4)), np.zeros((4, 4)))
+    assert EFFICIENCY.unmeasured(cluster) == ("new", "cpu")
+    ops = [{"name": "a", "type": "aten.add", "bytes_accessed": 4.0}]
+    assert PlacementProblem(ComputationGraph.from_ops("g", ops), cluster).unmeasured == ("new", "cpu")
+    assert PlacementProblem(ComputationGraph.from_ops("g", ops), cluster, ROOFLINE).unmeasured == ()
+    timed = ComputationGraph.from_ops("g", [{**ops[0], "time_us": {"new": 2.0}}])
+    assert PlacementProblem(timed, cluster).unmeasured == ("cpu",)
 
 
 def test_equal_tables_are_one_model() -> None:

@@ -188,6 +188,14 @@ def test_bad_graphs_are_refused_in_one_sentence(ops: list[dict[str, Any]], messa
     assert len(str(refusal.value)) < 250
 
 
+def test_paths_of_modules_are_as_deep_as_modules_can_be() -> None:
+    assert ComputationGraph.from_ops("deep", _changed(1, module=".".join("a" * 400))).num_ops == 4
+    for path in (".".join("a" * 401), "." * 100_000):
+        says = f"op 'left': its module's path must have at most 400 parts, not {path.count('.') + 1}"
+        with pytest.raises(GraphError, match=says):
+            ComputationGraph.from_ops("deep", _changed(1, module=path))
+
+
 def test_cycles_name_an_op_on_the_cycle() -> None:
     ops = [{"name": "before", "outputs": [1]}, {"name": "after", "inputs": [["b", 0]]}]
     ops += [{"name": "a", "outputs": [1], "inputs": [["b", 0], ["before", 0]]}]
@@ -285,7 +293,7 @@ ARRAYS = ComputationGraph.from_ops("diamond", DIAMOND)
         ({"op_types": ("a",)}, "op_types must be a tuple of 4 strings"),
         ({"dtypes": ("float32",)}, "dtypes must be a tuple of 4 strings"),
         ({"dtypes": ("float32",) * 3 + ("half",)}, "op 'bottom': dtype must be one of float64, .*, not 'half'"),
-        ({"kernels": ("deep",) * 4}, "op 'top': kernel must be one of , grouped, depthwise, not 'deep'"),
+        ({"kernels": ("deep",) * 4}, "op 'top': kernel must be one of , grouped, depthwise, .*, not 'deep'"),
         ({"modules": None}, "modules must be a tuple of 4 strings"),
         ({"name": 5}, "the name of the graph must be a string, not 5"),
         ({"mode": ["training"]}, r"mode must be one of training, inference, not \['training'\]"),

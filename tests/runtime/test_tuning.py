@@ -104,3 +104,25 @@ def test_functions_take_turns() -> None:
     times = in_turns([lambda: called.append("a"), lambda: called.append("b")], 0.0, 2)
     assert called == ["a", "b"] * 3
     assert [len(of) for of in times] == [2, 2], "the first run doesn't count"
+
+
+def test_what_is_written_is_simulated_by_the_costs_of_the_last_round(
+    step: RealStep, devices: list[LocalDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best is of the first round; its costs were corrected since, and its order is still the one that was run."""
+
+    def timed(functions: Sequence[object], *_: object) -> list[np.ndarray]:
+        best, one, others = np.full(3, 50.0), np.full(3, 100.0), [np.full(3, 90.0)] * (len(functions) - 2)
+        return [best, one] if len(functions) == 2 else [one, best, *others]
+
+    monkeypatch.setattr(tuning, "in_turns", timed)
+    monkeypatch.setattr(tuning, "_ON_PROFILE", 0.001)
+    found = tune(step, devices, by_hand, 60.0)
+    assert len(found.rounds) == 2, "the second gains nothing"
+    first, last = (next(c for c in r.candidates if c.measured_us == 50.0).result for r in found.rounds)
+    assert first.problem.costs != last.problem.costs
+    assert found.result.problem.costs == last.problem.costs
+    assert found.result.placer == "by hand"
+    ran = [of.tolist() for of in first.schedule().device_order]
+    assert [of.tolist() for of in found.result.schedule().device_order] == ran
+    assert found.result.makespan_us == found.result.schedule().makespan_us

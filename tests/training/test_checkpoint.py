@@ -1,5 +1,7 @@
 import os
+import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from placeto.placers import load_placer
+from placeto.policies import POLICIES
 from placeto.training.checkpoint import (
     CheckpointError,
     capture_random,
@@ -17,6 +20,7 @@ from placeto.training.checkpoint import (
     restore_random,
     save_checkpoint,
 )
+from placeto.training.trainer import pretrained_config
 from tests.problem.test_files import limited
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
@@ -170,6 +174,40 @@ def test_compressed_files_are_not_unpacked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("placer", "change"),
+    [
+        ("placeto", {"hidden": 65_536}),
+        ("placeto", {"rounds": 100}),
+        ("placeto-paper", {"hidden": 65_536}),
+        ("placeto-paper", {"devices": 65_536}),
+        ("seq2seq", {"hidden": 65_536, "max_devices": 65_536}),
+        ("grouper", {"groups": 65_536, "hidden": 65_536}),
+        ("gdp", {"hidden": 65_536}),
+        ("gdp", {"layers": 100}),
+        ("gdp", {"heads": 3}),
+    ],
+    ids=str,
+)
+def test_shapes_are_compared_with_the_settings_before_anything_is_made(
+    tmp_path: Path, placer: str, change: dict[str, int]
+) -> None:
+    entry = POLICIES[placer]
+    config = {"policy": asdict(entry.config()), "env": {}}
+    weights = entry.policy(entry.config()).state_dict()
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint({"placer": placer, "config": config, "best_parameters": weights}, path)
+    assert load_placer(path) is not None
+    config["policy"] |= change
+    save_checkpoint({"placer": placer, "config": config, "best_parameters": weights}, path)
+    begin = time.process_time()
+    with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors.*\(p.+\); train again"):
+        load_placer(path)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors.*\(p.+\); train again"):
+        pretrained_config(path, load_checkpoint(path), "out")
+    assert time.process_time() - begin < 10
+
+
+@pytest.mark.parametrize(
     "change",
     [
         lambda saved: saved.pop("config"),
@@ -187,12 +225,16 @@ def test_compressed_files_are_not_unpacked(tmp_path: Path) -> None:
         lambda saved: saved["best_parameters"].update({"from_node.weight": torch.zeros(3)}),
         lambda saved: saved["best_parameters"].update({"from_node.weight": 3}),
         lambda saved: saved["best_parameters"].update({3: torch.zeros(3)}),
+        lambda saved: saved["config"]["search"].update({"\x1b[31m": 3}),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_checkpoints_that_place_nothing(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     saved = load_checkpoint("pretrained")
     change(saved)
     save_checkpoint(saved, tmp_path / "checkpoint.pt")
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt|doesn't match this version of Placeto \(.+\); train"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint\.pt|doesn't match this version of Placeto \(.+\); train"
+    ) as refused:
         load_placer(tmp_path)
+    assert str(refused.value).isprintable()

@@ -16,6 +16,7 @@ from matplotlib.colors import to_hex
 
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.schedule import Schedule
+from placeto.terminal import printable
 
 MOST_BOXES = 60
 _LABELLED = 0.05  # share of the largest arrow's bytes from which on arrows have a label
@@ -88,4 +89,4 @@ def _boxes(modules: tuple[str, ...], time: np.ndarray, most: int) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"')

@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import networkx as nx
 
 from placeto.simulator.schedule import Schedule
 
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
 
 def save_graphml(schedule: Schedule, path: str | Path) -> None:
     """Write the ops and tensors of a schedule: device, start and end in us, type, module; bytes.
+
+    Characters that XML doesn't have are spelled out, as in "\\x1b".
 
     Raises:
         OSError: the file can't be written.
     """
     problem = schedule.problem
-    graph, names = problem.graph, problem.cluster.device_names
-    made = nx.MultiDiGraph(name=graph.name)
-    for op, name in enumerate(graph.op_names):
+    graph, devices = problem.graph, [_text(name) for name in problem.cluster.device_names]
+    names = _unique(graph.op_names)
+    made = nx.MultiDiGraph(name=_text(graph.name))
+    for op, name in enumerate(names):
         made.add_node(
             name,
-            type=graph.op_types[op],
-            module=graph.modules[op],
-            device=names[schedule.placement[op]],
+            type=_text(graph.op_types[op]),
+            module=_text(graph.modules[op]),
+            device=devices[schedule.placement[op]],
             start_us=float(schedule.start_us[op]),
             end_us=float(schedule.finish_us[op]),
         )
     sizes = graph.output_bytes[graph.edge_tensor]
     for src, dst, size in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), sizes.tolist(), strict=True):
-        made.add_edge(graph.op_names[src], graph.op_names[dst], bytes=size)
+        made.add_edge(names[src], names[dst], bytes=size)
     nx.write_graphml(made, path)
+
+
+def _text(text: str) -> str:
+    return _NO_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """The names of ops as XML has them, still different from each other."""
+    taken, made = set(names), []
+    for name in names:
+        text = _text(name)
+        if text != name:
+            text = next(found for number in count() if (found := f"{text}_{number}" if number else text) not in taken)
+            taken.add(text)
+        made.append(text)
+    return made

@@ -30,15 +30,26 @@ class Rival:
 
 
 def save_report(
-    schedule: Schedule, path: str | Path, title: str, placer: str = "", rivals: Sequence[Rival] = ()
+    schedule: Schedule,
+    path: str | Path,
+    title: str,
+    placer: str = "",
+    rivals: Sequence[Rival] = (),
+    whole_modules: bool = False,
 ) -> None:
     """Write `report_page` to a file."""
-    page = report_page(schedule, title, placer, rivals)
+    page = report_page(schedule, title, placer, rivals, whole_modules)
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 
-def report_page(schedule: Schedule, title: str, placer: str = "", rivals: Sequence[Rival] = ()) -> str:
+def report_page(
+    schedule: Schedule,
+    title: str,
+    placer: str = "",
+    rivals: Sequence[Rival] = (),
+    whole_modules: bool = False,
+) -> str:
     """The report on a schedule as HTML, with its style, script and data inside.
 
     Args:
@@ -46,6 +57,7 @@ def report_page(schedule: Schedule, title: str, placer: str = "", rivals: Sequen
         title: what to call the model.
         placer: that found the placement, where that is known.
         rivals: others to compare it with.
+        whole_modules: whether it and they keep each block of the model on one device.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -64,7 +76,7 @@ def report_page(schedule: Schedule, title: str, placer: str = "", rivals: Sequen
         schedule=schedule,
         placer=placer,
         paragraphs=words.summary(schedule, path, title, placer),
-        rivals=_compared(schedule, placer, rivals),
+        rivals=_compared(schedule, placer, rivals, whole_modules),
         parts={part: share for part, share in path.shares.items() if share >= 0.001},
         data=chart.chart_data(schedule, path),
         pictures=memory.memory_pictures(schedule),
@@ -78,7 +90,7 @@ def report_page(schedule: Schedule, title: str, placer: str = "", rivals: Sequen
     )
 
 
-def _compared(schedule: Schedule, placer: str, rivals: Sequence[Rival]) -> tables.Table:
+def _compared(schedule: Schedule, placer: str, rivals: Sequence[Rival], whole: bool) -> tables.Table:
     own = schedule.makespan_us or 1.0
     rows = [
         (schedule.makespan_us, "1.00", "yes" if schedule.fits else "no", "", "", f"{placer or 'this'} (this report)")
@@ -97,4 +109,5 @@ def _compared(schedule: Schedule, placer: str, rivals: Sequence[Rival]) -> table
     columns = ("placer", "step", "times this", "fits", "simulations", "seconds")
     ordered = sorted(rows, key=lambda row: (row[2] == "no", row[0]))
     cells = [(row[5], format_us(row[0]), *row[1:5]) for row in ordered]
-    return tables.Table("Other placers on the same model and cluster", columns, cells, (0, 3))
+    caption = f"Other placers on the same model and cluster{', in whole modules as well' if whole else ''}"
+    return tables.Table(caption, columns, cells, (0, 3))

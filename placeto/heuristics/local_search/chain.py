@@ -19,6 +19,7 @@ from placeto.heuristics.local_search.moves import Rules, State, propose
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import uniform
 from placeto.problem.flat import LONE, FlatProblems
+from placeto.simulator.lowering import lowered
 from placeto.simulator.slack import fill_slack
 from placeto.simulator.timelines import timelines
 
@@ -241,7 +242,8 @@ def _look(
 ) -> None:
     """Find the critical groups of a schedule, and what the guide needs to judge their moves."""
     num_devices, record, marked = flat.device_offset[1], scratch.record, scratch.marked
-    fill_slack(flat, LONE, state.placement, record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
+    low, q, place = lowered(flat, LONE, state.placement)
+    fill_slack(low, q, place, record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
     count = 0
     for op in range(len(near.group)):
         group = near.group[op]

@@ -34,11 +34,11 @@ class Scratch(NamedTuple):
 @compiled(nogil=True)
 def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
     """Empty arrays for a problem and its groups."""
-    n = len(near.group)
+    n, record = len(near.group), new_record(flat, LONE)
     return Scratch(
-        new_record(flat, LONE),
-        np.empty(n),
-        np.empty(len(flat.out_child)),
+        record,
+        np.empty(len(record.start)),
+        np.empty(len(record.send_start)),
         np.empty(flat.device_offset[1] + 1, np.int64),
         np.empty(n, np.int64),
         np.empty(n),

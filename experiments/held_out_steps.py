@@ -1,0 +1,163 @@
+"""How far from further published steps, of other boards and models, is the table of efficiencies?
+
+python -m experiments.held_out_steps [--out runs/held_out_steps]
+
+Published throughputs of models and boards beside those of `cost_models`, cited: Lambda's
+(lambdal/deeplearning-benchmark 0551cb7, pytorch/pytorch-train-throughput-{fp16,fp32}.csv; NVIDIA's training scripts of
+ResNet-50, with channels first, and of BERT on SQuAD, which Apex' level O2 puts into 16 bits as a whole) and timm's
+(huggingface/pytorch-image-models 5e7d47c, results/benchmark-train-amp-{nchw,nhwc}-pt112-cu113-rtx3090.csv). They say
+samples a second at large batches: a step is captured at one batch of a model, and its time taken as proportional. No
+number of the costs comes from them, but they were looked at while the model was chosen. In "fp32" boards with tf32 used
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.command import command
+from experiments.cost_models import FEWEST, captured, over_constant, summary
+from experiments.tables import markdown, rule
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.costs import ROOFLINE, CostModel
+from placeto.problem.devices import A10, A100, A100_40GB, H100, RTX3090, RTX4090, T4, V100
+from placeto.problem.efficiency import EFFICIENCY
+from placeto.problem.graph import ComputationGraph
+from placeto.progress import ProgressBar
+
+
+def _like(device: Device, kind: str, bandwidth: float, **tera: float) -> Device:
+    return replace(
+        device, kind=kind, flops={key: 1e12 * value for key, value in tera.items()}, memory_bandwidth=bandwidth
+    )
+
+
+# datasheets of NVIDIA: A100 80 GB PCIe, 2021; H100 PCIe, 2022; RTX A6000, 2020; RTX 6000 Ada, 2022; RTX 8000, 2018
+BOARDS = {
+    "V100 16 GB": V100,
+    "RTX 3090": RTX3090,
+    "A10": A10,
+    "A100 40 GB PCIe": A100_40GB,
+    "A100 80 GB PCIe": replace(A100, memory_bandwidth=1935e9),
+    "A100 80 GB SXM": A100,
+    "RTX 4090": RTX4090,
+    "H100 PCIe": _like(H100, "h100", 2000e9, float32=51.2, tf32=378, float16=756),
+    "H100 SXM": H100,
+    "RTX A6000": _like(A10, "rtx-a6000", 768e9, float32=38.7, tf32=77.4, float16=154.8),
+    "RTX 6000 Ada": _like(RTX4090, "rtx-6000-ada", 960e9, float32=91.1, tf32=182.1, float16=364.2),
+    "RTX 8000": _like(T4, "rtx-8000", 672e9, float32=16.3, float16=130.5),
+}
+_BATCHES = {"resnet50": 64, "squad_base": 32, "squad_large": 16}
+_LAMBDA = {  # samples a second of these models in mixed precision, then in float32 or tf32
+    "V100 16 GB": (833, 189, 57, 369, 42, 12),
+    "RTX 3090": (905, 172, 52, 513, 85, 24),
+    "A10": (638, 135, 42, 349, 70, 19),
+    "A100 40 GB PCIe": (1396, 368, 117, 882, 179, 53),
+    "A100 80 GB PCIe": (1527, 415, 140, 1014, 224, 70),
+    "A100 80 GB SXM": (1582, 443, 152, 1066, 239, 75),
+    "RTX 4090": (1301, 297, 93, 721, 137, 44),
+    "H100 PCIe": (1866, 567, 203, 1197, 292, 97),
+    "H100 SXM": (2776, 867, 307, 1893, 433, 147),
+    "RTX A6000": (916, 198, 68, 514, 101, 33),
+    "RTX 6000 Ada": (1146, 255, 79, 647, 136, 44),
+    "RTX 8000": (651, 146, 50, 274, 41, 12),
+}
+_TIMM = {  # images a second in mixed precision on the RTX 3090: channels first, and last
+    "resnet18": (2764.2, 3481.8),
+    "resnet50": (826.1, 1218.0),
+    "resnet101": (None, 747.9),
+    "resnext50_32x4d": (663.4, 1001.0),
+    "vgg16": (None, 546.1),
+    "densenet121": (730.1, 913.7),
+    "inception_v3": (None, 782.4),
+    "efficientnet_b0": (1459.1, 1751.7),
+}
+
+
+@dataclass(frozen=True)
+class HeldOutSteps:
+    """Predict further published steps."""
+
+    out: Path = Path("runs/held_out_steps")
+    """where captured graphs go"""
+
+
+class Step(NamedTuple):
+    """A published step."""
+
+    source: str
+    board: str
+    precision: str  # as `captured` takes it
+    layout: str
+    model: str
+    batch: int
+    measured_ms: float
+
+
+def steps() -> Iterator[Step]:
+    """All of them."""
+    for board, rates in _LAMBDA.items():
+        single = "tf32" if "tf32" in BOARDS[board].flops else "fp32"  # type: ignore[operator]
+        precisions = ["fp16", "half", "half"] + [single] * 3
+        for precision, (model, batch), rate in zip(precisions, [*_BATCHES.items()] * 2, rates, strict=True):
+            yield Step("Lambda", board, precision, "channels first", model, batch, 1e3 * batch / rate)
+    for model, found in _TIMM.items():
+        for layout, per_second in zip(("channels first", "channels last"), found, strict=True):
+            if per_second is not None:
+                yield Step("timm", "RTX 3090", "fp16", layout, model, 64, 1e3 * 64 / per_second)
+
+
+def predict(graph: ComputationGraph, device: Device, costs: CostModel) -> tuple[float, float]:
+    """Milliseconds op after op: the ops, and the overheads behind them."""
+    alone = Cluster("alone", (device,), np.ones((1, 1)), np.zeros((1, 1)))
+    time = costs.op_time_us(graph, alone)[:, 0]
+    return float(time.sum()) / 1e3, device.overhead_us * np.count_nonzero(time) / 1e3
+
+
+def main(config: HeldOutSteps) -> None:
+    """Predict, print."""
+    found = list(steps())
+    roofline, table = [], []
+    with ProgressBar("capturing", total=len(found)) as bar:
+        for step in found:
+            last = step.layout == "channels last"
+            graph = captured(f"{step.model}_b{step.batch}", step.precision, last, config.out / "graphs")
+            roofline.append(predict(graph, BOARDS[step.board], ROOFLINE))
+            table.append(sum(predict(graph, BOARDS[step.board], EFFICIENCY)))
+            bar.advance(note=step.model)
+    measured = np.array([step.measured_ms for step in found])
+    ratios = {
+        "dtype peaks (roofline)": np.array(roofline).sum(axis=1) / measured,
+        f"constant of ops, {EFFICIENCY.constant:.2f}": over_constant(np.array(roofline), EFFICIENCY.constant)
+        / measured,
+        "table (efficiency)": np.array(table) / measured,
+    }
+    print(f"Median error, median factor and worst factor of {len(found)} steps, by group of at least {FEWEST}:\n")
+    head = ["group", "steps", *ratios]
+    rows = []
+    keys = (lambda s: "all", lambda s: s.source, lambda s: s.precision, lambda s: f"{s.source}, {s.layout}",
+            lambda s: s.model, lambda s: s.board)  # fmt: skip
+    for key in keys:
+        labels = np.array([key(step) for step in found])
+        for label in dict.fromkeys(labels.tolist()):
+            if (mask := labels == label).sum() >= FEWEST:
+                cells = [", ".join(summary(ratio[mask], measured[mask])[:3]) for ratio in ratios.values()]
+                rows.append([label, str(mask.sum()), *cells])
+    print(markdown([head, rule(len(head)), *rows]))
+    print("\nEach step, predicted by the table:\n")
+    head = ["step", "board", "precision", "layout", "source", "measured ms", "predicted ms", "factor"]
+    rows = [
+        [f"{s.model}_b{s.batch}", s.board, s.precision, s.layout, s.source, f"{s.measured_ms:.1f}", f"{ms:.1f}",
+         f"{ms / s.measured_ms:.2f}"]
+        for s, ms in zip(found, table, strict=True)
+    ]  # fmt: skip
+    print(markdown([head, [*rule(1) * 5, *rule(4)[1:]], *rows]))
+
+
+if __name__ == "__main__":
+    command(main, HeldOutSteps, "held_out_steps", __doc__)

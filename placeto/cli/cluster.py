@@ -1,0 +1,50 @@
+"""``placeto cluster``: a cluster file, from a preset or from what nvidia-smi says of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from placeto.cli.common import OptionalText, UsageError, check_output, say
+from placeto.cli.list import describe_cluster
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Write a cluster as a file, to be changed, or for --cluster: a preset, or a machine as nvidia-smi shows it.
+
+    On the machine: (nvidia-smi -L; nvidia-smi topo -m) > machine.txt. How fast its links are taken to be stands in
+    docs/file-formats.md; the file has the numbers, to be corrected by those that you measure.
+    """
+
+    source: Annotated[Positional[str], arg(metavar="SOURCE")]
+    """a name from `placeto list clusters`, a cluster file, or a text file with what nvidia-smi prints"""
+    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    """the cluster file to write, .json or .json.gz"""
+    kind: OptionalText = None
+    """kind of the machine's GPUs where the text file doesn't say it, as a100, or one for each, comma-separated"""
+
+
+def run(arguments: Arguments) -> None:
+    """Read, write, say what it is."""
+    check_output("--out", arguments.output, json=True)
+    from placeto.formats.nvidia import HOW, load_machine
+    from placeto.problem.cluster_files import load_cluster, save_cluster
+    from placeto.problem.presets import CLUSTERS
+
+    source, name = arguments.source, arguments.output.name.split(".")[0]
+    if source in CLUSTERS or source.endswith((".json", ".json.gz")):
+        if arguments.kind is not None:
+            raise UsageError(f"--kind is for what nvidia-smi prints; {source} says what its devices are")
+        cluster = replace(load_cluster(source), name=name)
+    elif not Path(source).is_file():
+        known = ", ".join(CLUSTERS)
+        raise UsageError(f"{source!r} is no preset and no file; presets are {known}; for this machine {HOW}")
+    else:
+        kinds = [kind.strip() for kind in (arguments.kind or "").split(",") if kind.strip()]
+        cluster = load_machine(source, kinds, name)
+    save_cluster(cluster, arguments.output)
+    say(f"cluster      {arguments.output}: {describe_cluster(cluster)}")

@@ -1,0 +1,230 @@
+"""GRAPH arguments: files, graphs of families, and functions of the user's code, which are captured on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from placeto.cli.common import UsageError
+from placeto.placers import GRAPH_HELP, LoadError, load_families, resolve_graph
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from placeto.problem.graph import ComputationGraph
+
+FACTORY_HELP = "file.py:function or package.module:function that returns (module, inputs[, loss[, targets]])"
+ANY_GRAPH_HELP = f"{GRAPH_HELP}, or a model to capture: {FACTORY_HELP}"
+
+GraphArgument = Annotated[Positional[str], arg(metavar="GRAPH", help=ANY_GRAPH_HELP)]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Which step of a FACTORY's module is meant."""
+
+    inference: bool = False
+    """the forward pass only, in evaluation mode"""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """what the run will use: the dtypes as they are, tf32 for products of float32, or autocast to 16 bits"""
+    optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
+    """whose state takes memory beside parameters and gradients"""
+    micro_batches: int = 1
+    """split the batch into so many parts, so that a placement is a pipeline"""
+    loss: Annotated[str | None, arg(metavar="NAME")] = None
+    """in place of the factory's: sum or mean of the output, a function of torch.nn.functional such as cross_entropy, or
+    file.py:function; called as loss(output, *targets)"""
+    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
+    """an argument of the factory, such as depth=4; may be given several times"""
+
+
+@dataclass(frozen=True)
+class CaptureOptions(StepOptions):
+    """How a FACTORY, or an ONNX file, becomes a graph."""
+
+    optimizer_step: bool = False
+    """add the optimizer's update, an op for each trained parameter"""
+    run: bool = False
+    """compute the step once, on the CPU, where sizes depend on values; the factory is called there, not on meta"""
+    dimensions: Annotated[UseAppendAction[tuple[str, ...]], arg(name="dim", metavar="NAME=SIZE")] = ()
+    """of an ONNX file: the size of a symbolic dimension, such as batch=8; may be given several times"""
+
+
+Step = Annotated[StepOptions, arg(name="")]
+Captured = Annotated[CaptureOptions, arg(name="")]
+
+
+def find_graph(argument: str, options: CaptureOptions) -> tuple[str, ComputationGraph, nn.Module | None]:
+    """The graph that an argument stands for: the name to show for it, the graph, and its module if it was captured.
+
+    Raises:
+        UsageError, LoadError: there is no such thing, or the options are for something else.
+        CaptureError, GraphError: it can't be captured or read.
+    """
+    if is_factory(argument):
+        from placeto.cli.factory import parted
+
+        graph, module = capture_factory(argument, options, parted(argument)[1].partition("(")[0].strip())
+        return argument, graph, module
+    if argument.endswith(".onnx") and Path(argument).is_file():
+        return argument, import_onnx(argument, options, Path(argument).name.split(".")[0]), None
+    if not argument.strip():
+        raise UsageError(f"the name of a graph is empty; a graph is {ANY_GRAPH_HELP}")
+    if Path(argument).suffix in (".py", ".ipynb"):
+        raise UsageError(f"graph {argument!r}: {_hint(argument)}")
+    if Path(argument).is_file() or argument.count(":") == 2:
+        refuse_options(options, argument, "is a graph already", ())
+    try:
+        return *resolve_graph(argument), None
+    except LoadError as problem:
+        if argument.count(":") == 2 and not Path(argument).parent.name:  # a graph of a family
+            raise
+        if hint := _hint(argument):
+            raise UsageError(f"graph {argument!r}: {hint}") from None
+        raise UsageError(f"{problem}, or a model to capture: {FACTORY_HELP}") from None
+
+
+def is_factory(argument: str) -> bool:
+    """Whether an argument names a function of the user's code, rather than a file or a graph of a family.
+
+    >>> [is_factory(text) for text in ("net.py:f", "my.net:f(depth=4)", "C:/net.py:f", "cifar10:test:3", "a.json")]
+    [True, True, True, False, False]
+    """
+    if Path(argument).is_file():
+        return False
+    if ".py:" in argument:
+        return True
+    where, *calls = argument.partition("(")[0].split(":")
+    if len(calls) != 1 or Path(where).is_file():
+        return False
+    if len(where) == 1 and argument[2:3] in ("\\", "/"):  # the drive of a path
+        return False
+    return where not in load_families() or Path(f"{where}.py").is_file()
+
+
+def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[ComputationGraph, nn.Module]:
+    """The graph of a FACTORY's step, and the module.
+
+    Raises:
+        UsageError, CaptureError: there is no such function, the options don't fit, or its step can't be captured.
+    """
+    from placeto.capture.trace import CaptureError, capture_inference, capture_training
+    from placeto.cli.factory import make
+    from placeto.runtime.steps import filled
+
+    if options.dimensions:
+        raise UsageError(f"--dim {options.dimensions[0]}: is for ONNX files; a factory says how large its inputs are")
+    check_step(options)
+    if options.inference and options.optimizer_step:
+        raise UsageError("--optimizer-step is part of a training step, not of --inference")
+    with filled() if options.run else nullcontext():
+        made = make(factory, options.settings, "cpu" if options.run else "meta")
+    module, inputs, loss, targets = step_of(made, factory, options)
+    chosen: dict[str, Any] = {
+        "name": name,
+        "precision": options.precision,
+        "micro_batches": options.micro_batches,
+        "run": options.run,
+    }
+    if options.inference:
+        return capture_inference(module, inputs, **chosen), module
+    chosen |= {"targets": targets, "optimizer": options.optimizer, "optimizer_step": options.optimizer_step}
+    try:
+        return capture_training(module, inputs, loss, **chosen), module
+    except CaptureError as problem:
+        if loss is None and "the loss must be a scalar" in str(problem):
+            raise UsageError(f"{problem}: return (module, inputs, loss), add --loss mean, or --inference") from None
+        raise
+
+
+def check_step(options: StepOptions) -> None:
+    """Refuse what contradicts itself.
+
+    Raises:
+        UsageError: it does.
+    """
+    if options.micro_batches < 1:
+        raise UsageError(f"--micro-batches must be at least 1, not {options.micro_batches}")
+    if options.inference and options.loss is not None:
+        raise UsageError("--loss is part of a training step, not of --inference")
+
+
+def step_of(made: Any, factory: str, options: StepOptions) -> tuple[nn.Module, Any, Any, Any]:
+    """(module, inputs, loss or None, targets) of what a factory has returned, with the loss of the options.
+
+    Raises:
+        UsageError: it returned something else, or there is no such loss.
+    """
+    from placeto.cli.factory import find_loss, step_parts
+
+    module, inputs, loss, targets = step_parts(made, factory)
+    return module, inputs, loss if options.loss is None else find_loss(options.loss), targets
+
+
+def import_onnx(file: str, options: CaptureOptions, name: str) -> ComputationGraph:
+    """The inference in an ONNX file.
+
+    Raises:
+        UsageError: there is no such file, or options for modules are given.
+        ImporterError: it can't be read.
+    """
+    from placeto.formats import onnx_model
+
+    if not Path(file).is_file():
+        raise UsageError(f"there is no file {file!r}")
+    refuse_options(options, file, "is an inference as it is", ("inference", "dimensions"))
+    sizes = {}
+    for given in options.dimensions:
+        symbol, _, size = given.rpartition("=")
+        if not symbol or not (size.isascii() and size.isdigit()):
+            raise UsageError(f"--dim {given!r}: must be name=size, such as batch=8")
+        sizes[symbol] = int(size)
+    return onnx_model.load(file, sizes, name)
+
+
+def refuse_options(options: CaptureOptions, graph: str, why: str, but: Sequence[str]) -> None:
+    """Refuse options of a capture where nothing is captured, except some.
+
+    Raises:
+        UsageError: one has another value than its default.
+    """
+    for field in fields(CaptureOptions):
+        if field.name not in but and getattr(options, field.name) != field.default:
+            option = {"settings": "set", "dimensions": "dim"}.get(field.name, field.name.replace("_", "-"))
+            what = "ONNX files" if option == "dim" else "modules, given as file.py:function"
+            raise UsageError(f"--{option} is for {what}; {graph} {why}")
+
+
+def _hint(argument: str) -> str:
+    """What was probably meant by an argument that is neither a graph nor a function; "" if there is no telling."""
+    path, (first, *rest) = Path(argument), argument.split(":")
+    if ".ipynb" in (path.suffix, Path(first).suffix):
+        return "no notebook is read: write it as a .py file"
+    if path.is_file() and path.suffix == ".py":
+        from placeto.cli.factory import functions_of
+
+        names = [f"{path}:{name}" for name in functions_of(path)]
+        there = f"there are {', '.join(names)}" if names else "there is none"
+        return f"name the function in it that returns (module, inputs, loss); {there}"
+    if path.exists():
+        return ""
+    if path.suffix == ".py":
+        return "there is no such file"
+    if Path(f"{argument}.py").is_file():
+        return f"{argument}.py is a file: write {argument}.py:FUNCTION"
+    if rest and Path(first).is_file():
+        return f"{first} is a file: leave out ':{':'.join(rest)}'"
+    if first in (families := load_families()) and len(rest) < 2:
+        splits = families[first].splits
+        split = rest[0] if rest and rest[0] in splits else next(iter(splits))
+        return f"{first} is a family of graphs: write {first}:{split}:0, its splits are {', '.join(splits)}"
+    if not path.parent.is_dir():
+        return f"there is no folder {str(path.parent)!r}"
+    near = get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], 3)
+    return f"no such file; there is {' and '.join(str(path.parent / name) for name in near)}" if near else ""

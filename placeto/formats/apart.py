@@ -1,0 +1,198 @@
+"""Call a function in another process, whose death doesn't take this one with it.
+
+A parser in C++ that meets a damaged file can abort its process, fill the memory, or never come back. The process is
+started at the first call, answers one call after another, and is started again after it died. It gets arguments and
+gives answers as JSON, so that nothing of a file is run as code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from importlib import import_module
+from threading import Lock, Timer
+from typing import IO, Any
+
+_START = 600.0  # seconds that starting may take
+_CLUE = 500  # characters of an error's message
+
+
+class DiedError(Exception):
+    """The process ended before it answered; the message says why, in the past tense."""
+
+
+class RaisedError(Exception):
+    """The function raised an error.
+
+    Attributes:
+        kind: name of the error's class.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Apart:
+    """A process that calls functions, one at a time; threads wait for each other.
+
+    Args:
+        module: where the functions are.
+        others: modules that the functions import; loading them counts as starting the process.
+    """
+
+    def __init__(self, module: str, *others: str) -> None:
+        self._module = module
+        self._others = others
+        self._lock = Lock()
+        self._process: subprocess.Popen[str] | None = None
+        atexit.register(self.stop)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def call(self, function: str, *arguments: Any, seconds: float, memory: int, keep: bool = True) -> Any:
+        """What `function` of the module returns for `arguments`, both as JSON takes them.
+
+        Args:
+            function: its name.
+            arguments: of the function.
+            seconds: that it may take; starting the process isn't counted.
+            memory: bytes that it may take beyond what the process has. Only Linux keeps to it.
+            keep: the process for the next call; else what it holds of this one is given back.
+
+        Raises:
+            RaisedError: the function raised an error.
+            DiedError: the process crashed or took too long.
+            OSError: no process can be started.
+        """
+        with self._lock:
+            request = json.dumps([self._module, function, arguments, memory])
+            try:
+                answer = _ask(self._started(), request, seconds)
+                if answer.get("kind") == "MemoryError":
+                    raise DiedError(f"took more than {memory >> 20} MB")
+            except BaseException:  # also of a user who doesn't wait: the answer would be taken for the next one
+                self.stop()
+                raise
+            if not keep:
+                self.stop()
+        if "kind" in answer:
+            raise RaisedError(answer["kind"], answer["message"])
+        return answer["value"]
+
+    def stop(self) -> None:
+        """End the process; the next call starts another."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+    def _forget(self) -> None:
+        """In a forked child: leave the parent's process and its pipes alone."""
+        self._lock = Lock()  # another thread of the parent may hold the old one
+        if self._process is not None:
+            self._process.returncode = 0  # it isn't this process's to wait for
+        self._process = None
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            self.stop()
+            if not sys.executable:
+                raise OSError("no other process can be started: sys.executable is empty")
+            program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
+            threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                encoding="utf-8",
+                env=os.environ | threads,
+            )
+            _ask(self._process, json.dumps([self._module, "", self._others, 0]), _START)
+        return self._process
+
+
+def _ask(process: subprocess.Popen[str], request: str, seconds: float) -> dict[str, Any]:
+    """The answer to a line.
+
+    Raises:
+        DiedError: there is none.
+    """
+    late = False
+
+    def kill() -> None:
+        nonlocal late
+        late = True
+        process.kill()
+
+    timer = Timer(seconds, kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        _write(process.stdin, request)
+        line = process.stdout.readline() if process.stdout else ""
+    finally:
+        timer.cancel()
+    if line.endswith("\n"):
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+    raise DiedError(f"took more than {seconds:.0f} s" if late else "crashed")
+
+
+def _write(stream: IO[str] | None, line: str) -> None:
+    if stream is not None:
+        with suppress(BrokenPipeError):
+            stream.write(line + "\n")
+            stream.flush()
+
+
+def serve() -> None:
+    """Answer the lines of standard input until it ends. What the functions print goes nowhere."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asked decides
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        module, function, arguments, memory = json.loads(line)
+        _write(answers, _answer(module, function, arguments, memory))
+
+
+def _answer(module: str, function: str, arguments: list[Any], memory: int) -> str:
+    try:
+        found = import_module(module)
+        if not function:
+            return json.dumps({"value": [import_module(other).__name__ for other in arguments]})
+        limit_memory(memory)
+        return json.dumps({"value": getattr(found, function)(*arguments)})
+    except Exception as problem:  # whatever the file brings about
+        return json.dumps({"kind": type(problem).__name__, "message": str(problem)[:_CLUE]})
+    finally:
+        limit_memory(None)
+
+
+def limit_memory(more: int | None) -> None:
+    """Let this process have so many bytes more than now, None = all that there are; on Linux, where it can be told."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = hard
+    if more is not None:
+        with open("/proc/self/statm") as file:
+            soft = int(file.read().split()[0]) * resource.getpagesize() + more
+        soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,0 +1,234 @@
+"""A cluster from what nvidia-smi says of a machine: with ``-L`` its GPUs, with ``topo -m`` how they are connected.
+
+The tools don't say how fast links are; these are the numbers of the presets (`placeto.problem.presets`), from
+datasheets, by kind of GPU and of connection:
+
+- ``NV#``, so many NVLinks: `_NVLINK` of each. Where a GPU shows more than it has, all go through an NVSwitch: to any
+  other, one tensor after the other. Otherwise each pair has links of its own.
+- ``PIX``, ``PXB``, ``PHB``, ``NODE``, within a socket: PCIe of the GPU's generation, 16 lanes.
+- ``SYS`` (``SOC`` of old drivers), between sockets: three quarters of that.
+- GeForce boards, whose driver copies through the host's memory: half of PCIe, and the latency of ``SYS``.
+
+GPUs below one PCIe switch (``PIX``, ``PXB``) share its way to those elsewhere.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from placeto.problem.cluster import BYTES_PER_US, Cluster, Device, SharedLink
+from placeto.problem.devices import (
+    A10,
+    A100,
+    A100_40GB,
+    B200,
+    H100,
+    H200,
+    K80,
+    L4,
+    P100,
+    RTX3090,
+    RTX4090,
+    T4,
+    V100,
+)  # fmt: skip
+from placeto.problem.fields import listed, quote, read_bytes, within
+from placeto.problem.presets import (
+    LATENCY_US,
+    NVLINK2,
+    PCIE3,
+    PCIE4,
+    PCIE5,
+    PCIE_LATENCY_US,
+    SOCKETS,
+    SOCKETS_LATENCY_US,
+)
+from placeto.problem.topology import MOST_DEVICES, ClusterError
+
+HOW = "write one by (nvidia-smi -L; nvidia-smi topo -m) > machine.txt"
+GPUS = {gpu.kind: gpu for gpu in (K80, P100, V100, T4, A10, A100, A100_40GB, L4, RTX3090, RTX4090, H100, H200, B200)}
+"""Kinds of GPUs that there are numbers for."""
+_BOARDS = {  # of nvidia-smi's names
+    r"Tesla K80": K80,
+    r"Tesla P100-PCIE-16GB": P100,
+    r"Tesla V100-SXM[23]-\d+GB": V100,
+    r"(Tesla|NVIDIA) T4": T4,
+    r"NVIDIA A10": A10,
+    r"(NVIDIA )?A100-SXM4-40GB": A100_40GB,
+    r"(NVIDIA )?A100-SXM4?-80GB": A100,
+    r"NVIDIA L4": L4,
+    r"(NVIDIA )?GeForce RTX 3090": RTX3090,
+    r"(NVIDIA )?GeForce RTX 4090": RTX4090,
+    r"NVIDIA H100 80GB HBM3": H100,
+    r"NVIDIA H200": H200,
+    r"NVIDIA B200": B200,
+}
+
+
+class _NVLink(NamedTuple):
+    """NVLinks of a kind of GPU."""
+
+    links: int  # that it has
+    direct: float  # bytes/s of one, one way, where it leads to another GPU
+    switch: float  # the same where it leads to an NVSwitch
+    latency_us: float
+
+
+# On paper 20e9 (P100), 25e9 (V100, A100, H100, H200), 50e9 (B200) and 14.06e9 (RTX 3090) bytes/s a link (whitepapers).
+# V100, A100 and what goes through a switch have the shares of it that presets give them, the others the A100's.
+_SHARE, _SWITCHED = 92 / 100, 253 / 300
+_NVLINK = {
+    "p100": _NVLink(4, 20e9 * _SHARE, 20e9 * _SWITCHED, LATENCY_US),
+    "v100": _NVLink(6, NVLINK2, 25e9 * _SWITCHED, LATENCY_US),
+    "a100": _NVLink(12, 23e9, 253e9 / 12, 8.0),
+    "a100-40gb": _NVLink(12, 23e9, 253e9 / 12, 8.0),
+    "rtx3090": _NVLink(4, 14.0625e9 * _SHARE, 14.0625e9 * _SWITCHED, LATENCY_US),
+    "h100": _NVLink(18, 25e9 * _SHARE, 380e9 / 18, 8.0),
+    "h200": _NVLink(18, 25e9 * _SHARE, 380e9 / 18, 8.0),
+    "b200": _NVLink(18, 50e9 * _SHARE, 760e9 / 18, 8.0),
+}
+_PCIE = dict.fromkeys(("k80", "p100", "v100", "t4"), PCIE3) | dict.fromkeys(("h100", "h200", "b200"), PCIE5)
+_GEFORCE = ("rtx3090", "rtx4090")
+_ONE_SWITCH = ("PIX", "PXB")
+_LEVELS = (*_ONE_SWITCH, "PHB", "NODE", "SYS")
+
+
+def load_machine(path: str | Path, kinds: Sequence[str] = (), name: str | None = None) -> Cluster:
+    """The cluster of a file with what ``nvidia-smi topo -m`` prints, and ``nvidia-smi -L`` unless kinds are given.
+
+    Args:
+        path: of a text file; other lines in it are not read.
+        kinds: of the GPUs, keys of `GPUS`: one for all, or one for each.
+        name: of the cluster; the file's if not given.
+
+    Raises:
+        ClusterError: no matrix, one that isn't whole, or GPUs that there are no numbers for.
+        OSError: the file can't be read.
+    """
+    text = read_bytes(path, ClusterError).decode(errors="replace")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    with within(ClusterError, path):
+        connections = _matrix(lines)
+        devices = _devices(lines, len(connections), kinds)
+        return _cluster(Path(path).name.split(".")[0] if name is None else name, devices, connections)
+
+
+def _matrix(lines: Sequence[str]) -> list[list[str]]:
+    """(D, D) kinds of connections, "X" on the diagonal."""
+    heads = [at for at, line in enumerate(lines) if re.match(r"\s*GPU0\s+(GPU1|[^X\s])", line)]
+    if not heads:
+        raise ClusterError(f"has no matrix of connections, as nvidia-smi topo -m prints it: {HOW}")
+    columns = [word for word in lines[heads[0]].split() if re.fullmatch(r"GPU\d+", word)]
+    size = len(columns)
+    if columns != [f"GPU{i}" for i in range(size)] or size > MOST_DEVICES:
+        raise ClusterError(f"the columns must be GPU0 to GPU{size - 1}, not {listed(columns)}")
+    rows = [line.split() for line in lines[heads[0] + 1 :]]
+    found = {row[0]: row[1 : size + 1] for row in reversed(rows) if row and row[0] in columns}
+    matrix = []
+    for i, column in enumerate(columns):
+        if len(row := found.get(column, [])) < size:
+            raise ClusterError(f"the row of {column} must have {size} connections, it has {len(row)}")
+        for j, cell in enumerate(row):
+            cell = row[j] = {"SOC": "SYS"}.get(cell, cell)
+            if (cell == "X") != (i == j) or not (i == j or cell in _LEVELS or re.fullmatch(r"NV[1-9]\d?", cell)):
+                rule = "X" if i == j else f"NV and a number, or one of {', '.join(_LEVELS)}"
+                raise ClusterError(f"{column} to {columns[j]} must be {rule}, not {quote(cell)}")
+        matrix.append(row)
+    for i in range(size):
+        for j in range(i):
+            if matrix[i][j] != matrix[j][i]:
+                raise ClusterError(f"GPU{j} to GPU{i} is {matrix[j][i]}, but GPU{i} to GPU{j} {matrix[i][j]}")
+    return matrix
+
+
+def _devices(lines: Sequence[str], count: int, kinds: Sequence[str]) -> list[Device]:
+    """(D,) the GPUs."""
+    if kinds:
+        for kind in kinds:
+            if kind not in GPUS:
+                raise ClusterError(f"there are no numbers for GPUs of kind {quote(kind)}, but for {', '.join(GPUS)}")
+        if len(kinds) not in (1, count):
+            raise ClusterError(f"one kind is needed, or one for each of {count} GPUs, not {len(kinds)}")
+        return [replace(GPUS[kind], name=f"gpu:{i}") for i, kind in enumerate(list(kinds) * (count // len(kinds)))]
+    matches = [re.match(r"\s*GPU (\d+): (.*?)\s*(\(UUID.*)?$", line) for line in lines]
+    names = {int(match[1]): match[2] for match in matches if match}
+    if sorted(names) != list(range(count)):
+        what = "doesn't say what GPUs these are" if not names else f"names {len(names)} GPUs, but connects {count}"
+        raise ClusterError(f"{what}: {HOW}, or give their kind (--kind), one of {', '.join(GPUS)}")
+    devices = []
+    for i in range(count):
+        board = next((gpu for name, gpu in _BOARDS.items() if re.fullmatch(name, names[i])), None)
+        if board is None:
+            instead = f"give the kind that is nearest (--kind), one of {', '.join(GPUS)}, and correct the file"
+            raise ClusterError(f"there are no numbers for GPU {i}, {quote(names[i])}: {instead}")
+        memory = re.search(r"-(\d+)GB", names[i])
+        size = int(memory[1]) * 10**9 if memory else board.memory
+        devices.append(replace(board, name=f"gpu:{i}", memory=size))
+    return devices
+
+
+def _cluster(name: str, devices: Sequence[Device], connections: Sequence[Sequence[str]]) -> Cluster:
+    size = len(devices)
+    bandwidth, latency_us = np.zeros((size, size)), np.zeros((size, size))
+    direct = False
+    for i in range(size):
+        for j in range(size):
+            if connections[i][j].startswith("NV"):
+                bandwidth[i, j], latency_us[i, j], switched = _nvlink(devices, connections, i, j)
+                direct |= not switched
+            elif i != j:
+                bandwidth[i, j], latency_us[i, j] = _pcie(devices[i], devices[j], connections[i][j])
+    shared = _switches(devices, connections)
+    link = "pair" if direct else "egress"
+    return Cluster(name, tuple(devices), bandwidth / BYTES_PER_US, latency_us, link=link, shared_links=tuple(shared))
+
+
+def _nvlink(
+    devices: Sequence[Device], connections: Sequence[Sequence[str]], src: int, dst: int
+) -> tuple[float, float, bool]:
+    """bytes/s and microseconds of a transfer over NVLinks, and whether it goes through a switch."""
+    rates, latencies, switched = [], [], []
+    for end in (src, dst):
+        kind, shown = devices[end].kind, sum(int(cell[2:]) for cell in connections[end] if cell.startswith("NV"))
+        if kind not in _NVLINK:
+            what = f"GPU{src} to GPU{dst} is {connections[src][dst]}"
+            raise ClusterError(f"{what}, but a GPU of kind {kind} has no NVLink")
+        own = _NVLINK[kind]
+        switched.append(shown > own.links)
+        rates.append(own.switch if switched[-1] else own.direct)
+        latencies.append(own.latency_us)
+    return int(connections[src][dst][2:]) * min(rates), max(latencies), all(switched)
+
+
+def _pcie(here: Device, there: Device, connection: str) -> tuple[float, float]:
+    """bytes/s and microseconds of a transfer over PCIe."""
+    rate = min(_PCIE.get(device.kind, PCIE4) for device in (here, there))
+    if here.kind in _GEFORCE or there.kind in _GEFORCE:
+        return rate / 2, SOCKETS_LATENCY_US
+    return (rate * SOCKETS / PCIE3, SOCKETS_LATENCY_US) if connection == "SYS" else (rate, PCIE_LATENCY_US)
+
+
+def _switches(devices: Sequence[Device], connections: Sequence[Sequence[str]]) -> list[SharedLink]:
+    """What GPUs below one PCIe switch share on their way to others that they reach over PCIe only."""
+    shared, seen = [], set()
+    for first in range(len(devices)):
+        below = {first, *(j for j, cell in enumerate(connections[first]) if cell in _ONE_SWITCH)}
+        if first in seen or len(below) == 1:
+            continue
+        seen |= below
+        beyond = [j for j in range(len(devices)) if all(connections[i][j] in _LEVELS[2:] for i in below)]
+        if beyond:
+            inside, outside = ([devices[i].name for i in side] for side in (sorted(below), beyond))
+            rate = min(_PCIE.get(devices[i].kind, PCIE4) for i in below) / BYTES_PER_US
+            label = f"PCIe switch of {', '.join(inside)}"
+            shared.append(SharedLink(f"{label}, out", rate, tuple(inside), tuple(outside)))
+            shared.append(SharedLink(f"{label}, in", rate, tuple(outside), tuple(inside)))
+    return shared

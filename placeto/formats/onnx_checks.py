@@ -1,0 +1,288 @@
+"""What an ONNX model must keep to before its shapes are inferred: the inference trusts the file.
+
+A tensor of a thousand million elements without data, or a Split into as many parts, takes the inference gigabytes;
+parts that aren't there make it read beyond its arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from placeto.problem.fields import quote
+from placeto.problem.graph import GraphError
+
+if TYPE_CHECKING:
+    import onnx
+
+MOST_ELEMENTS = 2**58
+"""Of a tensor, so that its bytes are an int64."""
+SMALL = 1024
+"""Elements of a constant that shapes may depend on."""
+_MOST_RANK = 64
+_MOST_NODES = 1_000_000
+_CLUE = 200  # characters
+_DATA = "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"
+
+
+def check_model(model: onnx.ModelProto) -> None:
+    """Refuse sizes that can't be, and nodes that don't follow those that they read from.
+
+    A dimension of -1, as some exporters write it, becomes one without a value.
+
+    Raises:
+        GraphError: the first of them; the message names the tensor or the node.
+    """
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        _check_value(value)
+    _check_order(graph)
+    _check_tensors(graph)
+    versions = {"" if opset.domain == "ai.onnx" else opset.domain: opset.version for opset in model.opset_import}
+    for node in _nodes(graph.node):
+        _check_node(node, versions)
+
+
+def check_functions(model: onnx.ModelProto) -> None:
+    """Refuse local functions that call themselves, or make more than `_MOST_NODES` nodes when they are put in place.
+
+    Raises:
+        GraphError: the first of them.
+    """
+    functions = {(found.domain, found.name): found for found in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+    stack = list(functions)
+    opened: set[tuple[str, str]] = set()
+    while stack:
+        key = stack[-1]
+        if key in sizes:
+            stack.pop()
+            continue
+        calls = [(node.domain, node.op_type) for node in _nodes(functions[key].node)]
+        missing = [call for call in calls if call in functions and call not in sizes]
+        if missing and key in opened:
+            raise GraphError(f"function {quote(key[1])} calls itself")
+        opened.add(key)
+        stack += missing
+        if not missing:
+            sizes[key] = sum(sizes.get(call, 1) for call in calls)
+    if sum(sizes.get((node.domain, node.op_type), 1) for node in _nodes(model.graph.node)) > _MOST_NODES:
+        raise GraphError(f"its functions make more than {_MOST_NODES} nodes")
+
+
+def one_line(text: str) -> str:
+    """What another program says, as a message of ours quotes it: printable, and not too long."""
+    shown = repr(" ".join(text.split()))[1:-1]
+    return shown if len(shown) <= _CLUE else f"{shown[: _CLUE - 3]}..."
+
+
+def title(node: onnx.NodeProto) -> str:
+    """A node as messages call it: by its name, or by its type where it has none."""
+    return f"node {quote(node.name or node.op_type)}"
+
+
+def check_shape(dims: tuple[int, ...], what: str) -> None:
+    """Refuse negative dimensions, and more elements than `MOST_ELEMENTS`.
+
+    Raises:
+        GraphError: with `what` before it.
+    """
+    if len(dims) > _MOST_RANK:
+        raise GraphError(f"{what} has {len(dims)} dimensions, more than {_MOST_RANK}")
+    if any(size < 0 for size in dims):
+        raise GraphError(f"{what} has a dimension of {min(dims)}")
+    if prod(size for size in dims if size) > MOST_ELEMENTS:
+        raise GraphError(f"{what} has a shape of more than 2^58 elements: {quote(list(dims))}")
+
+
+def drop_weights(graph: onnx.GraphProto) -> None:
+    """Forget the values that no shape depends on."""
+    for tensor in _tensors(graph):
+        if prod(tensor.dims) > SMALL:
+            for field in _DATA:
+                tensor.ClearField(field)
+
+
+def read_external(graph: onnx.GraphProto, folder: Path) -> None:
+    """Read those small tensors of integers that are kept in other files below `folder`: shapes may depend on them.
+
+    One that can't be read stays without values.
+    """
+    from onnx import helper
+
+    for tensor in graph.initializer:
+        if tensor.data_location != tensor.EXTERNAL or prod(tensor.dims) > SMALL:
+            continue
+        kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        if kind.kind not in "iub":
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        size = prod(tensor.dims) * kind.itemsize
+        try:
+            path = (folder / entries["location"]).resolve(strict=True)
+            if not path.is_file() or not path.is_relative_to(folder.resolve()):
+                continue
+            with path.open("rb") as file:
+                file.seek(int(entries.get("offset", 0)))
+                data = file.read(size)
+        except (OSError, LookupError, ValueError, OverflowError):
+            continue
+        if len(data) == size:
+            tensor.raw_data = data
+            tensor.data_location = tensor.DEFAULT
+            del tensor.external_data[:]
+
+
+def _check_value(value: onnx.ValueInfoProto) -> None:
+    dims = value.type.tensor_type.shape.dim
+    for dim in dims:
+        if dim.HasField("dim_value") and dim.dim_value == -1:
+            dim.Clear()
+    check_shape(tuple(dim.dim_value for dim in dims if dim.HasField("dim_value")), f"tensor {quote(value.name)}")
+
+
+def _check_order(graph: onnx.GraphProto) -> None:
+    """Each tensor is made once, and before it is read."""
+    if graph.sparse_initializer:
+        name = graph.sparse_initializer[0].values.name
+        raise GraphError(f"weight {quote(name)} is sparse, which can't be imported: make it dense")
+    known = {value.name for value in graph.input}
+    stored: set[str] = set()
+    for tensor in graph.initializer:
+        if tensor.name in stored:
+            raise GraphError(f"there are two weights {quote(tensor.name)}")
+        stored.add(tensor.name)
+    known |= stored
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in known:
+                raise GraphError(f"{title(node)}: nothing before it makes {quote(name)}, which it reads")
+        for name in node.output:
+            if name in known:
+                raise GraphError(f"{title(node)}: {quote(name)} is made twice")
+            if name:
+                known.add(name)
+
+
+def _check_tensors(graph: onnx.GraphProto) -> None:
+    for tensor in _tensors(graph):
+        _check_tensor(tensor)
+
+
+def _check_node(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:
+    """It has as many inputs and outputs, and the attributes, that the inference reads: it doesn't look."""
+    from onnx import defs
+
+    found = {attribute.name: attribute for attribute in node.attribute}
+    if "sparse_value" in found:
+        raise GraphError(f"{title(node)}: a sparse constant can't be imported: make it dense")
+    if node.op_type == "Split" and "num_outputs" in found and found["num_outputs"].i != len(node.output):
+        parts = found["num_outputs"].i
+        raise GraphError(f"{title(node)}: num_outputs is {parts}, but it has {len(node.output)} outputs")
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    try:
+        schema = defs.get_schema(node.op_type, versions.get(domain, 0), domain)
+    except defs.SchemaError:  # an op of others
+        return
+    for names, least, most, what in (
+        (node.input, schema.min_input, schema.max_input, "inputs"),
+        (node.output, schema.min_output, schema.max_output, "outputs"),
+    ):
+        count = max((i + 1 for i, name in enumerate(names) if name), default=0)
+        if not least <= len(names) or count > most:
+            bounds = str(least) if least == most else f"at least {least}" if most >= 2**31 - 1 else f"{least} to {most}"
+            raise GraphError(f"{title(node)}: {node.op_type} has {bounds} {what}, not {count}")
+    for name, expected in schema.attributes.items():
+        if name not in found:
+            if expected.required:
+                raise GraphError(f"{title(node)}: the attribute {quote(name)} of {node.op_type} is missing")
+            continue
+        kind: Any = expected.type  # of a class that onnx's stubs leave empty
+        if not found[name].ref_attr_name and found[name].type != kind.value:
+            raise GraphError(f"{title(node)}: the attribute {quote(name)} must be of type {kind.name}")
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, and those inside of its nodes."""
+    stack = [graph]
+    while stack:
+        graph = stack.pop()
+        yield graph
+        for node in graph.node:
+            stack += _inner(node)
+
+
+def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Graphs directly inside of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes, and those of the graphs inside of them."""
+    for node in nodes:
+        yield node
+        for graph in _inner(node):
+            for inner in _graphs(graph):
+                yield from inner.node
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """All tensors that hold values."""
+    for inner in _graphs(graph):
+        yield from inner.initializer
+        for node in inner.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+
+
+def _check_tensor(tensor: onnx.TensorProto) -> None:
+    what = f"tensor {quote(tensor.name)}"
+    check_shape(tuple(tensor.dims), what)
+    kinds = tensor.DataType
+    if tensor.data_type not in kinds.values() or tensor.data_type == tensor.UNDEFINED:
+        raise GraphError(f"{what} has no known dtype: {tensor.data_type}")
+    if tensor.HasField("segment"):
+        raise GraphError(f"{what} is a segment of a tensor, which can't be imported")
+    if tensor.data_location == tensor.EXTERNAL:
+        return
+    name, elements = kinds.Name(tensor.data_type), prod(tensor.dims)
+    field, expected = _stored(name, elements)
+    if tensor.HasField("raw_data") and tensor.data_type != tensor.STRING:
+        field, expected = "raw_data", _raw_bytes(tensor.data_type, name, elements)
+    found = len(getattr(tensor, field))
+    if found != expected:
+        values = "bytes" if field == "raw_data" else "values"
+        raise GraphError(f"{what} of shape {quote(list(tensor.dims))} has {found} {values} in {field}, not {expected}")
+
+
+def _raw_bytes(data_type: int, name: str, elements: int) -> int:
+    from onnx import helper
+
+    bits = _packed_bits(name) or int(helper.tensor_dtype_to_np_dtype(data_type).itemsize) * 8
+    return -(-elements * bits // 8)
+
+
+def _stored(name: str, elements: int) -> tuple[str, int]:
+    """Field of a tensor without raw data, and how many values it has there."""
+    if name in ("FLOAT", "COMPLEX64"):
+        return "float_data", elements * (1 + (name == "COMPLEX64"))
+    if name in ("DOUBLE", "COMPLEX128"):
+        return "double_data", elements * (1 + (name == "COMPLEX128"))
+    if name in ("UINT32", "UINT64"):
+        return "uint64_data", elements
+    if name in ("INT64", "STRING"):
+        return f"{name.lower()}_data", elements
+    bits = _packed_bits(name)
+    return "int32_data", -(-elements * bits // 8) if bits else elements
+
+
+def _packed_bits(name: str) -> int:
+    """Bits of an element where several share a byte; else 0."""
+    return {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2}.get(name, 0)

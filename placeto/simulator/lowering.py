@@ -1,0 +1,363 @@
+"""Lowering: what a placement makes of sums of gradients, and of tensors that several micro-batches read.
+
+A graph in micro-batches says what is added up, in a chain: see `placeto.problem.gradient_sums`. A placement says where.
+What one device contributes to a gradient is summed there, in the order of the micro-batches; then what one host
+contributes, on one of the devices that do; then, at the parameter's home, the sums of the devices of its host and those
+of the other hosts. An op of the chain stays an op, with other inputs and on another device: whatever a placement says
+of it is not read. A parameter that devices of another host read crosses to that host once, to one of those devices,
+where an op of no cost, a relay, passes it on to the others.
+
+Among the devices of a host those that sum and pass on are, as far as they take part, the ones with the number that the
+home has within its host: homes spread over the devices spread this work as well.
+
+The lowered problem is a `FlatProblems` like any other: N ops of the graph, then R relays; E edges, then one into each
+relay; T tensors, then that of each relay. A problem without sums and relays is its own lowering.
+
+Legend: N ops, T tensors, E edges, D devices, H hosts, Q copied tensors, R = Q * H relays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from placeto.compiling import compiled
+from placeto.problem.flat import LIST, LONE, FlatProblems
+from placeto.problem.flat_sums import HEADER
+
+
+class Sums(NamedTuple):
+    """What a problem is lowered by, int64 arrays: see `placeto.problem.flat_sums.lowering_array`."""
+
+    host: np.ndarray  # (D,)
+    home: np.ndarray  # (S,)
+    home_edge: np.ndarray  # (S,)
+    ptr: np.ndarray  # (S+1,)
+    part_tensor: np.ndarray  # (C,)
+    part_add: np.ndarray  # (C,)
+    part_edge: np.ndarray  # (C,)
+    part_out: np.ndarray  # (C,)
+    copied: np.ndarray  # (Q,)
+    reader_ptr: np.ndarray  # (Q+1,)
+    reader_edge: np.ndarray
+    relay_rank: np.ndarray  # (R,)
+    relay_priority: np.ndarray  # (R,)
+    dst: np.ndarray  # (E+R,)
+    tensor: np.ndarray  # (E+R,)
+    named: np.ndarray  # (E+R,)
+
+
+class Wired(NamedTuple):
+    """Ops and tensors of a lowered problem, in the making."""
+
+    place: np.ndarray  # (N+R,) int64, device
+    tensor_of: np.ndarray  # (E+R,) int64, the tensor that each edge carries
+    src: np.ndarray  # (T+R,) int64, producer
+    size: np.ndarray  # (T+R,) int64, bytes
+    live: np.ndarray  # (T+R,) int64, bytes that it takes on its producer's device
+    storage: np.ndarray  # (T+R,) int64, see `FlatProblems`
+
+
+@compiled(nogil=True)
+def num_relays(flat: FlatProblems, p: int) -> int:
+    """R, the number of relays of a problem."""
+    first = flat.lowering_offset[p]
+    return flat.lowering[first] if flat.lowering_offset[p + 1] > first else 0
+
+
+@compiled(nogil=True)
+def _slice(data: np.ndarray, at: np.ndarray, count: int) -> np.ndarray:
+    first = at[0]
+    at[0] += count
+    return data[first : at[0]]
+
+
+@compiled(nogil=True)
+def _unpacked(data: np.ndarray, d: int) -> Sums:
+    at = np.full(1, HEADER)
+    relays, sums, parts, copied, readers, edges = data[0], data[2], data[3], data[4], data[5], data[6]
+    return Sums(
+        _slice(data, at, d),
+        _slice(data, at, sums),
+        _slice(data, at, sums),
+        _slice(data, at, sums + 1),
+        _slice(data, at, parts),
+        _slice(data, at, parts),
+        _slice(data, at, parts),
+        _slice(data, at, parts),
+        _slice(data, at, copied),
+        _slice(data, at, copied + 1),
+        _slice(data, at, readers),
+        _slice(data, at, relays),
+        _slice(data, at, relays),
+        _slice(data, at, edges),
+        _slice(data, at, edges),
+        _slice(data, at, edges),
+    )
+
+
+@compiled(nogil=True)
+def _nearest(taking_part: np.ndarray, host: np.ndarray, wanted: int, number: np.ndarray, home: int) -> int:
+    """The device of a host that takes part and whose number within its host follows that of the home; -1 if none."""
+    found, least = -1, len(host)
+    for device in range(len(host)):
+        if host[device] == wanted and taking_part[device]:
+            distance = (number[device] - number[home]) % len(host)
+            if distance < least:
+                found, least = device, distance
+    return found
+
+
+@compiled(nogil=True)
+def _sum_up(sums: Sums, hosts: int, wired: Wired) -> None:
+    """Wire the ops that add, and place them."""
+    host, place, src = sums.host, wired.place, wired.src
+    d = len(host)
+    number = _numbers(host, hosts)
+    held, free, there = np.empty(d, np.int64), np.empty(len(sums.part_tensor), np.int64), np.empty(d, np.bool_)
+    for s in range(len(sums.home)):
+        home, spare, used = place[sums.home[s]], 0, 0
+        held[:] = -1  # the tensor with what each device has summed up
+        for c in range(sums.ptr[s], sums.ptr[s + 1]):
+            tensor = sums.part_tensor[c]
+            device = place[src[tensor]]
+            if held[device] >= 0:
+                held[device] = _add(sums, c, device, home, held[device], tensor, wired)
+                continue
+            held[device] = tensor
+            if device == home:
+                wired.live[tensor] = 0  # it becomes the gradient
+            if c > sums.ptr[s]:
+                free[spare] = c
+                spare += 1
+        for other in range(hosts):
+            if other == host[home]:
+                continue
+            for device in range(d):
+                there[device] = held[device] >= 0
+            first = _nearest(there, host, other, number, home)
+            for device in range(d):
+                if host[device] == other and held[device] >= 0 and device != first:
+                    held[first] = _add(sums, free[used], first, home, held[first], held[device], wired)
+                    held[device] = -1
+                    used += 1
+        total = held[home]
+        for near in (True, False):  # devices of the home's host first
+            for device in range(d):
+                if device == home or held[device] < 0 or (host[device] == host[home]) != near:
+                    continue
+                if total < 0:
+                    total = held[device]
+                else:
+                    total = _add(sums, free[used], home, home, total, held[device], wired)
+                    used += 1
+        wired.tensor_of[sums.home_edge[s]] = total
+
+
+@compiled(nogil=True)
+def _add(sums: Sums, c: int, device: int, home: int, total: int, tensor: int, wired: Wired) -> int:
+    """Let the op of contribution `c` add a tensor to a total on a device; returns the tensor that it makes.
+
+    It adds in place: what it makes takes the memory of the total, and at home that of the gradient.
+    """
+    made, edge = sums.part_out[c], sums.part_edge[c]
+    wired.place[sums.part_add[c]] = device
+    wired.tensor_of[edge], wired.tensor_of[edge + 1] = total, tensor
+    if device == home:
+        wired.live[made] = 0
+    else:
+        wired.storage[made] = wired.storage[total]
+    return made
+
+
+@compiled(nogil=True)
+def _numbers(host: np.ndarray, hosts: int) -> np.ndarray:
+    """(D,) number of each device within its host."""
+    number, seen = np.empty(len(host), np.int64), np.zeros(hosts, np.int64)
+    for device in range(len(host)):
+        number[device] = seen[host[device]]
+        seen[host[device]] += 1
+    return number
+
+
+@compiled(nogil=True)
+def _pass_on(sums: Sums, hosts: int, n: int, t: int, wired: Wired) -> None:
+    """Wire and place the relays."""
+    host, place, src, size = sums.host, wired.place, wired.src, wired.size
+    number, there = _numbers(host, hosts), np.empty(len(host), np.bool_)
+    first = len(sums.dst) - len(sums.relay_rank)  # edge into a relay
+    for q in range(len(sums.copied)):
+        tensor = sums.copied[q]
+        home = place[src[tensor]]
+        there[:] = False
+        for k in range(sums.reader_ptr[q], sums.reader_ptr[q + 1]):
+            there[place[sums.dst[sums.reader_edge[k]]]] = True
+        for other in range(hosts):
+            relay, readers = q * hosts + other, 0
+            place[n + relay], src[t + relay] = home, n + relay
+            size[t + relay] = wired.live[t + relay] = size[tensor]
+            wired.tensor_of[first + relay] = tensor
+            for device in range(len(host)):
+                readers += there[device] and host[device] == other
+            if other != host[home] and readers > 1:
+                place[n + relay] = _nearest(there, host, other, number, home)
+                for k in range(sums.reader_ptr[q], sums.reader_ptr[q + 1]):
+                    edge = sums.reader_edge[k]
+                    if host[place[sums.dst[edge]]] == other:
+                        wired.tensor_of[edge] = t + relay
+
+
+@compiled(nogil=True)
+def _wired(flat: FlatProblems, p: int, placement: np.ndarray, sums: Sums, hosts: int) -> Wired:
+    """Ops and tensors of the lowered problem."""
+    tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
+    n, t, relays = flat.op_offset[p + 1] - flat.op_offset[p], tensor1 - tensor0, len(sums.relay_rank)
+    wired = Wired(
+        np.empty(n + relays, np.int64),
+        sums.tensor.copy(),
+        np.empty(t + relays, np.int64),
+        np.empty(t + relays, np.int64),
+        np.empty(t + relays, np.int64),
+        np.arange(t + relays),
+    )
+    wired.place[:n] = placement[:n]
+    wired.src[:t], wired.size[:t] = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
+    wired.live[:t], wired.storage[:t] = flat.live_bytes[tensor0:tensor1], flat.storage[tensor0:tensor1]
+    _sum_up(sums, hosts, wired)
+    _pass_on(sums, hosts, n, t, wired)
+    return wired
+
+
+@compiled(nogil=True)
+def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
+    """The edges by producer and by tensor: six arrays of `FlatProblems`."""
+    dst, named, tensor_of, src = sums.dst, sums.named, wired.tensor_of, wired.src
+    out_ptr, tensor_ptr = np.zeros(len(wired.place) + 1, np.int64), np.zeros(len(src) + 1, np.int64)
+    for edge in range(len(dst)):
+        out_ptr[src[tensor_of[edge]] + 1] += 1
+        tensor_ptr[tensor_of[edge] + 1] += 1
+    out_ptr, tensor_ptr = np.cumsum(out_ptr), np.cumsum(tensor_ptr)
+    out_child, out_tensor = np.empty(len(dst), np.int64), np.empty(len(dst), np.int64)
+    named_child, tensor_child = np.empty(len(dst), np.int64), np.empty(len(dst), np.int64)
+    at, at_tensor = out_ptr.copy(), tensor_ptr.copy()
+    for edge in range(len(dst)):
+        tensor = tensor_of[edge]
+        op = src[tensor]
+        out_child[at[op]], out_tensor[at[op]] = dst[edge], tensor
+        at[op] += 1
+    at[:] = out_ptr
+    for edge in named:
+        tensor = tensor_of[edge]
+        op = src[tensor]
+        named_child[at[op]] = tensor_child[at_tensor[tensor]] = dst[edge]
+        at[op] += 1
+        at_tensor[tensor] += 1
+    return out_ptr, out_child, out_tensor, named_child, tensor_ptr, tensor_child
+
+
+@compiled(nogil=True)
+def _listed(priority: np.ndarray, sums: Sums, wired: Wired, out_ptr: np.ndarray, out_child: np.ndarray) -> np.ndarray:
+    """(N+R,) the list of all ops, with sums after what they add and relays before all who read them.
+
+    Where the list has a sum late enough it stays there. The whole list keeps the lowered graph, so devices that run
+    their parts of it never wait for each other in a circle.
+    """
+    n, key = len(priority), np.empty(len(wired.place))
+    key[:n] = priority
+    for s in range(len(sums.home)):
+        changed = True
+        while changed:
+            changed = False
+            for c in range(sums.ptr[s] + 1, sums.ptr[s + 1]):
+                for edge in range(sums.part_edge[c], sums.part_edge[c] + 2):
+                    least = key[wired.src[wired.tensor_of[edge]]] + 1e-3
+                    if key[sums.part_add[c]] < least:
+                        key[sums.part_add[c]] = least
+                        changed = True
+        home = sums.home[s]
+        key[home] = max(key[home], key[wired.src[wired.tensor_of[sums.home_edge[s]]]] + 1e-3)
+    for relay in range(n, len(key)):
+        key[relay] = len(key)  # where nobody reads it
+        for k in range(out_ptr[relay], out_ptr[relay + 1]):
+            key[relay] = min(key[relay], key[out_child[k]] - 5e-4)
+    return np.argsort(key, kind="mergesort")
+
+
+@compiled(nogil=True)
+def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProblems, int, np.ndarray]:
+    """A problem as a placement (N or more entries) lowers it: flat arrays, its number in them, devices (N+R,)."""
+    if flat.lowering_offset[p] == flat.lowering_offset[p + 1]:
+        return flat, p, placement
+    data = flat.lowering[flat.lowering_offset[p] : flat.lowering_offset[p + 1]]
+    op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
+    device0, device1 = flat.device_offset[p], flat.device_offset[p + 1]
+    d, hosts = device1 - device0, data[1]
+    sums = _unpacked(data, d)
+    wired = _wired(flat, p, placement, sums, hosts)
+    out_ptr, out_child, out_tensor, named_child, tensor_ptr, tensor_child = _sorted_edges(sums, wired)
+    n, ops = op1 - op0, len(wired.place)
+    tail, rank = np.zeros(ops), np.empty(ops, np.int64)
+    tail[:n], rank[:n], rank[n:] = flat.tail_us[op0:op1], flat.op_rank[op0:op1], sums.relay_rank
+    inputs, resident = np.ones(ops, np.int64), np.zeros(ops, np.int64)
+    inputs[:n], resident[:n] = flat.num_inputs[op0:op1], flat.resident[op0:op1]
+    priority, ranked = np.empty(ops, np.int64), np.empty(ops, np.int64)
+    if flat.dispatch[p] == LIST:
+        ranked[:] = _listed(flat.priority[op0:op1], sums, wired, out_ptr, out_child)
+        for position in range(ops):
+            priority[ranked[position]] = position
+    else:
+        priority[:n], priority[n:] = flat.priority[op0:op1], sums.relay_priority
+        for op in range(ops):
+            ranked[priority[op]] = op
+
+    time0, pair0, pair1 = flat.time_offset[p], flat.pair_offset[p], flat.pair_offset[p + 1]
+    shared0, shared1 = flat.shared_offset[p], flat.shared_offset[p + 1]
+    path0, path1 = flat.path_offset[p], flat.path_offset[p + 1]
+    made = FlatProblems(
+        op_offset=_offset(ops),
+        edge_offset=_offset(len(sums.dst)),
+        tensor_offset=_offset(len(wired.src)),
+        device_offset=_offset(d),
+        time_offset=_offset(ops * d),
+        pair_offset=_offset(d * d),
+        shared_offset=_offset(shared1 - shared0),
+        path_offset=_offset(path1 - path0),
+        broadcast=flat.broadcast[p : p + 1],
+        link=flat.link[p : p + 1],
+        dispatch=flat.dispatch[p : p + 1],
+        link_gap_us=flat.link_gap_us[p : p + 1],
+        op_time=flat.op_time[time0 : time0 + ops * d],
+        tail_us=tail,
+        op_rank=rank,
+        priority=priority,
+        ranked=ranked,
+        num_inputs=inputs,
+        resident=resident,
+        out_ptr=out_ptr,
+        out_child=out_child,
+        out_tensor=out_tensor,
+        named_child=named_child,
+        tensor_ptr=tensor_ptr,
+        tensor_child=tensor_child,
+        tensor_src=wired.src,
+        tensor_bytes=wired.size,
+        storage=wired.storage,
+        live_bytes=wired.live,
+        overhead_us=flat.overhead_us[device0:device1],
+        memory=flat.memory[device0:device1],
+        device_rank=flat.device_rank[device0:device1],
+        bandwidth=flat.bandwidth[pair0:pair1],
+        latency_us=flat.latency_us[pair0:pair1],
+        path_ptr=flat.path_ptr[pair0 + p : pair1 + p + 1],
+        path_link=flat.path_link[path0:path1],
+        shared_bandwidth=flat.shared_bandwidth[shared0:shared1],
+        lowering_offset=np.zeros(2, np.int64),
+        lowering=flat.lowering[:0],
+    )
+    return made, LONE, wired.place
+
+
+@compiled(nogil=True)
+def _offset(count: int) -> np.ndarray:
+    return np.array([0, count])

@@ -1,0 +1,52 @@
+"""What a placer returns.
+
+Legend: N ops, D devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.units import format_us
+from placeto.simulator.schedule import Schedule, simulate
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementResult:
+    """The best placement that a placer found, and what finding it took."""
+
+    placement: np.ndarray  # (N,) int64, device of each op
+    makespan_us: float  # what `simulate` gives for it
+    fits: bool  # no device exceeds its memory
+    simulations: int
+    seconds: float
+    history: tuple[tuple[int, float, float], ...]  # (simulations, seconds, makespan_us) of each improvement
+    problem: PlacementProblem
+    placer: str = ""  # its name, where it has one
+    order: np.ndarray | None = None  # (N,) the ops in the order that each device must keep; None = by dispatch
+    whole_modules: tuple[str, ...] | None = None  # kept whole, as blocks were; None = any module could be divided
+
+    def __repr__(self) -> str:
+        used = f"{len(np.unique(self.placement))} of {self.problem.num_devices} devices"
+        spent = f"{self.simulations} simulations in {self.seconds:.2f} s{f' by {self.placer}' if self.placer else ''}"
+        fits = "fits" if self.fits else "doesn't fit"
+        of = f"{self.problem.graph.name!r}, {self.problem.graph.mode}"
+        return f"PlacementResult({of}, {format_us(self.makespan_us)}, {used}, {fits}, {spent})"
+
+    def schedule(self) -> Schedule:
+        """What runs where and when; its makespan is `makespan_us`."""
+        return simulate(self.problem, self.placement, order=self.order)
+
+    @cached_property
+    def peak_memory(self) -> dict[str, int]:
+        """Name of each device -> the most bytes that it holds at any time."""
+        return dict(zip(self.problem.cluster.device_names, self.schedule().peak_memory.tolist(), strict=True))
+
+    def devices(self) -> dict[str, str]:
+        """Name of each op -> name of its device."""
+        names, graph = self.problem.cluster.device_names, self.problem.graph
+        return {op: names[device] for op, device in zip(graph.op_names, self.placement.tolist(), strict=True)}

@@ -1,0 +1,326 @@
+"""Functions of the user's code where a graph is expected, and what is told to those who mistype them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from placeto import capture_inference, capture_training, load_cluster, load_placement, place
+from placeto.cli.graphs import CaptureOptions
+from placeto.cli.profile import real_step_of
+from placeto.cli.train import _problems
+from placeto.formats.report import page
+from placeto.problem.costs import ROOFLINE
+from tests.command_line import fails, run
+
+MODEL = """
+import torch
+from torch import nn
+
+class Pair(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.left, self.right = nn.Linear(width, width), nn.Linear(width, width)
+    def forward(self, x):
+        return self.left(x) + self.right(x).relu()
+
+class Net(nn.Module):
+    _no_split_modules = ["Pair"]
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second, self.last = Pair(width), Pair(width), nn.Linear(width, 4)
+        self.idle = Pair(width)
+    def forward(self, x):
+        return self.last(self.second(self.first(x)) + x)
+
+def train(width=8):
+    return Net(width), [torch.empty(16, width)], lambda y: y.square().mean()
+
+def bare():
+    return Net(8), [torch.empty(16, 8)]
+
+def classes():
+    return Net(8), [torch.empty(16, 8)], None, [torch.zeros(16, dtype=torch.int64)]
+
+def own_loss(output):
+    return output.sum()
+
+def no_inputs():
+    return Net(8), torch.empty(16, 8), own_loss
+
+def loss_by_name():
+    return Net(8), [torch.empty(16, 8)], "mse"
+
+def wide():
+    return Net(8), [torch.empty(16, 9)], own_loss
+
+def alone():
+    return Net(8)
+"""
+ON = ("--cluster", "2xv100", "--placer", "heft")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(MODEL)
+    return tmp_path
+
+
+def graph_of(name: str, **options: object) -> str:
+    """The hash of what `capture` of the library makes of a factory."""
+    import importlib.util
+
+    import torch
+
+    spec = importlib.util.spec_from_file_location("net_of_tests", "net.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with torch.device("meta"):
+        net, inputs, *rest = getattr(module, name)()
+    if options.pop("inference", False):
+        return capture_inference(net, inputs, **options).hash  # type: ignore[arg-type]
+    loss = options.pop("loss", rest[0] if rest else None)
+    return capture_training(net, inputs, loss, targets=rest[1] if len(rest) > 1 else (), **options).hash  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("factory", "words", "options"),
+    [
+        ("train", (), {}),
+        ("train", ("--micro-batches", "4"), {"micro_batches": 4}),
+        ("train", ("--precision", "bf16", "--optimizer", "sgd"), {"precision": "bf16", "optimizer": "sgd"}),
+        ("train", ("--optimizer-step",), {"optimizer_step": True}),
+        ("train", ("--inference",), {"inference": True}),
+        ("bare", ("--loss", "mean"), {"loss": lambda y: y.mean()}),
+        ("bare", ("--loss", "net.py:own_loss"), {"loss": lambda y: y.sum()}),
+    ],
+    ids=" ".join,
+)
+def test_a_function_is_captured_as_the_library_would(
+    factory: str, words: tuple[str, ...], options: dict[str, object], folder: Path
+) -> None:
+    assert run("place", f"net.py:{factory}", *ON, "-o", "p.json", *words) == 0
+    assert load_placement("p.json").graph_hash == graph_of(factory, **options)
+
+
+def test_losses_of_torch_take_the_targets(folder: Path) -> None:
+    from torch.nn.functional import cross_entropy
+
+    assert (
+        run("place", "net:classes", *ON, "-o", "p.json", "--loss", "cross_entropy") == 0
+    )  # a module found in the folder
+    assert load_placement("p.json").graph_hash == graph_of("classes", loss=cross_entropy)
+
+
+def test_all_commands_take_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each says of the function what it says of the file that `placeto capture` writes."""
+    split, named = ("--micro-batches", "2"), "net.py:train(width=8)"
+    assert run("capture", named, "-o", "net.json", *split) == 0
+    assert run("place", named, *ON, "-o", "p.json", *split) == 0
+    capsys.readouterr()
+    said = []
+    for graph, words in (("net.json", ()), (named, split)):
+        with_placement = (graph, *words, "--cluster", "2xv100", "--placement", "p.json")
+        assert run("simulate", *with_placement) == 0
+        assert run("export", *with_placement, "-o", "map.json", "--format", "device-map") == 0
+        printed = capsys.readouterr().out.replace(graph, "it")
+        assert run("report", *with_placement, "-o", "page.html", "--against", "none") == 0
+        on = ("--placer", "single", "-o", "table.json")
+        assert run("compare", graph, *words, "--clusters", "2xv100", *on) == 0
+        (compared,) = json.loads(Path("table.json").read_text())["rows"]
+        on = ("--placers", "single", "--processes", "1", "-o", f"rows-{len(said)}.json")
+        assert run("evaluate", graph, *words, "--cluster", "2xv100", *on) == 0
+        (row,) = json.loads(Path(f"rows-{len(said)}.json").read_text())["rows"]
+        times = compared["makespan_us"], row["makespan_us"], row["lower_bound_us"]
+        title = re.search("<title>.*</title>", Path("page.html").read_text().replace(graph, "it"))
+        said.append((printed, Path("map.json").read_text(), title and title[0], times))
+        capsys.readouterr()
+    assert said[0] == said[1]
+
+
+def test_modules_that_must_not_be_split_are_kept_as_the_library_keeps_them(folder: Path) -> None:
+    import torch
+
+    assert run("place", "net.py:train", *ON, "--whole-modules", "--whole", "last", "-o", "p.json") == 0
+    file = load_placement("p.json")
+    assert file.whole_modules == ["last", "first", "second"]
+    space: dict[str, object] = {}
+    exec(MODEL, space)
+    with torch.device("meta"):
+        net, inputs, loss = space["train"]()  # type: ignore[operator]
+    result = place(net, inputs, loss=loss, cluster="2xv100", placer="heft", whole_modules=["last"])
+    assert result.devices() == file.placement
+    assert result.makespan_us == file.makespan_us
+    of = {name: {file.placement[op] for op in file.placement if op.startswith(name)} for name in ("first", "second")}
+    assert all(len(devices) == 1 for devices in of.values()), of
+
+
+def test_the_report_places_rivals_in_whole_modules_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[list[page.Rival]] = []
+    real = page._compared
+    monkeypatch.setattr(page, "_compared", lambda s, p, rivals, w: shown.append(list(rivals)) or real(s, p, rivals, w))
+    free = ("place", "net.py:train(width=2048)", "--cluster", "2xv100", "--placer", "single", "--report", "page.html")
+    assert run(*free, "-o", "free.json") == 0
+    assert "in whole modules as well" not in Path("page.html").read_text()
+    assert run(*free, "--whole-modules", "-o", "whole.json") == 0
+    assert "in whole modules as well" in Path("page.html").read_text()
+    again = ("report", free[1], *free[2:4], "-o", "page.html", "--placement")
+    assert run(*again, "whole.json") == 0
+    assert run(*again, "free.json") == 0
+    times = [{rival.placer: rival.makespan_us for rival in rivals} for rivals in shown]
+    assert times[1] == times[2]
+    assert times[0] == times[3]
+    assert times[0]["etf"] < times[1]["etf"], "towers inside a pair can't be split"
+
+
+def test_a_placement_of_another_graph_is_refused_as_such(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("place", "net.py:train", *ON, "-o", "p.json") == 0
+    capsys.readouterr()
+    on = ("--placement", "p.json", "--cluster", "2xv100")
+    local = ("--placement", "p.json", "--devices", "cpu:0,cpu:1")
+    for words in (
+        ("simulate", "net.py:bare", "--inference", *on),
+        ("simulate", "net.py:train", "--micro-batches", "2", *on),
+        ("simulate", "cifar10:test:0", *on),
+        ("report", "net.py:train", "--precision", "bf16", *on, "-o", "a.html"),
+        ("export", "net.py:train(width=16)", *on, "-o", "a.json", "--format", "stages"),
+        ("run", "net.py:train", *local, "--inference"),
+        ("run", "net.py:train", *local, "--set", "width=16"),
+    ):
+        message = fails(capsys, *words)
+        assert message.startswith("error: p.json: the placement is for another graph: its hash begins '"), message
+        assert message.endswith("captured with the same options and sizes with which it was placed\n"), message
+
+
+MISTAKES = [
+    ("net.py", "name the function in it that returns (module, inputs, loss); there are net.py:train, net.py:bare"),
+    ("net", "net.py is a file: write net.py:FUNCTION"),
+    ("empty.py", "name the function in it that returns (module, inputs, loss); there is none"),
+    ("empty.py:train", "empty.py has no function 'train'"),
+    ("nothing.py", "there is no such file"),
+    ("nothing.py:train", "there is no file 'nothing.py'"),
+    ("nothing:train", "there is no module 'nothing'; looked in "),
+    ("net.py:tain", "net.py has no function 'tain'; there are alone, bare, "),
+    ("net.py:", "name the function in it that returns (module, inputs), "),
+    ("net.py:train(width=w)", "its arguments must be Python literals"),
+    ("net.py:train(depth=4)", "unexpected keyword argument 'depth'; it is train(width=8)"),
+    ("net.py:alone", "not the module alone: its inputs are needed as well"),
+    ("net.py:no_inputs", "inputs must be a sequence of arguments, such as [x], not a tensor"),
+    ("net.py:loss_by_name", "the loss must be a function of the module's output, not a str"),
+    ("net.py:wide", "module 'first.left' (Linear), net.py:10: "),
+    ("net.py:bare", "return (module, inputs, loss), add --loss mean, or --inference"),
+    ("folder/net:train", "folder/net.py is a file: write folder/net.py:"),
+    ("notebook.ipynb", "no notebook is read: write it as a .py file"),
+    ("notebook.ipynb:train", "no notebook is read: write it as a .py file"),
+    ("grap.json", "no such file; there is graph.json"),
+    ("graph.json:0", "graph.json is a file: leave out ':0'"),
+    ("empty.json", "empty.json: not valid JSON: the file is empty"),
+    ("folder", "is a directory; a graph is a file (.json, .json.gz, .onnx, "),
+    ("", "the name of a graph is empty; a graph is a file"),
+    ("C:\\nets\\graph.json", "no such file"),
+    ("C:\\nets\\net.py:train", "there is no file 'C:\\\\nets\\\\net.py'"),
+    ("no/such/graph.json", "there is no folder 'no/such'"),
+    ("cifar10", "cifar10 is a family of graphs: write cifar10:train:0, its splits are train, validation, test"),
+    ("cifar10:test", "cifar10 is a family of graphs: write cifar10:test:0"),
+    ("cifar10:test:x", "index must be 0 to 31, not 'x'"),
+    (
+        "no such thing",
+        "no such file; a graph is a file (.json, .json.gz, .onnx, PipeDream .graph.txt, dnn-partitioning",
+    ),
+]
+
+
+@pytest.mark.parametrize(("graph", "says"), MISTAKES, ids=[graph for graph, _ in MISTAKES])
+def test_graphs_that_are_none(graph: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    Path("folder/net.py").write_text(MODEL)
+    for empty in ("empty.py", "empty.json", "notebook.ipynb"):
+        Path(empty).touch()
+    Path("graph.json").write_text("{}")
+    assert says in fails(capsys, "place", graph, *ON)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("-o", "a.txt"), "--out a.txt: must end in .json or .json.gz"),
+        (("-o", "a"), "--out a: must end in .json or .json.gz"),
+        (("-o", "."), "--out .: is a directory"),
+        (("--micro-batches", "0"), "--micro-batches must be at least 1, not 0"),
+        (("--micro-batches", "3"), "a batch of 16 can't be split into 3 micro-batches"),
+        (("--loss", "mse"), "--loss 'mse': must be sum, mean, file.py:function, or one of binary_cross_entropy, "),
+        (("--loss", "net.py:nothing"), "net.py has no function 'nothing'"),
+        (("--loss", "mean", "--inference"), "--loss is part of a training step, not of --inference"),
+        (("--dim", "batch=4"), "--dim batch=4: is for ONNX files"),
+        (("--whole", "third"), "has no module 'third'; there are first"),
+        (("--costs", "nothing.json"), "costs 'nothing.json': there is no such file; by name there are efficiency"),
+        (("--seed", "-1"), "--seed must be at least 0, not -1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_options_that_are_none(
+    words: tuple[str, ...], says: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in fails(capsys, "place", "net.py:train", *ON, *words)
+
+
+def test_clusters_that_are_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("machine.txt").write_text("GPU 0: Tesla T4")
+    for cluster, says in (
+        ("4", "unknown cluster '4': presets are 2xk80, "),
+        ("nope.json", "cluster 'nope.json': there is no such file; presets are 2xk80, "),
+        ("", "unknown cluster '': presets are 2xk80, "),
+        ("machine.txt", "or name a .json file (`placeto cluster` makes one of what nvidia-smi prints)"),
+    ):
+        assert says in fails(capsys, "place", "net.py:train", "--cluster", cluster)
+
+
+def test_a_missing_onnx_file_is_told_before_its_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("model.onnx").touch()
+    assert "no such file; there is model.onnx" in fails(capsys, "place", "modl.onnx", *ON, "--dim", "batch=4")
+
+
+@pytest.mark.parametrize("option", [("--micro-batches", "2"), ("--precision", "bf16"), ("--loss", "mean"), ("--run",)])
+def test_options_of_a_capture_are_refused_for_graphs(
+    option: tuple[str, ...], graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    says = f"{option[0]} is for modules, given as file.py:function; {graph_file} is a graph already"
+    assert says in fails(capsys, "place", graph_file, *ON, *option)
+
+
+def test_graphs_to_train_on(folder: Path) -> None:
+    settings = CaptureOptions(settings=("width=4",))
+    problems = _problems(None, "train", ("net.py:train",), load_cluster("2xv100"), ROOFLINE, settings)
+    (problem,) = problems.values()
+    assert problem.graph.param_bytes.sum() == 4 * (5 * 4 * 4 + 5 * 4)
+
+
+def test_a_step_to_be_run_takes_a_loss_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = real_step_of("net.py:bare", (), inference=False, loss_name="mean")
+    assert step.capture.graph.hash == graph_of("bare", loss=lambda y: y.mean())
+    words = ("tune", "net.py:bare", "--devices", "cpu:0,cpu:1", "--loss", "mean", "--inference")
+    assert "--loss is part of a training step" in fails(capsys, *words)
+    assert "--out a.txt: must end in .json" in fails(capsys, *words[:4], "-o", "a.txt")
+
+
+def test_the_optimizer_decides_the_memory(folder: Path) -> None:
+    assert run("place", "net.py:train", *ON, "-o", "adam.json") == 0
+    assert run("place", "net.py:train", *ON, "-o", "sgd.json", "--optimizer", "sgd") == 0
+    adam, sgd = (sum(load_placement(f"{name}.json").peak_memory.values()) for name in ("adam", "sgd"))
+    assert adam > sgd
+
+
+def test_the_page_on_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its factory, and its commands that place it and simulate the placement, work as they stand there."""
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "capture.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    Path("zoo.py").write_text(program)
+    commands = re.findall(r"^placeto ((?:place|simulate) zoo\.py:net .*)$", text, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["place", "simulate"]
+    for command in commands:
+        assert run(*command.split()) == 0

@@ -1,0 +1,240 @@
+"""Damaged and hostile ONNX models end in one sentence, in seconds, and leave this process alone."""
+
+import ast
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from placeto.formats import onnx_model
+from placeto.formats.importers import ImporterError
+from placeto.formats.onnx_model import load
+
+onnx = pytest.importorskip("onnx")
+helper, FLOAT, INT64 = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+FILES = Path(__file__).parents[3] / "shared" / "cases" / "files"
+HUGE = 10**9
+
+
+def model(*nodes: object, weights: tuple = (), size: int = 4, domain: str = "") -> object:
+    """Of x (size, 4), with an output y, and with ops of another domain."""
+    info = helper.make_tensor_value_info
+    x, y = info("x", FLOAT, [size, 4]), info("y", FLOAT, None)
+    opsets = [helper.make_opsetid(name, 18 if not name else 1) for name in {"": 0, domain: 0}]
+    return helper.make_model(helper.make_graph(nodes, "g", [x], [y], list(weights)), opset_imports=opsets)
+
+
+def node(kind: str, *names: str, **attributes: object) -> object:
+    """A node with the last name as its output."""
+    return helper.make_node(kind, names[:-1], names[-1:], **attributes)
+
+
+def weight(name: str, dims: list[int], values: int, dtype: int = FLOAT) -> object:
+    tensor = onnx.TensorProto(name=name, data_type=dtype, dims=dims)
+    getattr(tensor, "int64_data" if dtype == INT64 else "float_data").extend([1] * values)
+    return tensor
+
+
+def bomb(around: bool = False) -> object:
+    """Local functions that call each other twice, forty deep; the last one calls the first if it goes around."""
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("me", 1)]
+    functions = []
+    for depth in range(40):
+        last = depth == 39 and not around
+        inner, domain = ("Relu", "") if last else (f"F{(depth + 1) % 40}", "me")
+        calls = [node(inner, "x", "a", domain=domain), node(inner, "a", "y", domain=domain)]
+        functions.append(helper.make_function("me", f"F{depth}", ["x"], ["y"], calls, opsets))
+    found = model(node("F0", "x", "y", domain="me"), domain="me")
+    found.functions.extend(functions)  # type: ignore[attr-defined]
+    return found
+
+
+MATMUL = node("MatMul", "x", "w", "y")
+SPLIT = helper.make_node("Split", ["x"], ["y", "z"], num_outputs=HUGE, axis=0)
+SPARSE = helper.make_sparse_tensor(helper.make_tensor("w", FLOAT, [1], [1.0]), weight("i", [1], 1, INT64), [4, 4])
+HOSTILE: dict[str, tuple[Callable[[], object], str]] = {
+    "parts": (lambda: model(SPLIT), "node 'Split': num_outputs is 1000000000, but it has 2 outputs"),
+    "no data": (
+        lambda: model(node("Gather", "x", "w", "y"), weights=(weight("w", [HUGE], 1, INT64),)),
+        r"tensor 'w' of shape \[1000000000\] has 1 values in int64_data, not 1000000000",
+    ),
+    "too little data": (lambda: model(MATMUL, weights=(weight("w", [4, 4], 15),)), "has 15 values .*, not 16"),
+    "negative": (lambda: model(MATMUL, weights=(weight("w", [-4, -4], 16),)), "'w' has a dimension of -4"),
+    "immense": (
+        lambda: model(node("Constant", "c", value=weight("c", [2**40, 2**40], 0)), node("Add", "x", "c", "y")),
+        "'c' has a shape of more than 2.58 elements",
+    ),
+    "immense input": (lambda: model(node("Relu", "x", "y"), size=2**62), "'x' has a shape of more than 2.58 elements"),
+    "a result that is immense": (
+        lambda: model(
+            node("Expand", "x", "w", "a"),
+            node("MatMul", "a", "x", "y"),
+            weights=(helper.make_tensor("w", INT64, [3], [2**31, 2**31, 4]),),
+        ),
+        ".",
+    ),
+    "no dtype": (lambda: model(MATMUL, weights=(weight("w", [4, 4], 16, 99),)), "tensor 'w' has no known dtype: 99"),
+    "a cycle": (
+        lambda: model(node("Add", "x", "b", "a"), node("Relu", "a", "b"), node("Relu", "b", "y")),
+        "node 'Add': nothing before it makes 'b', which it reads",
+    ),
+    "made twice": (lambda: model(node("Relu", "x", "y"), node("Neg", "x", "y")), "node 'Neg': 'y' is made twice"),
+    "two weights": (
+        lambda: model(MATMUL, weights=(weight("w", [4, 4], 16), weight("w", [4, 5], 20))),
+        "there are two weights 'w'",
+    ),
+    "a sparse constant": (
+        lambda: model(node("Constant", "w", sparse_value=SPARSE), MATMUL),
+        "node 'Constant': a sparse constant can't be imported",
+    ),
+    "no inputs": (lambda: model(node("Identity", "y")), "Identity has 1 inputs, not 0"),
+    "no equation": (
+        lambda: model(node("Einsum", "x", "x", "y", what="ij,jk->ik")),
+        "node 'Einsum': the attribute 'equation' of Einsum is missing",
+    ),
+    "another type of attribute": (
+        lambda: model(node("Concat", "x", "x", "y", axis="one")),
+        "'axis' must be of type INT",
+    ),
+    "too many inputs": (lambda: model(node("Add", "x", "x", "x", "y")), "node 'Add': Add has 2 inputs, not 3"),
+    "no opset": (lambda: onnx.ModelProto(graph=model(node("Relu", "x", "y")).graph), "."),  # type: ignore[attr-defined]
+    "a function that calls itself": (lambda: bomb(around=True), "function 'F[0-9]+' calls itself"),
+    "functions without end": (bomb, "its functions make more than 1000000 nodes"),
+    "an op with a name for terminals": (
+        lambda: model(node("\x1b[31m", "x", "a"), node("MatMul", "a", "x", "y")),
+        r"node '\\x1b\[31m': the shape of 'a' isn't known \(\\x1b\[31m\)",
+    ),
+    "a sequence": (
+        lambda: model(node("SequenceConstruct", "x", "x", "s"), node("ConcatFromSequence", "s", "y", axis=0)),
+        "node 'SequenceConstruct': the shape of 's' isn't known .*; only tensors can be imported, no sequences",
+    ),
+    "an op that nobody knows": (
+        lambda: model(node("Mystery", "x", "a", domain="me"), node("MatMul", "a", "x", "y"), domain="me"),
+        "node 'Mystery': the shape of 'a' isn't known .* ops of 'me': the file must give them, as value_info",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_models_are_refused(tmp_path: Path, kind: str) -> None:
+    make, message = HOSTILE[kind]
+    path = tmp_path / "model.onnx"
+    path.write_bytes(make().SerializeToString())  # type: ignore[attr-defined]
+    with pytest.raises(ImporterError, match=message) as refused:
+        load(path)
+    text = str(refused.value).removeprefix(f"{path}: ")
+    assert text != str(refused.value)
+    assert text.isprintable()
+    assert len(text) < 500
+
+
+def test_a_crash_of_the_parser_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model(node("Relu", "x", "y")).SerializeToString())  # type: ignore[attr-defined]
+    parser = onnx_model.Apart("tests.formats.test_apart")
+    for function, seconds, how in (("abort", 60.0, "crashed"), ("hang", 1.0, "took more than 1 s")):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                onnx_model._PARSER,
+                "call",
+                lambda *_, f=function, s=seconds, **__: parser.call(f, seconds=s, memory=2**28),
+            )
+            with pytest.raises(ImporterError, match=rf"model\.onnx: damaged, or too much .*: reading it {how}"):
+                load(path)
+    assert load(path).op_names == ("Relu",)
+
+
+@pytest.mark.skipif(not FILES.is_dir(), reason="these files are elsewhere")
+@pytest.mark.parametrize("name", ["bad1", "bad2", "bad3", "bad4", "crash", "hang103", "hang104"])
+def test_files_that_went_wrong(name: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(ImporterError, match=name) as refused:
+        load(FILES / f"{name}.onnx")
+    assert str(refused.value).isprintable()
+    assert time.monotonic() - begin < 5
+
+
+def test_a_dimension_of_minus_one_is_one_without_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model(node("Relu", "x", "y"), size=-1).SerializeToString())  # type: ignore[attr-defined]
+    with pytest.raises(ImporterError, match=r"the dimension has no value: 'x\.0'"):
+        load(path)
+    assert load(path, {"x.0": 3}).output_bytes.tolist() == [48]
+    with pytest.raises(ImporterError, match=r"dimension 'x\.0' must be below 2\^58"):
+        load(path, {"x.0": 2**70})
+
+
+def test_many_dimensions_and_odd_ones_are_named_in_one_line(tmp_path: Path) -> None:
+    names = ["\x1b[31m", "two words", *(f"d{i}" * 40 for i in range(20))]
+    x, y = (helper.make_tensor_value_info(name, FLOAT, names) for name in "xy")
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(helper.make_graph([node("Relu", "x", "y")], "g", [x], [y])), path)
+    with pytest.raises(
+        ImporterError, match=r"'\\x1b\[31m', 'two words', .* and 18 more; .*--dim 'two words'=8"
+    ) as refused:
+        load(path)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value).removeprefix(str(path))) < 500
+
+
+def test_the_shape_of_a_reshape_may_be_an_attribute(tmp_path: Path) -> None:
+    found = model(node("Reshape", "x", "a", shape=[2, 8]), MATMUL_8, weights=(weight("w", [8, 3], 24),))
+    found.opset_import[0].version, found.ir_version = 1, 3  # type: ignore[attr-defined]
+    onnx.save(found, tmp_path / "model.onnx")
+    assert load(tmp_path / "model.onnx").flops.sum() == 2 * 2 * 8 * 3
+
+
+MATMUL_8 = node("MatMul", "a", "w", "y")
+
+
+def test_shapes_may_lie_in_another_file(tmp_path: Path) -> None:
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    shape = helper.make_tensor("s", INT64, [2], [2, 8])
+    found = model(node("Reshape", "x", "s", "a"), MATMUL_8, weights=(shape, weight("w", [8, 3], 24)))
+    data = np.array([2, 8]).tobytes()
+    (folder / "model.data").write_bytes(data)
+    for tensor in found.graph.initializer:  # type: ignore[attr-defined]
+        tensor.ClearField("int64_data")
+        tensor.ClearField("float_data")
+        tensor.raw_data = data
+        onnx.external_data_helper.set_external_data(tensor, "model.data", offset=0, length=len(data))
+        tensor.ClearField("raw_data")
+    path = folder / "model.onnx"
+    path.write_bytes(found.SerializeToString())  # type: ignore[attr-defined]
+    assert load(path).flops.sum() == 2 * 2 * 8 * 3
+    (folder / "model.data").rename(tmp_path / "model.data")
+    with pytest.raises(ImporterError, match="the values of 's', a shape, lie in another file"):
+        load(path)
+    location = found.graph.initializer[0].external_data[0]  # type: ignore[attr-defined]
+    location.value = "../model.data"
+    path.write_bytes(found.SerializeToString())  # type: ignore[attr-defined]
+    with pytest.raises(ImporterError, match="the values of 's', a shape, lie in another file"):
+        load(path)
+
+
+def test_sizes_of_a_resize_are_no_weights(tmp_path: Path) -> None:
+    scales = helper.make_tensor("s", FLOAT, [2], [2.0, 2.0])
+    onnx.save(model(node("Resize", "x", "", "s", "y"), weights=(scales,)), tmp_path / "model.onnx")
+    graph = load(tmp_path / "model.onnx")
+    assert (graph.op_types, graph.param_bytes.sum()) == (("onnx.Resize",), 0)
+
+
+def test_many_nodes_without_names(tmp_path: Path) -> None:
+    nodes = [node("Relu", f"x{i}" if i else "x", f"x{i + 1}") for i in range(20_000)]
+    onnx.save(model(*nodes, node("Relu", "x20000", "y")), tmp_path / "model.onnx")
+    begin = time.process_time()
+    records = onnx_model.read_records(str(tmp_path / "model.onnx"), {})
+    assert time.process_time() - begin < 6
+    assert [record["name"] for record in records] == ["Relu", *(f"Relu_{i}" for i in range(1, 20_001))]
+
+
+def test_scopes_that_are_too_deep_are_passed_over() -> None:
+    scopes = "[" * 5000 + "]" * 5000
+    with pytest.raises((RecursionError, MemoryError, SyntaxError)):
+        ast.literal_eval(scopes)
+    found = helper.make_node("Relu", ["x"], ["y"], name="a/b")
+    helper.set_model_props(found, {"pkg.torch.onnx.name_scopes": scopes})
+    assert onnx_model._module(found) == "a"

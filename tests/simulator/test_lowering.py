@@ -1,0 +1,213 @@
+"""Sums of gradients and copies of parameters, as a placement lowers them."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto.capture.trace import capture_training
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.gradient_sums import gradient_sums, together
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.simulator.schedule import Schedule, simulate, simulate_batch
+from tests.lowering import plainly_lowered
+from tests.reference import reference
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is used again at the end, a frozen layer, and one that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.twice, self.frozen = nn.Embedding(12, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.twice(torch.tanh(self.twice(self.embedding(words))))
+        return torch.relu(self.frozen(x)) @ self.embedding.weight.T
+
+
+@cache
+def step(micro_batches: int = 4, precision: str = "fp32") -> ComputationGraph:
+    with torch.device("meta"):
+        module, words = Tied(), torch.zeros(8, 5, dtype=torch.long)
+    return capture_training(
+        module,
+        [words],
+        lambda y: y.square().mean(),
+        micro_batches=micro_batches,
+        precision=precision,
+        optimizer_step=precision != "fp32",
+    )
+
+
+def hosts(dispatch: str = "priority", link: str = "egress", transfers: str = "unicast") -> Cluster:
+    """Three hosts of one, two and three devices, all links of different speed."""
+    rng = np.random.default_rng(0)
+    devices = tuple(Device(f"{'abc'[d % 3]}{d}", "x", 1e9 * (1 + d), 1e9, 10**9, 0.5 * d) for d in range(6))
+    return Cluster(
+        "hosts",
+        devices,
+        rng.uniform(1, 30, (6, 6)),
+        rng.uniform(0, 9, (6, 6)),
+        transfers,
+        link,
+        dispatch=dispatch,
+        hosts=(0, 1, 1, 2, 2, 2),
+    )
+
+
+@pytest.mark.parametrize("transfers", ["unicast", "broadcast"])
+@pytest.mark.parametrize("link", ["egress", "pair", "free"])
+@pytest.mark.parametrize("dispatch", ["priority", "fifo"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_simulates_what_plain_lowering_says(dispatch: str, link: str, transfers: str, precision: str) -> None:
+    problem = PlacementProblem(step(precision=precision), hosts(dispatch, link, transfers))
+    names = problem.graph.op_names
+    for seed in range(5):
+        placement = placed(problem.graph, np.random.default_rng(seed), 1 + seed)
+        plain = plainly_lowered(problem, placement)
+        expected = reference(plain.problem, plain.placement, plain.place if dispatch == "priority" else None)
+        found = simulate(problem, placement)
+        assert found.makespan_us == expected.makespan
+        assert dict(zip(names, found.start_us.tolist(), strict=True)) == {n: expected.start[n] for n in names}
+        assert found.placement.tolist() == plain.placement[: len(names)].tolist()
+        assert found.num_sends == len(expected.sends)
+
+
+def placed(graph: ComputationGraph, rng: np.random.Generator, spread: int = 5) -> np.ndarray:
+    """(N,) random devices of six, `spread` of them, the same for ops that must stay together."""
+    some = rng.choice(6, min(6, spread), replace=False)
+    placement = some[rng.integers(len(some), size=graph.num_ops)]
+    of_colour = some[rng.integers(len(some), size=graph.num_ops)]
+    return np.where(graph.colocation >= 0, of_colour[graph.colocation], placement)
+
+
+def test_sums_are_found_once_for_each_trained_parameter() -> None:
+    graph = step()
+    sums = gradient_sums(graph)
+    homes = [graph.op_names[op] for op in sums.home]
+    assert sorted(homes) == [f"{name}/gradient" for name in ("embedding.weight", "twice.bias", "twice.weight")]
+    assert np.diff(sums.ptr).tolist() == [4, 4, 4]
+    for s, home in enumerate(sums.home):
+        own = slice(sums.ptr[s], sums.ptr[s + 1])
+        makers = np.searchsorted(graph.output_ptr, sums.tensor[own], side="right") - 1
+        assert graph.micro_batches[makers].tolist() == [0, 1, 2, 3]
+        parameter = graph.index[graph.op_names[home].removesuffix("/gradient")]
+        assert graph.colocation[home] == graph.colocation[parameter] >= 0
+        assert set(together(graph)[sums.addition[own][1:]]) == {together(graph)[parameter]}
+
+
+def test_what_is_said_of_sums_is_not_read_and_a_schedule_says_where_they_are() -> None:
+    problem = PlacementProblem(step(), hosts())
+    placement = placed(problem.graph, np.random.default_rng(3))
+    other = placement.copy()
+    other[gradient_sums(problem.graph).additions] = 0
+    one, two = simulate(problem, placement), simulate(problem, other)
+    assert one.makespan_us == two.makespan_us == simulate(problem, one.placement).makespan_us
+    assert one.placement.tolist() == two.placement.tolist()
+
+
+def test_on_one_device_the_chain_is_left_as_it_is() -> None:
+    problem = PlacementProblem(step(), load_cluster("2x4xv100"))
+    alone = np.full(problem.num_ops, 5)
+    schedule = simulate(problem, alone)
+    assert schedule.edge_tensor.tolist() == [
+        tensor for op in range(problem.num_ops) for tensor in sorted(_inputs(problem.graph, op))
+    ] or sorted(schedule.edge_tensor.tolist()) == sorted(problem.graph.edge_tensor.tolist())
+    assert schedule.makespan_us == problem.single_device_us
+
+
+def _inputs(graph: ComputationGraph, op: int) -> list[int]:
+    return graph.edge_tensor[graph.edge_dst == op].tolist()
+
+
+def crossings(schedule: Schedule) -> np.ndarray:
+    """(S,) bool, sends from one host to another."""
+    host = schedule.problem.cluster.host
+    return host[schedule.send_src] != host[schedule.send_dst]
+
+
+def test_a_gradient_and_a_parameter_cross_to_another_host_once() -> None:
+    problem = PlacementProblem(step(8), load_cluster("2x4xv100"))
+    graph = problem.graph
+    placement = np.where(graph.micro_batches >= 0, graph.micro_batches, 0)  # all homes on the first device
+    schedule = simulate(problem, placement)
+    sums, size = gradient_sums(graph), graph.output_bytes[schedule.send_tensor]
+    made_by = np.searchsorted(graph.output_ptr, schedule.send_tensor, side="right") - 1
+    for op, kind in enumerate(graph.op_types):
+        if kind == "parameter":
+            sends = made_by == op
+            assert (crossings(schedule) & sends).sum() == 1
+            assert sorted(schedule.send_dst[sends].tolist()) == [1, 2, 3, 4, 5, 6, 7]
+    summed = np.isin(made_by, sums.additions) | np.isin(schedule.send_tensor, sums.tensor)
+    gradients = [graph.output_bytes[sums.tensor[sums.ptr[s]]] for s in range(len(sums.home))]
+    assert size[crossings(schedule) & summed].sum() == sum(gradients)
+    assert size[summed].sum() == 7 * sum(gradients)  # one from each device but the home
+
+
+def test_what_one_device_contributes_is_summed_there() -> None:
+    problem = PlacementProblem(step(8), load_cluster("4xv100"))
+    graph = problem.graph
+    placement = np.where(graph.micro_batches >= 0, graph.micro_batches % 4, 3)
+    schedule = simulate(problem, placement)
+    sums = gradient_sums(graph)
+    made_by = np.searchsorted(graph.output_ptr, schedule.send_tensor, side="right") - 1
+    summed = np.isin(made_by, sums.additions) | np.isin(schedule.send_tensor, sums.tensor)
+    assert summed.sum() == 3 * len(sums.home)
+    assert sorted(schedule.send_src[summed].tolist()) == sorted([0, 1, 2] * len(sums.home))
+
+
+@pytest.mark.parametrize("dispatch", ["priority", "fifo", "list"])
+@pytest.mark.parametrize("link", ["egress", "pair"])
+def test_the_order_of_a_schedule_can_be_run_as_a_list(dispatch: str, link: str) -> None:
+    problem = PlacementProblem(step(), hosts(dispatch, link))
+    for seed in range(5):
+        schedule = simulate(problem, placed(problem.graph, np.random.default_rng(seed)))
+        order = schedule.order[schedule.order < problem.num_ops]
+        again = simulate(problem, schedule.placement, order=order)
+        assert again.makespan_us < np.inf
+        assert again.makespan_us < 1.5 * schedule.makespan_us
+        assert again.placement.tolist() == schedule.placement.tolist()
+
+
+def test_batches_of_problems_with_and_without_sums() -> None:
+    problems = [PlacementProblem(step(n), cluster) for n in (1, 4, 2) for cluster in (hosts(), load_cluster("4xk80"))]
+    rng = np.random.default_rng(1)
+    rows = [placed(problem.graph, rng) % problem.num_devices for problem in problems]
+    width = max(map(len, rows))
+    padded = np.array([np.pad(row, (0, width - len(row))) for row in rows])
+    makespans, overflows = simulate_batch(ProblemBatch.of(problems), np.arange(len(rows)), padded)
+    single = [simulate(problem, row) for problem, row in zip(problems, rows, strict=True)]
+    assert makespans.tolist() == [schedule.makespan_us for schedule in single]
+    assert overflows.tolist() == [schedule.overflow for schedule in single]
+
+
+def test_slack_is_what_an_op_may_take_longer() -> None:
+    problem = PlacementProblem(step(), hosts())
+    schedule = simulate(problem, placed(problem.graph, np.random.default_rng(2)))
+    assert (schedule.slack_us >= -1e-9).all()
+    assert (schedule.slack_us < 1e-6).any()
+
+
+def test_sums_take_the_memory_of_what_they_add_to() -> None:
+    graph = step()
+    problem = PlacementProblem(graph, load_cluster("2xv100"))
+    alone = simulate(problem, np.zeros(graph.num_ops, np.int64)).peak_memory[0]
+    single = PlacementProblem(step(1), load_cluster("2xv100"))
+    assert alone < simulate(single, np.zeros(single.num_ops, np.int64)).peak_memory[0]
+
+
+def test_bounds_hold_however_sums_are_lowered() -> None:
+    graph = replace(step(8))
+    problem = PlacementProblem(graph, hosts())
+    for seed in range(20):
+        placement = placed(graph, np.random.default_rng(seed))
+        makespan = simulate(problem, placement).makespan_us
+        assert problem.lower_bound_us <= makespan
+        assert simulate(problem, placement, cutoff=makespan).makespan_us == makespan
