@@ -28,8 +28,10 @@ _ARRAYS = (
     "edge_output",
     "trained_bytes",
     "resident_outputs",
+    "micro_batches",
 )
-_STRINGS = ("op_names", "op_types", "modules", "dtypes", "kernels")
+_STRINGS = ("op_names", "op_types", "modules", "dtypes", "kernels", "passes")
+_NAMES = ("module_tensors", "module_inputs")  # several for an op, with a tabulator between them
 _DATE = (1980, 1, 1, 0, 0, 0)  # a fixed one, so that equal graphs give equal files
 
 
@@ -47,6 +49,8 @@ def save(graphs: Iterable[ComputationGraph], path: Path) -> None:
             content |= {
                 key: _encode(getattr(graph, key)) for key in _STRINGS if set(getattr(graph, key)) != {LABELS.get(key)}
             }
+            names = {key: ["\t".join(some) for some in getattr(graph, key)] for key in _NAMES}
+            content |= {key: _encode(tuple(joined)) for key, joined in names.items() if any(joined)}
             buffer = BytesIO()
             np.savez(buffer, mode=np.array(graph.mode), **content)
             archive.writestr(zipfile.ZipInfo(graph.name, _DATE), buffer.getvalue(), zipfile.ZIP_DEFLATED, 9)
@@ -92,8 +96,12 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _decode_graph(data: bytes, name: str) -> ComputationGraph:
     with np.load(BytesIO(data)) as stored:
-        content = {key: stored[key] for key in _ARRAYS if key in stored}  # older files lack the last two
+        content = {key: stored[key] for key in _ARRAYS if key in stored}  # older files lack the last three
         content |= {key: _decode(stored[key]) for key in _STRINGS if key in stored}
+        names = {key: _decode(stored[key]) for key in _NAMES if key in stored}
+        content |= {
+            key: tuple(tuple(filter(None, some.split("\t"))) for some in joined) for key, joined in names.items()
+        }
         content |= {key: np.cumsum(content[key]) for key in ("output_ptr", "edge_src", "edge_dst")}
         mode = str(stored["mode"])
     return ComputationGraph(name=name, mode=mode, **content)

@@ -22,6 +22,7 @@ from placeto.capture.errors import CaptureError, explain, without_logs
 from placeto.capture.flops import UncountedWarning, uncounted
 from placeto.capture.labels import Labels
 from placeto.capture.micro_batches import TRACED, accumulated, batch_length, completed, joined, split_batch
+from placeto.capture.names import with_names
 from placeto.capture.objects import closed, opened
 from placeto.capture.ops import computation_graph
 from placeto.capture.recorder import functional, mutates, record
@@ -132,7 +133,12 @@ def capture_step(
     @contextmanager
     def tracing() -> Iterator[None]:
         with ExitStack() as stack:
-            for context in (_without_onednn(), without_logs(), without_reentrant_checkpoints()):
+            for context in (
+                _without_onednn(),
+                without_logs(),
+                without_reentrant_checkpoints(),
+                _keeping_tensors(module),
+            ):
                 stack.enter_context(context)
             stack.enter_context(torch.random.fork_rng(devices=[]) if mode_of_torch is None else mode_of_torch)
             yield
@@ -196,6 +202,7 @@ def capture_step(
         warnings.warn(f"{name}: {line}", UncountedWarning, stacklevel=3)
     modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []
     watch = Watch(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
+    graph = with_names(graph, nodes, traced, module, inputs, len(paths), buffers)
     return Capture(graph, traced, nodes, gradients, list, whole, watch, tuple(trained), (*paths, *buffers))
 
 
@@ -222,6 +229,19 @@ def _check_values(module: nn.Module, arguments: Any, name: str) -> None:
     for what, tensor in tensors:
         if tensor.is_meta:
             raise CaptureError(f"{name}: to be run, it needs values, and a {what} is on the device meta")
+
+
+@contextmanager
+def _keeping_tensors(module: nn.Module) -> Iterator[None]:
+    """Afterwards a module has its own tensors again: `functional_call` loses those of a module with two names."""
+    holders: list[Any] = [holder for part in module.modules() for holder in (part._parameters, part._buffers)]
+    before = [dict(holder) for holder in holders]
+    try:
+        yield
+    finally:
+        for holder, tensors in zip(holders, before, strict=True):
+            holder.clear()
+            holder.update(tensors)
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +17,7 @@ from placeto.cli.common import (
     OptionalInt,
     UsageError,
     check_output,
+    note,
     say,
 )
 from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument
@@ -23,6 +26,8 @@ from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
+
+_NOTES = 5  # lines that say why an export differs from the placement
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Arguments:
     stages: OptionalInt = None
     """how many stages; as many as devices if not given"""
     names: Annotated[str, arg(metavar="NAMES")] = ""
-    """names of the devices in a device map, as cuda:0,cuda:1 or cpu,disk; numbers if not given"""
+    """names of the devices in a device map, as 0,1,cpu or cpu,disk; if not given, numbers, and cpu for CPUs"""
     options: Captured = field(default_factory=CaptureOptions)
 
 
@@ -102,24 +107,35 @@ def _device_map(schedule: Schedule, arguments: Arguments) -> None:
     if names and len(names) != devices:
         raise UsageError(f"--names: the cluster has {devices} devices, {len(names)} names are given")
     made = device_map(schedule, arguments.whole)
-    said = {module: names[device] if names else device for module, device in made.modules.items()}
+    said = made.named(names)
     arguments.output.write_text(json.dumps(said, indent=1) + "\n")
     say(f"device map   {arguments.output}: {len(said)} modules")
     _cost("the placement", schedule, schedule)
     _cost("whole modules", made.whole, schedule)
     _cost("in program order", made.in_order, schedule)
+    _notes([*made.notes, *filter(None, [made.offload_note(said)])])
 
 
 def _stages(schedule: Schedule, arguments: Arguments) -> None:
-    from placeto.formats.exports import pipeline_stages
+    from placeto.formats.exports import ExportWarning, pipeline_stages
 
-    made = pipeline_stages(schedule, arguments.stages, arguments.whole)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ExportWarning)
+        made = pipeline_stages(schedule, arguments.stages, arguments.whole)
     names = schedule.problem.cluster.device_names
     arguments.output.write_text(json.dumps(made.described(names), indent=1) + "\n")
     say(f"stages       {arguments.output}: split at {', '.join(made.split_points) or 'nothing'}")
     for number, (modules, us) in enumerate(zip(made.modules, made.stage_us, strict=True)):
         say(f"{names[number]:<12} {format_us(float(us)):>10}, {modules[0]} to {modules[-1]}")
     say(f"agreement    {made.agreement:.1%} of the time is divided as the placement divides it")
+    _notes([str(warning.message) for warning in caught])
+
+
+def _notes(sentences: Sequence[str]) -> None:
+    for sentence in sentences[:_NOTES]:
+        note(sentence)
+    if len(sentences) > _NOTES:
+        note(f"and {len(sentences) - _NOTES} more such reasons")
 
 
 def _cost(what: str, schedule: Schedule, free: Schedule) -> None:

@@ -40,6 +40,7 @@ from placeto.problem.graph_checks import (
     KEYS,
     LABELS,
     MODES,
+    NAMES,
     NO_MICRO_BATCH,
     PASSES,
     GraphError,
@@ -87,6 +88,8 @@ _OP = {
     "state_bytes": Field(optional(size), None),
     "resident_outputs": Field(optional(items(_INDEX, "an index of resident_outputs")), None),
     "signature": Field(text, ""),
+    "tensors": Field(items(text, "each of tensors"), ()),
+    "reads": Field(items(text, "each of reads"), ()),
     "pass": Field(choice(*PASSES), LABELS["passes"]),
     "micro_batch": Field(optional(_INDEX), None),
 }
@@ -141,6 +144,11 @@ class ComputationGraph:
     passes: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) each one of PASSES; None = unknown
     # (N,) int64, number of the micro-batch, -1 for ops that belong to all; None = all -1
     micro_batches: np.ndarray = None  # type: ignore[assignment]
+
+    # (N,) of TENSORS other names, of other ops buffers that they read (and unread tensors); no part of the hash
+    module_tensors: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
+    # (N,) inputs of the module that an op of the forward pass reads; no part of the hash
+    module_inputs: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         validate(self)
@@ -322,6 +330,8 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
         kernels=tuple(record["kernel"] for record in records),
         time_us={k: np.array([record["time_us"].get(k, np.nan) for record in records]) for k in kinds},
         signatures=tuple(record["signature"] for record in records),
+        module_tensors=tuple(tuple(record["tensors"]) for record in records),
+        module_inputs=tuple(tuple(record["reads"]) for record in records),
         passes=tuple(record["pass"] for record in records),
         micro_batches=np.array(
             [NO_MICRO_BATCH if record["micro_batch"] is None else record["micro_batch"] for record in records], np.int64
@@ -356,5 +366,8 @@ def _to_ops(graph: ComputationGraph) -> list[dict[str, Any]]:
         record |= memory[i]
         if graph.signatures[i]:
             record["signature"] = graph.signatures[i]
+        for column, key in NAMES.items():
+            if names := getattr(graph, column)[i]:
+                record[key] = list(names)
         records.append(record)
     return records

@@ -30,6 +30,10 @@ PASSES = ("", "forward", "backward", "recomputation", "optimizer")
 """Which part of a step an op belongs to, "" where that is unknown."""
 LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0], "passes": PASSES[0]}
 """Labels of ops that may be left out, and what they are then."""
+TENSORS = ("parameter", "buffer")
+"""Types of ops that compute nothing and stand for a tensor of the module, by its name."""
+NAMES = {"module_tensors": "tensors", "module_inputs": "reads"}
+"""Names of what a module has and the graph has no ops for, several for an op; and what op records call them."""
 KEYS = {"dtypes": "dtype", "kernels": "kernel", "passes": "pass"}
 """What the labels are called in op records."""
 NO_MICRO_BATCH = -1
@@ -70,6 +74,11 @@ def validate(graph: ComputationGraph) -> None:
             raise GraphError(f"{key} must be a tuple of {num_ops} strings, one for each op")
         for string in strings:
             text(string, f"each of {key}", GraphError)
+    for key in NAMES:
+        if getattr(graph, key) is None:
+            object.__setattr__(graph, key, ((),) * num_ops)
+        if len(getattr(graph, key)) != num_ops:
+            raise GraphError(f"{key} must be a tuple of {num_ops} tuples of names, one for each op")
     if graph.micro_batches is None:
         object.__setattr__(graph, "micro_batches", np.full(num_ops, NO_MICRO_BATCH, np.int64))
     for key, known in (("dtypes", DTYPES), ("kernels", KERNELS), ("passes", PASSES)):

@@ -266,13 +266,14 @@ def test_store_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ops = [
         {"name": "a", "outputs": [4, 8], "flops": 2.5, "param_bytes": 3, "colocation": "x"},
         {"name": "b", "inputs": [["a", 1], ["a", 0]], "module": "m.0", "colocation": "x"},
-        {"name": "c"},
+        {"name": "c", "tensors": ["m.table", "m.again"], "reads": ["x['it'][0]"]},
     ]
     graph = ComputationGraph.from_ops("one", ops, mode="inference")
     monkeypatch.setattr(store, "DATA", tmp_path)
     store.save([graph], tmp_path / "some.zip")
     again = store.load("some", "one")
     assert (again.hash, again.name, again.mode) == (graph.hash, "one", "inference")
+    assert again.to_ops() == graph.to_ops()
     with pytest.raises(store.StoreError, match=r"some\.zip: .*no item named 'two'"):
         store.load("some", "two")
 

@@ -3,10 +3,13 @@
 from placeto.formats.exports.device_map import DeviceMap, device_map, whole_modules
 from placeto.formats.exports.dot import modules_dot
 from placeto.formats.exports.graphml import save_graphml
-from placeto.formats.exports.stages import Stages, pipeline_stages
+from placeto.formats.exports.stages import ExportWarning, Stages, pipeline_stages
+from placeto.formats.exports.units import ExportError
 
 __all__ = [
     "DeviceMap",
+    "ExportError",
+    "ExportWarning",
     "Stages",
     "device_map",
     "modules_dot",

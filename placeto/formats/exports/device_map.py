@@ -1,7 +1,8 @@
 """A placement of whole modules, as `accelerate` and the models of Hugging Face take it: module path -> device.
 
-Each unit (`units.py`) goes where most of its time is; units with tied weights go together. Modules whose units all
-agree are said once. What this costs against the free placement is simulated: with whole modules, and run in program
+Each unit (`hooks.py`) goes where most of its time is; units that must share a device go together. Modules whose units
+all agree are said once; no module of the map contains another, as accelerate's hooks would then move inputs to the
+outer one's device. What this costs against the free placement is simulated: with whole modules, and run in program
 order besides, as Python would run it.
 
 Legend: N ops, U units, D devices.
@@ -9,56 +10,100 @@ Legend: N ops, U units, D devices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placeto.formats.exports.units import Units, module_units, with_whole_modules
+from placeto.formats.exports.hooks import Units, module_units, with_whole_modules
+from placeto.formats.exports.units import LOSS, ExportError, inside
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CPU = "cpu"  # what kinds of CPUs begin with, and what accelerate calls it
+OFFLOADED = (CPU, "disk")
+"""Devices of a device map whose modules accelerate computes on the main device, to which it copies their weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceMap:
     """Where each module goes, and what that takes."""
 
-    modules: dict[str, int]  # path -> device, a number; of all that has parameters or ops
+    modules: dict[str, int]  # path -> device, a number; of all parameters, buffers and ops, the loss's aside
+    main: int  # the device of the parameters, buffers and inputs of the model itself
     placement: np.ndarray  # (N,) int64, what it says of the ops
     whole: Schedule  # with whole modules, by the problem's dispatch
     in_order: Schedule  # the same in program order
+    notes: tuple[str, ...]  # sentences: where it had to leave the placement, and why
+    borrowed: dict[str, str]  # parameters that are read outside of their module -> by which, "" for the model itself
+
+    def named(self, names: Sequence[str] = ()) -> dict[str, int | str]:
+        """The map as accelerate takes it.
+
+        Args:
+            names: (D,) of the devices; if not given "cpu" for a CPU and numbers for the others, in the cluster's order.
+
+        Raises:
+            ExportError: not as many names as devices.
+        """
+        devices = self.whole.problem.cluster.devices
+        if names and len(names) != len(devices):
+            raise ExportError(f"the cluster has {len(devices)} devices, {len(names)} names are given")
+        said: list[int | str] = [int(name) if name.isdigit() else name for name in names]
+        if not said:
+            number = iter(range(len(devices)))
+            said = [CPU if device.kind.startswith(CPU) else next(number) for device in devices]
+        return {module: said[device] for module, device in self.modules.items()}
+
+    def offload_note(self, named: dict[str, int | str]) -> str:
+        """Why accelerate can't run a map with these devices, as a sentence; empty if it can."""
+        for tensor, reader in self.borrowed.items():
+            for module, device in named.items():
+                if device in OFFLOADED and inside(tensor, module):
+                    advice = f"keep {module} on another device"
+                    if reader and inside(tensor, reader):
+                        advice = f"give dispatch_model(preload_module_classes=[...]) the class of {reader}"
+                    where = f"{reader or 'the model itself'} reads {tensor} outside of its module"
+                    return f"{module} is on {device!r}, and {where}, where accelerate doesn't load it: {advice}"
+        return ""
 
 
-def device_map(schedule: Schedule, whole: tuple[str, ...] = ()) -> DeviceMap:
+def device_map(schedule: Schedule, whole: Sequence[str] = (), module: nn.Module | None = None) -> DeviceMap:
     """The device map next to a placement.
 
     Args:
         schedule: of the placement.
         whole: paths of modules that must not be divided, beside the blocks.
+        module: that was captured; needed for graphs of older versions only, which don't know all of its parameters and
+            buffers.
 
     Raises:
         ExportError: the graph has no modules.
     """
     problem = schedule.problem
     graph, cluster = problem.graph, problem.cluster
-    units = module_units(graph, whole)
-    time = schedule.finish_us - schedule.start_us + 1e-9
-    votes = np.zeros((len(units.names), cluster.num_devices))
-    own = units.unit >= 0
-    np.add.at(votes, (units.joined[units.unit[own]], schedule.placement[own]), time[own])
-    device = votes[units.joined].argmax(1)
+    units = module_units(graph, whole, module)
+    device, main, notes = _devices(schedule, units)
     placement = _of_ops(graph, units, device)
     in_order = PlacementProblem(graph, cluster, problem.costs, "list")
     return DeviceMap(
-        _shortest(dict(zip(units.names, device.tolist(), strict=True))),
+        _said(graph, units, device) | dict.fromkeys(units.own, main),
+        main,
         placement,
         simulate(problem, placement),
         simulate(in_order, placement),
+        notes,
+        units.borrowed,
     )
 
 
-def whole_modules(graph: ComputationGraph, whole: tuple[str, ...] = ()) -> ComputationGraph:
-    """The graph with each unit's ops colocated, so that every placer places modules as a whole.
+def whole_modules(graph: ComputationGraph, whole: Sequence[str] = ()) -> ComputationGraph:
+    """The graph with the ops colocated that a device map has to keep together, so that every placer does.
 
     Raises:
         ExportError: the graph has no modules, or not those named.
@@ -66,9 +111,48 @@ def whole_modules(graph: ComputationGraph, whole: tuple[str, ...] = ()) -> Compu
     return with_whole_modules(graph, module_units(graph, whole))
 
 
+def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, int, tuple[str, ...]]:
+    """(U+1,) the device of each unit, the model itself last; the main device; what moved away from the placement."""
+    root = len(units.names)
+    time = schedule.finish_us - schedule.start_us + 1e-9
+    votes = np.zeros((root + 1, schedule.problem.num_devices))
+    of_op = np.where(units.unit >= 0, units.unit, np.where(units.where == units.joined[root], root, -1))
+    own = of_op >= 0
+    np.add.at(votes, (of_op[own], schedule.placement[own]), time[own])
+    together = np.zeros_like(votes)
+    np.add.at(together, units.joined, votes)
+    voted = together[units.joined].any(1)
+    device = together[units.joined].argmax(1)
+    for unit in np.flatnonzero(~voted[:root]).tolist():  # nothing of it is in the graph: beside what is next to it
+        near = max(np.flatnonzero(voted[:root]).tolist(), key=lambda other: _shared(units.names, unit, other))
+        device[units.joined == units.joined[unit]] = device[near]
+    with_root = units.joined == units.joined[root]
+    used = set(device[:root].tolist())
+    computing = {d for d in used if not schedule.problem.cluster.devices[d].kind.startswith(CPU)}
+    main = next(iter(computing or used)) if with_root[:root].any() or units.own else int(device[0])
+    kept = device.copy()
+    device[with_root] = main
+    divided = (votes[:root] > 0).sum(1) > 1
+    notes = [units.whole[name] for unit, name in enumerate(units.names) if divided[unit] and name in units.whole]
+    for join in units.joins:
+        mine = [int(votes[unit].argmax()) if votes[unit].any() else None for unit in (join.one, join.other)]
+        if None not in mine and mine[0] != mine[1]:
+            notes.append(join.why)
+    moved = [units.names[unit] for unit in np.flatnonzero(with_root[:root] & (kept[:root] != main)).tolist()]
+    if moved:
+        notes.append(f"{', '.join(moved)} lie on the main device, {main}, where accelerate brings the model's inputs")
+    return device, main, tuple(dict.fromkeys(notes))
+
+
+def _shared(names: Sequence[str], one: int, other: int) -> int:
+    """How many parts two paths have in common."""
+    pairs = zip(names[one].split("."), names[other].split("."), strict=False)
+    return next((depth for depth, (a, b) in enumerate(pairs) if a != b), 99)
+
+
 def _of_ops(graph: ComputationGraph, units: Units, device: np.ndarray) -> np.ndarray:
     """(N,) where ops run: with their unit, else with what they read first, as accelerate's hooks leave it."""
-    placement = np.where(units.unit >= 0, device[units.unit], -1)
+    placement = np.where(units.where >= 0, device[units.where], -1)
     inputs = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
     for op in graph.topological_order.tolist():
         if placement[op] < 0:
@@ -85,24 +169,24 @@ def _of_ops(graph: ComputationGraph, units: Units, device: np.ndarray) -> np.nda
     return placement
 
 
-def _shortest(of_units: dict[str, int]) -> dict[str, int]:
-    """The same said of modules whose units all agree."""
-    if len(set(of_units.values())) == 1:
-        return {"": next(iter(of_units.values()))}
+def _said(graph: ComputationGraph, units: Units, device: np.ndarray) -> dict[str, int]:
+    """Units and their devices, those of a module in which all agree as one."""
+    of_units = dict(zip(units.names, device[: len(units.names)].tolist(), strict=True))
+    between = {(graph.modules[op], int(device[units.where[op]])) for op in np.flatnonzero(units.where >= 0).tolist()}
+    between = {(path, at) for path, at in between if path and path != LOSS and path not in of_units}
 
     def said(names: list[str], depth: int) -> dict[str, int]:
         found: dict[str, int] = {}
         heads: dict[str, list[str]] = {}
         for name in names:
             heads.setdefault(".".join(name.split(".")[:depth]), []).append(name)
-        for head, inside in heads.items():
-            devices = {of_units[name] for name in inside}
+        for head, within in heads.items():
+            devices = {of_units[name] for name in within}
+            devices |= {at for path, at in between if path == head or path.startswith(f"{head}.")}
             if len(devices) == 1:
                 found[head] = devices.pop()
-            elif head in inside:  # a module with parameters of its own, and others inside it
-                found |= {name: of_units[name] for name in inside}
             else:
-                found |= said(inside, depth + 1)
+                found |= said(within, depth + 1)
         return found
 
     return said(list(of_units), 1)

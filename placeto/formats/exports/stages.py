@@ -1,20 +1,31 @@
 """Contiguous pipeline stages, as `torch.distributed.pipelining` takes them: the modules at which a model is split.
 
 Units (`units.py`) in program order are divided into as many runs as there are devices, so that the longest stage,
-forward and backward, takes the least time: a pipeline is as fast as its slowest stage.
+forward and backward, takes the least time: a pipeline is as fast as its slowest stage. A split is legal (`splits.py`)
+where torch can run what comes of it.
 
-Legend: U units, D devices, S stages.
+Legend: N ops, U units, D devices, S stages.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from placeto.formats.exports.units import ExportError, module_units
+from placeto.formats.exports.splits import find_splits, first_forward
+from placeto.formats.exports.units import ExportError, numbered, paths_of, unit_of
+from placeto.problem.graph import ComputationGraph
 from placeto.simulator.schedule import Schedule
+
+_SHOWN = 2  # reasons in a message
+
+
+class ExportWarning(UserWarning):
+    """An export that is less than was asked for; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,31 +50,46 @@ class Stages:
         return {"split_points": list(self.split_points), "stages": stages}
 
 
-def pipeline_stages(schedule: Schedule, count: int | None = None, whole: tuple[str, ...] = ()) -> Stages:
+def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequence[str] = ()) -> Stages:
     """The stages of a model.
 
     Args:
         schedule: of the placement; stage s runs on device s.
-        count: S; as many as there are devices if not given.
+        count: S; if not given, as many as there are devices, or fewer, with an `ExportWarning`, where torch can't run
+            so many or modules have to stay together.
         whole: paths of modules that must not be divided, beside the blocks.
 
     Raises:
-        ExportError: the graph has no modules, fewer units than stages, or more stages than devices.
+        ExportError: the graph has no modules, fewer units than stages, more stages than devices, or torch can't run
+            that many stages, nor any split where no number is given.
     """
     problem = schedule.problem
     graph, devices = problem.graph, problem.num_devices
-    count = devices if count is None else count
-    units = module_units(graph, whole)
-    names, unit = _in_program_order(units.names, units.unit)
-    if not 1 <= count <= min(devices, len(names)):
-        raise ExportError(f"{graph.name}: {count} stages of {len(names)} modules on {devices} devices can't be")
+    names, unit = _in_program_order(graph, whole)
+    wanted = min(devices, len(names)) if count is None else count
+    if not 1 <= wanted <= min(devices, len(names)):
+        raise ExportError(f"{graph.name}: {wanted} stages of {len(names)} modules on {devices} devices can't be")
     own = unit >= 0
     work = np.zeros((len(names), devices))
     np.add.at(work, unit[own], problem.op_time[own])
-    ends = _balanced(work, count)
-    stage = np.repeat(np.arange(count), np.diff([0, *ends]))
+    splits = find_splits(graph, names, unit)
+    ends = None
+    for number in range(wanted, 0, -1):
+        ends = _balanced(work, number, splits.legal)
+        if ends is not None:
+            break
+    assert ends is not None  # one stage is always legal
+    if number < wanted:
+        most = f"torch.distributed.pipelining can run {number} {'stage' if number == 1 else 'stages'}, not {wanted}"
+        reasons = splits.why[: splits.at_once] if number == 1 else splits.why
+        more = f"; and {len(reasons) - _SHOWN} more reasons" if len(reasons) > _SHOWN else ""
+        why = f"{graph.name}: {most}, since {'; '.join(reasons[:_SHOWN])}{more}"
+        if count is not None or (number == 1 and splits.refused):
+            raise ExportError(why)
+        warnings.warn(why, ExportWarning, stacklevel=2)
+    stage = np.repeat(np.arange(number), np.diff([0, *ends]))
     time = schedule.finish_us - schedule.start_us
-    shared = np.zeros((count, devices))
+    shared = np.zeros((number, devices))
     np.add.at(shared, (stage[unit[own]], schedule.placement[own]), time[own])
     matched = shared[linear_sum_assignment(shared, maximize=True)].sum()
     first = [0, *ends[:-1]]
@@ -74,17 +100,28 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: tuple[s
     )
 
 
-def _in_program_order(names: tuple[str, ...], unit: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Units by their first op as captured; (N,) their numbers."""
-    first = np.array([np.flatnonzero(unit == number)[0] for number in range(len(names))])
-    order = np.argsort(first, kind="stable")
-    place = np.empty(len(names), np.int64)
-    place[order] = np.arange(len(names))
-    return [names[number] for number in order], np.where(unit >= 0, place[unit], -1)
+def _in_program_order(graph: ComputationGraph, whole: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """Units that are run, by their first op as captured; (N,) int64 the unit of each op, -1 for ops between them."""
+    of_path = {path: unit_of(path, whole) for path in paths_of(graph, whole)}
+    found = set(of_path.values())
+    outer = {name for name in found if any(other.startswith(f"{name}.") for other in found)}
+    names, unit = numbered(graph, {path: name for path, name in of_path.items() if name not in outer})
+    first: dict[int, int] = {}
+    for op in np.flatnonzero(first_forward(graph) & (unit >= 0)).tolist():
+        first.setdefault(int(unit[op]), op)
+    place = np.full(len(names) + 1, -1)
+    place[list(first)] = np.arange(len(first))
+    return [names[number] for number in first], place[unit]
 
 
-def _balanced(work: np.ndarray, count: int) -> list[int]:
-    """Where each run of rows of work (U, D) ends, run s on device s, with the least longest run."""
+def _balanced(work: np.ndarray, count: int, legal: np.ndarray | None = None) -> list[int] | None:
+    """Where each run of rows of work (U, D) ends, run s on device s, with the least longest run; None if there is none.
+
+    Args:
+        work: what each unit takes on each device.
+        count: how many runs.
+        legal: (U+1, U+1) bool, whether a run may be from one unit to before another; all may if not given.
+    """
     units = len(work)
     total = np.vstack([np.zeros(work.shape[1]), np.cumsum(work, 0)])
     best = np.full((count + 1, units + 1), np.inf)
@@ -94,8 +131,12 @@ def _balanced(work: np.ndarray, count: int) -> list[int]:
         for end in range(stage, units - (count - stage) + 1):
             begins = np.arange(stage - 1, end)
             longest = np.maximum(best[stage - 1, begins], total[end, stage - 1] - total[begins, stage - 1])
+            if legal is not None:
+                longest[~legal[begins, end]] = np.inf
             pick = int(longest.argmin())
             best[stage, end], back[stage, end] = longest[pick], begins[pick]
+    if best[count, units] == np.inf:
+        return None
     ends = [units]
     for stage in range(count, 1, -1):
         ends.append(int(back[stage, ends[-1]]))

@@ -1,113 +1,98 @@
 """Modules that are placed as a whole: the blocks of a model, and what stands beside them.
 
 A unit is the shortest prefix of a module's path that ends in a number, as `encoder.layers.3`, or the whole path where
-there is none. A module inside a unit that is to stay whole too is part of it.
+there is none. A module that is to stay whole is a unit, unless it is part of one.
 
 Legend: N ops, U units.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import TENSORS
 
 LOSS = "loss"
 """Module path of the ops of a loss function, which is no module."""
+_BACKWARD = re.compile(r"^(@\d+)?/?grad/")  # behind the module in an op's name, in graphs that don't know their passes
 
 
 class ExportError(ValueError):
     """A graph or placement that a format can't say; the message says why."""
 
 
-@dataclass(frozen=True, eq=False)
-class Units:
-    """Which ops belong to which unit."""
-
-    names: tuple[str, ...]  # (U,) module paths, in the order of their first op
-    unit: np.ndarray  # (N,) int64, -1 for ops between the units: of the whole model, or of the loss
-    joined: np.ndarray  # (U,) int64, the first unit with which each shares parameters, mostly itself
-
-
-def module_units(graph: ComputationGraph, whole: tuple[str, ...] = ()) -> Units:
-    """The units of a graph.
+def paths_of(graph: ComputationGraph, whole: Sequence[str] = (), others: Iterable[str] = ()) -> list[str]:
+    """Paths of the modules that compute or have parameters or buffers, without the model itself.
 
     Args:
         graph: captured, so that its ops have modules.
-        whole: paths of modules that are to stay whole, beside the blocks.
+        whole: paths of modules that are to stay whole.
+        others: names of further parameters and buffers.
 
     Raises:
         ExportError: the graph has no modules, or not those that are to stay whole.
     """
-    paths = [path for path in dict.fromkeys(graph.modules) if path not in ("", LOSS)]
+    owners = [name.rpartition(".")[0] for name in (*tensor_names(graph), *others)]
+    paths = [path for path in dict.fromkeys((*graph.modules, *owners)) if path and (path != LOSS or path in owners)]
     if not paths:
         raise ExportError(f"{graph.name} has no modules: only graphs that were captured from a module have them")
     for path in whole:
-        if not any(_inside(other, path) for other in paths):
+        if not any(inside(other, path) for other in paths):
             raise ExportError(f"{graph.name} has no module {path!r}; there are {', '.join(paths[:8])}, ...")
-    of_path = {path: _unit(path, whole) for path in paths}
-    number: dict[str, int] = {}
-    unit = np.full(graph.num_ops, -1, np.int64)
-    for op in graph.topological_order.tolist():
-        path = graph.modules[op]
-        if path in of_path and graph.op_types[op] != "parameter":
-            unit[op] = number.setdefault(of_path[path], len(number))
-    for op in graph.topological_order.tolist():
-        path = graph.modules[op]
-        if path in of_path and unit[op] < 0:
-            unit[op] = number.setdefault(of_path[path], len(number))
-    return Units(tuple(number), unit, _tied(graph, unit, len(number)))
+    return paths
 
 
-def with_whole_modules(graph: ComputationGraph, units: Units) -> ComputationGraph:
-    """The graph whose units must each stay on one device: what they are made of is colocated."""
-    colocation = graph.colocation.copy()
-    root: dict[int, int] = {}  # colocation group of the graph -> unit
-    group = np.where(units.unit >= 0, units.joined[units.unit], -1)
-    for op in np.flatnonzero(group >= 0).tolist():
-        if colocation[op] >= 0:
-            root.setdefault(int(colocation[op]), int(group[op]))
-    first = len(units.names)
-    for op in range(graph.num_ops):
-        if group[op] >= 0:
-            colocation[op] = group[op]
-        elif colocation[op] >= 0:
-            colocation[op] = root.get(int(colocation[op]), first + int(colocation[op]))
-    _, numbered = np.unique(colocation[colocation >= 0], return_inverse=True)
-    colocation[colocation >= 0] = numbered
-    return replace(graph, colocation=colocation)
+def tensor_names(graph: ComputationGraph) -> dict[str, list[int]]:
+    """Names of the module's parameters and buffers that the graph knows -> the ops that stand for them or read them."""
+    found: dict[str, list[int]] = {}
+    for op, (name, kind, others) in enumerate(zip(graph.op_names, graph.op_types, graph.module_tensors, strict=True)):
+        for tensor in (name, *others) if kind in TENSORS else others:
+            found.setdefault(tensor, []).append(op)
+    return found
 
 
-def _unit(path: str, whole: tuple[str, ...]) -> str:
-    inside = [module for module in whole if _inside(path, module)]
-    if inside:
-        return min(inside, key=len)
+def unit_of(path: str, whole: Iterable[str]) -> str:
+    """The unit that a module belongs to."""
+    kept = [module for module in whole if inside(path, module)]
     parts = path.split(".")
-    for depth, part in enumerate(parts, start=1):
-        if part.isdigit():
-            return ".".join(parts[:depth])
-    return path
+    kept += [".".join(parts[:depth]) for depth, part in enumerate(parts, start=1) if part.isdigit()][:1]
+    return min(kept, key=len, default=path)
 
 
-def _inside(path: str, module: str) -> bool:
+def inside(path: str, module: str) -> bool:
+    """Whether a path is that of a module, or of one in it."""
     return path == module or path.startswith(f"{module}.")
 
 
-def _tied(graph: ComputationGraph, unit: np.ndarray, count: int) -> np.ndarray:
-    """Units that read one parameter, and those inside others, are joined."""
-    root = list(range(count))
+def numbered(graph: ComputationGraph, of_path: dict[str, str]) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names of the units in the order of their first op that isn't a parameter; (N,) int64 the unit of each op, or -1.
 
-    def find(one: int) -> int:
-        while root[one] != one:
-            one = root[one]
-        return one
+    Args:
+        graph: captured.
+        of_path: the unit of each module; other modules, and the model itself, have none.
+    """
+    number: dict[str, int] = {}
+    unit = np.full(graph.num_ops, -1, np.int64)
+    order = graph.topological_order.tolist()
+    for parameters in (False, True):
+        for op in order:
+            if graph.modules[op] in of_path and (graph.op_types[op] in TENSORS) is parameters:
+                unit[op] = number.setdefault(of_path[graph.modules[op]], len(number))
+    for name in of_path.values():
+        number.setdefault(name, len(number))
+    return tuple(number), unit
 
-    parameters = np.array([kind == "parameter" for kind in graph.op_types])
-    for edge in np.flatnonzero(parameters[graph.edge_src]).tolist():
-        here, there = int(unit[graph.edge_src[edge]]), int(unit[graph.edge_dst[edge]])
-        if here >= 0 and there >= 0:
-            one, other = sorted((find(here), find(there)))
-            root[other] = one
-    return np.array([find(one) for one in range(count)], np.int64)
+
+def in_forward(graph: ComputationGraph) -> np.ndarray:
+    """(N,) bool, ops of the forward pass, parameters aside; of all micro-batches."""
+    found = np.zeros(graph.num_ops, bool)
+    for op, (name, module, kind, part) in enumerate(
+        zip(graph.op_names, graph.modules, graph.op_types, graph.passes, strict=True)
+    ):
+        if kind not in TENSORS:
+            found[op] = part == "forward" if part else not _BACKWARD.match(name.removeprefix(module))
+    return found

@@ -1,0 +1,120 @@
+"""Names of what a graph has no ops for: buffers, second names of weights, and the module's inputs.
+
+Exports need them. A device map has to name every tensor of the module, and tools that divide a module move its
+inputs and buffers by rules of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
+
+from placeto.capture.arguments import Inputs, plain
+from placeto.capture.costs import nodes_read
+from placeto.capture.objects import opened
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import TENSORS
+
+
+def with_names(
+    graph: ComputationGraph,
+    nodes: Sequence[Sequence[str]],
+    traced: GraphModule,
+    module: nn.Module,
+    inputs: Inputs,
+    parameters: int,
+    buffers: Sequence[str],
+) -> ComputationGraph:
+    """The graph with `module_tensors` and `module_inputs` of its ops.
+
+    Args:
+        graph: of `traced`.
+        nodes: names of the traced nodes behind each op, its own first.
+        traced: its placeholders are parameters, buffers, the inputs, then others.
+        module: that was traced.
+        inputs: its arguments.
+        parameters: how many of the placeholders are parameters.
+        buffers: paths of those that are buffers.
+    """
+    also, first = _other_names(module), parameters
+    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    known: dict[Node, tuple[str, str]] = {}  # what a placeholder is, and its name
+    for node, path in zip(placeholders[first:], buffers, strict=False):
+        known[node] = "tensor", path
+    for node, name in zip(placeholders[first + len(buffers) :], _input_names(module, inputs), strict=False):
+        known[node] = "input", name
+    tensors: list[dict[str, None]] = [dict.fromkeys(also.get(name, ())) for name in graph.op_names]
+    arguments: list[dict[str, None]] = [{} for _ in graph.op_names]
+    op_of = {node: op for op, names in enumerate(nodes) for node in names}
+    behind: dict[Node, frozenset[Node]] = {node: frozenset([node]) for node in known}  # of nodes that no op stands for
+    for node in traced.graph.nodes:
+        if node.op != "call_function":
+            continue
+        read = frozenset().union(*(behind.get(source, frozenset()) for source in nodes_read(node)))
+        op = op_of.get(node.name)
+        if op is None:
+            behind[node] = read
+            continue
+        for source in read:
+            kind, name = known[source]
+            if kind == "tensor":
+                tensors[op] |= dict.fromkeys((name, *also.get(name, ())))
+            elif not node.meta["label"].backward:
+                arguments[op][name] = None
+    _add_unread(tensors, graph, module)
+    return replace(
+        graph, module_tensors=tuple(map(tuple, tensors)), module_inputs=tuple(tuple(sorted(a)) for a in arguments)
+    )
+
+
+def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module: nn.Module) -> None:
+    """Tensors that no op stands for or reads are known by an op of some module that has tensors and computes."""
+    known = {name for names in tensors for name in names} | set(graph.op_names)
+    paths = [path for path, _ in (*module.named_parameters(), *module.named_buffers())]
+    owners = {path.rpartition(".")[0] for path in paths} - {""}
+    computing = [op for op, kind in enumerate(graph.op_types) if kind not in TENSORS]
+    keeper = next((op for op in computing if graph.modules[op] in owners), computing[0] if computing else 0)
+    also = _other_names(module)
+    for path in paths:
+        if path not in known:
+            tensors[keeper] |= dict.fromkeys((path, *also.get(path, ())))
+
+
+def _other_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Of each parameter and buffer that has several names, the first one -> the others."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for path, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        names[id(tensor)].append(path)
+    return {first: tuple(others) for first, *others in names.values() if others}
+
+
+def _input_names(module: nn.Module, inputs: Inputs) -> list[str]:
+    """What each leaf of the arguments is called: as the parameter of ``forward``, with where it is inside."""
+    try:
+        positional = [
+            key
+            for key, parameter in inspect.signature(module.forward).parameters.items()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+    except (ValueError, TypeError):  # a forward that doesn't tell
+        positional = []
+
+    def called(path: tuple[Any, ...]) -> str:
+        key = getattr(path[0], "key", None)
+        if key is None:
+            number = path[0].idx
+            key = positional[number] if number < len(positional) else f"inputs[{number}]"
+        return f"{key}{keystr(path[1:])}"
+
+    leaves = tree_flatten_with_path(plain(inputs))[0]
+    return [called(path) for path, leaf in leaves for _ in tree_leaves(opened(leaf))]

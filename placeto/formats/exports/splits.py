@@ -1,0 +1,142 @@
+"""Where `torch.distributed.pipelining` can split a model so that its stages run, and train as the whole model does.
+
+A split before a module is legal unless
+- a parameter is read on both sides: each stage would train a copy, with a part of the gradient;
+- the module is called more than once: every call would begin a stage;
+- an input of the model is read behind it: only the first stage is given inputs;
+- an output is made before it: only the last stage gives outputs.
+A stage is not, where a tensor that earlier stages make is read both in it and behind it: its gradient would come from
+two stages. Tensors that have no gradient may.
+
+Legend: N ops, U units.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from placeto.formats.exports.units import LOSS, in_forward, inside
+from placeto.problem.graph import ComputationGraph
+
+_CALL = re.compile(r"@(\d+)/")
+_NO_GRADIENT = {
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "isnan",
+    "isinf",
+    "argmax",
+    "argmin",
+    "argsort",
+    "one_hot",
+    "bucketize",
+}
+_NO_GRADIENT |= {f"{kind}_{what}" for kind in ("logical", "bitwise") for what in ("and", "or", "not", "xor")}
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Which stages can be."""
+
+    legal: np.ndarray  # (U+1, U+1) bool, whether units from one to before another can be a stage
+    why: tuple[str, ...]  # sentences: what stands against the others, first what stands against single splits
+    at_once: int  # how many of these are about single splits
+    refused: bool  # whether some of that is more than modules that have to stay together
+
+
+def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray) -> Splits:
+    """The legal stages of a graph.
+
+    Args:
+        graph: captured; its ops are in program order.
+        names: (U,) units in program order.
+        unit: (N,) int64, -1 for ops between the units.
+    """
+    forward = first_forward(graph)
+    begin = np.array([int(np.flatnonzero(forward & (unit == number))[0]) for number in range(len(names))])
+    reasons: dict[int, str] = {}  # unit -> why the model can't be split before it
+    refused: set[int] = set()  # of these, where torch fails
+
+    def forbid(after: int, until: int, why: str, fails: bool = True) -> None:
+        """No split between an op and a later one."""
+        first, last = np.searchsorted(begin, (after, until), "right").tolist()
+        for number in range(max(first, 1), last):
+            reasons.setdefault(number, why)
+            if fails:
+                refused.add(number)
+
+    reads: dict[tuple[int, int], list[int]] = defaultdict(list)  # (op, output) -> ops that read it
+    loss: dict[int, list[int]] = defaultdict(list)
+    for src, dst, output in zip(
+        *(a.tolist() for a in (graph.edge_src, graph.edge_dst, graph.edge_output)), strict=True
+    ):
+        if forward[dst]:
+            reads[src, output].append(dst)
+        elif graph.modules[dst] == LOSS and forward[src]:
+            loss[src].append(dst)
+    for number, name in enumerate(names):
+        if number and _called_again(graph, forward, name):
+            reasons[number] = f"{name} is called more than once"
+    last_op = int(begin.max(initial=0))
+    behind = int(np.flatnonzero(forward & (unit >= 0))[-1])
+    readers: dict[str, list[int]] = defaultdict(list)
+    for op in np.flatnonzero(forward).tolist():
+        for name in graph.module_inputs[op]:
+            readers[name].append(op)
+    for name, ops in readers.items():
+        if min(ops) < behind or graph.mode != "training" or loss:  # else a target of the loss that the model computes
+            where = graph.modules[max(ops)] or "the model itself"
+            forbid(0, max(ops), f"{where} reads the model's input {name}")
+    for (src, _), users in reads.items():
+        if graph.op_types[src] == "parameter":
+            first, last = min(users), max(users)
+            who = " and ".join(dict.fromkeys(graph.modules[op] or "the model itself" for op in (first, last)))
+            forbid(
+                first,
+                last,
+                f"{who} {'read' if ' and ' in who else 'reads, in two calls,'} {graph.op_names[src]}",
+                False,
+            )
+    read = {src for src, _ in reads}
+    for op in np.flatnonzero(forward).tolist():
+        if op in loss if graph.mode == "training" else op not in read:
+            forbid(op, last_op, f"{graph.modules[op] or 'the model itself'} gives an output before the last stage")
+    legal = np.ones((len(names) + 1, len(names) + 1), bool)
+    for number in reasons:
+        legal[number, :] = legal[:, number] = False
+    why = dict.fromkeys(reasons.values())
+    at_once = len(why)
+    for (src, _), users in reads.items() if graph.mode == "training" else ():
+        if forward[src] and graph.op_types[src].rpartition(".")[2] not in _NO_GRADIENT:
+            made, *segments = (int(np.searchsorted(begin, op, "right")) - 1 for op in (src, *sorted(users)))
+            for segment in segments:
+                if made < segment < segments[-1]:
+                    legal[made + 1 : segment + 1, segment + 1 : segments[-1] + 1] = False
+                    where = " and ".join(names[number] for number in (segment, segments[-1]))
+                    why[f"what {names[max(made, 0)]} makes is read beside {where}, in two later stages"] = None
+    return Splits(legal, tuple(why), at_once, bool(refused))
+
+
+def first_forward(graph: ComputationGraph) -> np.ndarray:
+    """(N,) bool, ops of the forward pass of the first micro-batch, parameters and the loss function aside."""
+    first = graph.micro_batches <= 0
+    return in_forward(graph) & first & np.array([module != LOSS for module in graph.modules])
+
+
+def _called_again(graph: ComputationGraph, forward: np.ndarray, name: str) -> bool:
+    """Whether every module of a unit that computes does so in several calls."""
+    calls: dict[str, int] = {}
+    for op in np.flatnonzero(forward).tolist():
+        path = graph.modules[op]
+        if inside(path, name):
+            call = _CALL.match(graph.op_names[op].removeprefix(path))
+            calls[path] = max(calls.get(path, 0), int(call[1]) if call else 0)
+    return min(calls.values(), default=0) > 0

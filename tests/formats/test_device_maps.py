@@ -1,0 +1,126 @@
+"""accelerate runs models by the device maps: its own hooks, two devices, the same output to the bit."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto import load_cluster, load_graph, save_graph, simulate
+from placeto.capture.trace import capture_inference
+from placeto.formats.exports import DeviceMap, ExportError, device_map, whole_modules
+from placeto.formats.exports.hooks import module_units
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from tests.formats import divided
+
+ROOT = Path(__file__).parents[2]
+X, WORDS = torch.randn(2, 5, 8), torch.arange(10).reshape(2, 5)
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict[str, Any]]:
+    """What became of each model in a process of its own, which registers devices."""
+    pytest.importorskip("accelerate")
+    command = [sys.executable, "-m", "tests.formats.dispatched"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return {result["name"]: result for result in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", [*divided.MODELS, "Llama", "GPT2", "T5"])
+def test_accelerate_runs_a_model_on_two_devices(name: str, results: dict[str, dict[str, Any]]) -> None:
+    if name not in divided.MODELS and find_spec("transformers") is None:
+        pytest.skip("transformers isn't installed")
+    assert results[name]["problems"] == []
+    assert bool(results[name]["divided"]) is (name not in divided.UNDIVIDED)
+
+
+def placed(model: nn.Module, x: Tensor, on: dict[str, int], graph: ComputationGraph | None = None) -> DeviceMap:
+    """The map where the ops of modules that begin so are on these devices, others on the first."""
+    graph = graph or capture_inference(model, [x])
+    placement = np.array(
+        [max((d for head, d in on.items() if path.startswith(head)), default=0) for path in graph.modules]
+    )
+    for colour in np.unique(graph.colocation[graph.colocation >= 0]):
+        placement[graph.colocation == colour] = placement[graph.colocation == colour].max()
+    return device_map(simulate(PlacementProblem(graph, load_cluster("2xv100")), placement))
+
+
+def test_a_map_from_a_file_is_that_of_the_module(tmp_path: Path) -> None:
+    for make, x in ((divided.ClassToken, X), (divided.Buffers, X), (divided.SharedEmbedding, WORDS)):
+        model = make()
+        save_graph(capture_inference(model, [x]), tmp_path / "g.json")
+        again = placed(model, x, {"blocks.1": 1, "encoder": 1}, load_graph(tmp_path / "g.json")).modules
+        assert again == placed(model, x, {"blocks.1": 1, "encoder": 1}).modules
+        names = [*dict(model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers())]
+        assert all(any(name == key or name.startswith(f"{key}.") for key in again) for name in names)
+
+
+def test_parameters_that_the_step_does_not_read_go_with_their_module() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    graph = capture_inference(model, [X])
+    idle = [
+        {"name": f"{path}.weight", "type": "parameter", "module": path, "param_bytes": 4, "outputs": [4]}
+        for path in ("pooler", "spare.0")
+    ]
+    more = ComputationGraph.from_ops("more", [*graph.to_ops(), *idle], graph.mode)
+    found = placed(model, X, {"1": 1, "pooler": 1}, more)
+    assert found.modules == {"0": 0, "1": 1, "pooler": 1, "spare": 0}
+    assert found.placement[more.index["pooler.weight"]] == 1
+
+
+def test_notes_say_why_modules_are_not_where_they_were_placed() -> None:
+    assert placed(divided.ClassToken(), X, {"blocks.1": 1}).notes == ()
+    (note,) = placed(divided.Scales(), X, {"blocks.1": 1}).notes[:1]
+    assert note == "blocks.1 and scale share a device: mul in the model itself reads what both give"
+    notes = placed(divided.Wrapped(), X, {"inner.layers.1": 1}).notes
+    assert notes == ("inner stays whole: accelerate wouldn't move inner.position, which is in none of its modules",)
+    notes = placed(divided.UNet(), X, {"net.down1": 1}).notes
+    assert any("share a device: cat in net reads what both give" in note for note in notes)
+
+
+def test_the_inputs_device_is_the_first_of_the_map() -> None:
+    found = placed(divided.ClassToken(), X, {"blocks.0": 1, "blocks.1": 1, "": 1})
+    assert found.main == 1
+    assert set(found.modules.values()) == {1}
+    found = placed(divided.Buffers(), X, {"last": 1})
+    assert (found.main, found.modules["last"]) == (0, 0), "it meets a buffer of the model itself"
+    assert "last lie on the main device" in found.notes[-1]
+
+
+def test_devices_are_named_as_accelerate_names_them() -> None:
+    found = placed(divided.ClassToken(), X, {"blocks.1": 1})
+    assert found.named()["blocks.1"] == 1
+    assert found.named(["0", "cpu"])["blocks.1"] == "cpu"
+    assert found.named(["0", "cpu"])["token"] == 0
+    with pytest.raises(ExportError, match="the cluster has 2 devices, 1 names are given"):
+        found.named(["0"])
+    graph = capture_inference(divided.ClassToken(), [X])
+    placement = np.array([not path.startswith("blocks.1") for path in graph.modules], np.int64)
+    mixed = device_map(simulate(PlacementProblem(graph, load_cluster("cpu+1xh100")), placement))
+    assert mixed.named() == {"blocks.0": 0, "blocks.1": "cpu", "blocks.2": 0, "blocks.3": 0, "token": 0, "position": 0}
+
+
+def test_weights_that_are_read_outside_of_their_module_can_not_be_offloaded() -> None:
+    found = placed(divided.Attention(), X, {"1": 1})
+    assert found.offload_note(found.named()) == ""
+    assert "preload_module_classes=[...]) the class of 1.attend" in found.offload_note(found.named(["0", "cpu"]))
+    found = placed(divided.Borrowed(), WORDS, {})
+    note = "embed is on 'disk', and the model itself reads embed.weight outside of its module, where accelerate doesn't"
+    assert found.offload_note(found.named(["disk", "0"])).startswith(note)
+    assert placed(divided.Tied(), WORDS, {}).borrowed == {}
+
+
+def test_every_search_over_whole_modules_finds_what_a_map_can_say() -> None:
+    graph = capture_inference(divided.Buffers(), [X])
+    units, kept = module_units(graph), whole_modules(graph)
+    for unit in np.unique(units.where[units.where >= 0]):
+        assert len(np.unique(kept.colocation[units.where == unit])) == 1
+    assert len(np.unique(units.joined)) == 4, "three blocks, and the last layer with the model's own buffer"

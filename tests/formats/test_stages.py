@@ -1,0 +1,149 @@
+"""torch.distributed.pipelining runs models in the stages that are exported, or is said not to."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto import load_cluster, simulate
+from placeto.capture.trace import capture_inference, capture_training
+from placeto.formats.exports import ExportError, ExportWarning, Stages, pipeline_stages
+from placeto.problem.problem import PlacementProblem
+from tests.formats import piped
+
+X, TARGET = torch.randn(4, 8), torch.randn(4, 8)
+
+
+def stages(model: nn.Module, count: int | None = None, devices: int = 2, micro_batches: int = 1) -> Stages:
+    graph = capture_training(
+        model, [X], lambda y, t: piped.loss(y, t), targets=[TARGET], name="model", micro_batches=micro_batches
+    )
+    problem = PlacementProblem(graph, load_cluster(f"{devices}xv100"))
+    return pipeline_stages(simulate(problem, np.zeros(graph.num_ops, np.int64)), count)
+
+
+def test_two_processes_train_the_stages_as_the_whole_model(tmp_path: Path) -> None:
+    split = {name: stages(make()).split_points for name, make in piped.MODELS.items()}
+    assert all(len(points) == 1 for points in split.values()), split
+    given = [f"{name} {point}" for name, (point,) in split.items()]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.formats.piped", str(rank), str(tmp_path), *given],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    results = [[json.loads(line) for line in output.splitlines()] for output, _ in outputs]
+    for name, first, last in zip(split, *results, strict=True):
+        assert first["wrong"] == last["wrong"] == [], name
+        assert first["stages"] == 2
+        assert last["same"], name
+        assert not set(first["trains"]) & set(last["trains"]), f"{name}: a parameter in two stages"
+
+
+def test_tied_weights_and_modules_called_twice_stay_in_one_stage() -> None:
+    assert stages(piped.Tied()).modules == (("one", "mid", "other"), ("rest.0",))
+    found = stages(piped.Twice(), micro_batches=2).modules
+    assert [module for module in found[0] if module != "act"] == ["a", "b"]
+    with pytest.raises(ExportError, match=r"can run 2 stages, not 3, since one and other read one\.weight"):
+        stages(piped.Tied(), 3, devices=4)
+    with pytest.warns(ExportWarning, match="can run 2 stages, not 4, since one and other read"):
+        assert len(stages(piped.Tied(), devices=4).modules) == 2
+    whole = piped.Tied()
+    whole.rest[0].weight = whole.one.weight
+    with pytest.warns(ExportWarning, match=r"can run 1 stage, not 2, since one and rest\.0 read one\.weight"):
+        assert stages(whole).split_points == ()
+
+
+class Late(nn.Module):
+    """The last block reads the model's input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = piped.linears(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.blocks[1](self.blocks[0](x)) + x
+        out: Tensor = self.blocks[2](y)
+        return out
+
+
+class Early(nn.Module):
+    """An output is made before the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = piped.linears(3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        early = self.blocks[0](x).tanh()
+        other = early.exp()
+        return self.blocks[2](self.blocks[1](early)), other
+
+
+def test_an_input_that_a_later_stage_reads_is_refused() -> None:
+    assert stages(Late()).modules == (("blocks.0", "blocks.1"), ("blocks.2",))
+    with pytest.raises(ExportError, match="can run 2 stages, not 3, since the model itself reads the model's input x"):
+        stages(Late(), 3, devices=4)
+
+    class Towers(Late):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.blocks[0](x) + self.blocks[1](x)
+            return out
+
+    with pytest.raises(ExportError, match=r"can run 1 stage, not 2, since blocks\.1 reads the model's input x"):
+        stages(Towers())
+
+
+def test_targets_of_a_loss_that_the_model_computes_are_given_to_the_last_stage() -> None:
+    class WithLoss(piped.Skip):
+        def forward(self, x: Tensor, target: Tensor | None = None) -> Tensor:
+            y: Tensor = super().forward(x)
+            return y if target is None else piped.loss(y, target)
+
+    graph = capture_training(WithLoss(), [X, TARGET])
+    schedule = simulate(PlacementProblem(graph, load_cluster("2xv100")), np.zeros(graph.num_ops, np.int64))
+    assert len(pipeline_stages(schedule).modules) == 2
+
+
+def test_an_output_of_an_earlier_stage_is_refused() -> None:
+    graph = capture_inference(Early(), [X], name="early")
+    schedule = simulate(PlacementProblem(graph, load_cluster("2xv100")), np.zeros(graph.num_ops, np.int64))
+    with pytest.raises(ExportError, match="can run 1 stage, not 2, since the model itself gives an output before"):
+        pipeline_stages(schedule)
+
+
+class Far(nn.Module):
+    """What the first layer gives is read by the second, and at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        out: Tensor = self.d(self.c(self.b(x))) + x * (x > 0)
+        return out
+
+
+def test_gradients_of_two_later_stages_are_refused_in_training() -> None:
+    found = stages(Far(), 3, devices=4).modules
+    assert found[0][:2] == ("a", "b"), "else what a gives is read in both later stages"
+    with pytest.raises(ExportError, match="can run 3 stages, not 4, since what a makes is read beside b and d, in two"):
+        stages(Far(), 4, devices=4)
+    graph = capture_inference(Far(), [X])
+    schedule = simulate(PlacementProblem(graph, load_cluster("4xv100")), np.zeros(graph.num_ops, np.int64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(pipeline_stages(schedule).modules) == 4
