@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent
 
 
+Counts = Sequence[tuple[int, float, bool]]
+
+
 @dataclass(frozen=True)
 class Rival:
     """What another placer found for the same problem."""
@@ -30,15 +33,28 @@ class Rival:
 
 
 def save_report(
-    schedule: Schedule, path: str | Path, title: str, placer: str = "", rivals: Sequence[Rival] = ()
+    schedule: Schedule,
+    path: str | Path,
+    title: str,
+    placer: str = "",
+    rivals: Sequence[Rival] = (),
+    counts: Counts = (),
+    advice: str = "",
 ) -> None:
     """Write `report_page` to a file."""
-    page = report_page(schedule, title, placer, rivals)
+    page = report_page(schedule, title, placer, rivals, counts, advice)
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
 
-def report_page(schedule: Schedule, title: str, placer: str = "", rivals: Sequence[Rival] = ()) -> str:
+def report_page(
+    schedule: Schedule,
+    title: str,
+    placer: str = "",
+    rivals: Sequence[Rival] = (),
+    counts: Counts = (),
+    advice: str = "",
+) -> str:
     """The report on a schedule as HTML, with its style, script and data inside.
 
     Args:
@@ -46,6 +62,8 @@ def report_page(schedule: Schedule, title: str, placer: str = "", rivals: Sequen
         title: what to call the model.
         placer: that found the placement, where that is known.
         rivals: others to compare it with.
+        counts: (devices, makespan in microseconds, whether it fits) on 1, 2, 4, ... devices and on all.
+        advice: how many of them are worth using, in a sentence.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -63,8 +81,9 @@ def report_page(schedule: Schedule, title: str, placer: str = "", rivals: Sequen
         cluster=cluster,
         schedule=schedule,
         placer=placer,
-        paragraphs=words.summary(schedule, path, title, placer),
+        paragraphs=[*words.summary(schedule, path, title, placer), *([("Devices", advice)] if advice else [])],
         rivals=_compared(schedule, placer, rivals),
+        counts=tables.count_table(counts),
         parts={part: share for part, share in path.shares.items() if share >= 0.001},
         data=chart.chart_data(schedule, path),
         pictures=memory.memory_pictures(schedule),
