@@ -1,14 +1,13 @@
-"""Find things by name: placers, graph families, and graphs as the command line names them; make placers ready."""
+"""Find things by name: placers, graph families, and graphs as the command line names them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
 
 from placeto.pretrained import pretrained_path
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph
@@ -30,8 +29,6 @@ LEARNED = {
     "grouper": "One network groups the ops, a sequence-to-sequence network places the groups; needs a checkpoint.",
     "gdp": "GraphSAGE and a Transformer-XL over segments place all ops at once; needs a checkpoint.",
 }
-
-_WARM_UP = 256  # simulations, of which some are in batches that are worth several threads
 
 
 class LoadError(ValueError):
@@ -60,10 +57,13 @@ def placer_names() -> dict[str, str]:
     return sentences | LEARNED
 
 
-def load_placer(name_or_checkpoint: str | Path) -> Placer:
+def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[str] = False) -> Placer:
     """A placer by its name, or a learned one from a checkpoint or a run directory.
 
-    The name of a learned placer stands for the checkpoint that comes with the package, where one does.
+    With `whole_modules` it keeps modules on one device, as `placeto.place` does: with paths, these beside the blocks.
+
+    The name of a learned placer stands for the checkpoint that comes with the package, where one does. Its seconds
+    begin once its kernels are compiled, at its first call by the clock, and loaded.
 
     Raises:
         LoadError: neither a known placer nor an existing file.
@@ -71,6 +71,8 @@ def load_placer(name_or_checkpoint: str | Path) -> Placer:
     """
     from placeto.heuristics import HEURISTICS
 
+    if whole_modules is not False:
+        return keeping_modules(load_placer(name_or_checkpoint), () if whole_modules is True else tuple(whole_modules))
     name = str(name_or_checkpoint)
     if not name.strip():
         raise LoadError(f"the name of a placer is empty; placers: {', '.join([*HEURISTICS, *LEARNED])}")
@@ -89,36 +91,41 @@ def load_placer(name_or_checkpoint: str | Path) -> Placer:
     raise LoadError(f"no placer and no checkpoint is called {name!r}; placers: {known}")
 
 
+def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:
+    """A placer that keeps each block of a model, or else each module, on one device, and `undivided` modules as well.
+
+    When called it raises an ExportError where a graph has no modules, or not those.
+    """
+
+    def place(
+        problem: PlacementProblem,
+        *,
+        simulations: int | None = None,
+        seconds: float | None = None,
+        seed: int = 0,
+    ) -> PlacementResult:
+        from placeto.formats.exports import whole_modules
+        from placeto.problem.problem import PlacementProblem
+
+        whole = PlacementProblem(
+            whole_modules(problem.graph, undivided), problem.cluster, problem.costs, problem.dispatch
+        )
+        result = placer(whole, simulations=simulations, seconds=seconds, seed=seed)
+        return replace(result, problem=problem)
+
+    return place
+
+
 def zero_shot(placer: Placer, problem: PlacementProblem, seed: int = 0) -> PlacementResult:
     """What a placer answers without any budget: the one pass of a policy that would go on to search."""
     return getattr(placer, "one_pass", placer)(problem, seed=seed)
 
 
 def warm_up(placer: Placer, cluster: Cluster, simulations: int | None, seconds: float | None) -> None:
-    """Compile a placer's kernels on a tiny graph, so that the seconds of the next graph count only work.
+    """Compile a placer's kernels, so that what it places next counts only work; see `placeto.simulator.warming`."""
+    from placeto.simulator.warming import warm_up as make_ready
 
-    `simulations` and `seconds` are the placer's budget. Seconds don't limit the compiling: it would stop half-way.
-    What a placer does only where memory is tight, or with batches worth several threads, is done beside.
-    """
-    from placeto.problem.problem import ProblemBatch
-    from placeto.simulator.schedule import simulate, simulate_batch
-
-    if seconds is not None:
-        simulations = _WARM_UP if simulations is None else simulations
-    tiny = _tiny(cluster)
-    placer(tiny, simulations=None if simulations is None else min(simulations, _WARM_UP), seed=0)
-    on_one = np.zeros((1, tiny.num_ops), np.int64)
-    _ = simulate(tiny, on_one[0]).peak_memory
-    simulate_batch(ProblemBatch.of([tiny]), np.zeros(1, np.int64), on_one)
-
-
-def _tiny(cluster: Cluster) -> PlacementProblem:
-    from placeto.problem.problem import PlacementProblem
-
-    of = {"module": "m", "flops": 1e6, "outputs": [4]}  # ops of modules are grouped by kernels
-    head = {"name": "m/a", **of}
-    tail = [{"name": f"m/{name}", "inputs": [["m/a", 0]], **of} for name in "bcd"]
-    return PlacementProblem(ComputationGraph.from_ops("tiny", [head, *tail]), cluster)
+    make_ready(placer, cluster, simulations, seconds)
 
 
 def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str, Placer]:

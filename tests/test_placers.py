@@ -1,29 +1,43 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+from placeto.formats.exports import whole_modules
+from placeto.formats.exports.units import ExportError
+from placeto.placers import load_placer, resolve_graph
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+from tests.toys import fork_of_chains
 
 PLACES = """
 import sys
 
 from numba.core.dispatcher import Dispatcher
 
-from placeto.placers import load_placer, resolve_graph, warm_up
+from placeto.placers import load_placer, resolve_graph
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator
 
 placer, cluster = load_placer(sys.argv[1]), load_cluster("4xv100")
 problem = PlacementProblem(resolve_graph("llama:test:0")[1], cluster)
-own, late = Dispatcher.compile, []
+compile, begin, late, begun = Dispatcher.compile, Evaluator.__init__, [], []
 
 
 def noted(kernel, signature):
-    late.append(kernel.py_func.__name__)
-    return own(kernel, signature)
+    late.extend([kernel.py_func.__name__] if begun else [])
+    return compile(kernel, signature)
 
 
-warm_up(placer, cluster, None, 1.0)
-Dispatcher.compile = noted
+def begins(evaluator, of, *arguments):
+    begun.extend([True] if of is problem else [])
+    begin(evaluator, of, *arguments)
+
+
+Dispatcher.compile, Evaluator.__init__ = noted, begins
 placer(problem, seconds=1.0)
 placer(problem, simulations=300)
 print(*late)
@@ -31,7 +45,25 @@ print(*late)
 
 
 @pytest.mark.parametrize("name", ["placeto", "multilevel", "heft"])
-def test_a_placer_made_ready_compiles_nothing_more(name: str) -> None:
-    """On a graph for which kernels are needed that a tiny one needs not: else its first seconds would go to them."""
+def test_nothing_is_compiled_once_the_clock_has_started(name: str) -> None:
+    """Nor loaded, on a graph for which kernels are needed that a tiny one needs not: the first seconds are for work."""
     done = subprocess.run([sys.executable, "-c", PLACES, name], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_placers_keep_modules_whole_where_asked() -> None:
+    graph = resolve_graph("ptb:test:0")[1]
+    problem = PlacementProblem(graph, load_cluster("4xv100"))
+    unit = whole_modules(graph).colocation
+    for name in ("etf", "multilevel"):
+        result = load_placer(name, whole_modules=True)(problem, simulations=60)
+        assert result.problem is problem
+        assert all(len(set(result.placement[unit == one])) == 1 for one in np.unique(unit[unit >= 0]))
+        assert simulate(problem, result.placement, order=result.order).makespan_us == result.makespan_us
+    free = load_placer("etf")(problem)
+    assert any(len(set(free.placement[unit == one])) > 1 for one in np.unique(unit[unit >= 0]))
+
+
+def test_whole_modules_of_a_graph_without_modules_are_refused() -> None:
+    with pytest.raises(ExportError, match="module"):
+        load_placer("etf", whole_modules=True)(fork_of_chains(2, 2))

@@ -15,8 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, NoReturn
 
+from placeto import terminal
 from placeto.cli.common import UsageError, note
-from placeto.terminal import on_compiling, printable
+from placeto.terminal import printable
 
 COMMANDS = {
     "train": "Train a policy on the graphs of a family, or on single graphs.",
@@ -71,11 +72,12 @@ def user_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def compiling_told() -> Iterator[None]:
     """Within it a user is told why nothing happens while kernels are compiled."""
-    on_compiling[:] = [partial(note, "compiling, once after an installation or a change of the code: a minute or two")]
+    terminal.on_compiling[:], terminal.tells_of_compiling = [partial(note, terminal.COMPILING)], True
     try:
         yield
     finally:
-        on_compiling.clear()
+        terminal.on_compiling.clear()
+        terminal.tells_of_compiling = False
 
 
 @contextlib.contextmanager

@@ -41,6 +41,8 @@ class Arguments:
     budget: Budget = field(default_factory=BudgetOptions)
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
+    whole_modules: bool = False
+    """keep each block of the model on one device, as a device map needs it"""
     seed: int = 0
     """of the placer's random choices"""
     output: OutputPath = None
@@ -75,6 +77,10 @@ def run(arguments: Arguments) -> None:
     )
     _, placer = choose_placer(arguments.placer, budget.checkpoint)
     name, graph, _ = find_graph(arguments.graph, arguments.options)
+    if arguments.whole_modules:
+        from placeto.formats.exports import whole_modules
+
+        graph = whole_modules(graph)
     problems = [PlacementProblem(graph, cluster, costs) for cluster in clusters]
     machines = []
     for problem in problems:

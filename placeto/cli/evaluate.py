@@ -70,6 +70,8 @@ class Arguments:
     budget: Budget = field(default_factory=BudgetOptions)
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
+    whole_modules: bool = False
+    """let all placers keep each block of the model on one device, as a device map needs it"""
     seeds: int = 1
     """how many seeds (0, 1, ...) each placer runs with"""
     processes: OptionalInt = None
@@ -107,6 +109,7 @@ def run(arguments: Arguments) -> None:
                 processes=arguments.processes,
                 history=arguments.curve is not None,
                 report=bar.after(len(rows)),
+                whole_modules=arguments.whole_modules,
             )
     made = f"{_budgets(specs)}, {_count(arguments.seeds, 'seed')}"
     tables = [

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 AgainstText = Annotated[str, arg(metavar="NAMES")]
 AGAINST = "single,expert,metis,heft,etf"
+COUNTED = 200
+"""Simulations for the step on each number of devices."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ def write_report(
     against: str = AGAINST,
 ) -> None:
     """Place the problem with the other placers too, in whole modules if it was, and write the page on the schedule."""
+    from placeto.evaluation.device_counts import advice, device_counts
     from placeto.formats.report import Rival, save_report
     from placeto.placing import with_undivided
     from placeto.problem.units import format_bytes
@@ -139,5 +142,8 @@ def write_report(
             continue
         found = load_placer(other)(problem, seed=0)
         rivals.append(Rival(other, found.makespan_us, found.fits, found.simulations, found.seconds))
-    save_report(schedule, path, name, placer or "", rivals, whole is not None)
+    counts = device_counts(problem, load_placer("multilevel"), COUNTED, schedule.makespan_us, schedule.fits)
+    told = [(count.devices, count.makespan_us, count.fits) for count in counts]
+    save_report(schedule, path, name, placer or "", rivals, whole is not None, told, advice(counts))
+    say(f"devices      {advice(counts)}")
     say(f"report       {path} ({format_bytes(path.stat().st_size)})")

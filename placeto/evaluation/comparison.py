@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from placeto.evaluation.summary import ratio
+from placeto.formats.exports import whole_modules as with_modules_whole
 from placeto.placers import Placer, choose_placer, load_placer, warm_up, zero_shot
 from placeto.pretrained import pretrained_path
 from placeto.problem.costs import CostModel
@@ -160,6 +161,7 @@ def evaluate(
     processes: int | None = None,
     history: bool = False,
     report: Callable[[int, int, str], None] | None = None,
+    whole_modules: bool = False,
 ) -> list[Row]:
     """Run every placer on every graph with every seed.
 
@@ -174,6 +176,7 @@ def evaluate(
         processes: how many work at once, with one thread each; 1 works in this process; None = all cores.
         history: keep how the makespan fell with simulations and seconds in each row.
         report: called with (jobs done, jobs in all, what was done last).
+        whole_modules: all placers keep each block of a model, or else each module, on one device.
 
     Returns:
         Rows in the order of graphs, placers, seeds. Rows of `out` for other clusters, or that are not asked for, stay
@@ -182,7 +185,10 @@ def evaluate(
     Raises:
         EvaluationError: two placers with one label, or `out` exists and holds something else.
         BusyError: another process evaluates into `out`.
+        ExportError: whole modules of a graph that has none.
     """
+    if whole_modules:
+        graphs = {name: with_modules_whole(graph) for name, graph in graphs.items()}
     labels = [spec.label for spec in specs]
     if len(set(labels)) < len(labels):
         raise EvaluationError(f"two placers share one label among {', '.join(labels)}; name them LABEL=PLACER")

@@ -20,6 +20,7 @@ from placeto.heuristics.naive import fastest, random, roundrobin, single
 from placeto.heuristics.partition import expert, metis
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.warming import warm_up
 
 __all__ = ["HEURISTICS", "SEARCHES"]
 
@@ -44,10 +45,12 @@ _PLACERS: dict[str, Callable[..., PlacementResult]] = {
 
 
 def _named(name: str, place: Callable[..., PlacementResult]) -> Callable[..., PlacementResult]:
-    """The placer, whose results say its name."""
+    """The placer, whose results say its name, and whose seconds begin once it is ready."""
 
     @wraps(place)
     def named(problem: PlacementProblem, **budget: Any) -> PlacementResult:
+        if (seconds := budget.get("seconds")) is not None:
+            warm_up(named, problem.cluster, budget.get("simulations"), seconds)
         return replace(place(problem, **budget), placer=name)
 
     return named

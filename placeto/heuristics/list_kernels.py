@@ -48,7 +48,8 @@ class Booked(NamedTuple):
 
 
 @compiled()
-def _nothing(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
+def nothing_booked(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
+    """Where all begins: what floats is placed."""
     n, d = flat.op_offset[1], flat.device_offset[1]
     return Booked(
         finish=np.zeros(n),
@@ -86,30 +87,31 @@ def floating(
 
 
 @compiled()
-def _need(order: Order, home: np.ndarray, op: int, found: np.ndarray) -> float:
-    """Bytes of the groups that placing an op would bind; the groups that its inputs float in are put in `found`."""
+def need_of(order: Order, home: np.ndarray, op: int, found: np.ndarray, met: np.ndarray) -> float:
+    """Bytes of the groups that placing an op would bind; the groups that its inputs float in are put in `found`.
+
+    `found` (K+1,) then ends with -1; `met` (K+1,) int64 begins as zeros, and counts the calls at its end.
+    """
     group = order.follow[op]
     need = order.demand[group] if home[group] < 0 else 0.0
-    count = 0
+    met[-1] += 1
+    count, call = 0, met[-1]
     for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
         parent = order.edge_src[edge]
         other = order.follow[parent]
-        if order.floats[parent] and home[other] < 0 and other != group:
-            known = False
-            for k in range(count):
-                known = known or found[k] == other
-            if not known:
-                found[count] = other
-                need += order.demand[other]
-                count += 1
+        if order.floats[parent] and home[other] < 0 and other != group and met[other] != call:
+            met[other] = call
+            found[count] = other
+            need += order.demand[other]
+            count += 1
     found[count] = -1
     return need
 
 
 @compiled()
-def _bind(order: Order, booked: Booked, op: int, device: int, found: np.ndarray) -> int:
+def bind(order: Order, booked: Booked, op: int, device: int, found: np.ndarray, met: np.ndarray) -> int:
     """Bind an op's group and those that its inputs float in to a device, unless they are; returns how many were not."""
-    booked.used[device] += _need(order, booked.home, op, found)
+    booked.used[device] += need_of(order, booked.home, op, found, met)
     bound = 0
     if booked.home[order.follow[op]] < 0:
         booked.home[order.follow[op]] = device
@@ -123,7 +125,7 @@ def _bind(order: Order, booked: Booked, op: int, device: int, found: np.ndarray)
 
 
 @compiled()
-def _settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
+def settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
     """(N,) device of each op; groups that nothing has bound go where there is most room."""
     home, used = booked.home, booked.used
     for group in range(len(home)):
@@ -134,7 +136,7 @@ def _settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
 
 
 @compiled()
-def _arrival(flat: FlatProblems, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
+def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
     """When all inputs of an op are on a device; `commit` books the links."""
     num_devices = flat.device_offset[1]
     pair = flat.link[0] == PAIR
@@ -171,18 +173,18 @@ def _arrival(flat: FlatProblems, order: Order, booked: Booked, op: int, device: 
 def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[np.ndarray, np.ndarray]:
     """HEFT with insertion into idle gaps: devices (N,), and starts (N,) as it thinks."""
     n, d = flat.op_offset[1], flat.device_offset[1]
-    booked = _nothing(flat, order, queueing)
+    booked = nothing_booked(flat, order, queueing)
     home, used = booked.home, booked.used
-    found = np.empty(len(order.demand) + 1, np.int64)
-    # busy times of each device, sorted by start; `length` of them
-    begin, end = np.empty((d, n)), np.empty((d, n))
-    length = np.zeros(d, np.int64)
+    found, met = np.empty(len(order.demand) + 1, np.int64), np.zeros(len(order.demand) + 1, np.int64)
+    # busy times of each device, sorted by start, `length` of them; and the same where those without a gap are one
+    begin, end, length = np.empty((d, n)), np.empty((d, n)), np.zeros(d, np.int64)
+    first, last, blocks = np.empty((d, n)), np.empty((d, n)), np.zeros(d, np.int64)
     starts = np.zeros(n)
     for op in _ranked(flat, order.rank, flat.num_inputs.copy()):
         if order.floats[op]:
             continue
         group = order.follow[op]
-        need = _need(order, home, op, found)
+        need = need_of(order, home, op, found, met)
         best, best_start, best_finish = -1, 0.0, np.inf
         for full in range(2):
             for device in range(d):
@@ -190,24 +192,27 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[n
                     continue
                 if home[group] < 0 and full == 0 and used[device] + need > flat.memory[device]:
                     continue
-                ready = _arrival(flat, order, booked, op, device, False)
+                ready = arrival_of(flat, order, booked, op, device, False)
                 busy = flat.op_time[op * d + device]
                 if busy > 0.0:
                     busy += flat.overhead_us[device]
-                start = _first_gap(begin[device], end[device], length[device], ready, busy)
+                    start = _first_gap(first[device], last[device], blocks[device], ready, busy)
+                else:
+                    start = _first_gap(begin[device], end[device], length[device], ready, busy)
                 if start + busy < best_finish:
                     best, best_start, best_finish = device, start, start + busy
             if best >= 0:
                 break
-        _bind(order, booked, op, best, found)
-        _arrival(flat, order, booked, op, best, True)
+        bind(order, booked, op, best, found, met)
+        arrival_of(flat, order, booked, op, best, True)
         busy = flat.op_time[op * d + best]
         booked.finish[op], starts[op] = best_start + busy, best_start
         if busy > 0.0:
             busy += flat.overhead_us[best]
             _book(begin[best], end[best], length[best], best_start, best_start + busy)
             length[best] += 1
-    return _settled(flat, order, booked), starts
+            blocks[best] = _extend(first[best], last[best], blocks[best], best_start, best_start + busy)
+    return settled(flat, order, booked), starts
 
 
 @compiled()
@@ -261,20 +266,41 @@ def _book(begin: np.ndarray, end: np.ndarray, length: int, start: float, stop: f
 
 
 @compiled()
+def _extend(first: np.ndarray, last: np.ndarray, count: int, start: float, stop: float) -> int:
+    """Add a busy time to blocks of them; returns how many there are then."""
+    after = int(np.searchsorted(first[:count], start, side="right"))
+    follows, leads = after > 0 and last[after - 1] == start, after < count and first[after] == stop
+    if follows and leads:
+        last[after - 1] = last[after]
+        for k in range(after, count - 1):
+            first[k], last[k] = first[k + 1], last[k + 1]
+        return count - 1
+    if follows:
+        last[after - 1] = stop
+    elif leads:
+        first[after] = start
+    else:
+        _book(first, last, count, start, stop)
+        return count + 1
+    return count
+
+
+@compiled()
 def earliest_start(
-    flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites
+    flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites, most_looks: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """ETF, ties by upward rank. When an op becomes ready, its arrival on each device is estimated, and again when a
     group is bound while one of its inputs floats.
 
     A device that waits for a favourite child starts nothing else in that time, but what all devices have the inputs of.
-    Returns devices (N,), and starts (N,) as it thinks.
+    Returns devices (N,), and starts (N,) as it thinks; nothing (0,) where all ready ops at each step together are more
+    than `most_looks`: then `earliest_start_of_many` is faster, which finds the same.
     """
     n, d = flat.op_offset[1], flat.device_offset[1]
     starts = np.zeros(n)
-    booked = _nothing(flat, order, queueing)
+    booked = nothing_booked(flat, order, queueing)
     placed, home, used, rank, follow = booked.placed, booked.home, booked.used, order.rank, order.follow
-    found = np.empty(len(order.demand) + 1, np.int64)
+    found, met = np.empty(len(order.demand) + 1, np.int64), np.zeros(len(order.demand) + 1, np.int64)
     device_free = np.zeros(d)
     guest, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for
     favoured = np.zeros(n, np.bool_)  # its device prefers it where starts tie, whatever its rank
@@ -282,7 +308,7 @@ def earliest_start(
     missing = flat.num_inputs.copy()
     ready, need, awaited = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
     arrival, soonest = np.zeros((n, d)), np.zeros(n)  # on no device does an op start sooner
-    count = 0
+    count, looks = 0, 0
     for op in range(n):
         for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
             if order.floats[order.edge_src[edge]]:
@@ -291,9 +317,12 @@ def earliest_start(
         if missing[op] == 0 and not order.floats[op]:
             ready[count] = op
             count += 1
-            need[op] = _need(order, home, op, found)
+            need[op] = need_of(order, home, op, found, met)
             awaited[op] = found[0] >= 0
     for _ in range(n - order.floats.sum()):
+        looks += count
+        if looks > most_looks:
+            return starts[:0].astype(np.int64), starts[:0]
         chosen, best, best_start, best_rank = -1, -1, np.inf, np.inf
         least = device_free.min()
         for full in range(2):
@@ -336,15 +365,16 @@ def earliest_start(
         op = ready[chosen]
         count -= 1
         ready[chosen] = ready[count]
-        if _bind(order, booked, op, best, found) > 0:
+        if bind(order, booked, op, best, found, met) > 0:
             for k in range(count):
                 other = ready[k]
                 if awaited[other]:
-                    need[other] = _need(order, home, other, found)
+                    looks += 16 * d  # about as long as so many looks
+                    need[other] = need_of(order, home, other, found, met)
                     awaited[other], soonest[other] = found[0] >= 0, 0.0
                     for device in range(d):
-                        arrival[other, device] = _arrival(flat, order, booked, other, device, False)
-        _arrival(flat, order, booked, op, best, True)
+                        arrival[other, device] = arrival_of(flat, order, booked, other, device, False)
+        arrival_of(flat, order, booked, op, best, True)
         busy = flat.op_time[op * d + best]
         placed[op] = True
         booked.finish[op], starts[op] = best_start + busy, best_start
@@ -358,8 +388,8 @@ def earliest_start(
             if missing[child] == 0:
                 ready[count] = child
                 count += 1
-                need[child] = _need(order, home, child, found)
+                need[child] = need_of(order, home, child, found, met)
                 awaited[child] = found[0] >= 0
                 for device in range(d):
-                    arrival[child, device] = _arrival(flat, order, booked, child, device, False)
-    return _settled(flat, order, booked), starts
+                    arrival[child, device] = arrival_of(flat, order, booked, child, device, False)
+    return settled(flat, order, booked), starts

@@ -20,12 +20,15 @@ import numpy as np
 
 from placeto.compiling import compiled
 from placeto.heuristics.common import demands, run, within_memory
+from placeto.heuristics.etf_kernel import earliest_start_of_many
 from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
 from placeto.problem.coarsening import transfer_us
 from placeto.problem.gradient_sums import together
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
+_LOOKS = 500  # ready ops at each step, on the average, from which on heaps are faster
+_TINY = 4  # ops of a graph that is only to get both kernels compiled
 Listed = tuple[np.ndarray, np.ndarray]
 """A placement (N,) and the order (N,) in which the ops are meant to start."""
 
@@ -99,7 +102,9 @@ def place_by_start(
     """The same by ETF; arguments as of `place_by_finish`. Devices wait for favourite children, if there are."""
     if favourites is None:
         favourites = Favourites(np.full(problem.num_ops, -1), np.zeros(problem.num_ops))
-    return _by_start(problem, *earliest_start(problem.arrays, _order(problem, follow, demand), queueing, favourites))
+    given = problem.arrays, _order(problem, follow, demand), queueing, favourites
+    found = earliest_start(*given, _LOOKS * max(0, problem.num_ops - _TINY))
+    return _by_start(problem, *(found if len(found[0]) else earliest_start_of_many(*given)))
 
 
 def _by_start(problem: PlacementProblem, placement: np.ndarray, start_us: np.ndarray) -> Listed:

@@ -17,6 +17,7 @@ from placeto.environment.config import EnvConfig
 from placeto.environment.instance import Instance, make_instance, new_instance
 from placeto.heuristics.common import Rule
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
+from placeto.heuristics.local_search.part_of_cluster import on_best_part
 from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, begin, round_best, round_to_groups
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.nesting import Nest
@@ -24,6 +25,7 @@ from placeto.policies.sweeps import GuidedConfig, Sweeper
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.threads import one_thread
+from placeto.simulator.warming import warm_up
 from placeto.simulator.watch import at_work
 
 
@@ -57,7 +59,8 @@ class GuidedPlacer:
     these; and again with parts joined anew to groups. Under a clock a sweep over parts comes before all annealing.
     Without a budget it takes `DEFAULT_SIMULATIONS`.
 
-    It begins with the constructive placers (see `begin`) and one pass, which is the policy's zero-shot answer: a
+    It begins with the constructive placers (see `begin`), where the best of them is on a part of the cluster it stays
+    there for most of its budget (see `on_best_part`), and it makes one pass, which is the policy's zero-shot answer: a
     sweep over joined groups, one over all and one over the parts of groups, together with a simulation a group. So
     it is never worse than the best of these placers, nor than its own pass, where there are simulations for them: some
     25 and one a group. Less leaves the pass out, and so do limits in seconds. With a budget of 0 simulations the pass
@@ -79,6 +82,8 @@ class GuidedPlacer:
         seed: int = 0,
     ) -> PlacementResult:
         """Place a graph within a budget of simulations or seconds; see the class."""
+        if seconds is not None:
+            warm_up(self, problem.cluster, simulations, seconds)
         if simulations == 0:
             result = self.one_pass(problem, seconds=seconds, seed=seed)
             return replace(result, simulations=0, history=((0, result.seconds, result.makespan_us),))
@@ -88,10 +93,14 @@ class GuidedPlacer:
         with one_thread():
             evaluator = Evaluator(problem, None, simulations, seconds, began)
             if self._starts(evaluator, seed):
-                instance = make_instance(problem, evaluator.groups)
-                if seconds is None and evaluator.remaining >= instance.groups.num_groups:
-                    self._pass(instance, evaluator)
-                self._search(instance, evaluator, np.random.default_rng(seed))
+                random = np.random.default_rng(seed)
+                with on_best_part(evaluator) as inner:
+                    if inner is not None:
+                        round_best(inner)
+                    self._improve(inner or evaluator, random)
+                if inner is not None:
+                    round_best(evaluator)
+                    anneal_within(evaluator, random)
             return replace(evaluator.result(), placer="placeto")
 
     def one_pass(self, problem: PlacementProblem, *, seconds: float | None = None, seed: int = 0) -> PlacementResult:
@@ -100,13 +109,24 @@ class GuidedPlacer:
         with one_thread():
             evaluator = Evaluator(problem, None, None, seconds, began)
             if self._starts(evaluator, seed):
-                self._pass(make_instance(problem, evaluator.groups), evaluator)
+                with on_best_part(evaluator) as inner:
+                    if inner is not None:
+                        round_best(inner)
+                    own = inner or evaluator
+                    self._pass(make_instance(own.problem, own.groups), own)
             return replace(evaluator.result(), placer="placeto")
 
     def _starts(self, evaluator: Evaluator, seed: int) -> bool:
         """Try the constructive placers; whether anything is left to do."""
         _, score = begin(evaluator, seed)
         return evaluator.problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted
+
+    def _improve(self, evaluator: Evaluator, random: np.random.Generator) -> None:
+        """The pass, where simulations are counted and there are enough, and the search."""
+        instance = make_instance(evaluator.problem, evaluator.groups)
+        if evaluator.seconds_limit is None and evaluator.remaining >= instance.groups.num_groups:
+            self._pass(instance, evaluator)
+        self._search(instance, evaluator, random)
 
     def _search(self, instance: Instance, evaluator: Evaluator, random: np.random.Generator) -> None:
         """Spend what is left of a budget: a sweep over groups, joined or not, then V-cycles.

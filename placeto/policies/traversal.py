@@ -20,6 +20,7 @@ from placeto.policies.base import PairDistribution
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.threads import one_thread
+from placeto.simulator.warming import warm_up
 
 
 class TraversalPlacer:
@@ -46,6 +47,8 @@ class TraversalPlacer:
         Raises:
             PolicyError: the cluster has more devices than the policy knows.
         """
+        if seconds is not None:
+            warm_up(self, problem.cluster, simulations, seconds)
         began = time.perf_counter()
         with one_thread():
             instance = make_instance(problem)

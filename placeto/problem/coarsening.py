@@ -30,7 +30,7 @@ class Units:
         self.count = len(self.work)
 
     def find(self, op: int) -> int:
-        """The unit of an op: its smallest op."""
+        """The unit of an op, known by one of its ops: the smallest, unless a hub has taken it in (see `merge`)."""
         leader = self.leader
         while leader[op] != op:
             leader[op] = leader[leader[op]]
@@ -40,10 +40,12 @@ class Units:
     def join(self, one: int, other: int) -> int:
         """Make the units of two ops one; returns it."""
         one, other = self.find(one), self.find(other)
+        return self.take_in(min(one, other), max(one, other))
+
+    def take_in(self, one: int, other: int) -> int:
+        """Make one unit a part of another, by whose op it is then known; returns that."""
         if one == other:
             return one
-        if other < one:
-            one, other = other, one
         self.leader[other] = one
         self.work[one] += self.work[other]
         a, b = self.heaviest[one], self.heaviest[other]
@@ -114,10 +116,19 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
+_HUB = 1000  # more neighbours than units of captured models have
+
+
 def merge(units: Units, edges: dict[int, dict[int, float]], one: int, other: int) -> int:
-    """Join two units and their edges; returns the unit."""
-    kept = units.join(one, other)
-    gone = other if kept == one else one
+    """Join two units and their edges; returns the unit.
+
+    It is known by the smaller of the two, but where the other is a hub with more neighbours: else the edges of a star's
+    centre would be moved for each leaf.
+    """
+    kept, gone = min(one, other), max(one, other)
+    if len(edges[gone]) > max(_HUB, len(edges[kept])):
+        kept, gone = gone, kept
+    units.take_in(kept, gone)
     for neighbour, time in edges.pop(gone).items():
         edges[neighbour].pop(gone, None)
         if neighbour != kept:
@@ -135,6 +146,7 @@ def transfer_us(problem: PlacementProblem) -> np.ndarray:
 
 
 _STALE = 1.05  # a pair that is so much dearer than it was is put back; at 1 a weight that all ops read takes O(N^2)
+_STALE_AT_HUB = 2.0  # the same of a hub, whose pairs are put back all together
 
 
 def coarsen(problem: PlacementProblem, units: Units, max_groups: int) -> None:
@@ -162,13 +174,15 @@ def coarsen(problem: PlacementProblem, units: Units, max_groups: int) -> None:
                 continue
             if units.work[a] + units.work[b] > limit:
                 continue
-            if _cost(units, a, b, edges[a][b]) > _STALE * cost_then:
+            at_hub = max(len(edges[a]), len(edges[b])) > _HUB
+            if _cost(units, a, b, edges[a][b]) > (_STALE_AT_HUB if at_hub else _STALE) * cost_then:
                 push(a, b)
                 continue
-            gained = [other for other in edges[b] if other != a]
+            near_a, near_b = edges[a], edges[b]
             kept = merge(units, edges, a, b)
-            for other in gained:  # pairs of `a` have only become dearer
-                push(kept, other)
+            for other in near_b if kept == a else near_a:  # pairs that the unit had before have only become dearer
+                if other != kept:
+                    push(kept, other)
         limit *= 4.0
     _coarsen_unconnected(units, max_groups)
 

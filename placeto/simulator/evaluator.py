@@ -14,12 +14,12 @@ import numpy as np
 
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.simulator.chunks import Chunks
 from placeto.simulator.memory import penalised, score
 from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.schedule import PARALLEL_OPS, Schedule, check_placement, in_order, simulate, simulate_batch
 from placeto.simulator.watch import current
 
-_CHUNK_SECONDS = 0.02  # between two looks at the clock
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
 
 
@@ -203,6 +203,33 @@ class Evaluator:
         finally:
             self.groups, self._best_groups, self._best_groups_score = before
 
+    @contextmanager
+    def confined(self, problem: PlacementProblem, devices: Sequence[int]) -> Iterator[Evaluator]:
+        """Within it another one scores on some of the devices alone, and spends this one's budget.
+
+        Afterwards this one has its groups and, if it is better, its best placement. `problem` is that of `on_devices`.
+        """
+        inner, own = Evaluator(problem, self.groups, self.limit, self.seconds_limit, self._begin), np.array(devices)
+        inner.simulations, inner._whole, inner._absorbed = self.simulations, self._whole, self.seconds
+        inner._chunks.pace = self._chunks.pace
+        if self._best is not None and np.isin(self._best, own).all():
+            inner._best, inner._best_key = np.searchsorted(own, self._best), self._best_key
+            inner._best_makespan, inner._best_order = self._best_makespan, self._best_order
+        if self._best_groups is not None and np.isin(self._best_groups, own).all():
+            inner._best_groups = np.searchsorted(own, self._best_groups)
+            inner._best_groups_score = self._best_groups_score
+        yield inner
+        self.simulations, self._absorbed = inner.simulations, inner._absorbed
+        if inner._best is not None and (self._best is None or inner._best_key < self._best_key):
+            better = [point for point in inner._history[:-1] if point[2] < self._best_makespan]
+            self._history += [*better, inner._history[-1]]
+            self._best, self._best_key = own[inner._best], inner._best_key
+            self._best_makespan, self._best_order = inner._best_makespan, inner._best_order
+        if inner.groups is not self.groups:
+            self.regroup(inner.groups)
+        if inner._best_groups is not None and inner._best_groups_score < self._best_groups_score:
+            self._best_groups, self._best_groups_score = own[inner._best_groups], inner._best_groups_score
+
     def score(self, group_placement: np.ndarray) -> float:
         """Penalised makespan of a placement (G,) of groups, in microseconds.
 
@@ -315,34 +342,6 @@ class Evaluator:
                 self._best_groups, self._best_groups_score = per_group, key[1]
         if self._watch is not None:
             self._watch.look(self._spent(*self._whole), self._best_key)
-
-
-class Chunks:
-    """How many simulations to make between two looks at the clock, for work that can't look at it in between.
-
-    With a limit in seconds the first chunk is one simulation, none is more than twice the largest before it, and none
-    is expected to take longer than is left.
-    """
-
-    def __init__(self, evaluator: Evaluator) -> None:
-        self.pace = 0.0  # seconds a simulation of the last chunk, 0 before there is one
-        self._evaluator = evaluator
-        self._largest = 0
-
-    def next(self, most: int) -> int:
-        """Size of the next chunk, at most `most`; 0 if the budget is spent."""
-        evaluator = self._evaluator
-        count = int(min(most, max(0, evaluator.remaining)))
-        if evaluator.seconds_limit is None or count <= 1:
-            return count
-        left = min(_CHUNK_SECONDS, evaluator.seconds_limit - evaluator.seconds)
-        affordable = left / self.pace if self.pace > 0.0 else 1.0
-        return max(1, int(min(count, affordable, 2 * self._largest)))
-
-    def took(self, count: int, seconds: float) -> None:
-        """Note how long a chunk took."""
-        self.pace = seconds / count
-        self._largest = max(self._largest, count)
 
 
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:

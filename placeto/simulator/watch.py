@@ -66,6 +66,16 @@ def watching(watch: Watch) -> Iterator[None]:
         _WATCH.reset(token)
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Within it nobody looks on: what is placed is not what was asked for."""
+    token = _WATCH.set(None)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
 def current() -> Watch | None:
     """Who looks on now."""
     return _WATCH.get()

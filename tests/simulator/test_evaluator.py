@@ -7,12 +7,15 @@ from hypothesis import strategies as st
 
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.grouping import Groups, group_ops
+from placeto.problem.grouping import Groups, expand, group_ops
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.subclusters import on_devices
 from placeto.simulator import evaluator as evaluator_module
-from placeto.simulator.evaluator import Chunks, Evaluator
+from placeto.simulator.chunks import Chunks
+from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import MEMORY_PENALTY
 from placeto.simulator.schedule import PlacementError, simulate
+from tests.toys import toy_cluster
 
 GB = 1_000_000_000
 
@@ -259,3 +262,23 @@ def test_bad_placements_and_budgets_are_refused() -> None:
         evaluator(problem, simulations=-1)
     with pytest.raises(ValueError, match="seconds"):
         evaluator(problem, seconds=math.nan)
+
+
+def test_what_is_found_on_some_devices_is_taken_over() -> None:
+    problem = PlacementProblem(two_chains().graph, toy_cluster(4))
+    judge = Evaluator(problem, None, 10)
+    start = np.full(judge.groups.num_groups, 2)
+    judge.score(start)
+    with judge.limited_to(0.5), judge.confined(on_devices(problem, (1, 2)), (1, 2)) as inner:
+        assert inner.best is not None
+        assert inner.best.tolist() == [1] * problem.num_ops
+        assert (inner.simulations, inner.limit) == (1, 6)
+        while not inner.exhausted:
+            inner.score(np.arange(inner.groups.num_groups) % 2)
+    assert judge.simulations == 6
+    assert judge.best is not None
+    assert set(judge.best.tolist()) <= {1, 2}
+    result = judge.result()
+    assert simulate(problem, result.placement).makespan_us == result.makespan_us
+    assert [count for count, _, _ in result.history] == sorted(count for count, _, _ in result.history)
+    assert expand(judge.groups, judge.best_groups[0]).tolist() == judge.best.tolist()

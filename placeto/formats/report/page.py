@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent
 
 
+Counts = Sequence[tuple[int, float, bool]]
+
+
 @dataclass(frozen=True)
 class Rival:
     """What another placer found for the same problem."""
@@ -36,9 +39,11 @@ def save_report(
     placer: str = "",
     rivals: Sequence[Rival] = (),
     whole_modules: bool = False,
+    counts: Counts = (),
+    advice: str = "",
 ) -> None:
     """Write `report_page` to a file."""
-    page = report_page(schedule, title, placer, rivals, whole_modules)
+    page = report_page(schedule, title, placer, rivals, whole_modules, counts, advice)
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
@@ -49,6 +54,8 @@ def report_page(
     placer: str = "",
     rivals: Sequence[Rival] = (),
     whole_modules: bool = False,
+    counts: Counts = (),
+    advice: str = "",
 ) -> str:
     """The report on a schedule as HTML, with its style, script and data inside.
 
@@ -58,6 +65,8 @@ def report_page(
         placer: that found the placement, where that is known.
         rivals: others to compare it with.
         whole_modules: whether it and they keep each block of the model on one device.
+        counts: (devices, makespan in microseconds, whether it fits) on 1, 2, 4, ... devices and on all.
+        advice: how many of them are worth using, in a sentence.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -75,8 +84,9 @@ def report_page(
         cluster=cluster,
         schedule=schedule,
         placer=placer,
-        paragraphs=words.summary(schedule, path, title, placer),
+        paragraphs=[*words.summary(schedule, path, title, placer), *([("Devices", advice)] if advice else [])],
         rivals=_compared(schedule, placer, rivals, whole_modules),
+        counts=tables.count_table(counts),
         parts={part: share for part, share in path.shares.items() if share >= 0.001},
         data=chart.chart_data(schedule, path),
         pictures=memory.memory_pictures(schedule),

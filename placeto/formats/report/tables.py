@@ -50,6 +50,17 @@ def device_table(schedule: Schedule) -> Table:
     return Table("Devices", columns, rows, (0, 1), max(0, cluster.num_devices - _MOST_DEVICES))
 
 
+def count_table(counts: Sequence[tuple[int, float, bool]]) -> Table:
+    """The step on 1, 2, 4, ... devices and on all: (devices, makespan in microseconds, whether it fits)."""
+    rows = [
+        (str(devices), format_us(us), f"{counts[0][1] / (us or 1.0):.2f}", f"{1.0 - us / (before or 1.0):.1%}", fits)
+        for (devices, us, holds), (_, before, _) in zip(counts, [*counts[:1], *counts], strict=False)
+        for fits in ["yes" if holds else "no"]
+    ]
+    columns = ("devices", "step", "times as fast as one", "saved by the last ones", "fits")
+    return Table("Best step found on so many devices, or fewer", columns, rows, ())
+
+
 def link_table(schedule: Schedule) -> Table:
     """What goes from which device to which: those with the most bytes."""
     names, makespan = schedule.problem.cluster.device_names, schedule.makespan_us or 1.0

@@ -18,7 +18,8 @@ from placeto.heuristics.local_search.chain import Log, search
 from placeto.heuristics.local_search.crew import CALL, dismiss, help_out, new_batch, new_crew
 from placeto.heuristics.local_search.moves import MOVES, Rules, State
 from placeto.heuristics.local_search.neighbourhood import neighbourhood
-from placeto.simulator.evaluator import Chunks, Evaluator
+from placeto.simulator.chunks import Chunks
+from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.kernel import record_sizes
 
 

@@ -6,7 +6,7 @@ Legend: N ops, G groups, D devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from placeto.heuristics.baechi import try_m_sct, try_m_topo
 from placeto.heuristics.common import Rule
 from placeto.heuristics.list_scheduling import try_etf, try_heft
+from placeto.heuristics.local_search.part_of_cluster import on_best_part, start_on_parts
 from placeto.heuristics.naive import try_fastest, try_roundrobin, try_single
 from placeto.heuristics.partition import try_expert, try_metis
 from placeto.heuristics.repair import repair
@@ -35,6 +36,8 @@ CONSTRUCTIVE: tuple[Rule, ...] = (
     try_roundrobin,
 )
 """What `best_cheap` tries: all placers that build one placement. m-ETF's are among those of ETF."""
+ON_PARTS: tuple[Rule, ...] = (try_etf, try_metis, try_heft, try_expert)
+"""What it tries on parts of the cluster."""
 DEFAULT_SIMULATIONS = 1000
 Method = Callable[[Evaluator, np.ndarray, np.random.Generator], None]
 """Spends what is left of a budget on a search from a placement (G,) of groups."""
@@ -43,19 +46,26 @@ Method = Callable[[Evaluator, np.ndarray, np.random.Generator], None]
 def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
     """Run the constructive placers within the budget: the best placement (G,) of groups, and its penalised makespan.
 
-    What doesn't fit into memory is repaired, as these placers do. m-SCT does without linear programs above `LP_OPS`
+    Some of them are tried on parts of the cluster, too: see `start_on_parts`. What doesn't fit into memory is repaired,
+    as these placers do. m-SCT does without linear programs above `LP_OPS`
     ops. If the best placement is one op by op, it is rounded to groups (each goes where most of its work is) and
     counts too.
     """
     at_work("heuristics")
-    for rule in CONSTRUCTIVE:
+    began = evaluator.seconds
+    _follow_rules(evaluator, CONSTRUCTIVE, seed)
+    start_on_parts(evaluator, lambda inner: _follow_rules(inner, ON_PARTS, seed), evaluator.seconds - began)
+    round_best(evaluator)
+    return evaluator.best_groups
+
+
+def _follow_rules(evaluator: Evaluator, rules: Sequence[Rule], seed: int) -> None:
+    for rule in rules:
         if not evaluator.exhausted:
             with evaluator.anew():
                 rule(evaluator, seed)
                 if not evaluator.best_fits:
                     repair(evaluator)
-    round_best(evaluator)
-    return evaluator.best_groups
 
 
 def begin(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
@@ -95,7 +105,15 @@ def search_from_cheap(
 
 def follow(method: Method, evaluator: Evaluator, seed: int) -> None:
     """Follow a method from the best cheap placement, as far as the evaluator's budget goes."""
-    start, score = begin(evaluator, seed)
+    _, score = begin(evaluator, seed)
     if evaluator.problem.num_devices > 1 and score < math.inf and not evaluator.exhausted:
         at_work("search")
-        method(evaluator, start, np.random.default_rng(seed))
+        random = np.random.default_rng(seed)
+        with on_best_part(evaluator) as inner:
+            if inner is not None:
+                round_best(inner)
+                method(inner, inner.best_groups[0], random)
+        if inner is not None:
+            round_best(evaluator)
+        if not evaluator.exhausted:
+            method(evaluator, evaluator.best_groups[0], random)

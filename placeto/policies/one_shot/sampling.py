@@ -23,6 +23,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.schedule import simulate
 from placeto.simulator.threads import one_thread
+from placeto.simulator.warming import warm_up
 
 SAMPLES = 16  # drawn at once
 SHARE = 0.25  # of the budget spent on samples
@@ -54,6 +55,8 @@ class SamplingPlacer:
         Raises:
             PolicyError: the cluster has more devices than the policy knows.
         """
+        if seconds is not None:
+            warm_up(self, problem.cluster, simulations, seconds)
         began = time.perf_counter()
         with one_thread():
             return replace(self._place(problem, simulations, seconds, seed, began), placer=self.name)

@@ -1,0 +1,91 @@
+"""How many devices of a cluster are worth using: the step on one, on two, on four, and on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from placeto.problem.subclusters import halves, on_devices, subclusters
+from placeto.simulator.evaluator import best_single
+
+if TYPE_CHECKING:
+    from placeto.placers import Placer
+    from placeto.problem.cluster import Cluster
+    from placeto.problem.problem import PlacementProblem
+
+WORTH = 0.05
+"""Share of the step that more devices must save to be worth using."""
+
+
+@dataclass(frozen=True)
+class DeviceCount:
+    """The best step that was found on so many devices, or fewer."""
+
+    devices: int
+    makespan_us: float
+    fits: bool
+
+
+def device_counts(
+    problem: PlacementProblem, placer: Placer, simulations: int, known_us: float, known_fits: bool, seed: int = 0
+) -> list[DeviceCount]:
+    """Place on 1, 2, 4, ... of the devices, the closest and fastest, each within a budget, and on all of them.
+
+    On all the makespan that is known counts too. What was found on fewer devices stands for more where it is better.
+    """
+    counts, best = [], (True, float("inf"))
+    for devices in device_sets(problem.cluster):
+        part = problem if len(devices) == problem.num_devices else on_devices(problem, devices)
+        if len(devices) == 1:
+            alone = best_single(problem)
+            found = (alone is None, problem.single_device_us if alone is None else alone.makespan_us)
+        else:
+            result = placer(part, simulations=simulations, seed=seed)
+            found = (not result.fits, result.makespan_us)
+        if len(devices) == problem.num_devices:
+            found = min(found, (not known_fits, known_us))
+        best = min(best, found)
+        counts.append(DeviceCount(len(devices), float(best[1]), not best[0]))
+    return counts
+
+
+def device_sets(cluster: Cluster) -> list[tuple[int, ...]]:
+    """The devices to use if they are 1, 2, 4, ..., or all: a part as `subclusters` makes them, else the fastest.
+
+    >>> from placeto import load_cluster
+    >>> device_sets(load_cluster("2xv100+2xp100"))
+    [(0,), (0, 1), (0, 1, 2, 3)]
+    """
+    peak = np.array([device.peak() for device in cluster.devices])
+    fastest = np.argsort(-peak, kind="stable").tolist()
+    parts = [*subclusters(cluster), *halves(cluster)]
+    sets, count = [], 1
+    while count < cluster.num_devices:
+        of_size = [part for part in parts if len(part) == count]
+        own = max(of_size, key=lambda part: peak[list(part)].sum(), default=tuple(sorted(fastest[:count])))
+        sets.append(own)
+        count *= 2
+    return [*sets, tuple(range(cluster.num_devices))]
+
+
+def worth_using(counts: Sequence[DeviceCount]) -> int:
+    """The least number of devices beyond which no more of them save `WORTH` of the step; those must fit if any do."""
+    last = counts[-1]
+    for count in counts:
+        if count.fits == last.fits and last.makespan_us >= (1.0 - WORTH) * count.makespan_us:
+            return count.devices
+    return last.devices
+
+
+def advice(counts: Sequence[DeviceCount]) -> str:
+    """The same in a sentence."""
+    worth, last = worth_using(counts), counts[-1].devices
+    if last == 1:
+        return "There is one device to use."
+    if worth == last:
+        return f"All {last} devices are worth using: fewer take at least {WORTH:.0%} longer, or don't hold the model."
+    some = "One device is" if worth == 1 else f"{worth} of the {last} devices are"
+    return f"{some} worth using: more save less than {WORTH:.0%} of the step."

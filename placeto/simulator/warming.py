@@ -1,0 +1,70 @@
+"""Making placers ready: their kernels are compiled, or loaded, before the clock starts."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from placeto import terminal
+from placeto.problem.cluster import Cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.simulator.schedule import simulate, simulate_batch
+from placeto.simulator.watch import unwatched
+
+_SIMULATIONS = 256  # of which some are in batches that are worth several threads
+_READY: WeakKeyDictionary[Callable[..., Any], dict[object, float]] = WeakKeyDictionary()
+"""Placer -> what sort of cluster it was made ready for, and with how many simulations."""
+
+
+def warm_up(placer: Callable[..., Any], cluster: Cluster, simulations: int | None, seconds: float | None) -> None:
+    """Compile a placer's kernels on a tiny graph, so that the seconds of the next graph count only work.
+
+    `simulations` and `seconds` are the placer's budget. Seconds don't limit the compiling: it would stop half-way.
+    What a placer does only where memory is tight, or with batches worth several threads, is done beside. A placer that
+    is ready already is left alone. Where compiling takes a minute, this is said: on the command line as a note, else
+    as a warning of the logger "placeto".
+    """
+    if seconds is not None:
+        simulations = _SIMULATIONS if simulations is None else simulations
+    wanted = None if simulations is None else min(simulations, _SIMULATIONS)
+    sort = cluster.num_devices > 1, cluster.dispatch, cluster.transfers, cluster.link, bool(cluster.shared_links)
+    ready = _READY.setdefault(placer, {})
+    if (math.inf if wanted is None else wanted) <= ready.get(sort, -1):
+        return
+    with unwatched(), _told():
+        tiny = _tiny(cluster)
+        placer(tiny, simulations=wanted, seed=0)
+        on_one = np.zeros((1, tiny.num_ops), np.int64)
+        _ = simulate(tiny, on_one[0]).peak_memory
+        simulate_batch(ProblemBatch.of([tiny]), np.zeros(1, np.int64), on_one)
+    ready[sort] = math.inf if wanted is None else wanted
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Within it who uses the package from Python hears that something is compiled; the command line tells by itself."""
+    if terminal.tells_of_compiling:
+        yield
+        return
+    tell = partial(logging.getLogger("placeto").warning, terminal.COMPILING)
+    terminal.on_compiling.append(tell)
+    try:
+        yield
+    finally:
+        if tell in terminal.on_compiling:
+            terminal.on_compiling.remove(tell)
+
+
+def _tiny(cluster: Cluster) -> PlacementProblem:
+    of = {"module": "m", "flops": 1e6, "outputs": [4]}  # ops of modules are grouped by kernels
+    head = {"name": "m/a", **of}
+    tail = [{"name": f"m/{name}", "inputs": [["m/a", 0]], **of} for name in "bcd"]
+    return PlacementProblem(ComputationGraph.from_ops("tiny", [head, *tail]), cluster)

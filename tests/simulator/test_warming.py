@@ -1,0 +1,65 @@
+"""Placers are ready when their seconds begin."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from placeto import terminal
+from placeto.heuristics import HEURISTICS
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator import warming
+from placeto.simulator.warming import warm_up
+from placeto.simulator.watch import Watch, current, watching
+
+
+class Placer:
+    """Notes what it is asked for."""
+
+    def __init__(self, compiles: bool = False) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.compiles = compiles
+
+    def __call__(self, problem: PlacementProblem, **budget: Any) -> None:
+        assert current() is None
+        self.asked.append(budget)
+        while self.compiles and terminal.on_compiling:
+            terminal.on_compiling.pop()()
+
+
+def test_a_placer_is_made_ready_once_for_each_sort_of_cluster() -> None:
+    placer = Placer()
+    with watching(Watch()):
+        warm_up(placer, load_cluster("4xv100"), None, 3.0)
+        warm_up(placer, load_cluster("8xv100"), None, 5.0)
+        warm_up(placer, load_cluster("4xv100"), 100, None)
+    assert placer.asked == [{"simulations": 256, "seed": 0}]
+    warm_up(placer, load_cluster("4xk80"), None, 3.0)
+    assert len(placer.asked) == 2
+
+
+def test_more_simulations_than_before_are_made_ready_for() -> None:
+    placer, cluster = Placer(), load_cluster("4xv100")
+    for simulations in (10, 5, 20, 5000, 6000, None, 10):
+        warm_up(placer, cluster, simulations, None)
+    assert [budget["simulations"] for budget in placer.asked] == [10, 20, 256, None]
+
+
+def test_compiling_is_told_to_who_uses_the_package(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "placeto"):
+        warm_up(Placer(), load_cluster("4xv100"), None, 3.0)
+        assert caplog.messages == []
+        warm_up(Placer(compiles=True), load_cluster("4xv100"), None, 3.0)
+    assert caplog.messages == [terminal.COMPILING]
+    assert terminal.on_compiling == []
+
+
+@pytest.mark.parametrize("name", ["multilevel", "etf"])
+def test_heuristics_are_made_ready_before_their_seconds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr("placeto.heuristics.warm_up", lambda placer, *budget: made.append((placer, budget)))
+    problem = PlacementProblem(warming._tiny(load_cluster("2xp100")).graph, load_cluster("2xp100"))
+    HEURISTICS[name](problem, seconds=0.05)
+    HEURISTICS[name](problem, simulations=5)
+    assert made == [(HEURISTICS[name], (problem.cluster, None, 0.05))]
