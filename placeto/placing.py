@@ -73,10 +73,7 @@ class PlacedModel(PlacementResult):
         for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
             if tensor.is_meta:
                 raise StepError(f"{name} is on 'meta', where nothing can be run: build the module on the cpu")
-        order = self.schedule().device_order
-        return PlacedModule(
-            self.module, self.capture, self.inputs, self.targets, self.placement, order, open_devices(names)
-        )
+        return PlacedModule(self.module, self.capture, self.inputs, self.targets, self.schedule(), open_devices(names))
 
 
 def place(

@@ -141,7 +141,7 @@ def test_memory_is_by_name_of_device() -> None:
         ({"model": "net.json"}, TypeError, r"a module or a graph, not 'net.json': write load_graph\('net.json'\)"),
         ({"model": nn.Linear}, CaptureError, "not the class Linear: give an instance"),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
 )
 def test_mistakes_are_told_in_a_sentence(named: dict[str, object], error: type[Exception], says: str) -> None:
     arguments: dict[str, Any] = {"model": mlp(), "inputs": [meta(32, 8)], "cluster": "2xv100", "placer": "single"}

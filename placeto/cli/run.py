@@ -45,6 +45,7 @@ def run(arguments: Arguments) -> None:
     from placeto.runtime.devices import open_devices
     from placeto.runtime.executable import PlacedModule
     from placeto.runtime.steps import filled
+    from placeto.runtime.sums import in_lists
 
     check_positive("--steps", arguments.steps)
     options = arguments.options
@@ -63,7 +64,8 @@ def run(arguments: Arguments) -> None:
         graph = with_optimizer(capture.graph, options.optimizer)
     with within(PlacementError, arguments.placement):
         placement, order, names = file.on(graph, len(devices))
-    step = PlacedModule(module, capture, inputs, targets, placement, order, devices)
+        schedule = in_lists(graph, placement, order)
+    step = PlacedModule(module, capture, inputs, targets, schedule, devices)
     values: tuple[Any, ...] = tuple(targets) if isinstance(inputs, Mapping) else (*inputs, *targets)
     named = dict(inputs) if isinstance(inputs, Mapping) else {}
     resident = graph.param_bytes + graph.state_bytes

@@ -26,6 +26,7 @@ from placeto.runtime.devices import LocalDevice
 from placeto.runtime.gradients import add_gradients, has_hooks
 from placeto.runtime.meter import Meter
 from placeto.runtime.placed import PlacedStep, RunError
+from placeto.simulator.schedule import Schedule
 
 
 class PlacedModule:
@@ -42,8 +43,7 @@ class PlacedModule:
         capture: its training step or inference.
         inputs: what it was captured with.
         targets: likewise, of the loss.
-        placement: (N,) device of each op, a number.
-        order: (D,) the ops of each device as it runs them.
+        schedule: where each op runs, and in which order on each device.
         devices: (D,) of this machine.
     """
 
@@ -53,13 +53,12 @@ class PlacedModule:
         capture: Capture,
         inputs: Inputs,
         targets: Sequence[Any],
-        placement: np.ndarray,
-        order: Sequence[Sequence[int] | np.ndarray],
+        schedule: Schedule,
         devices: Sequence[LocalDevice],
     ) -> None:
         self.module, self.capture = module, capture
         self.training = capture.graph.mode == "training"
-        self.step = PlacedStep(capture, placement, order, devices)
+        self.step = PlacedStep(capture, schedule, devices)
         self._lock = RLock()  # a step at a time
         self._whole = capture.of(module)
         self._named = list(inputs) if isinstance(plain(inputs), dict) else None
@@ -75,7 +74,7 @@ class PlacedModule:
         places = {node: i for i, node in enumerate(n for n in nodes.values() if n.op == "placeholder")}
         for op, names in enumerate(capture.nodes):  # CPU tensors are where they must be
             if (place := places.get(nodes[names[0]], len(places))) < len(parameters):
-                home = devices[int(placement[op])].torch_device
+                home = devices[int(schedule.placement[op])].torch_device
                 parameters[place].data = parameters[place].data.to(home)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:

@@ -61,8 +61,8 @@ class MeasuredSteps:
         return min([self.one_device_us[number], *times])
 
     def _run(self, number: int, placement: np.ndarray) -> float:
-        step, order = self.steps[number], simulate(self.problems[number], placement).device_order
-        placed, times = PlacedStep(step.capture, placement, order, self.devices), []
+        step, schedule = self.steps[number], simulate(self.problems[number], placement)
+        placed, times = PlacedStep(step.capture, schedule, self.devices), []
         for _ in range(WARM_UP + RUNS):
             start = time.perf_counter()
             placed.run(step.leaves)

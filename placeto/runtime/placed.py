@@ -37,6 +37,8 @@ from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.meter import Meter
 from placeto.runtime.program import Program, draws, moved_to, needed_by
 from placeto.runtime.state import State
+from placeto.runtime.sums import as_scheduled
+from placeto.simulator.schedule import Schedule
 
 
 class RunError(ValueError):
@@ -57,8 +59,7 @@ class PlacedStep:
 
     Args:
         capture: what was traced.
-        placement: (N,) device of each op, a number.
-        order: (D,) the ops of each device as it runs them; together they must not contradict the graph.
+        schedule: where each op runs, in which order on each device, and what sums of gradients add.
         devices: (D,) of this machine.
         stamps: for each device what is called before its first call and after each, if calls are to be timed.
 
@@ -69,13 +70,12 @@ class PlacedStep:
     def __init__(
         self,
         capture: Capture,
-        placement: np.ndarray,
-        order: Sequence[Sequence[int] | np.ndarray],
+        schedule: Schedule,
         devices: Sequence[LocalDevice],
         stamps: Sequence[Callable[[], Any]] | None = None,
     ) -> None:
-        self.capture, self.devices = capture, tuple(devices)
-        plan = _Plan(capture, placement, order, self.devices)
+        self.capture, self.devices = as_scheduled(capture, schedule), tuple(devices)
+        plan = _Plan(self.capture, schedule.placement, schedule.device_order, self.devices)
         self.generators = plan.generators()
         self.programs = plan.programs(self.generators)
         self.updates = plan.updates

@@ -135,7 +135,7 @@ def tune(
 
 def placed_step(step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice], **more: Any) -> PlacedStep:
     """A step as a placer's result says."""
-    return PlacedStep(step.capture, result.placement, result.schedule().device_order, devices, **more)
+    return PlacedStep(step.capture, result.schedule(), devices, **more)
 
 
 def in_turns(functions: Sequence[Callable[[], object]], seconds: float, least: int = LEAST) -> list[np.ndarray]:

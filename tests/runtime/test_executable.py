@@ -1,6 +1,7 @@
 """Placed steps against eager execution, to the bit."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,7 @@ def placed(
     """By chance."""
     problem = PlacementProblem(capture.graph, load_cluster("2xv100"))
     placement = np.random.default_rng(seed).integers(2, size=capture.graph.num_ops)
-    schedule = simulate(problem, placement)
-    return PlacedModule(module, capture, inputs, targets, placement, schedule.device_order, devices)
+    return PlacedModule(module, capture, inputs, targets, simulate(problem, placement), devices)
 
 
 class Tied(nn.Module):
@@ -120,8 +120,8 @@ def test_random_numbers_are_those_of_the_seed(devices: list[LocalDevice]) -> Non
     ops = capture.graph.num_ops
     for placement in (np.zeros(ops, np.int64), np.arange(ops) % 2):
         problem = PlacementProblem(capture.graph, load_cluster("2xv100"))
-        order = simulate(problem, placement, order=np.arange(ops)).device_order
-        step = PlacedModule(module, capture, [x], target, placement, order, devices)
+        schedule = simulate(problem, placement, order=np.arange(ops))
+        step = PlacedModule(module, capture, [x], target, schedule, devices)
         losses = []
         for seed in (0, 1, 0):
             torch.manual_seed(seed)
@@ -212,6 +212,7 @@ def test_a_thread_that_is_gone() -> None:
 def test_an_order_that_contradicts_the_graph(devices: list[LocalDevice]) -> None:
     module, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
     capture = trace_inference(module, [x])
-    backwards = np.arange(capture.graph.num_ops)[::-1]
+    problem = PlacementProblem(capture.graph, load_cluster("2xv100"))
+    schedule = simulate(problem, np.zeros(problem.num_ops, np.int64))
     with pytest.raises(RunError, match="the order of cpu:0 contradicts the graph"):
-        PlacedModule(module, capture, [x], (), np.zeros(len(backwards), np.int64), (backwards, ()), devices)
+        PlacedModule(module, capture, [x], (), replace(schedule, order=schedule.order[::-1]), devices)

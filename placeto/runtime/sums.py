@@ -1,0 +1,88 @@
+"""Sums of gradients over micro-batches, as a schedule has them: what they add, on which device.
+
+A trace adds what the micro-batches give in a chain. A schedule adds what each device gives first: see
+`placeto.simulator.lowering`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from torch.fx import Graph, GraphModule, Node
+
+from placeto.capture.trace import Capture
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.costs import ROOFLINE
+from placeto.problem.dispatch import order_of_lists
+from placeto.problem.gradient_sums import gradient_sums
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import Schedule, simulate
+
+
+def as_scheduled(capture: Capture, schedule: Schedule) -> Capture:
+    """The capture with sums that add what the schedule says; the same one if there are none.
+
+    Its nodes keep their names. Where they stand among the others is where what they need is there.
+    """
+    problem = schedule.problem
+    sums = gradient_sums(problem.graph)
+    if not len(sums.home):
+        return capture
+    copied: dict[Node, Node] = {}
+    graph = Graph()
+    output = graph.graph_copy(capture.traced.graph, copied)
+    graph.output(output)
+    nodes = {node.name: node for node in graph.nodes}
+    carried: dict[int, list[int]] = {}
+    for edge, op in enumerate(problem.graph.edge_dst.tolist()):
+        carried.setdefault(op, []).append(int(schedule.edge_tensor[edge]))
+    for number, home in enumerate(sums.home.tolist()):
+        own = range(sums.ptr[number], sums.ptr[number + 1])
+        additions = {int(sums.addition[c]): nodes[capture.nodes[sums.addition[c]][0]] for c in own[1:]}
+        chain = list(additions.values())
+        # the node behind each tensor: a part is what its op of the chain adds, the first of them what that adds it to
+        behind = {int(sums.tensor[c]): chain[i].args[1] for i, c in enumerate(own[1:])}
+        behind[int(sums.tensor[own[0]])] = chain[0].args[0]
+        behind |= {int(problem.graph.output_ptr[op]): node for op, node in additions.items()}
+        whole = nodes[capture.nodes[home][0]]
+        for op, node in additions.items():
+            node.args = tuple(behind[tensor] for tensor in carried[op])
+        whole.args = (behind[carried[home][0]],)
+        _put_in_order([*chain, whole])
+    made = GraphModule(capture.traced, graph)
+    made.meta |= capture.traced.meta
+    return replace(capture, traced=made)
+
+
+def in_lists(graph: ComputationGraph, placement: np.ndarray, lists: Sequence[Sequence[int] | np.ndarray]) -> Schedule:
+    """The schedule of a placement (N,) whose devices, all of one host, each run a list of ops; its times mean nothing.
+
+    Raises:
+        OrderError: the lists contradict the graph or each other.
+    """
+    devices = tuple(Device(f"device:{number}", "unknown", 1e12, 1e12, 1 << 40) for number in range(len(lists)))
+    links = np.ones((len(lists), len(lists)))
+    problem = PlacementProblem(graph, Cluster("unknown", devices, links, 0.0 * links), ROOFLINE)
+    return simulate(problem, placement, order=order_of_lists(graph, [list(ops) for ops in lists]))
+
+
+def _put_in_order(nodes: list[Node]) -> None:
+    """Move nodes, which depend on each other, after what they need."""
+    own, done = set(nodes), set[Node]()
+    place = {node: number for number, node in enumerate(nodes[0].graph.nodes)}
+
+    def settle(node: Node) -> int:
+        """Settle a node; where it stands then."""
+        if node in own and node not in done:
+            done.add(node)
+            last = max(node.all_input_nodes, key=settle)
+            if settle(last) > place[node]:
+                last.append(node)
+                place[node] = settle(last)
+        return place[node]
+
+    for node in nodes:
+        settle(node)
