@@ -23,6 +23,7 @@ class Label:
     backward: bool = False
     recomputed: bool = False  # whether it repeats an op of the forward pass in the backward pass
     micro_batch: int = NO_MICRO_BATCH  # number of the micro-batch; of ops that belong to all, NO_MICRO_BATCH
+    node: int | None = None  # number of the node of autograd that is run, in the backward pass
 
     @property
     def part(self) -> str:
@@ -55,14 +56,15 @@ class Labels:
         if self._replayed is not None:
             return self._replayed
         if place.module is not None or not place.backward:  # in the backward pass: a checkpoint, run again
-            label = Label(place.module or "", place.call, place.backward, place.backward, place.micro_batch)
+            again = place.backward
+            label = Label(place.module or "", place.call, again, again, place.micro_batch, place.number)
             if not place.backward:  # a number is taken before its op is run
                 self._by_number.setdefault(torch.autograd._get_sequence_nr() - 1, label)
             return label
         # the gradients of a tensor used twice are added between two backwards: goes with the later one
         source = None if place.number is None else self._by_number.get(place.number)
         source = source or (inputs[-1] if inputs else Label())
-        return replace(source, backward=True, recomputed=False, micro_batch=place.micro_batch)
+        return replace(source, backward=True, recomputed=False, micro_batch=place.micro_batch, node=place.number)
 
     def replay(self, label: Label) -> None:
         """What is run from now on gets this label."""

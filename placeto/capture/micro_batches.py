@@ -7,7 +7,6 @@ is traced whole. Losses are averaged and gradients added, or outputs joined.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -147,7 +146,7 @@ def _sum(graph: Graph, values: Sequence[Node], backward: bool) -> Node:
     total = values[0]
     for value in values[1:]:
         label = value.meta["label"]
-        label = replace(label, backward=backward, recomputed=False, micro_batch=Label().micro_batch)
+        label = Label(label.module, label.call, backward)
         total = _after(graph, value, aten.add.Tensor, (total, value), total.meta["val"], label)
     return total
 

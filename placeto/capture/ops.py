@@ -78,8 +78,7 @@ class _Builder:
     values: dict[Node, Any] = field(default_factory=dict)  # _Tensor, tuple of it, _Buffer, _Parameter, or None
     counted: set[_Buffer] = field(default_factory=set)  # that have found their first user
     leader: list[int] = field(default_factory=list)  # union-find over ops: colocation
-    backward: list[bool] = field(default_factory=list)  # which ops are of the backward pass
-    part: list[int] = field(default_factory=list)  # number of each op's micro-batch
+    labels: list[Label] = field(default_factory=list)  # where each op comes from
     random: set[int] = field(default_factory=set)  # ops that draw random numbers
     nodes: list[list[str]] = field(default_factory=list)  # names of the traced nodes behind each op
     casts: dict[tuple[Any, Any], Any] = field(default_factory=dict)  # of parameters: to a dtype, once for all users
@@ -97,8 +96,7 @@ class _Builder:
         if label.micro_batch != NO_MICRO_BATCH:
             self.records[-1]["micro_batch"] = label.micro_batch
         self.leader.append(len(self.leader))
-        self.backward.append(label.backward)
-        self.part.append(label.micro_batch)
+        self.labels.append(label)
         self.nodes.append([node.name])
         return len(self.records) - 1
 
@@ -172,7 +170,7 @@ def computation_graph(
         loss, *gradients = _outputs(traced)[: 1 + len(trained)]
         nodes = dict(zip(parameters, placeholders, strict=False))
         kept = _keep_gradients(builder, [nodes[path] for path in trained], gradients)
-        hold_back(builder.records, builder.backward, builder.part, builder.random, _losses(builder, loss))
+        hold_back(builder.records, builder.labels, builder.random, _losses(builder, loss))
     _add_idle(builder, placeholders)
     leaders = [builder.find(op) for op in range(len(builder.records))]
     sizes = Counter(leaders)
@@ -193,11 +191,12 @@ def _losses(builder: _Builder, loss: Node) -> dict[int, int]:
         return {}
     found: dict[int, int] = {}
     index = {record["name"]: op for op, record in enumerate(builder.records)}
-    pending = [made.op]
+    pending, several = [made.op], any(label.micro_batch != NO_MICRO_BATCH for label in builder.labels)
     while pending:
         op = pending.pop()
-        found.setdefault(builder.part[op], op)
-        if builder.part[op] == NO_MICRO_BATCH and max(builder.part) >= 0:  # a sum of losses
+        part = builder.labels[op].micro_batch
+        found.setdefault(part, op)
+        if part == NO_MICRO_BATCH and several:  # a sum of losses
             pending += [index[source] for source, _ in builder.records[op]["inputs"]]
     return found
 

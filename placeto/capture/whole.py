@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from placeto.capture.errors import CaptureError
 from placeto.capture.state import named
-
-_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class Whole(nn.Module):
@@ -46,7 +45,7 @@ class Whole(nn.Module):
         parts = dict(self.named_modules())
         given = {path: dict(part._buffers) for path, part in parts.items()}
         owned = {path: dict(part._parameters) for path, part in parts.items()}
-        with _InPlace(self.title):
+        with _in_place(self.title):
             outputs = self.function(arguments, extra)
         for path, part in parts.items():
             self._check_parameters(path, part, owned[path])
@@ -94,24 +93,31 @@ class Whole(nn.Module):
                 )
 
 
-class _InPlace(TorchFunctionMode):
-    """``tensor.data = value`` changes the tensor in place, which is seen; to torch the tensor would be another."""
+@contextmanager
+def _in_place(title: str) -> Iterator[None]:
+    """``tensor.data = value`` changes the tensor in place, which is seen; to torch the tensor would be another.
 
-    def __init__(self, title: str) -> None:
-        super().__init__()
-        self.title = title
+    Only of this thread. A `TorchFunctionMode` would see it too, but where one is in use torch leaves out its fused
+    attention.
+    """
+    thread, plain = get_ident(), torch._C.TensorBase.data
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func != _SET_DATA:
-            return func(*args, **(kwargs or {}))
-        tensor, value = args
+    def put(tensor: Tensor, value: Any) -> None:
+        if get_ident() != thread:
+            plain.__set__(tensor, value)  # type: ignore[attr-defined]
+            return
         if not _alike(value, tensor):
             raise CaptureError(
-                f"{self.title}: .data of {_layout(tensor)} is assigned {_layout(value)}: keep shape and dtype"
+                f"{title}: .data of {_layout(tensor)} is assigned {_layout(value)}: keep shape and dtype"
             )
         with torch.no_grad():
-            tensor.data.copy_(value)
-        return None
+            plain.__get__(tensor).copy_(value)  # type: ignore[attr-defined]
+
+    torch.Tensor.data = property(plain.__get__, put)  # type: ignore[assignment, attr-defined]
+    try:
+        yield
+    finally:
+        del torch.Tensor.data
 
 
 def _alike(new: Any, old: Tensor) -> bool:
