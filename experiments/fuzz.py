@@ -106,12 +106,17 @@ def read_apart(name: str, path: Path, seen: Seen) -> str:
 
 
 def make_ready(folder: Path) -> None:
-    """Let the process that reads load and compile what it needs, with a valid document of each kind."""
-    for name, found in FORMATS.items():
-        for document in found.documents:
-            path = folder / f"valid{found.suffix}"
-            path.write_bytes(found.encode(document))
-            READER.call("judge", name, str(path), seconds=_COMPILING, memory=8 * MEMORY)
+    """Let the process that reads load what it needs, with a valid document of each kind.
+
+    What is not compiled yet is compiled by another process before: that takes more memory than documents may.
+    """
+    for memory in (8 * MEMORY, MEMORY):
+        READER.stop()
+        for name, found in FORMATS.items():
+            for document in found.documents:
+                path = folder / f"valid{found.suffix}"
+                path.write_bytes(found.encode(document))
+                READER.call("judge", name, str(path), seconds=_COMPILING, memory=memory)
 
 
 def shares(documents: int) -> Iterator[tuple[str, str, int]]:

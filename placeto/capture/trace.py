@@ -84,6 +84,7 @@ def capture_training(
         CaptureError: the module can't be traced, nothing in it is trainable, or the loss is no scalar.
         ValueError: no such optimizer.
 
+    >>> import torch
     >>> with torch.device("meta"):
     ...     model, x = nn.Linear(8, 4), torch.empty(2, 8)
     >>> graph = capture_training(model, [x], lambda y: y.sum(), name="linear")

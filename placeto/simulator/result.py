@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from placeto.problem.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_us
 from placeto.simulator.schedule import Schedule, simulate
@@ -19,7 +20,7 @@ from placeto.simulator.schedule import Schedule, simulate
 class PlacementResult:
     """The best placement that a placer found, and what finding it took."""
 
-    placement: np.ndarray  # (N,) int64, device of each op
+    placement: np.ndarray  # (N,) int64, device of each op; of sums of gradients the one that lowering gives them
     makespan_us: float  # what `simulate` gives for it
     fits: bool  # no device exceeds its memory
     simulations: int
@@ -29,6 +30,10 @@ class PlacementResult:
     placer: str = ""  # its name, where it has one
     order: np.ndarray | None = None  # (N,) the ops in the order that each device must keep; None = by dispatch
     whole_modules: tuple[str, ...] | None = None  # kept whole, as blocks were; None = any module could be divided
+
+    def __post_init__(self) -> None:
+        if len(gradient_sums(self.problem.graph).home):
+            object.__setattr__(self, "placement", self.schedule().placement)
 
     def __repr__(self) -> str:
         used = f"{len(np.unique(self.placement))} of {self.problem.num_devices} devices"
