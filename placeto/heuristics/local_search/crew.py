@@ -22,7 +22,7 @@ from placeto.heuristics.local_search.moves import State
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator import atomics
-from placeto.simulator.kernel import Record
+from placeto.simulator.kernel import Record, record_sizes
 from placeto.simulator.memory import penalised_makespan, run_and_measure
 
 NEXT, LIMIT, BUSY, CALL, ASKED = 0, 8, 16, 24, 32
@@ -57,7 +57,7 @@ class Crew(NamedTuple):
 
     control: np.ndarray  # (40,) int64
     placement: np.ndarray  # (W, N) int64, where the search stands; changed while simulating
-    start: np.ndarray  # (W, N); these are the records, see `Record`
+    start: np.ndarray  # (W, N), with room for relays; these are the records, see `Record`
     finish: np.ndarray  # (W, N)
     send_tensor: np.ndarray  # (W, E)
     send_dst: np.ndarray  # (W, E)
@@ -84,13 +84,14 @@ def new_batch(proposals: int, groups: int) -> Batch:
     return Batch(**integers, **floats, **moves, **hashes)
 
 
-def new_crew(threads: int, ops: int, edges: int, groups: int, devices: int) -> Crew:
+def new_crew(threads: int, flat: FlatProblems, groups: int, devices: int) -> Crew:
     """Nobody at work."""
+    ops, edges = record_sizes(flat)
     control = np.zeros(40, np.int64)
     control[NEXT], control[ASKED] = _NONE, -1
     return Crew(
         control,
-        placement=np.zeros((threads, ops), np.int64),
+        placement=np.zeros((threads, int(flat.op_offset[-1])), np.int64),
         start=np.empty((threads, ops)),
         finish=np.empty((threads, ops)),
         send_tensor=np.empty((threads, edges), np.int64),

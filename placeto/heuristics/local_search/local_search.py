@@ -20,7 +20,6 @@ from placeto.heuristics.local_search.moves import MOVES, Rules, State
 from placeto.heuristics.local_search.neighbourhood import neighbourhood
 from placeto.simulator.chunks import Chunks
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.kernel import record_sizes
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class LocalSearch:
         )
         self._threads = numba.get_num_threads()
         self._batch = new_batch(own.ahead * self._threads if self._threads > 1 else 1, groups)
-        self._crew = new_crew(self._threads, *record_sizes(problem.arrays), groups, devices)
+        self._crew = new_crew(self._threads, problem.arrays, groups, devices)
         self._log = Log(np.empty(own.chunk, np.int64), np.empty(own.chunk), np.empty(own.chunk))
         if self._threads > 1:  # compiled here and now, not beside what comes after
             help_out(problem.arrays, self.near, self.state, self._batch, self._crew, 0, -1)

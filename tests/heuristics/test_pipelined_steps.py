@@ -1,0 +1,42 @@
+"""Placers on steps in micro-batches, on one host and on several: what they give is what it says it takes."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from placeto.capture.trace import capture_training
+from placeto.heuristics import HEURISTICS
+from placeto.placers import load_placer
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+
+
+def chain() -> ComputationGraph:
+    with torch.device("meta"):
+        module, x = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))), torch.empty(8192, 512)
+    return capture_training(module, [x], lambda y: y.square().mean(), micro_batches=4)
+
+
+GRAPH = chain()
+
+
+@pytest.mark.parametrize("cluster", ["4xv100", "2x4xv100"])
+@pytest.mark.parametrize("placer", [name for name in (*HEURISTICS, "placeto") if name != "exact"])
+def test_steps_in_micro_batches_are_placed(placer: str, cluster: str) -> None:
+    problem = PlacementProblem(GRAPH, load_cluster(cluster))
+    found = load_placer(placer)(problem, simulations=40, seed=0)
+    again = simulate(problem, found.placement, order=found.order)
+    assert again.makespan_us == found.makespan_us
+    assert again.placement.tolist() == found.placement.tolist()
+    assert problem.lower_bound_us <= found.makespan_us < np.inf
+    colours = GRAPH.colocation
+    for colour in set(colours[colours >= 0].tolist()):
+        assert len(set(found.placement[colours == colour].tolist())) == 1
+
+
+def test_a_pipeline_is_found() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
+    assert load_placer("multilevel")(problem, simulations=300, seed=0).makespan_us < 0.7 * problem.single_device_us
