@@ -59,19 +59,22 @@ def outcome(name: str, path: Path) -> str:
 def judge(name: str, path: str) -> list[Any]:
     """The outcome of a file, and bytes resident at most here, and in processes that were started here."""
     result = outcome(name, Path(path))
-    own, ended = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    running = [_peak(child) for child in Path("/proc/self/task/").glob("*/children")]
-    return [result, own * 1024, max([ended * 1024, *running])]
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    running = [_peaks(child) for child in Path("/proc/self/task/").glob("*/children")]
+    return [result, _peak("self"), max([ended, *running])]
 
 
-def _peak(children: Path) -> int:
-    """Bytes resident at most in a process that a thread has started; 0 where it isn't known."""
-    most = 0
+def _peaks(children: Path) -> int:
+    """Bytes resident at most in one of the processes that a thread has started; 0 where it isn't known."""
     with suppress(OSError):
-        for child in children.read_text().split():
-            status = Path(f"/proc/{child}/status").read_text()
-            most = max(most, int(status.partition("VmHWM:")[2].split()[0]) * 1024)
-    return most
+        return max(map(_peak, children.read_text().split()), default=0)
+    return 0
+
+
+def _peak(process: str) -> int:
+    """Bytes resident at most in a process; what `getrusage` says of it counts the process that started it as well."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 @dataclass

@@ -69,7 +69,7 @@ def test_every_gradient_stays_with_its_parameter(shipped: dict[str, ComputationG
         made_by = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
         result = np.bincount(made_by[~used], minlength=graph.num_ops) > 0  # has an output that no op reads
         final = result & np.array(["grad/" in op for op in graph.op_names])
-        homes = set(graph.colocation[np.array(graph.op_types) == "parameter"].tolist())
+        homes = set(graph.colocation[graph.trained_bytes > 0].tolist())
         assert -1 not in homes, name
         assert homes <= set(graph.colocation[final].tolist()), name
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from placeto.capture.trace import capture_training
 from placeto.heuristics import HEURISTICS
+from placeto.heuristics.exact.placer import ExactError
 from placeto.placers import load_placer
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
@@ -40,3 +41,8 @@ def test_steps_in_micro_batches_are_placed(placer: str, cluster: str) -> None:
 def test_a_pipeline_is_found() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
     assert load_placer("multilevel")(problem, simulations=300, seed=0).makespan_us < 0.7 * problem.single_device_us
+
+
+def test_exact_tries_all_placements_or_refuses() -> None:
+    with pytest.raises(ExactError, match=r"sums gradients where a placement says, .* use multilevel"):
+        load_placer("exact")(PlacementProblem(GRAPH, load_cluster("8xv100")))

@@ -28,6 +28,7 @@ import numpy as np
 from placeto.heuristics.exact.schedule_model import ROUNDING, ExactError, ScheduleModel, ortools
 from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.starts import follow
+from placeto.problem.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
@@ -79,7 +80,8 @@ def solve(
         enumerate_up_to: all placements are simulated where they are no more than that.
 
     Raises:
-        ExactError: the graph is too large, or OR-tools is not installed.
+        ExactError: the graph is too large, it has micro-batches and too many placements to try them all, or OR-tools is
+            not installed.
     """
     evaluator = Evaluator(problem, None, simulations, seconds)
     groups = evaluator.groups
@@ -90,6 +92,12 @@ def solve(
         )
     if problem.num_devices**groups.num_groups <= enumerate_up_to:
         bound = _enumerate(evaluator)
+    elif len(gradient_sums(problem.graph).home):
+        raise ExactError(
+            f"graph {problem.graph.name!r} sums gradients where a placement says, which the model of the "
+            f"placer exact doesn't have: in micro-batches it takes up to {enumerate_up_to:,} placements, not "
+            f"{problem.num_devices}^{groups.num_groups}; use multilevel, or one micro-batch"
+        )
     else:
         ortools()  # an error now rather than after the start
         _start(evaluator, seed)
