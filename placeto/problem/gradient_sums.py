@@ -69,7 +69,8 @@ def gradient_sums(graph: ComputationGraph) -> GradientSums:
 def _adds(graph: ComputationGraph, op: int, first: np.ndarray) -> bool:
     """Whether an op adds what one micro-batch gives to what those before it gave."""
     belongs_to_all = graph.passes[op] == "backward" and graph.micro_batches[op] == NO_MICRO_BATCH
-    return bool(belongs_to_all and graph.op_types[op] == _ADDITION and first[op + 1] - first[op] == 2)
+    two_to_one = first[op + 1] - first[op] == 2 and graph.output_ptr[op + 1] - graph.output_ptr[op] == 1
+    return bool(belongs_to_all and graph.op_types[op] == _ADDITION and two_to_one)
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from placeto.capture.trace import capture_inference, capture_training
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import KERNELS
 from placeto.problem.graph_memory import assumed, storage
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
@@ -204,7 +203,6 @@ def test_dropout_masks_are_drawn_when_they_are_needed() -> None:
     assert [inputs_of(graph, name) for name in masks] == [["0/addmm"], ["2/addmm"], ["4/addmm"]]
 
 
-@pytest.mark.skipif("dropout" not in KERNELS, reason="captured ops don't say which are of dropout")
 @pytest.mark.parametrize("training_dtype", [torch.float32, torch.bfloat16])
 def test_masks_take_a_byte_a_number_on_gpus(training_dtype: torch.dtype) -> None:
     """On CPU cores they are floating-point numbers, as PyTorch keeps them there."""

@@ -15,7 +15,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 
-LAYERS, WIDTH, BATCH = 8, 2048, 131072
+LAYERS, WIDTH, BATCH = 8, 4096, 65536  # so that transfers are short beside what a stage computes
 
 
 class Scale(nn.Module):
@@ -80,9 +80,7 @@ def test_a_pipeline_takes_what_textbooks_say(stages: int, micro_batches: int, or
     tensor = BATCH // micro_batches * WIDTH * 4
     transfer = problem.cluster.latency_us[0, 1] + tensor / problem.cluster.bandwidth[0, 1]
     assert ideal <= schedule.makespan_us
-    # forward and back; in 1F1B a stage waits for both between two micro-batches as well
-    waits = 2 * (stages - 1) + (2 * micro_batches * (stages > 2) if order == "1f1b" else 0)
-    assert schedule.makespan_us <= 1.03 * (ideal + waits * transfer)
+    assert schedule.makespan_us <= 1.03 * (ideal + 2 * (stages - 1) * transfer)  # forward and back
 
     # by hand: the input of each layer, of as many micro-batches as are between their two passes
     live = (schedule.peak_memory - np.bincount(stage, problem.resident_bytes, problem.num_devices)) / tensor
