@@ -48,7 +48,7 @@ def curve(folder: Path) -> Curve:
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     seconds = {event.step: event.value for event in events.Scalars("seconds/elapsed")}
-    validated = {event.step: event.value for event in events.Scalars("makespan/validation_to_heuristic")}
+    validated = {event.step: event.value for event in events.Scalars("validation/to_heuristic")}
     steps = sorted(seconds.keys() & validated.keys())
     gains = np.maximum.accumulate([100.0 * (1.0 - validated[step]) for step in steps])
     return [(seconds[step] / 60.0, float(gain)) for step, gain in zip(steps, gains, strict=True)]

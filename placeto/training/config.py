@@ -162,7 +162,8 @@ class RunConfig:
     out: str
     """Directory of the run: checkpoint and tensorboard curves."""
     minutes: float | None = None
-    """Stop after so many minutes."""
+    """Stop after so many minutes; what comes before the first iteration, the preparation of the graphs, is not among
+    them."""
     iterations: int | None = None
     """Stop after so many iterations."""
     simulations: int | None = None

@@ -5,10 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
+
+from placeto.training.tags import meaning, tags_table
+
+BY_PLACEMENTS = "by-placements"
+"""Folder within a run's, of the same curves against placements simulated."""
 
 
 class CurvesError(ValueError):
@@ -18,13 +25,23 @@ class CurvesError(ValueError):
 class Curves:
     """Writes numbers, pictures and settings of a run; without a folder they go nowhere. A context manager.
 
-    All methods raise a `CurvesError` once the file can't be written.
+    All methods raise a `CurvesError` once the file can't be written, and a ValueError if a tag isn't in `TAGS`.
+
+    Args:
+        out: the run's folder. None = write nothing.
+        by_placements: whether numbers are also written against placements simulated, to a folder within.
+        resumed: iterations and placements after which the run goes on: points beyond them, which an interrupted run
+            left behind its last checkpoint, are hidden. None = the run begins.
     """
 
-    def __init__(self, out: str | None, purge_step: int | None = None) -> None:
+    def __init__(self, out: str | None, *, by_placements: bool = False, resumed: tuple[int, int] | None = None) -> None:
         self.out = out
-        self._writer = None if out is None else SummaryWriter(out, purge_step=purge_step)
+        self._writers: list[SummaryWriter] = []  # none, or one against steps and perhaps one against placements
         self._hook = threading.excepthook
+        if out is not None:
+            folders = [Path(out), Path(out) / BY_PLACEMENTS] if by_placements else [Path(out)]
+            first = [None] * 2 if resumed is None else [after + 1 for after in resumed]
+            self._writers = [SummaryWriter(str(f), purge_step=step) for f, step in zip(folders, first, strict=False)]
 
     def __enter__(self) -> Curves:
         threading.excepthook = self._unless_told
@@ -32,8 +49,8 @@ class Curves:
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         try:
-            with self._written() as writer:
-                if writer is not None:
+            with self._written() as writers:
+                for writer in writers:
                     writer.close()
         except CurvesError:
             if kind is None:  # else something else was first
@@ -41,29 +58,45 @@ class Curves:
         finally:
             threading.excepthook = self._hook
 
-    def numbers(self, values: Mapping[str, float], step: int) -> None:
-        """A point of each curve, by tag."""
-        with self._written() as writer:
-            if writer is not None:
+    def numbers(self, values: Mapping[str, float], step: int, placements: int = 0) -> None:
+        """A point of each curve, by tag: at a step, and at a number of placements simulated."""
+        for tag in values:
+            meaning(tag)
+        with self._written() as writers:
+            for writer, x in zip(writers, (step, placements), strict=False):
                 for tag, value in values.items():
-                    writer.add_scalar(tag, value, step)
+                    writer.add_scalar(tag, value, x)
+
+    def distribution(self, tag: str, values: np.ndarray, step: int) -> None:
+        """A histogram."""
+        meaning(tag)
+        with self._written() as writers:
+            for writer in writers[:1]:
+                writer.add_histogram(tag, values, step)
 
     def picture(self, tag: str, figure: Figure, step: int) -> None:
         """A picture."""
-        with self._written() as writer:
-            if writer is not None:
+        meaning(tag)
+        with self._written() as writers:
+            for writer in writers[:1]:
                 writer.add_figure(tag, figure, step)
 
     def settings(self, values: Mapping[str, Any], final: Mapping[str, float], step: int) -> None:
         """The run's settings with what came of them."""
-        with self._written() as writer:
-            if writer is not None:
+        with self._written() as writers:
+            for writer in writers[:1]:
                 writer.add_hparams(dict(values), dict(final), run_name=".", global_step=step)
 
+    def explain(self) -> None:
+        """What the tags mean, as a text beside the curves."""
+        with self._written() as writers:
+            for writer in writers[:1]:
+                writer.add_text("tags", tags_table())
+
     @contextmanager
-    def _written(self) -> Iterator[SummaryWriter | None]:
+    def _written(self) -> Iterator[list[SummaryWriter]]:
         try:
-            yield self._writer
+            yield self._writers
         except OSError as problem:
             raise CurvesError(
                 f"{self.out}: curves can't be written ({problem.strerror}); make room: "

@@ -5,9 +5,32 @@ Legend: T steps of an episode, B episodes, L labelled moves of S states together
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch_geometric.utils import scatter, softmax
+
+
+@dataclass(frozen=True, eq=False)
+class Advantages:
+    """What an iteration's decisions were worth: T moves of B episodes, or K placements of each of B graphs."""
+
+    rewards: Tensor  # (T, B) or (B, K)
+    returns: Tensor  # the same shape
+    baseline: Tensor  # the same shape, or (B, 1)
+    advantage: Tensor  # the same shape as the rewards
+
+    def numbers(self) -> dict[str, float]:
+        """Their means, and deviations, to log."""
+        return {
+            "reward/mean": float(self.rewards.mean()),
+            "return/mean": float(self.returns.mean()),
+            "return/std": float(self.returns.std(unbiased=False)),
+            "baseline/mean": float(self.baseline.mean()),
+            "advantage/mean": float(self.advantage.mean()),
+            "advantage/std": float(self.advantage.std(unbiased=False)),
+        }
 
 
 def discounted_returns(rewards: Tensor, discount: float) -> Tensor:
@@ -78,6 +101,20 @@ def ppo_loss(
     ratio = (log_prob - old_log_prob).exp()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
     return -surrogate.mean() - entropy_weight * entropy.mean()
+
+
+def policy_change(log_prob: Tensor, old_log_prob: Tensor, clip: float) -> tuple[float, float]:
+    """How far a policy has moved: divergence from the old one in nats a decision, and share of clipped ratios.
+
+    The divergence is estimated from decisions of the old policy, as the mean of r - 1 - log r of the ratios r, which
+    has no bias and is never negative: Schulman, "Approximating KL Divergence", 2020.
+
+    >>> policy_change(torch.log(torch.tensor([0.5, 2.0])), torch.zeros(2), 0.6)
+    (0.25, 0.5)
+    """
+    log_ratio = (log_prob - old_log_prob).detach()
+    ratio = log_ratio.exp()
+    return float((ratio - 1.0 - log_ratio).mean()), float(((ratio - 1.0).abs() > clip).float().mean())
 
 
 def listwise_loss(logits: Tensor, gain: Tensor, state: Tensor, sharpness: float, least: float) -> Tensor:

@@ -6,6 +6,7 @@ Legend: T moves, B episodes, L labelled moves a state, V nodes of all episodes t
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -188,15 +189,41 @@ def greedy_pass(
 ) -> EnvState:
     """Most likely moves, as many in each episode as its graph has nodes: the state after the longest one.
 
-    `best` and `best_placement` of the shorter ones are those at the end of their own sweep.
+    Makespans and placements, at the end and the best met, of the shorter ones are those at the end of their own sweep.
     """
-    state = reset(batch, config, index, placement)
-    best, best_placement = state.best, state.best_placement
-    for _ in range(int(batch.num_groups[index].max())):
+
+    def likeliest(data: Data) -> Tensor:
         with torch.no_grad():
-            distribution = PairDistribution.from_logits(_logits(policy, state.data), state.data)
-        state = step(batch, config, state, distribution.mode().numpy())
+            return PairDistribution.from_logits(_logits(policy, data), data).mode()
+
+    return _one_pass(likeliest, batch, config, index, placement)
+
+
+def random_pass(
+    batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray, generator: torch.Generator
+) -> EnvState:
+    """As `greedy_pass`, with each move drawn uniformly from the legal ones."""
+
+    def any_move(data: Data) -> Tensor:
+        uniform = PairDistribution.from_logits(torch.zeros(data.legal.shape), data)
+        return uniform.sample(torch.empty_like(uniform.log_probs).exponential_(generator=generator))
+
+    return _one_pass(any_move, batch, config, index, placement)
+
+
+def _one_pass(
+    choose: Callable[[Data], Tensor], batch: InstanceBatch, config: EnvConfig, index: np.ndarray, placement: np.ndarray
+) -> EnvState:
+    """A sweep of moves (B,) chosen from observations."""
+    state = own = reset(batch, config, index, placement)
+    for _ in range(int(batch.num_groups[index].max())):
+        state = step(batch, config, state, choose(state.data).numpy())
         going = state.steps <= batch.num_groups[index]
-        best = np.where(going, state.best, best)
-        best_placement = np.where(going[:, None], state.best_placement, best_placement)
-    return replace(state, best=best, best_placement=best_placement)
+        own = replace(
+            state,
+            makespan=np.where(going, state.makespan, own.makespan),
+            placement=np.where(going[:, None], state.placement, own.placement),
+            best=np.where(going, state.best, own.best),
+            best_placement=np.where(going[:, None], state.best_placement, own.best_placement),
+        )
+    return own

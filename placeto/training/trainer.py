@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from placeto.environment.instance import Measure
-from placeto.formats.gantt import gantt_figure
 from placeto.formats.placement import save_placement
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.base import OneShotPolicy
@@ -42,10 +41,11 @@ from placeto.training.config import (
 )
 from placeto.training.curves import Curves
 from placeto.training.learners import LEARNERS
-from placeto.training.learners.base import Learner, TrainState, Validation
+from placeto.training.learners.base import Learner, TrainState
 from placeto.training.ranks import Ranks
 from placeto.training.rollout import DivergedError
 from placeto.training.signals import StopRequest
+from placeto.training.validation import controls, validate
 
 __all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "fingerprint", "pretrained_config", "train"]
 
@@ -80,7 +80,8 @@ def train(
         initial: a checkpoint whose parameters to begin with: fine-tuning.
         resume: go on from the checkpoint in ``config.out``. With the same `config.iterations` the end is bit-identical
             with that of an uninterrupted run on the same machine; limits in minutes depend on the clock.
-        report: called with the finished share in 0..1 and a note.
+        report: called with the finished share in 0..1 and a note, while graphs are prepared with 0 and which one it is;
+            limits in minutes count from the first iteration on.
         measure: if given, rewards are measured step times, of training problems by their number; validation and the
             labels of the supervised stage stay simulated. For one process.
 
@@ -130,7 +131,7 @@ def _train(
     measure: Measure | None,
 ) -> dict[str, float]:
     """The same for all ranks: what decides is the first one's clock, and anyone's wish to stop."""
-    began = time.perf_counter()
+    prepared = time.perf_counter()
     alone = validation is None
     validation = problems if validation is None else validation
     set_threads(config.threads, config.threads if ranks.size > 1 else None)
@@ -139,6 +140,7 @@ def _train(
         config, problems, validation, lambda note: report(0.0, note), ranks, measure
     )
     state = learner.initial_state()
+    state.controls = _controls(learner, state, saved, report, ranks, prepared)
     if initial is not None:
         with matching("the checkpoint to begin with"):
             _begin_with(state, initial, config)
@@ -147,10 +149,13 @@ def _train(
             _restore(state, saved, config, learner)
     _check_alike(config, state, learner, ranks)
     state.note_improvements()
-    began -= state.elapsed
+    began = time.perf_counter() - state.elapsed  # the preparation is over
     last: dict[str, float] = {}
-    written = Curves(config.out if ranks.first else None, state.iteration + 1 if resume else None)
+    resumed = (state.iteration, state.simulations) if resume else None
+    written = Curves(config.out if ranks.first else None, by_placements=True, resumed=resumed)
     with written as curves, StopRequest() as stop:
+        if not resume:
+            curves.explain()
         while not (stopped := ranks.any(stop.requested)) and not _over(config, state):
             done = _share_done(config, state)
             with _finite(config, state):
@@ -162,11 +167,11 @@ def _train(
             numbers |= {"placements/simulated": float(state.simulations), "seconds/elapsed": state.elapsed}
             met = np.isfinite(state.elite_score)
             if met.any():
-                numbers["makespan/train_best"] = float(state.elite_score[met].mean())
+                numbers["makespan/best"] = float(state.elite_score[met].mean())
             if _over(config, state) or state.iteration % config.validate_every == 0:
                 with _finite(config, state):
-                    numbers |= _validate(learner, state, curves, ranks)
-            curves.numbers(numbers, state.iteration)
+                    numbers |= validate(learner, state, curves, ranks)
+            curves.numbers(numbers, state.iteration, state.simulations)
             last |= numbers
             state.elapsed = ranks.of_first(time.perf_counter() - began)
             if ranks.first and (_over(config, state) or state.iteration % config.save_every == 0):
@@ -183,6 +188,22 @@ def _train(
         curves.settings(_flat(asdict(config)), final, state.iteration)
     report(1.0, "stopped by a signal, saved" if stopped else f"validation {state.best_validation:.4f}")
     return last | final
+
+
+def _controls(
+    learner: Learner,
+    state: TrainState,
+    saved: Mapping[str, Any] | None,
+    report: Callable[[float, str], None],
+    ranks: Ranks,
+    began: float,
+) -> dict[str, float]:
+    """The controls of a fresh state, and the seconds since then; a run that goes on has those of its beginning."""
+    if saved is not None and "controls" in saved:
+        return dict(saved["controls"])
+    report(0.0, "judging the untrained policy and random placements")
+    found = controls(learner, state, ranks)
+    return found | {"seconds/preparation": ranks.of_first(time.perf_counter() - began)}
 
 
 @contextmanager
@@ -202,25 +223,6 @@ def _finite(config: AnyTrainConfig, state: TrainState) -> Iterator[None]:
         raise TrainingError(
             f"stopped in iteration {state.iteration + 1}: {problem}; {stays}: train anew with a lower learning rate"
         ) from None
-
-
-def _validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) -> dict[str, float]:
-    """Judge the average of the last parameters on the validation problems; the best one is kept."""
-    with state.averaged():
-        validation: Validation = ranks.made_by_first(lambda: learner.validate(state))
-    mean = float(validation.relative.mean())
-    if mean < state.best_validation:
-        state.best_validation = mean
-        state.best_parameters = dict(state.average)
-        if ranks.first:
-            first = next(iter(learner.validation.values()))
-            schedule = simulate(first, validation.placement)
-            curves.picture("schedule/validation", gantt_figure(schedule), state.iteration)
-    return {
-        "makespan/validation": mean,
-        "makespan/validation_to_heuristic": float(validation.to_heuristic.mean()),
-        "makespan/validation_best": state.best_validation,
-    }
 
 
 def _share_done(config: AnyTrainConfig, state: TrainState) -> float:

@@ -18,8 +18,10 @@ from placeto.environment.rewards import REWARDS
 from placeto.policies.placeto import PlacetoPolicy
 from placeto.training.config import LearningConfig, OneShotLearningConfig
 from placeto.training.losses import (
+    Advantages,
     discounted_returns,
     listwise_loss,
+    policy_change,
     ppo_loss,
     reinforce_loss,
     replica_advantages,
@@ -63,14 +65,12 @@ def supervised_update(
         mean_error = weight * (predicted - target).detach().abs().mean()
         total += torch.tensor([float(loss.detach()), float(ranking.detach()), float(norm), float(mean_error)])
         steps += 1
-    names = "loss/supervised", "loss/ranking", "train/gradient_norm", "train/label_error"
+    names = "loss/supervised", "loss/ranking", "train/gradient_norm", "loss/label_error"
     return dict(zip(names, ranks.sum((total / steps).tolist()), strict=True))
 
 
-def advantages(
-    makespan: Tensor, config: LearningConfig, graph: np.ndarray, history: dict[int, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Returns (T, B) and advantages (T, B) of an iteration's episodes.
+def advantages(makespan: Tensor, config: LearningConfig, graph: np.ndarray, history: dict[int, Tensor]) -> Advantages:
+    """Rewards, returns, their baseline and advantages, each (T, B), of an iteration's episodes.
 
     Args:
         makespan: (T+1, B), relative, as in `Rollout`, of all ranks' episodes.
@@ -78,18 +78,20 @@ def advantages(
         graph: (B,) training instance of each episode.
         history: returns of earlier rounds by instance, for the "steps" baseline; updated in place.
     """
-    returns = discounted_returns(REWARDS[config.reward](makespan), config.discount)
+    rewards = REWARDS[config.reward](makespan)
+    returns = discounted_returns(rewards, config.discount)
     if config.baseline == "replicas":
         which, replica = np.unique(graph, return_inverse=True)
-        return returns, replica_advantages(returns, torch.from_numpy(replica), len(which))
-    result = torch.empty_like(returns)
+        advantage = replica_advantages(returns, torch.from_numpy(replica), len(which))
+        return Advantages(rewards, returns, returns - advantage, advantage)
+    baselines = torch.empty_like(returns)
     for instance in np.unique(graph).tolist():
         columns = torch.from_numpy(np.flatnonzero(graph == instance))
         past = history.get(instance, returns.new_zeros(0, len(returns)))
         baseline, past = step_baseline_update(past, returns[:, columns])
         history[instance] = past[-config.baseline_rounds :]
-        result[:, columns] = returns[:, columns] - baseline[:, None]
-    return returns, result
+        baselines[:, columns] = baseline[:, None].expand(-1, len(columns))
+    return Advantages(rewards, returns, baselines, returns - baselines)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,13 @@ def policy_update(
     """
     ppo = config.algorithm == "ppo"
     orders = [random.permutation(count) for _ in range(config.epochs if ppo else 1)]
-    totals, updates = {"loss/policy": 0.0, "train/gradient_norm": 0.0, "train/entropy": 0.0}, 0
+    tags = (
+        "loss/policy",
+        "train/gradient_norm",
+        "policy/entropy",
+        *(("policy/kl", "policy/clipped_share") if ppo else ()),
+    )
+    totals, updates = dict.fromkeys(tags, 0.0), 0
     for order in orders:
         for minibatch in np.array_split(order, max(1, count // config.minibatch) if ppo else 1):
             optimizer.zero_grad()
@@ -140,14 +148,20 @@ def policy_update(
                     loss = ppo_loss(of.log_prob, of.old, of.advantage, of.entropy, config.clip, entropy)
                 else:
                     loss = reinforce_loss(of.log_prob, of.advantage, of.entropy, entropy)
-                (of.weight * loss / len(minibatch)).backward()
-                totals["loss/policy"] += of.weight * float(loss.detach()) / len(minibatch)
-                totals["train/entropy"] += of.weight * float(of.entropy.detach().mean()) / len(minibatch)
+                weight = of.weight / len(minibatch)
+                (weight * loss).backward()
+                totals["loss/policy"] += weight * float(loss.detach())
+                totals["policy/entropy"] += weight * float(of.entropy.detach().mean())
+                if ppo:
+                    kl, clipped = policy_change(of.log_prob, of.old, config.clip)
+                    totals["policy/kl"] += weight * kl
+                    totals["policy/clipped_share"] += weight * clipped
             norm = gradient_step(policy, optimizer, config.max_grad_norm, ranks)
             totals["train/gradient_norm"] += float(norm) / ranks.size
             updates += 1
     sums = ranks.sum(list(totals.values()))
-    return {tag: total / updates for tag, total in zip(totals, sums, strict=True)}
+    numbers = {tag: total / updates for tag, total in zip(totals, sums, strict=True)}
+    return numbers | {"policy/entropy_weight": entropy}
 
 
 def gradient_step(policy: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, ranks: Ranks = ALONE) -> Tensor:

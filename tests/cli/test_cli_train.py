@@ -23,6 +23,7 @@ def test_train_place_simulate_agree_exactly(tmp_path: Path, capsys: pytest.Captu
     assert run("train", *on, *graphs, "--out", checkpoint, "--threads", "1", *small) == 0
     captured = capsys.readouterr()
     assert f"tensorboard --logdir {checkpoint}" in captured.out
+    assert captured.err.startswith(f"training: 0 % preparing graph 1 of 1: {train}\n")
     assert "training: 100 %" in captured.err
     again = fails(capsys, "train", *on, *graphs, "--out", checkpoint)
     assert "holds a checkpoint already; add --resume" in again

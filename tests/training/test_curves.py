@@ -1,29 +1,84 @@
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from placeto.training.curves import Curves, CurvesError
+from placeto.training.curves import BY_PLACEMENTS, Curves, CurvesError
+from placeto.training.tags import TAGS, of_graph
 from tests.problem.test_files import limited
 
 
-def test_numbers_are_read_again(tmp_path: Path) -> None:
-    with Curves(str(tmp_path)) as curves:
-        curves.numbers({"loss": 0.5, "other": 1.0}, 3)
-    events = EventAccumulator(str(tmp_path))
+def read(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder), {"histograms": 0})  # all of them
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(3, 0.5)]
+    return events
+
+
+def points(folder: Path, tag: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in read(folder).Scalars(tag)]
+
+
+def test_numbers_are_read_again_at_steps_and_at_placements(tmp_path: Path) -> None:
+    with Curves(str(tmp_path), by_placements=True) as curves:
+        curves.numbers({"loss/policy": 0.5, "return/mean": 1.0}, 3, 250)
+        curves.distribution("validation/end_distribution", np.array([0.25, 0.5, 0.75]), 3)
+    assert points(tmp_path, "loss/policy") == [(3, 0.5)]
+    assert points(tmp_path / BY_PLACEMENTS, "loss/policy") == [(250, 0.5)]
+    histogram = read(tmp_path).Histograms("validation/end_distribution")[0].histogram_value
+    assert (histogram.min, histogram.max, histogram.num) == (0.25, 0.75, 3)
+
+
+def test_without_placements_there_is_one_axis(tmp_path: Path) -> None:
+    with Curves(str(tmp_path)) as curves:
+        curves.numbers({"tune/measured_us": 0.5}, 3)
+    assert points(tmp_path, "tune/measured_us") == [(3, 0.5)]
+    assert not (tmp_path / BY_PLACEMENTS).exists()
+
+
+def test_what_tags_mean_stands_beside_the_curves(tmp_path: Path) -> None:
+    with Curves(str(tmp_path), by_placements=True) as curves:
+        curves.explain()
+    text = read(tmp_path).Tensors("tags/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert all(f"| `{tag}` | {says} |" in text for tag, says in TAGS.items())
+
+
+def test_points_beyond_the_checkpoint_are_hidden_when_a_run_goes_on(tmp_path: Path) -> None:
+    tags = "makespan/best", of_graph("a")
+    with Curves(str(tmp_path), by_placements=True) as curves:
+        for step in range(1, 6):
+            curves.numbers(dict.fromkeys(tags, 0.5), step, 10 * step)
+            curves.distribution("validation/end_distribution", np.full(2, 0.5), step)
+    time.sleep(1.0)  # tensorboard reads files in the order of the second in which they were made
+    with Curves(str(tmp_path), by_placements=True, resumed=(3, 30)) as curves:
+        for step in (4, 5):
+            curves.numbers(dict.fromkeys(tags, 0.25), step, 11 * step)
+            curves.distribution("validation/end_distribution", np.full(2, 0.25), step)
+    values = [0.5, 0.5, 0.5, 0.25, 0.25]
+    for tag in tags:
+        assert points(tmp_path, tag) == list(zip([1, 2, 3, 4, 5], values, strict=True))
+        assert points(tmp_path / BY_PLACEMENTS, tag) == list(zip([10, 20, 30, 44, 55], values, strict=True))
+    shown = read(tmp_path).Histograms("validation/end_distribution")
+    assert [(event.step, event.histogram_value.max) for event in shown] == list(zip(range(1, 6), values, strict=True))
+
+
+def test_a_tag_without_a_meaning_is_refused(tmp_path: Path) -> None:
+    with Curves(None) as curves, pytest.raises(ValueError, match="tag 'loss' has no meaning yet: add it to TAGS"):
+        curves.numbers({"loss": 0.5}, 1)
+    with Curves(str(tmp_path)) as curves, pytest.raises(ValueError, match="tag 'ends' has no meaning yet"):
+        curves.distribution("ends", np.zeros(2), 1)
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with Curves(None) as curves:
-        curves.numbers({"loss": 0.5}, 3)
+    with Curves(None, by_placements=True) as curves:
+        curves.numbers({"loss/policy": 0.5}, 3)
     assert list(tmp_path.rglob("*")) == []
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = {f"loss/{number}": 0.5 for number in range(200)}
+    values = {of_graph(str(number)): 0.5 for number in range(200)}
     with limited(2000), pytest.raises(CurvesError) as error, Curves(str(tmp_path)) as curves:
         curves.numbers(values, 1)
     assert str(error.value).startswith(f"{tmp_path}: curves can't be written (File too large); make room")

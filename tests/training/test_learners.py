@@ -51,18 +51,19 @@ def test_iterations_keep_the_best_placement_met_and_validation_changes_nothing(t
     before = state.elite_score.copy()
     numbers = learner.iterate(state, 0.0)
     assert (state.elite_score <= before).all()
-    assert numbers["makespan/train"] >= state.elite_score.min()
+    assert numbers["makespan/episode_end"] >= numbers["makespan/episode_best"] >= state.elite_score.min()
     for index, problem in enumerate(learner.problems.values()):
         makespan = simulate(problem, learner.best_placement(state, index)).makespan_us
         np.testing.assert_allclose(makespan / problem.single_device_us, state.elite_score[index])
     parameters = {name: value.clone() for name, value in state.policy.state_dict().items()}
     random = state.torch_random.get_state()
     one, other = learner.validate(state), learner.validate(state)
-    assert np.array_equal(one.relative, other.relative)
+    assert np.array_equal(one.end, other.end)
+    assert np.array_equal(one.best_met, other.best_met)
     assert torch.equal(random, state.torch_random.get_state())
     assert all(torch.equal(value, parameters[name]) for name, value in state.policy.state_dict().items())
     first = next(iter(learner.validation.values()))
-    np.testing.assert_allclose(simulate(first, one.placement).makespan_us / first.single_device_us, one.relative[0])
+    np.testing.assert_allclose(simulate(first, one.placement).makespan_us / first.single_device_us, one.best_met[0])
 
 
 def one_shot(tmp_path, **learning):
@@ -82,10 +83,11 @@ def test_one_shot_rounds_keep_the_best_placement_met_and_validation_changes_noth
         np.testing.assert_allclose(makespan / problem.single_device_us, state.elite_score[index])
     random = state.torch_random.get_state()
     one, other = learner.validate(state), learner.validate(state)
-    assert np.array_equal(one.relative, other.relative)
+    assert np.array_equal(one.end, other.end)
+    assert np.array_equal(one.best_met, other.best_met)
     assert torch.equal(random, state.torch_random.get_state())
     first = next(iter(learner.validation.values()))
-    np.testing.assert_allclose(simulate(first, one.placement).makespan_us / first.single_device_us, one.relative[0])
+    np.testing.assert_allclose(simulate(first, one.placement).makespan_us / first.single_device_us, one.best_met[0])
 
 
 def test_advantages_in_closed_form():
@@ -93,16 +95,19 @@ def test_advantages_in_closed_form():
     history = {}
     moving = OneShotLearningConfig(baseline="moving", decay=0.75)
     first = advantages(relative, moving, [5, 7], history)
-    torch.testing.assert_close(first, torch.tensor([[0.5, -0.5], [-1.0, 1.0]]))  # no history: their own mean
+    torch.testing.assert_close(first.advantage, torch.tensor([[0.5, -0.5], [-1.0, 1.0]]))  # no history: their own mean
     torch.testing.assert_close(torch.stack([history[5], history[7]]), torch.tensor([-1.5, -2.0]))
     second = advantages(np.array([[16.0, 16.0]]), moving, [5], history)
-    torch.testing.assert_close(second, torch.tensor([[-2.5, -2.5]]))
+    torch.testing.assert_close(second.advantage, torch.tensor([[-2.5, -2.5]]))
     torch.testing.assert_close(history[5], torch.tensor(0.75 * -1.5 + 0.25 * -4.0))
     mean = advantages(relative, OneShotLearningConfig(baseline="samples"), [0, 1], {})
-    torch.testing.assert_close(mean, torch.tensor([[0.5, -0.5], [-1.0, 1.0]]))
+    torch.testing.assert_close(mean.advantage, torch.tensor([[0.5, -0.5], [-1.0, 1.0]]))
     best = OneShotLearningConfig(baseline="quantile", quantile=0.5)
     relative = np.array([[1.0, 4.0, 16.0]])
-    torch.testing.assert_close(advantages(relative, best, [0], {}), torch.tensor([[1.0, 0.0, 0.0]]))
+    found = advantages(relative, best, [0], {})
+    torch.testing.assert_close(found.advantage, torch.tensor([[1.0, 0.0, 0.0]]))
+    torch.testing.assert_close(found.baseline, torch.tensor([[-2.0]]))
+    torch.testing.assert_close(found.rewards, torch.tensor([[-1.0, -2.0, -4.0]]))
 
 
 @pytest.mark.parametrize("placer", ["seq2seq", "grouper", "gdp"])
@@ -226,7 +231,7 @@ def test_problems_are_prepared_in_order_and_reported():
     notes = []
     prepared = prepare({"a": fork_of_chains(1, 2), "b": fork_of_chains(2, 2)}, lambda p: p.num_ops, notes.append)
     assert prepared == [2, 4]
-    assert notes == ["preparing a", "preparing b"]
+    assert notes == ["preparing graph 1 of 2: a", "preparing graph 2 of 2: b"]
 
 
 def test_seconds_sum_to_the_whole_iteration():

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from placeto.training.losses import (
+    Advantages,
     discounted_returns,
     listwise_loss,
     normalise,
+    policy_change,
     ppo_loss,
     reinforce_loss,
     replica_advantages,
@@ -34,6 +36,29 @@ def test_step_baseline_is_the_mean_over_earlier_rounds():
     baseline, history = step_baseline_update(history, torch.tensor([[9.0], [9.0]]))
     torch.testing.assert_close(baseline, torch.tensor([2.0, 1.0]))
     torch.testing.assert_close(history, torch.tensor([[2.0, 1.0], [9.0, 9.0]]))
+
+
+def test_what_decisions_were_worth_in_numbers():
+    rewards, returns = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 3.0]])
+    baseline = torch.tensor([[2.5]])
+    assert Advantages(rewards, returns, baseline, returns - baseline).numbers() == {
+        "reward/mean": 0.5,
+        "return/mean": 2.0,
+        "return/std": 1.0,
+        "baseline/mean": 2.5,
+        "advantage/mean": -0.5,
+        "advantage/std": 1.0,
+    }
+
+
+def test_the_divergence_from_the_old_policy_is_estimated_without_bias():
+    """Drawn from one of two laws, the mean of the estimates is the divergence in closed form."""
+    old, new = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.4, 0.4, 0.2]).log()
+    drawn = torch.multinomial(old.exp(), 100_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    kl, clipped = policy_change(new[drawn], old[drawn], 0.25)  # ratios 0.8, 1.33 and 1
+    assert kl == pytest.approx(float((old.exp() * (old - new)).sum()), rel=0.02)
+    assert clipped == pytest.approx(0.3, abs=0.01)
+    assert policy_change(old, old, 0.1) == (0.0, 0.0)
 
 
 def test_normalised_advantages_have_unit_spread():

@@ -90,9 +90,13 @@ def remembered_states(monkeypatch):
 def test_one_rank_validates_reports_and_writes(out, ranks):
     for placer in PLACERS:
         assert load_checkpoint(out / placer)["iteration"] == distributed_worker.ITERATIONS
-        events = [path.name.split(".")[5] for path in (out / placer).glob("events.*")]
+        events = [path.name.split(".")[5] for path in (out / placer).rglob("events.*")]
         assert len(set(events)) == 1, "event files of several processes"
-        assert {path.name.split(".")[0] for path in (out / placer).iterdir()} == {"checkpoint", "events"}
+        assert {path.name.split(".")[0] for path in (out / placer).iterdir()} == {
+            "by-placements",
+            "checkpoint",
+            "events",
+        }
         assert ranks[0][placer]["said"] > 0
         assert ranks[1][placer]["said"] == 0
 

@@ -9,7 +9,7 @@ from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
-from placeto.training.rollout import greedy_pass, rollout
+from placeto.training.rollout import greedy_pass, random_pass, rollout
 from tests.toys import random_graph, toy_cluster
 
 
@@ -88,3 +88,44 @@ def test_greedy_pass_takes_the_most_likely_moves_and_has_no_randomness(setting):
     np.testing.assert_array_equal(first.placement, second.placement)
     assert (first.steps == batch.max_groups).all()
     assert (first.best <= 1.0 + 1e-9).all()
+
+
+@pytest.mark.parametrize("taken", ["likeliest", "random"])
+def test_a_pass_ends_for_each_graph_with_its_own_sweep(setting, taken):
+    """The makespan at the end of the shorter one is that of its placement, which a pass of its own gives as well."""
+    policy, batch = setting
+    env = EnvConfig(tolerance=None)
+
+    def one_pass(index):
+        placement = np.zeros((len(index), batch.max_groups), np.int64)
+        if taken == "random":
+            return random_pass(batch, env, np.array(index), placement, torch.Generator().manual_seed(0))
+        return greedy_pass(policy, batch, env, np.array(index), placement)
+
+    end = one_pass([0, 1])
+    assert batch.num_groups[0] != batch.num_groups[1]
+    for b, instance in enumerate(batch.instances):
+        for placement, makespan in ((end.placement[b], end.makespan[b]), (end.best_placement[b], end.best[b])):
+            ops = expand(instance.groups, placement[: instance.groups.num_groups])
+            assert simulate(instance.problem, ops).makespan_us / batch.single_us[b] == pytest.approx(makespan)
+        assert end.best[b] <= end.makespan[b]
+    if taken == "likeliest":
+        for b in range(2):
+            assert one_pass([b]).makespan[0] == pytest.approx(end.makespan[b])
+
+
+def test_a_random_pass_moves_groups_to_every_other_device_alike(setting):
+    """From the first of three devices each group goes to the second or the third; the generator decides which."""
+    _, batch = setting
+    index, placement, env = (
+        np.ones(200, np.int64),
+        np.zeros((200, batch.max_groups), np.int64),
+        EnvConfig(tolerance=None),
+    )
+    end = random_pass(batch, env, index, placement, torch.Generator().manual_seed(0))
+    shares = np.bincount(end.placement[:, : batch.num_groups[1]].flatten(), minlength=3) / end.placement.size
+    assert shares == pytest.approx([0.0, 0.5, 0.5], abs=0.03)
+    again = random_pass(batch, env, index, placement, torch.Generator().manual_seed(0))
+    np.testing.assert_array_equal(end.placement, again.placement)
+    other = random_pass(batch, env, index, placement, torch.Generator().manual_seed(1))
+    assert not np.array_equal(end.placement, other.placement)

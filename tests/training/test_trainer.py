@@ -113,15 +113,15 @@ def test_curves(uninterrupted):
         "loss/supervised",
         "loss/ranking",
         "loss/policy",
-        "train/return",
-        "train/entropy",
+        "return/mean",
+        "policy/entropy",
         "train/gradient_norm",
         "train/learning_rate",
-        "makespan/train",
-        "makespan/train_to_heuristic",
-        "makespan/train_best",
-        "makespan/validation",
-        "makespan/validation_to_heuristic",
+        "makespan/episode_end",
+        "makespan/episode_best",
+        "makespan/best",
+        "validation/end",
+        "validation/to_heuristic",
         "placements/simulated",
         "seconds/simulation",
         "seconds/network",
@@ -233,7 +233,7 @@ def test_trained_for_a_toy_it_keeps_the_optimum_that_it_starts_from(toy, optimum
     numbers = train(config(tmp_path, iterations=4, learning=learning), {"toy": toy}, None)
     assert numbers["hparam/simulations"] <= 4 * 4 * 7 + 2 * 4 * 6 * 4
     assert numbers["hparam/validation"] * toy.single_device_us == pytest.approx(optimum)
-    assert numbers["makespan/train_best"] * toy.single_device_us == pytest.approx(optimum)
+    assert numbers["makespan/best"] * toy.single_device_us == pytest.approx(optimum)
 
 
 def best_of_one_pass(policy, env, problem):
@@ -248,6 +248,19 @@ def test_a_run_that_ends_by_the_clock_is_validated_at_its_end(tmp_path):
     checkpoint = load_checkpoint(tmp_path)
     assert np.isfinite(checkpoint["best_validation"])
     assert same(checkpoint["best_parameters"], checkpoint["average"])
+
+
+def test_minutes_count_from_the_first_iteration_on(tmp_path):
+    """Graphs that take long to prepare leave training all of its minutes, and say which one it is."""
+    notes = []
+
+    def slowly(done, note):
+        notes.append(note)
+        time.sleep(0.5 if note.startswith("preparing") else 0.0)
+
+    numbers = train(config(tmp_path, iterations=1), problems(3), problems(2, 10), report=slowly)
+    assert notes[:4] == [*(f"preparing graph {n + 1} of 3: r{n}" for n in range(3)), "preparing graph 1 of 2: r10"]
+    assert numbers["seconds/elapsed"] < 2.5 <= numbers["seconds/preparation"]
 
 
 def test_a_run_ends_with_the_iteration_that_spends_its_simulations(tmp_path):
@@ -269,7 +282,7 @@ def test_improvements_on_training_graphs_are_remembered(tmp_path):
         assert before[0] < after[0]
         assert before[1] < after[1]
         assert before[2] > after[2]
-    assert points[-1][2] <= numbers["makespan/train_best"] < 1.0
+    assert points[-1][2] <= numbers["makespan/best"] < 1.0
     assert float(load_checkpoint(tmp_path)["elite_score"][0]) == points[-1][2]
 
 

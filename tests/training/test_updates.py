@@ -42,7 +42,7 @@ def test_supervised_updates_fit_the_labels(setting):
     first = supervised_update(policy, optimizer, states, LearningConfig())
     for _ in range(60):
         last = supervised_update(policy, optimizer, states, LearningConfig())
-    assert last["train/label_error"] < 0.6 * first["train/label_error"]
+    assert last["loss/label_error"] < 0.6 * first["loss/label_error"]
 
 
 def test_the_odds_of_the_best_moves_are_learned_beside_the_changes(setting, monkeypatch):
@@ -85,21 +85,50 @@ def test_policy_updates_raise_the_probability_of_what_turned_out_well(setting, c
     assert after[1] < before[1]
 
 
+def test_ppo_says_how_far_the_policy_moved_and_reinforce_has_not_moved(setting):
+    """At a learning rate of zero not at all; at a high one ratios leave the clipping range."""
+    _, _, episodes = setting
+    found = []
+    for lr in (0.0, 0.1):
+        policy = deepcopy(setting[0])
+
+        def score(minibatch, policy=policy):
+            for t in minibatch:
+                data = episodes.data[t]
+                distribution = PairDistribution.from_logits(policy(data)[0], data)
+                log_prob, advantage = distribution.log_prob(episodes.action[t]), torch.tensor([1.0, -1.0, 0.5, 0.0])
+                yield Scored(log_prob, episodes.log_prob[t], advantage, distribution.entropy(), 1.0)
+
+        optimizer, random = torch.optim.Adam(policy.parameters(), lr=lr), np.random.default_rng(0)
+        found.append(policy_update(policy, optimizer, 8, score, LearningConfig(), random, entropy=0.5))
+    still, moved = found
+    assert still["policy/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert still["policy/clipped_share"] == 0.0
+    assert moved["policy/kl"] > 0.01
+    assert 0.0 < moved["policy/clipped_share"] < 1.0
+    assert moved["policy/entropy_weight"] == 0.5
+    paper = policy_update(policy, optimizer, 8, score, PAPER_LEARNING, random, entropy=0.0)
+    assert not {"policy/kl", "policy/clipped_share"} & set(paper)
+
+
 def test_replica_advantages_compare_episodes_of_one_graph(setting):
     _, _, episodes = setting
-    returns, advantage = advantages(episodes.makespan, LearningConfig(), np.array([0, 0, 0, 0]), {})
-    torch.testing.assert_close(advantage.mean(1), torch.zeros(8), atol=1e-6, rtol=0)
+    worth = advantages(episodes.makespan, LearningConfig(), np.array([0, 0, 0, 0]), {})
+    torch.testing.assert_close(worth.advantage.mean(1), torch.zeros(8), atol=1e-6, rtol=0)
+    torch.testing.assert_close(worth.baseline + worth.advantage, worth.returns)
     best = torch.cummin(episodes.makespan, 0).values
-    undiscounted, _ = advantages(episodes.makespan, LearningConfig(discount=1.0), np.zeros(4, np.int64), {})
-    torch.testing.assert_close(undiscounted[0], best[0] - best[-1])
-    assert (returns <= undiscounted + 1e-6).all()
+    undiscounted = advantages(episodes.makespan, LearningConfig(discount=1.0), np.zeros(4, np.int64), {})
+    torch.testing.assert_close(undiscounted.returns[0], best[0] - best[-1])
+    torch.testing.assert_close(undiscounted.rewards.sum(0), best[0] - best[-1])
+    assert (worth.returns <= undiscounted.returns + 1e-6).all()
 
 
 def test_the_papers_baseline_looks_back_over_rounds_of_the_same_graph(setting):
     _, _, episodes = setting
     history: dict[int, torch.Tensor] = {}
-    returns, first = advantages(episodes.makespan, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
-    torch.testing.assert_close(first, returns - returns.mean(1, keepdim=True))
+    first = advantages(episodes.makespan, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
+    torch.testing.assert_close(first.advantage, first.returns - first.returns.mean(1, keepdim=True))
+    torch.testing.assert_close(first.baseline, first.returns.mean(1, keepdim=True).expand(-1, 4))
     for _ in range(20):
         advantages(episodes.makespan, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
     assert set(history) == {3}

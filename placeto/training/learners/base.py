@@ -20,6 +20,7 @@ from placeto.training.checkpoint import capture_random, restore_random
 from placeto.training.learners.replay import Replay
 from placeto.training.rollout import Stopwatch
 
+RANDOM = 4  # random passes, or placements, of each validation problem
 Prepared = TypeVar("Prepared")
 
 
@@ -43,6 +44,7 @@ class TrainState:
     history: dict[int, Tensor] = field(default_factory=dict)  # what a reward baseline remembers, by training problem
     # (simulations, seconds, elite_score) after each iteration that improved on a training problem, by its number
     improvements: dict[int, list[tuple[int, float, float]]] = field(default_factory=dict)
+    controls: dict[str, float] = field(default_factory=dict)  # what doesn't change while training, by tag
 
     def average_parameters(self, decay: float) -> None:
         """Let the moving average follow the parameters; it forgets as much as `decay` says, at first more."""
@@ -75,6 +77,7 @@ class TrainState:
             "history": self.history,
             "replay": None if self.replay is None else self.replay.saved(),
             "improvements": self.improvements,
+            "controls": self.controls,
             "iteration": self.iteration,
             "simulations": self.simulations,
             "elapsed": self.elapsed,
@@ -109,9 +112,10 @@ class TrainState:
 class Validation:
     """What the policy's most likely decisions are worth on the validation problems."""
 
-    relative: np.ndarray  # (C,) float64, penalised makespan relative to the best single device
-    to_heuristic: np.ndarray  # (C,) float64, relative to the best cheap heuristic
-    placement: np.ndarray  # (N,) int64, of the ops of the first problem
+    end: np.ndarray  # (C,) float64, penalised makespan at the end, relative to the best single device
+    best_met: np.ndarray  # (C,) float64, likewise, the best on the way there
+    to_heuristic: np.ndarray  # (C,) float64, the best met relative to the best cheap heuristic
+    placement: np.ndarray  # (N,) int64, the best met, of the ops of the first problem
 
 
 class Learner(Protocol):
@@ -131,6 +135,9 @@ class Learner(Protocol):
     def validate(self, state: TrainState) -> Validation:
         """Judge the present parameters; leaves the state as it is."""
 
+    def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
+        """(C,) what `Validation` calls end and best met, of uniformly random decisions: means over `RANDOM` draws."""
+
     def best_placement(self, state: TrainState, index: int) -> np.ndarray:
         """(N,) best placement of a training problem's ops met so far."""
 
@@ -140,8 +147,8 @@ def prepare(
 ) -> list[Prepared]:
     """Prepare each problem for learning, and report which one it is."""
     prepared = []
-    for name, problem in problems.items():
-        report(f"preparing {name}")
+    for number, (name, problem) in enumerate(problems.items(), 1):
+        report(f"preparing graph {number} of {len(problems)}: {name}")
         prepared.append(one(problem))
     return prepared
 

@@ -32,11 +32,11 @@ from placeto.problem.grouping import Groups, expand, group_ops, join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.config import LearningConfig, TrainConfig
-from placeto.training.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.learners.base import RANDOM, TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.training.learners.replay import Replay, labelled_states
 from placeto.training.losses import normalise
 from placeto.training.ranks import ALONE, Ranks, concatenate
-from placeto.training.rollout import Labels, Rollout, Stopwatch, greedy_pass, rollout
+from placeto.training.rollout import Labels, Rollout, Stopwatch, greedy_pass, random_pass, rollout
 from placeto.training.updates import Scored, advantages, policy_update, supervised_update
 
 GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, spread evenly
@@ -169,10 +169,9 @@ class IterativeLearner:
             state.replay = None  # it is of the supervised stage
             numbers = self._reinforce(state, episodes, makespan, index)
         watch.lap("network")
-        best = makespan.min(0).values.numpy()
         return numbers | {
-            "makespan/train": float(best.mean()),
-            "makespan/train_to_heuristic": float((best / family.heuristic[index]).mean()),
+            "makespan/episode_end": float(makespan[-1].mean()),
+            "makespan/episode_best": float(makespan.min(0).values.mean()),
             "train/learning_rate": lr,
             **seconds(watch, began),
         }
@@ -180,9 +179,9 @@ class IterativeLearner:
     def _reinforce(self, state: TrainState, episodes: Rollout, makespan: Tensor, index: np.ndarray) -> dict[str, float]:
         """A gradient update from episodes of this rank and makespans (T+1, B) of all; `index` (B,) their instances."""
         learning, ranks, policy = self.config.learning, self.ranks, state.policy
-        returns, advantage = advantages(makespan, learning, index, state.history)
+        worth = advantages(makespan, learning, index, state.history)
         mine = ranks.share(len(index))
-        own = normalise(advantage)[:, mine]
+        own = normalise(worth.advantage)[:, mine]
         weight = own.shape[1] / len(index)
 
         def score(minibatch: np.ndarray) -> Iterator[Scored]:
@@ -202,7 +201,7 @@ class IterativeLearner:
             entropy=learning.entropy,
             ranks=ranks,
         )
-        return numbers | {"train/return": float(returns[0].mean())}
+        return numbers | worth.numbers()
 
     def _fitted_states(
         self, state: TrainState, episodes: Rollout, env: EnvConfig, watch: Stopwatch
@@ -234,7 +233,14 @@ class IterativeLearner:
         end = greedy_pass(state.policy, held_out.batch, self.config.env, index, held_out.best_starts)
         groups = held_out.batch.instances[0].groups
         ops = expand(groups, end.best_placement[0, : groups.num_groups])
-        return Validation(end.best, end.best / held_out.heuristic, ops)
+        return Validation(end.makespan, end.best, end.best / held_out.heuristic, ops)
+
+    def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
+        """Makespans (C,) at the end and best met of random passes from the best start, means over some."""
+        batch, starts, random = self.held_out.batch, self.held_out.best_starts, torch.Generator()
+        random.manual_seed(self.config.seed)
+        passes = [random_pass(batch, self.config.env, np.arange(len(starts)), starts, random) for _ in range(RANDOM)]
+        return np.mean([end.makespan for end in passes], 0), np.mean([end.best for end in passes], 0)
 
     def best_placement(self, state: TrainState, index: int) -> np.ndarray:
         """(N,) best placement of a training problem's ops met so far."""

@@ -29,8 +29,8 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import simulate_batch
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
-from placeto.training.learners.base import TrainState, Validation, prepare, seconds, set_learning_rate
-from placeto.training.losses import normalise
+from placeto.training.learners.base import RANDOM, TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.losses import Advantages, normalise
 from placeto.training.ranks import ALONE, Ranks, concatenate
 from placeto.training.rollout import Stopwatch
 from placeto.training.updates import Scored, policy_update
@@ -126,7 +126,8 @@ class OneShotLearner:
         samples, relative = self._sample(state, chosen, watch)
         self._keep_elite(state, chosen, samples, relative)
         state.simulations += relative.size
-        advantage = advantages(relative, learning, chosen.tolist(), state.history).to(self.config.device)
+        worth = advantages(relative, learning, chosen.tolist(), state.history)
+        advantage = worth.advantage.to(self.config.device)
         advantage = normalise(advantage) if learning.normalise else advantage
         lr = set_learning_rate(state.optimizer, learning.lr * (1.0 - done))
         numbers = policy_update(
@@ -140,9 +141,11 @@ class OneShotLearner:
             ranks=ranks,
         )
         watch.lap("network")
-        return numbers | {
-            "makespan/train": float(relative.mean()),
-            "makespan/train_to_heuristic": float((relative.min(1) / family.heuristic[chosen]).mean()),
+        return {
+            **numbers,
+            **worth.numbers(),
+            "makespan/episode_end": float(relative.mean()),
+            "makespan/episode_best": float(relative.mean()),
             "train/learning_rate": lr,
             **seconds(watch, began),
         }
@@ -154,7 +157,18 @@ class OneShotLearner:
         placements = np.concatenate([held_out.expand(i, sample.placement) for i, sample in enumerate(samples)])
         relative = held_out.score(np.arange(len(placements)), placements)
         first = held_out.batch.problems[0].num_ops
-        return Validation(relative, relative / held_out.heuristic, placements[0, :first])
+        return Validation(relative, relative, relative / held_out.heuristic, placements[0, :first])
+
+    def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
+        """Makespans (C,) of random placements of each validation problem, means over some, and once more."""
+        held_out, random = self.held_out, torch.Generator().manual_seed(self.config.seed)
+        drawn = [
+            held_out.expand(i, torch.randint(graph.num_devices, (RANDOM, graph.num_units), generator=random))
+            for i, graph in enumerate(held_out.inputs)
+        ]
+        relative = held_out.score(np.repeat(np.arange(len(drawn)), RANDOM), np.concatenate(drawn))
+        mean = relative.reshape(-1, RANDOM).mean(1)
+        return mean, mean
 
     def best_placement(self, state: TrainState, index: int) -> np.ndarray:
         """(N,) best placement of a training problem's ops met so far."""
@@ -215,8 +229,8 @@ def _policy(state: TrainState) -> OneShotPolicy:
 
 def advantages(
     relative: np.ndarray, config: OneShotLearningConfig, problems: Sequence[int], history: dict[int, Tensor]
-) -> Tensor:
-    """Rewards less their baseline: (B, K) float32, from relative makespans (B, K).
+) -> Advantages:
+    """Rewards, their baseline and advantages: (B, K) float32, from relative makespans (B, K).
 
     With the "quantile" baseline samples below it count for nothing: the risk-seeking policy gradient of Petersen et
     al. 2021 (arXiv 1912.04871), which seeks the best placement, not the best mean.
@@ -229,14 +243,15 @@ def advantages(
     """
     rewards = torch.from_numpy(square_root(relative).astype(np.float32))
     if config.baseline == "quantile":
-        return (rewards - rewards.quantile(config.quantile, 1, keepdim=True)).clamp(min=0)
+        quantile = rewards.quantile(config.quantile, 1, keepdim=True)
+        return Advantages(rewards, rewards, quantile, (rewards - quantile).clamp(min=0))
     mean = rewards.mean(1)
     baseline = mean
     if config.baseline == "moving":
         baseline = torch.stack([history.get(problem, mean[b]) for b, problem in enumerate(problems)])
         for b, problem in enumerate(problems):
             history[problem] = config.decay * baseline[b] + (1.0 - config.decay) * mean[b]
-    return rewards - baseline[:, None]
+    return Advantages(rewards, rewards, baseline[:, None], rewards - baseline[:, None])
 
 
 def scoring(

@@ -1,0 +1,55 @@
+"""How good a policy in training is on the validation problems, beside two controls: untrained, and random decisions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from placeto.formats.gantt import gantt_figure
+from placeto.simulator.schedule import simulate
+from placeto.training.curves import Curves
+from placeto.training.learners.base import Learner, TrainState, Validation
+from placeto.training.ranks import Ranks
+from placeto.training.tags import of_graph
+
+
+def validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) -> dict[str, float]:
+    """Judge the average of the last parameters on the validation problems; the best one is kept.
+
+    Returns the numbers to log. The parameters that are kept are those of the least mean of the best makespans met.
+    """
+    with state.averaged():
+        validation: Validation = ranks.made_by_first(lambda: learner.validate(state))
+    best_met = float(validation.best_met.mean())
+    if best_met < state.best_validation:
+        state.best_validation = best_met
+        state.best_parameters = dict(state.average)
+        if ranks.first:
+            first = next(iter(learner.validation.values()))
+            schedule = simulate(first, validation.placement)
+            curves.picture("schedule/validation", gantt_figure(schedule), state.iteration)
+    curves.distribution("validation/end_distribution", validation.end, state.iteration)
+    ends = zip(learner.validation, validation.end.tolist(), strict=True)
+    return {
+        "validation/end": float(validation.end.mean()),
+        "validation/best_met": best_met,
+        "validation/to_heuristic": float(validation.to_heuristic.mean()),
+        "validation/kept": state.best_validation,
+        **{of_graph(name): end for name, end in ends},
+        **state.controls,
+    }
+
+
+def controls(learner: Learner, state: TrainState, ranks: Ranks) -> dict[str, float]:
+    """What validation says of a policy before it is trained, and of uniformly random decisions, by tag."""
+
+    def judged() -> dict[str, float]:
+        untrained, (end, best_met) = learner.validate(state), learner.validate_random()
+        means: dict[str, np.ndarray] = {
+            "untrained_end": untrained.end,
+            "untrained_best_met": untrained.best_met,
+            "random_end": end,
+            "random_best_met": best_met,
+        }
+        return {f"validation/{name}": float(values.mean()) for name, values in means.items()}
+
+    return ranks.made_by_first(judged)

@@ -1,0 +1,85 @@
+from dataclasses import replace
+
+import numpy as np
+
+from placeto.policies.placeto import PlacetoConfig
+from placeto.simulator.schedule import simulate
+from placeto.training.checkpoint import load_checkpoint, save_checkpoint
+from placeto.training.curves import Curves
+from placeto.training.learners.iterative import IterativeLearner
+from placeto.training.learners.one_shot import OneShotLearner
+from placeto.training.ranks import ALONE
+from placeto.training.trainer import train
+from placeto.training.validation import controls, validate
+from tests.toys import fork_of_chains
+from tests.training.test_learners import one_shot
+from tests.training.test_trainer import config, problems, same
+
+
+def iterative(tmp_path, validation):
+    run = config(tmp_path, policy=PlacetoConfig(hidden=16))
+    return IterativeLearner(run, problems(2), validation, lambda note: None)
+
+
+def test_the_numbers_are_means_of_the_graphs_curves_and_the_best_parameters_are_kept(tmp_path):
+    learner = iterative(tmp_path, problems(3, 10))
+    state = learner.initial_state()
+    state.controls = {"validation/random_end": 0.75}
+    state.average_parameters(0.0)
+    numbers = validate(learner, state, Curves(None), ALONE)
+    ends = [numbers[f"validation/end/{name}"] for name in learner.validation]
+    assert numbers["validation/end"] == np.mean(ends)
+    assert numbers["validation/best_met"] <= numbers["validation/end"]
+    assert numbers["validation/kept"] == numbers["validation/best_met"] == state.best_validation
+    assert numbers["validation/random_end"] == 0.75
+    assert same(state.best_parameters, state.policy.state_dict())
+    state.best_validation = 0.01
+    assert validate(learner, state, Curves(None), ALONE)["validation/kept"] == 0.01
+
+
+def test_random_decisions_are_judged_from_the_same_start(tmp_path):
+    """Where the start is optimal a pass meets nothing better, and moves that hurt are taken back."""
+    learner = iterative(tmp_path, {"fork": fork_of_chains(8, 1)} | problems(1, 10))
+    end, best_met = learner.validate_random()
+    begin = [starts.score[0] for starts in learner.held_out.starts]
+    assert best_met[0] == begin[0]
+    assert (best_met <= begin).all()
+    assert (end >= best_met).all()
+    again = learner.validate_random()
+    assert np.array_equal(end, again[0])
+    assert np.array_equal(best_met, again[1])
+
+
+def test_random_placements_of_whole_graphs_spread_independent_ops_badly_and_one_device_worse(tmp_path):
+    """Eight ops of 10 us on two devices: 40 us is optimal, 80 us is one device, a random one is between them."""
+    learner = OneShotLearner(one_shot(tmp_path), problems(2), {"fork": fork_of_chains(8, 1)}, lambda note: None)
+    end, best_met = learner.validate_random()
+    assert 0.5 < end[0] < 1.0
+    assert np.array_equal(end, best_met)
+
+
+def test_controls_are_of_the_network_before_training(tmp_path):
+    learner = iterative(tmp_path, problems(2, 10))
+    state = learner.initial_state()
+    before = learner.validate(state)
+    found = controls(learner, state, ALONE)
+    assert found["validation/untrained_end"] == before.end.mean()
+    assert found["validation/untrained_best_met"] == before.best_met.mean()
+    first = next(iter(learner.validation.values()))
+    np.testing.assert_allclose(
+        simulate(first, before.placement).makespan_us / first.single_device_us, before.best_met[0]
+    )
+
+
+def test_a_run_that_goes_on_has_the_controls_of_its_beginning(tmp_path):
+    run = one_shot(tmp_path)
+    before = train(run, problems(2), problems(2, 10))
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint["controls"]["validation/untrained_end"] == before["validation/untrained_end"]
+    save_checkpoint(checkpoint | {"controls": {"validation/random_end": 0.5}}, tmp_path)
+    assert train(replace(run, iterations=9), problems(2), problems(2, 10), resume=True)["validation/random_end"] == 0.5
+    older = {name: value for name, value in load_checkpoint(tmp_path).items() if name != "controls"}
+    save_checkpoint(older, tmp_path)
+    found = train(replace(run, iterations=10), problems(2), problems(2, 10), resume=True)
+    assert found["validation/untrained_end"] == before["validation/untrained_end"]
+    assert found["validation/random_end"] == before["validation/random_end"]
