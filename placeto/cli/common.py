@@ -37,7 +37,10 @@ OptionalInt = Annotated[
     ),
 ]
 OptionalFloat = Annotated[float | None, arg(metavar="FLOAT")]
-DispatchOption = Annotated[Literal["fifo", "priority", "list"] | None, arg(metavar="NAME")]
+DispatchOption = Annotated[
+    Literal["fifo", "list", "priority", "earlier-0.02", "earlier-0.05", "earlier-0.2", "1f1b"] | None,
+    arg(metavar="NAME"),
+]
 CostsText = Annotated[str, arg(metavar="NAME|FILE")]
 OutputPath = Annotated[Path | None, arg(name="out", aliases=["-o"], metavar="PATH")]
 

@@ -58,7 +58,7 @@ class Arguments:
     placers: str
     """comma-separated, e.g. placeto,etf,anneal"""
     dispatch: DispatchOption = None
-    """which of its ready ops a device runs next: fifo, priority or list (program order); the cluster's if not given"""
+    """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
     graphs: GraphArguments = ()
     """files, family:split:index, or file.py:function of models to capture, in addition to those of --family"""
     family: OptionalText = None

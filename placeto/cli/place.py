@@ -51,7 +51,7 @@ class Arguments:
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
     dispatch: DispatchOption = None
-    """which of its ready ops a device runs next: fifo, priority or list (program order); the cluster's if not given"""
+    """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
     placer: OptionalText = None
     """a name from `placeto list placers`; the checkpoint's if not given, or placeto, which comes trained"""
     budget: Budget = field(default_factory=BudgetOptions)
@@ -125,7 +125,7 @@ def run(arguments: Arguments) -> None:
         _draw_curve(result, f"{name} on {problem.cluster.name}", placer_name, arguments.curve)
     cluster = problem.cluster
     say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
-    say(f"cluster      {cluster.name}, dispatch {problem.dispatch if result.order is None else 'list'}")
+    say(f"cluster      {cluster.name}, dispatch {result.problem.dispatch if result.order is None else 'list'}")
     say(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
     say(describe(schedule))
     if arguments.report is not None:

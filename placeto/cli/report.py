@@ -48,7 +48,7 @@ class Arguments:
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
     """write the page to this .html file"""
     dispatch: DispatchOption = None
-    """which of its ready ops a device runs next: fifo, priority or list (program order); the file's if not given"""
+    """which ready op a device runs next: fifo, list or a static order such as priority; the file's if not given"""
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     against: AgainstText = AGAINST

@@ -29,7 +29,7 @@ class Arguments:
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
     dispatch: DispatchOption = None
-    """which of its ready ops a device runs next: fifo, priority or list (program order); the file's if not given"""
+    """which ready op a device runs next: fifo, list or a static order such as priority; the file's if not given"""
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     trace: OptionalPath = None
@@ -49,14 +49,19 @@ def run(arguments: Arguments) -> None:
     from placeto.problem.cluster import DISPATCHES
     from placeto.problem.costs import load_costs
     from placeto.problem.fields import within
+    from placeto.problem.graph_checks import NO_MICRO_BATCH
     from placeto.problem.problem import PlacementProblem
     from placeto.problem.units import format_us
     from placeto.simulator.schedule import simulate
 
     names = {
         "fifo": "first ready first served (fifo)",
-        "priority": "longest remaining path first (priority)",
         "list": "in program order (list)",
+        "priority": "longest remaining path first (priority)",
+        "earlier-0.02": "earlier micro-batches first (earlier-0.02)",
+        "earlier-0.05": "earlier micro-batches first (earlier-0.05)",
+        "earlier-0.2": "earlier micro-batches first (earlier-0.2)",
+        "1f1b": "a forward, a backward pass (1f1b)",
     }
     if arguments.plot is not None:
         from placeto.formats.gantt import check_suffix
@@ -73,10 +78,11 @@ def run(arguments: Arguments) -> None:
     say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch}{', the order of the file' if kept else ''}")
     say(describe(schedule))
+    in_micro_batches = bool((graph.micro_batches != NO_MICRO_BATCH).any())
     others = {
         names[dispatch]: simulate(PlacementProblem(graph, cluster, costs, dispatch), placement)
         for dispatch in DISPATCHES
-        if kept or dispatch != problem.dispatch
+        if (kept or dispatch != problem.dispatch) and (dispatch in ("fifo", "list", "priority") or in_micro_batches)
     }
     if own is not None and not kept:
         others["in the order of the file"] = simulate(problem, placement, order=own)

@@ -52,7 +52,7 @@ class Arguments:
     cluster: OptionalText = None
     """a name from `placeto list clusters`, or a cluster file"""
     dispatch: DispatchOption = None
-    """which of its ready ops a device runs next: fifo, priority or list (program order); the cluster's if not given"""
+    """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
     graphs: GraphArguments = ()
     """files, family:split:index, or file.py:function of models to capture, to train on beside those of --family"""
     family: OptionalText = None

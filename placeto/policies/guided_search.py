@@ -19,6 +19,7 @@ from placeto.heuristics.common import Rule
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.part_of_cluster import on_best_part
 from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, begin, round_best, round_to_groups
+from placeto.heuristics.plans import order_chosen_again
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.nesting import Nest
 from placeto.policies.sweeps import GuidedConfig, Sweeper
@@ -94,13 +95,14 @@ class GuidedPlacer:
             evaluator = Evaluator(problem, None, simulations, seconds, began)
             if self._starts(evaluator, seed):
                 random = np.random.default_rng(seed)
-                with on_best_part(evaluator) as inner:
+                with order_chosen_again(evaluator):
+                    with on_best_part(evaluator) as inner:
+                        if inner is not None:
+                            round_best(inner)
+                        self._improve(inner or evaluator, random)
                     if inner is not None:
-                        round_best(inner)
-                    self._improve(inner or evaluator, random)
-                if inner is not None:
-                    round_best(evaluator)
-                    anneal_within(evaluator, random)
+                        round_best(evaluator)
+                        anneal_within(evaluator, random)
             return replace(evaluator.result(), placer="placeto")
 
     def one_pass(self, problem: PlacementProblem, *, seconds: float | None = None, seed: int = 0) -> PlacementResult:

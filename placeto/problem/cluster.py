@@ -34,7 +34,9 @@ from placeto.problem.units import format_bytes
 FORMAT = "placeto.cluster/1"
 TRANSFERS = ("unicast", "broadcast")
 LINKS = ("egress", "pair", "free")
-DISPATCHES = ("fifo", "priority", "list")
+STATIC_ORDERS = ("priority", "earlier-0.02", "earlier-0.05", "earlier-0.2", "1f1b")
+"""Dispatches by a static order of all ops: see `placeto.problem.dispatch`."""
+DISPATCHES = ("fifo", "list", *STATIC_ORDERS)
 BYTES_PER_US = 1e6  # 1 byte/us = 1e6 bytes/s
 
 

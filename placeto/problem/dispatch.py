@@ -5,6 +5,10 @@
   depend on the placement. Links send first what the first of its consumers needs first. A device that has all ops keeps
   to the order of the program among those that are ready: any order takes it as long, and longest path first would run
   all gradients of weights last, and keep what they read until then, recomputed activations too.
+- "earlier-F": as "priority", by the remaining path less F times the work of all earlier micro-batches. Longest path
+  first runs one op for all micro-batches before the next op, so that the next stage waits for all of them.
+- "1f1b": the backward pass first, then the earlier micro-batch, then the longest remaining path: one forward, one
+  backward, as PipeDream's pipelines run (Narayanan et al., SOSP 2019). It holds the fewest activations.
 - "list": each device runs a list strictly in order and waits for its head, as streams and generated programs do; links
   send in the order in which tensors are made. Where no list is given it is the order of the program.
 
@@ -18,11 +22,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.fields import quote
 from placeto.problem.flat import longest_path
 from placeto.problem.gradient_sums import gradient_sums
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import topological_order
+from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH, topological_order
 
 
 class OrderError(ValueError):
@@ -32,18 +37,30 @@ class OrderError(ValueError):
 def priorities(graph: ComputationGraph, dispatch: str, busy_us: np.ndarray) -> np.ndarray:
     """(N,) int64, place of each op in the order of dispatch, 0 first; `busy_us` (N, D) is what it keeps devices busy.
 
-    Under "priority" by longest remaining path, each op at its mean over devices, ties by name; else program order.
+    Under a static order by longest remaining path, each op at its mean over devices, and by micro-batch and pass where
+    the order asks for them; ties by name. Else program order.
     """
-    if dispatch != "priority":
+    if dispatch not in STATIC_ORDERS:
         return np.argsort(graph.topological_order)
     mean = busy_us.mean(axis=1)
-    return np.argsort(np.lexsort((graph.name_rank, -longest_path(graph, mean, mean))))
+    path = longest_path(graph, mean, mean)
+    keys: tuple[np.ndarray, ...] = (-path,)
+    if dispatch != "priority" and (belongs := graph.micro_batches != NO_MICRO_BATCH).any():
+        count = int(graph.micro_batches.max()) + 1
+        if dispatch == "1f1b":
+            forward = np.array([kind not in BACKWARD_PASSES for kind in graph.passes])
+            keys = -path, np.where(belongs, graph.micro_batches, count), forward
+        else:
+            work = mean[belongs].sum() / count  # of one micro-batch
+            share = float(dispatch.removeprefix("earlier-"))
+            keys = (share * work * np.where(belongs, graph.micro_batches, 0) - path,)
+    return np.argsort(np.lexsort((graph.name_rank, *keys)))
 
 
 def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) -> np.ndarray:
     """(N,) int64, the order in which one device alone runs the ops; `priority` (N,) as `priorities` gives it.
 
-    Under "priority" the ready op that stands first in the program goes first; see the module.
+    Under a static order the ready op that stands first in the program goes first; see the module.
     """
     if dispatch == "list":
         return np.argsort(priority)
@@ -56,7 +73,7 @@ def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) ->
 
     def push(op: int) -> None:
         nonlocal count
-        heapq.heappush(ready, (op if dispatch == "priority" else count, op))
+        heapq.heappush(ready, (op if dispatch in STATIC_ORDERS else count, op))
         count += 1
 
     for op in range(graph.num_ops):

@@ -28,6 +28,8 @@ KERNELS = (
 or of tensors with channels as their innermost dimension; a part of a dropout, which GPUs compute in one kernel."""
 PASSES = ("", "forward", "backward", "recomputation", "optimizer")
 """Which part of a step an op belongs to, "" where that is unknown."""
+BACKWARD_PASSES = ("backward", "recomputation")
+"""Passes of what runs once the loss of its micro-batch is known."""
 LABELS = {"dtypes": DEFAULT, "kernels": KERNELS[0], "passes": PASSES[0]}
 """Labels of ops that may be left out, and what they are then."""
 TENSORS = ("parameter", "buffer")

@@ -42,6 +42,7 @@ from placeto.problem.coarsening import (
 )
 from placeto.problem.gradient_sums import together
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import BACKWARD_PASSES
 from placeto.problem.grouping_kernels import Joining, Origins, Reads, find_homes, join_light
 from placeto.problem.problem import PlacementProblem, check_problem
 
@@ -222,7 +223,6 @@ class _Label:
         return self.module, self.base, self.gradient
 
 
-_BACKWARD = ("backward", "recomputation")
 _NAME = re.compile(r"^(?:@(?P<call>\d+))?(?P<backward>/grad)?/(?P<base>[^/]+)$")
 
 
@@ -233,7 +233,7 @@ def _labels(graph: ComputationGraph) -> tuple[_Label, ...]:
         rest = name.removeprefix(module) if module else f"/{name}"
         match = _NAME.match(rest)
         if match:
-            backward = known in _BACKWARD if known else match["backward"] is not None
+            backward = known in BACKWARD_PASSES if known else match["backward"] is not None
             labels.append(_Label(module, int(match["call"] or 0), backward, match["base"]))
         else:
             labels.append(_Label(module, 0, False, name))

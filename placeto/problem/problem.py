@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,17 @@ from placeto.problem.costs import CostModel, with_measured
 from placeto.problem.dispatch import order_alone, priorities
 from placeto.problem.efficiency import EFFICIENCY
 from placeto.problem.fields import INT64_MAX, quote
-from placeto.problem.flat import FlatProblems, concatenated, flatten, longest_path
+from placeto.problem.flat import FIFO, LIST, PRIORITY, FlatProblems, concatenated, flatten, longest_path
 from placeto.problem.flat_sums import path_us
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, OPTIMIZERS, live_bytes
 
 # Resident bytes per parameter byte where a graph doesn't say more: parameter, gradient and Adam's moments.
 PARAM_MULTIPLIER = {"training": 2 + OPTIMIZERS[DEFAULT_OPTIMIZER], "inference": 1}
+_KINDS = {"fifo": FIFO, "list": LIST}
+"""What of a dispatch the kernel reads; all others go by priority."""
+_SHARED = ("resident_bytes", "live_bytes", "op_time", "unmeasured", "busy_us", "lower_bound_us")
+"""What a problem has whatever its dispatch."""
 _SHORTEST_US, _LONGEST_US = 1e-12, 1e18
 """Of a time that is not 0, and of all together (30,000 years): beyond, sums and ratios lose their digits."""
 
@@ -43,7 +47,7 @@ class PlacementProblem:
     graph: ComputationGraph
     cluster: Cluster
     costs: CostModel = EFFICIENCY
-    dispatch: str = ""  # "fifo" | "priority" | "list", see `placeto.problem.dispatch`; "" = the cluster's
+    dispatch: str = ""  # one of `DISPATCHES`, see `placeto.problem.dispatch`; "" = the cluster's
 
     def __post_init__(self) -> None:
         _check_types(self.graph, self.cluster, self.costs)
@@ -143,8 +147,25 @@ class PlacementProblem:
     @cached_property
     def arrays(self) -> FlatProblems:
         """The problem as flat arrays, a batch of one: what the simulator's kernel reads."""
-        memory, dispatch = (self.resident_bytes, self.live_bytes), DISPATCHES.index(self.dispatch)
+        memory, dispatch = (self.resident_bytes, self.live_bytes), _KINDS.get(self.dispatch, PRIORITY)
         return flatten(self.graph, self.cluster, self.op_time, *memory, dispatch, self.priority)
+
+    def under(self, dispatch: str) -> PlacementProblem:
+        """The same problem under another dispatch; made once.
+
+        Raises:
+            ValueError: the dispatch is unknown.
+        """
+        if dispatch not in self._made:
+            self._made[dispatch] = made = replace(self, dispatch=dispatch)
+            shared = {name: vars(self)[name] for name in _SHARED if name in vars(self)}
+            vars(made).update(shared, _made=self._made)
+        return self._made[dispatch]
+
+    @cached_property
+    def _made(self) -> dict[str, PlacementProblem]:
+        """This problem under each dispatch that it was made for."""
+        return {self.dispatch: self}
 
     @cached_property
     def priority(self) -> np.ndarray:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.schedule import PARALLEL_OPS, Schedule, check_placement, in_order, simulate, simulate_batch
 from placeto.simulator.watch import current
 
+_BEST = "_best", "_best_key", "_best_makespan", "_best_order", "_best_dispatch"
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
 
 
@@ -77,6 +79,7 @@ class Evaluator:
         self._best_key = (True, math.inf)  # (exceeds memory, penalised makespan)
         self._best_makespan = math.inf
         self._best_order: np.ndarray | None = None  # (N,)
+        self._best_dispatch = problem.dispatch
         self._best_groups: np.ndarray | None = None  # (G,)
         self._best_groups_score = math.inf
         self._history: list[tuple[int, float, float]] = []
@@ -133,18 +136,30 @@ class Evaluator:
     @contextmanager
     def anew(self) -> Iterator[None]:
         """Within it the best placement is that of those scored within it, afterwards that of all."""
-        before, order, history = self._best, self._best_order, self._history
-        key, makespan = self._best_key, self._best_makespan
+        before, history = _best_of(self), self._history
         self._best, self._best_order, self._history = None, None, []
         self._best_key, self._best_makespan = (True, math.inf), math.inf
         try:
             yield
         finally:
-            if before is not None and key <= self._best_key:
-                self._best, self._best_order, self._history = before, order, history
-                self._best_key, self._best_makespan = key, makespan
-            elif before is not None:
+            if before["_best"] is not None and before["_best_key"] <= self._best_key:
+                vars(self).update(before)
+                self._history = history
+            elif before["_best"] is not None:
                 self._history = [*history, self._history[-1]]
+
+    def reorder(self, dispatch: str) -> None:
+        """Go on under another dispatch; the best placement stays the best under the one that it was scored under.
+
+        `best_groups` is scored anew.
+        """
+        if dispatch == self.problem.dispatch:
+            return
+        self.problem = self.problem.under(dispatch)
+        self._batch = ProblemBatch((self.problem,), self.problem.arrays)
+        if (groups := self._best_groups) is not None:
+            self._best_groups, self._best_groups_score = None, math.inf
+            self.score(groups)
 
     @property
     def progress(self) -> float:
@@ -170,6 +185,11 @@ class Evaluator:
         return self._best
 
     @property
+    def best_dispatch(self) -> str:
+        """Dispatch under which the best placement so far was scored."""
+        return self._best_dispatch
+
+    @property
     def best_score(self) -> float:
         """Penalised makespan of the best placement so far, in microseconds; inf if there is none."""
         return self._best_key[1]
@@ -183,7 +203,8 @@ class Evaluator:
 
     def regroup(self, parts: Groups) -> None:
         """Go on with parts of the groups; `best_groups` becomes the best placement so far that keeps these together."""
-        met = [(self._best, self._best_key[1])] if self._best_order is None else []
+        alike = self._best_order is None and self._best_dispatch == self.problem.dispatch
+        met = [(self._best, self._best_key[1])] if alike else []
         if self._best_groups is not None:
             met.append((self._best_groups[self.groups.group], self._best_groups_score))
         self.groups, self._best_groups, self._best_groups_score = parts, None, math.inf
@@ -213,8 +234,8 @@ class Evaluator:
         inner.simulations, inner._whole, inner._absorbed = self.simulations, self._whole, self.seconds
         inner._chunks.pace = self._chunks.pace
         if self._best is not None and np.isin(self._best, own).all():
-            inner._best, inner._best_key = np.searchsorted(own, self._best), self._best_key
-            inner._best_makespan, inner._best_order = self._best_makespan, self._best_order
+            vars(inner).update(_best_of(self))
+            inner._best = np.searchsorted(own, self._best)
         if self._best_groups is not None and np.isin(self._best_groups, own).all():
             inner._best_groups = np.searchsorted(own, self._best_groups)
             inner._best_groups_score = self._best_groups_score
@@ -223,8 +244,8 @@ class Evaluator:
         if inner._best is not None and (self._best is None or inner._best_key < self._best_key):
             better = [point for point in inner._history[:-1] if point[2] < self._best_makespan]
             self._history += [*better, inner._history[-1]]
-            self._best, self._best_key = own[inner._best], inner._best_key
-            self._best_makespan, self._best_order = inner._best_makespan, inner._best_order
+            vars(self).update(_best_of(inner))
+            self._best = own[inner._best]
         if inner.groups is not self.groups:
             self.regroup(inner.groups)
         if inner._best_groups is not None and inner._best_groups_score < self._best_groups_score:
@@ -297,14 +318,14 @@ class Evaluator:
 
         The fallback's schedule is worked out only to describe it, and is not counted.
         """
-        order = self._best_order
+        order, problem = self._best_order, self.problem.under(self._best_dispatch)
         if self._best is None:
-            schedule = simulate(self.problem, np.full(self.problem.num_ops, busy_us(self.problem).argmin()))
+            schedule = simulate(problem, np.full(problem.num_ops, busy_us(problem).argmin()))
             placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
         else:
             placement, makespan, fits = self._best, self._best_makespan, not self._best_key[0]
         return PlacementResult(
-            placement, makespan, fits, self.simulations, self.seconds, tuple(self._history), self.problem, order=order
+            placement, makespan, fits, self.simulations, self.seconds, tuple(self._history), problem, order=order
         )
 
     def _score_rows(self, placements: np.ndarray) -> np.ndarray:
@@ -335,6 +356,7 @@ class Evaluator:
         if self._best is None or key < self._best_key:
             self._best = np.array(placement, np.int64)
             self._best_key, self._best_makespan, self._best_order = key, makespan_us, order
+            self._best_dispatch = self.problem.dispatch
             self._history.append((self.simulations, self.seconds, makespan_us))
         if order is None and key[1] < self._best_groups_score:
             per_group = np.asarray(placement)[self.groups.first_op]
@@ -342,6 +364,11 @@ class Evaluator:
                 self._best_groups, self._best_groups_score = per_group, key[1]
         if self._watch is not None:
             self._watch.look(self._spent(*self._whole), self._best_key)
+
+
+def _best_of(evaluator: Evaluator) -> dict[str, Any]:
+    """What an evaluator knows of its best placement."""
+    return {name: vars(evaluator)[name] for name in _BEST}
 
 
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:

@@ -21,12 +21,12 @@ class PlacementResult:
     """The best placement that a placer found, and what finding it took."""
 
     placement: np.ndarray  # (N,) int64, device of each op; of sums of gradients the one that lowering gives them
-    makespan_us: float  # what `simulate` gives for it
+    makespan_us: float  # what `simulate` gives for it on `problem`
     fits: bool  # no device exceeds its memory
     simulations: int
     seconds: float
     history: tuple[tuple[int, float, float], ...]  # (simulations, seconds, makespan_us) of each improvement
-    problem: PlacementProblem
+    problem: PlacementProblem  # under the dispatch that was chosen
     placer: str = ""  # its name, where it has one
     order: np.ndarray | None = None  # (N,) the ops in the order that each device must keep; None = by dispatch
     whole_modules: tuple[str, ...] | None = None  # kept whole, as blocks were; None = any module could be divided

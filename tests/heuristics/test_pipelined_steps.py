@@ -29,7 +29,7 @@ GRAPH = chain()
 def test_steps_in_micro_batches_are_placed(placer: str, cluster: str) -> None:
     problem = PlacementProblem(GRAPH, load_cluster(cluster))
     found = load_placer(placer)(problem, simulations=40, seed=0)
-    again = simulate(problem, found.placement, order=found.order)
+    again = simulate(found.problem, found.placement, order=found.order)
     assert again.makespan_us == found.makespan_us
     assert again.placement.tolist() == found.placement.tolist()
     assert problem.lower_bound_us <= found.makespan_us < np.inf

@@ -17,6 +17,7 @@ from placeto.heuristics.list_scheduling import try_etf, try_heft
 from placeto.heuristics.local_search.part_of_cluster import on_best_part, start_on_parts
 from placeto.heuristics.naive import try_fastest, try_roundrobin, try_single
 from placeto.heuristics.partition import try_expert, try_metis
+from placeto.heuristics.plans import order_chosen_again, orders_to_try, try_plans
 from placeto.heuristics.repair import repair
 from placeto.problem.grouping import Groups, cut_groups
 from placeto.problem.problem import PlacementProblem
@@ -54,6 +55,8 @@ def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
     at_work("heuristics")
     began = evaluator.seconds
     _follow_rules(evaluator, CONSTRUCTIVE, seed)
+    if orders_to_try(evaluator.problem):
+        try_plans(evaluator, seed)
     start_on_parts(evaluator, lambda inner: _follow_rules(inner, ON_PARTS, seed), evaluator.seconds - began)
     round_best(evaluator)
     return evaluator.best_groups
@@ -109,11 +112,12 @@ def follow(method: Method, evaluator: Evaluator, seed: int) -> None:
     if evaluator.problem.num_devices > 1 and score < math.inf and not evaluator.exhausted:
         at_work("search")
         random = np.random.default_rng(seed)
-        with on_best_part(evaluator) as inner:
+        with order_chosen_again(evaluator):
+            with on_best_part(evaluator) as inner:
+                if inner is not None:
+                    round_best(inner)
+                    method(inner, inner.best_groups[0], random)
             if inner is not None:
-                round_best(inner)
-                method(inner, inner.best_groups[0], random)
-        if inner is not None:
-            round_best(evaluator)
-        if not evaluator.exhausted:
-            method(evaluator, evaluator.best_groups[0], random)
+                round_best(evaluator)
+            if not evaluator.exhausted:
+                method(evaluator, evaluator.best_groups[0], random)

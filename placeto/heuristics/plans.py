@@ -1,0 +1,226 @@
+"""Plans that people run by hand, for steps in micro-batches: stages of contiguous layers, each on several replicas.
+
+One stage is data parallelism, one replica a pipeline. After PipeDream (Narayanan et al., SOSP 2019) and GPipe (Huang et
+al., NeurIPS 2019). A stage's share of the work follows from the speed of its devices, a replica's share of the
+micro-batches from its own.
+
+Legend: N ops, D devices, P stages, R replicas of each, M micro-batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from placeto.heuristics.common import device_speeds, run
+from placeto.problem.cluster import STATIC_ORDERS
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+
+_ON_ORDERS = 0.02  # of what is left after the starts
+FIRST_ORDERS = ("priority", "earlier-0.02")
+"""Orders under which all plans are tried; the best placement so far is then tried under all others."""
+
+
+def pipeline(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """Stages of contiguous layers on replicas: the best plan and order for a step in micro-batches."""
+    return run(try_plans, problem, simulations, seconds, seed)
+
+
+def try_plans(evaluator: Evaluator, seed: int) -> None:
+    """The rule behind `pipeline`: all plans under the likeliest orders, and the best of all placements under each.
+
+    Then borders of the best plan's stages move, a layer at a time, as long as that helps. The evaluator goes on under
+    the order of the best placement. Where there are no micro-batches, or the problem's dispatch is no static order,
+    the order stays.
+    """
+    problem = evaluator.problem
+    decided = orders_to_try(problem)
+    plans = [Plan.balanced(problem, stages, by_stage) for stages, by_stage in _shapes(problem)]
+    best, least = plans[0], math.inf
+    for order in [name for name in FIRST_ORDERS if name in decided] or [problem.dispatch]:
+        evaluator.reorder(order)
+        for plan in plans:
+            if not evaluator.exhausted and (score := evaluator.score_ops(plan.placement(problem))) < least:
+                best, least = plan, score
+    choose_order(evaluator)
+    if not evaluator.exhausted:
+        _move_borders(evaluator, best, evaluator.score_ops(best.placement(problem)))
+        choose_order(evaluator)
+
+
+def _move_borders(evaluator: Evaluator, plan: Plan, score: float) -> None:
+    """Move borders of stages by a layer, the best first met, until none helps."""
+    better = True
+    while better and not evaluator.exhausted:
+        better = False
+        for border in range(len(plan.borders)):
+            for step in (-1, 1):
+                moved = plan.moved(border, step)
+                if moved is not None and (after := evaluator.score_ops(moved.placement(evaluator.problem))) < score:
+                    plan, score, better = moved, after, True
+
+
+def orders_to_try(problem: PlacementProblem) -> tuple[str, ...]:
+    """Orders among which a search chooses: none where there are no micro-batches, or another dispatch is asked for."""
+    several = num_micro_batches(problem.graph) > 1
+    return STATIC_ORDERS if several and problem.dispatch in STATIC_ORDERS and problem.num_devices > 1 else ()
+
+
+def choose_order(evaluator: Evaluator) -> None:
+    """Simulate the best placement under each order that it was not found under; go on under the best."""
+    best = evaluator.best
+    if best is None:
+        return
+    found = evaluator.best_dispatch
+    for order in orders_to_try(evaluator.problem):
+        if order != found and not evaluator.exhausted:
+            evaluator.reorder(order)
+            evaluator.score_ops(best)
+    evaluator.reorder(evaluator.best_dispatch)
+
+
+@contextmanager
+def order_chosen_again(evaluator: Evaluator) -> Iterator[None]:
+    """Within it the budget is less a small share, for which the best placement is then simulated under each order."""
+    if not orders_to_try(evaluator.problem):
+        yield
+        return
+    with evaluator.limited_to(1.0 - _ON_ORDERS):
+        yield
+    choose_order(evaluator)
+
+
+def num_micro_batches(graph: ComputationGraph) -> int:
+    """M, 1 where the graph has no micro-batches."""
+    return max(1, int(graph.micro_batches.max(initial=NO_MICRO_BATCH)) + 1)
+
+
+def _shapes(problem: PlacementProblem) -> list[tuple[int, bool]]:
+    """Numbers of stages, and whether replicas of a stage are neighbours or the stages of a replica are."""
+    devices, found = problem.num_devices, []
+    for stages in range(1, devices + 1):
+        replicas = devices // stages
+        if devices % stages == 0 and replicas <= num_micro_batches(problem.graph):
+            found += [(stages, True)] if 1 in (stages, replicas) else [(stages, True), (stages, False)]
+    return found
+
+
+@dataclass(frozen=True)
+class Plan:
+    """P stages on D / P replicas each."""
+
+    stages: int
+    by_stage: bool  # replicas of a stage are neighbours, else the stages of a replica are
+    borders: tuple[int, ...]  # (P-1,) first layer of each stage but the first
+    num_layers: int
+
+    @classmethod
+    def balanced(cls, problem: PlacementProblem, stages: int, by_stage: bool) -> Plan:
+        """Stages whose work, by the speed of their devices, is as equal as whole layers allow."""
+        _, work = layers(problem)
+        speed = device_speeds(problem)[_devices(problem, stages, by_stage)].sum(axis=1)
+        low, high = float(work.sum() / speed.sum()), float(work.sum() / speed.min())
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (low, middle) if _filled(work, speed * middle)[1] else (middle, high)
+        return cls(stages, by_stage, _filled(work, speed * high)[0], len(work))
+
+    def moved(self, border: int, step: int) -> Plan | None:
+        """With a border moved by some layers; None where a stage would lose its last."""
+        borders = list(self.borders)
+        borders[border] += step
+        if any(a >= b for a, b in itertools.pairwise([0, *borders, self.num_layers])):
+            return None
+        return replace(self, borders=tuple(borders))
+
+    def placement(self, problem: PlacementProblem) -> np.ndarray:
+        """(N,) devices of the ops.
+
+        Parameters, and what belongs to no micro-batch, are spread over the replicas of their stage by their bytes.
+        """
+        graph, device = problem.graph, _devices(problem, self.stages, self.by_stage)
+        speed = device_speeds(problem)[device]  # (P, R)
+        stage = np.searchsorted(self.borders, layers(problem)[0], side="right")
+        dealt = np.array([_deal(num_micro_batches(graph), of) for of in speed])  # (P, M) replica of each micro-batch
+        placement = device[stage, dealt[stage, np.maximum(graph.micro_batches, 0)]]
+        load, homes = np.zeros(speed.shape), {}
+        free = graph.micro_batches == NO_MICRO_BATCH
+        for op in graph.topological_order[free[graph.topological_order]].tolist():
+            key = (int(graph.colocation[op]), -1) if graph.colocation[op] >= 0 else (-1, op)
+            if key not in homes:
+                replica = int(load[stage[op]].argmin())
+                load[stage[op], replica] += graph.param_bytes[op] + 1
+                homes[key] = device[stage[op], replica]
+            placement[op] = homes[key]
+        for op in np.flatnonzero(graph.colocation >= 0).tolist():
+            placement[op] = homes.setdefault((int(graph.colocation[op]), -1), placement[op])
+        return placement
+
+
+def _devices(problem: PlacementProblem, stages: int, by_stage: bool) -> np.ndarray:
+    """(P, R) device of each replica."""
+    number, replicas = np.arange(problem.num_devices), problem.num_devices // stages
+    return number.reshape(stages, replicas) if by_stage else number.reshape(replicas, stages).T
+
+
+def _filled(work: np.ndarray, room: np.ndarray) -> tuple[tuple[int, ...], bool]:
+    """Borders of stages that take layers one after another while they have room, a layer at least; whether all fit."""
+    borders, layer, stages = [], 0, len(room)
+    for stage in range(stages):
+        taken, last = 0.0, len(work) - (stages - 1 - stage)
+        first = layer
+        while layer < last and (layer == first or taken + work[layer] <= room[stage]):
+            taken += work[layer]
+            layer += 1
+        borders.append(layer)
+    return tuple(borders[:-1]), layer == len(work) and bool(taken <= room[-1])
+
+
+def _deal(count: int, speed: np.ndarray) -> np.ndarray:
+    """(M,) the replica of each micro-batch: the one that would be done with it first."""
+    done, dealt = np.zeros(len(speed)), np.empty(count, np.int64)
+    for micro_batch in range(count):
+        dealt[micro_batch] = replica = int(((done + 1) / speed).argmin())
+        done[replica] += 1
+    return dealt
+
+
+@lru_cache(maxsize=16)
+def layers(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) the layer that each op belongs to, and the work of each layer, in microseconds of all micro-batches.
+
+    Layers are modules in the order in which the forward pass calls them first. What stands in no module goes with the
+    last layer that it reads from, in the backward pass with the first; parameters go with their first user; cached.
+    """
+    graph, busy = problem.graph, problem.busy_us.mean(axis=1)
+    backward = [kind in BACKWARD_PASSES for kind in graph.passes]
+    order, modules = graph.topological_order.tolist(), graph.modules
+    number: dict[str, int] = {}
+    for op in order:
+        if modules[op] and busy[op] > 0.0 and not backward[op]:
+            number.setdefault(modules[op], len(number))
+    where = [number.get(module, -1) for module in modules]
+    producers: list[list[int]] = [[] for _ in order]
+    consumers: list[list[int]] = [[] for _ in order]
+    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
+        producers[dst].append(src)
+        consumers[src].append(dst)
+    for op in order:
+        if where[op] < 0 and (near := [where[p] for p in producers[op] if where[p] >= 0]):
+            where[op] = min(near) if backward[op] else max(near)
+    for op in reversed(order):
+        if where[op] < 0 or graph.op_types[op] == "parameter":
+            where[op] = min((where[c] for c in consumers[op] if where[c] >= 0), default=0)
+    layer = np.array(where, np.int64)
+    return layer, np.bincount(layer, weights=busy, minlength=len(number))

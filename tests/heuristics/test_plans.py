@@ -1,0 +1,114 @@
+"""Stages on replicas, and the order in which steps in micro-batches run."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from placeto.capture.trace import capture_training
+from placeto.heuristics.plans import Plan, choose_order, layers, pipeline, try_plans
+from placeto.placers import load_placer
+from placeto.problem.cluster import STATIC_ORDERS
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator
+from placeto.simulator.schedule import simulate
+
+LAYERS, BATCH = 8, 16384
+
+
+def chain(micro_batches: int, width: int = 1024) -> ComputationGraph:
+    with torch.device("meta"):
+        module, x = (
+            nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(LAYERS))),
+            torch.empty(BATCH, width),
+        )
+    return capture_training(module, [x], lambda y: y.square().mean(), micro_batches=micro_batches)
+
+
+GRAPH = chain(8)
+
+
+def test_layers_follow_the_forward_pass() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
+    layer, work = layers(problem)
+    assert len(work) == LAYERS + 1  # and the loss
+    for op, module in enumerate(GRAPH.modules):
+        if module.isdigit():
+            assert layer[op] == int(module)
+    assert work.sum() == pytest.approx(problem.busy_us.mean(axis=1).sum())
+
+
+def test_a_plan_divides_layers_by_stage_and_micro_batches_by_replica() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
+    plan = Plan.balanced(problem, stages=2, by_stage=True)
+    assert plan.borders == (LAYERS // 2,)
+    placement, layer = plan.placement(problem), layers(problem)[0]
+    assert (placement // 2 == (layer >= plan.borders[0])).all()
+    for micro_batch in range(8):
+        used = {int(device) % 2 for device in placement[GRAPH.micro_batches == micro_batch]}
+        assert used == {micro_batch % 2}
+    across = Plan.balanced(problem, stages=2, by_stage=False).placement(problem)
+    assert (across % 2 == (layer >= plan.borders[0])).all()
+    for colour in set(GRAPH.colocation[GRAPH.colocation >= 0].tolist()):
+        assert len(set(placement[GRAPH.colocation == colour].tolist())) == 1
+
+
+def test_faster_devices_get_more_layers_and_more_micro_batches() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("2xv100+2xp100"))
+    load = np.bincount(Plan.balanced(problem, 1, True).placement(problem)[GRAPH.micro_batches >= 0])
+    assert load[0] == load[1] > load[2] == load[3] > 0
+    (border,) = Plan.balanced(problem, 2, True).borders
+    assert border > LAYERS // 2
+    assert Plan.balanced(problem, 2, True).moved(0, -border) is None
+    moved = Plan.balanced(problem, 2, True).moved(0, 1)
+    assert moved is not None
+    assert moved.borders == (border + 1,)
+
+
+def test_plans_and_orders_are_chosen_by_simulation() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("2x4xv100"))
+    found = pipeline(problem)
+    every = [
+        simulate(problem.under(order), Plan.balanced(problem, stages, by_stage).placement(problem)).makespan_us
+        for order in ("priority", "earlier-0.02")
+        for stages, by_stage in ((1, True), (2, True), (2, False), (4, True), (4, False), (8, True))
+    ]
+    assert found.makespan_us <= min(every)
+    assert found.schedule().makespan_us == found.makespan_us
+    orders = [simulate(problem.under(order), found.placement).makespan_us for order in STATIC_ORDERS]
+    assert found.makespan_us == min(orders) == orders[STATIC_ORDERS.index(found.problem.dispatch)]
+
+
+def test_an_order_that_is_asked_for_stays() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("4xv100"), dispatch="fifo")
+    for placer in ("pipeline", "multilevel"):
+        assert load_placer(placer)(problem, simulations=50).problem.dispatch == "fifo"
+
+
+def test_searches_choose_the_order_again_at_their_end() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("2x4xv100"))
+    for placer in ("multilevel", "placeto"):
+        found = load_placer(placer)(problem, simulations=200)
+        assert found.simulations <= 200
+        assert found.schedule().makespan_us == found.makespan_us <= pipeline(problem).makespan_us
+        orders = [simulate(problem.under(order), found.placement).makespan_us for order in STATIC_ORDERS]
+        assert found.makespan_us == min(orders)
+
+
+def test_an_evaluator_goes_on_under_the_order_of_the_best() -> None:
+    evaluator = Evaluator(PlacementProblem(GRAPH, load_cluster("4xv100")))
+    try_plans(evaluator, 0)
+    assert evaluator.problem.dispatch == evaluator.best_dispatch
+    before = evaluator.best_score
+    choose_order(evaluator)
+    assert evaluator.best_score == before
+
+
+def test_a_budget_holds() -> None:
+    problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
+    for simulations in (0, 1, 3, 9):
+        assert pipeline(problem, simulations=simulations).simulations <= simulations
+    single = PlacementProblem(chain(1), load_cluster("4xv100"))
+    assert pipeline(single).simulations == 1 + 2 * 3 or pipeline(single).problem is single
