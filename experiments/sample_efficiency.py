@@ -40,7 +40,6 @@ from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.descents import climb
 from placeto.heuristics.naive import try_single
 from placeto.placers import LEARNED
-from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
@@ -48,13 +47,11 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import (
     PAPER_LEARNING,
-    PAPER_ONE_SHOT_LEARNING,
     AnyTrainConfig,
     LearningConfig,
-    OneShotTrainConfig,
     TrainConfig,
-    default_config,
 )
+from placeto.training.recipes import PAPERS, recipe_config
 from placeto.training.trainer import pretrained_config
 
 SEARCHES = {"hillclimb": climb, "anneal": annealing}
@@ -89,7 +86,7 @@ class SampleConfig:
     clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("2xv100", "4xv100")
     """to place on"""
     placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(LEARNED)
-    """learned placers, seq2seq-paper for the recipe of its paper, LABEL=CHECKPOINT to fine-tune"""
+    """learned placers, "-paper" behind the name for the recipe of its paper, LABEL=CHECKPOINT to fine-tune"""
     reference: str = "seq2seq"
     """whose best sets target (b)"""
     within: float = 0.02
@@ -112,10 +109,9 @@ def recipe(placer: str, out: str, problem: PlacementProblem) -> tuple[AnyTrainCo
     if checkpoint:
         tuning = pretrained_config(checkpoint, load_checkpoint(checkpoint), out)
         return replace(tuning, learning=replace(tuning.learning, graphs=1)), checkpoint  # type: ignore[arg-type]
-    if label == "seq2seq-paper":
-        paper = Seq2SeqConfig(units="paper", feedback=False)
-        return OneShotTrainConfig(out, policy=paper, learning=replace(PAPER_ONE_SHOT_LEARNING, graphs=1)), None
-    config = default_config(label, out)
+    name = label.removesuffix("-paper")
+    by_paper = name != label and name in PAPERS
+    config = recipe_config(name if by_paper else label, "paper" if by_paper else "ours", out)
     if isinstance(config.policy, PlacetoPaperConfig):
         learning = replace(PAPER_LEARNING, graphs=1, starts="single")
         return replace(config, learning=learning, policy=PlacetoPaperConfig(devices=problem.num_devices)), None

@@ -28,6 +28,7 @@ LEARNED = {
     "seq2seq": "An LSTM with attention reads all groups, then names a device for each in turn; needs a checkpoint.",
     "grouper": "One network groups the ops, a sequence-to-sequence network places the groups; needs a checkpoint.",
     "gdp": "GraphSAGE and a Transformer-XL over segments place all ops at once; needs a checkpoint.",
+    "mlp": "A control: one small network places each group by its own features, without graph; needs a checkpoint.",
 }
 
 

@@ -29,8 +29,9 @@ from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import FILE_NAME, load_checkpoint
-from placeto.training.config import AnyTrainConfig, check_config, default_config
+from placeto.training.config import AnyTrainConfig, check_config
 from placeto.training.ranks import Ranks
+from placeto.training.recipes import RecipeName, recipe_config
 from placeto.training.trainer import pretrained_config, train
 
 _PROFILE_SECONDS = 5.0
@@ -62,6 +63,8 @@ class Arguments:
     checkpoint: OptionalPath = None
     """begin with the parameters, and the policy settings, of this checkpoint or run directory: fine-tuning, by default
     without warm-up"""
+    recipe: RecipeName = "ours"
+    """settings not given here: ours, or those of the placer's paper, of seq2seq, grouper, gdp"""
     resume: bool = False
     """go on from the checkpoint in --out"""
     reward: Literal["simulated", "measured"] = "simulated"
@@ -73,11 +76,14 @@ class Arguments:
 
 
 def defaults(arguments: Sequence[str]) -> Arguments:
-    """What is trained unless told otherwise: it depends on --placer and on --checkpoint."""
+    """What is trained unless told otherwise: it depends on --placer, --recipe and --checkpoint."""
     placer, checkpoint = _value(arguments, "--placer"), _value(arguments, "--checkpoint")
+    recipe: Any = "paper" if _value(arguments, "--recipe") == "paper" else "ours"
     missing: Any = MISSING
     if checkpoint is None:
-        return Arguments(default_config(placer or "placeto", missing))
+        return Arguments(recipe_config(placer or "placeto", recipe, missing), recipe=recipe)
+    if recipe == "paper":
+        raise UsageError("--recipe paper: what begins with --checkpoint has its settings; leave out one of the two")
     config = pretrained_config(checkpoint, load_checkpoint(checkpoint), missing)
     if placer not in (None, config.placer):
         raise UsageError(f"--checkpoint {checkpoint}: holds the placer {config.placer!r}, not {placer!r}")

@@ -55,3 +55,21 @@ REWARDS: dict[str, Callable[[Tensor], Tensor]] = {
 def square_root(relative: np.ndarray) -> np.ndarray:
     """Minus the square root of the makespan of a whole placement: Mirhoseini et al. 2017, section 3.1."""
     return -np.sqrt(relative)
+
+
+def logarithm(relative: np.ndarray) -> np.ndarray:
+    """Minus the logarithm of the makespan of a whole placement: a per cent less is worth as much everywhere."""
+    return -np.log(relative)
+
+
+def linear(relative: np.ndarray) -> np.ndarray:
+    """Minus the makespan of a whole placement."""
+    return -relative
+
+
+PLACEMENT_REWARDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sqrt": square_root,
+    "log": logarithm,
+    "linear": linear,
+}
+"""Name -> reward of each whole placement."""

@@ -53,5 +53,6 @@ POLICIES = {
     "seq2seq": PolicyEntry("one-shot", "one_shot.seq2seq", "Seq2Seq", _SAMPLING),
     "grouper": PolicyEntry("one-shot", "one_shot.grouper", "Grouper", _SAMPLING),
     "gdp": PolicyEntry("one-shot", "one_shot.gdp", "Gdp", _SAMPLING),
+    "mlp": PolicyEntry("one-shot", "one_shot.mlp", "Mlp", _SAMPLING),
 }
 """Name -> policy. Its sentence for `placeto list placers` stands in `placeto.placers.LEARNED`."""

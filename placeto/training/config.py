@@ -12,13 +12,14 @@ from placeto.policies import POLICIES
 from placeto.policies.guided_search import GuidedConfig
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.policies.one_shot.grouper import GrouperConfig
+from placeto.policies.one_shot.mlp import MlpConfig
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.training.settings import ConfigError, check_settings
 
 IterativeConfig = PlacetoConfig | PlacetoPaperConfig
-OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig
+OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig | MlpConfig
 
 
 @dataclass(frozen=True)
@@ -120,14 +121,23 @@ class OneShotLearningConfig:
     algorithm: Literal["ppo", "reinforce"] = "ppo"
     """Proximal policy optimisation, or REINFORCE, as in the first papers."""
     lr: float = 1e-3
-    """Learning rate, falling to zero."""
+    """Learning rate."""
+    falling: bool = True
+    """Whether learning rate and entropy bonus fall to zero."""
     graphs: int = 4
     """Graphs of an iteration."""
     samples: int = 16
     """Placements of each graph of an iteration."""
-    baseline: Literal["moving", "samples", "quantile"] = "samples"
-    """Reward baseline: moving average over earlier rounds of the graph, mean over the samples of this one, or their
-    upper quantile, below which samples teach nothing."""
+    reward: Literal["sqrt", "log", "linear"] = "sqrt"
+    """Minus the square root of the makespan, its logarithm, or the makespan, relative to the best single device."""
+    failed: float | None = None
+    """Reward of a placement that doesn't fit into memory, from which the moving baseline begins too; none = the
+    makespan counts more the less it fits."""
+    failures: int | None = None
+    """Iterations after which placements that don't fit teach nothing; none = they always do."""
+    baseline: Literal["moving", "trials", "samples", "quantile"] = "samples"
+    """Reward baseline: moving average over earlier rounds of the graph, mean over all its earlier rounds, over the
+    samples of this one, or their upper quantile, below which samples teach nothing."""
     quantile: float = 0.75
     """Which quantile: 0.75 learns from the best quarter."""
     decay: float = 0.8
@@ -141,7 +151,7 @@ class OneShotLearningConfig:
     minibatch: int = 2
     """Graphs that go into one gradient step of PPO."""
     entropy: float = 0.02
-    """Weight of the entropy bonus, falling to zero."""
+    """Weight of the entropy bonus."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm."""
     average: float = 0.0
@@ -149,10 +159,6 @@ class OneShotLearningConfig:
     soften: float = 1.0
     """Temperature by which the logits of a checkpoint to begin with are divided: a trained policy is too sure of its
     choices to try others."""
-
-
-PAPER_ONE_SHOT_LEARNING = OneShotLearningConfig(algorithm="reinforce", baseline="moving", normalise=False, entropy=0.0)
-"""The recipe of Mirhoseini et al. 2017: REINFORCE, square root of the run time, moving average as reward baseline."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +219,7 @@ ONE_SHOT_LEARNING = {
     "seq2seq": OneShotLearningConfig(samples=32),
     "grouper": OneShotLearningConfig(),
     "gdp": OneShotLearningConfig(samples=64, entropy=0.05),  # samples take hardly any time
+    "mlp": OneShotLearningConfig(samples=64, entropy=0.05),
 }
 """Recipes of the one-shot placers."""
 FINE_TUNING: dict[str, dict[str, Any]] = {
@@ -237,10 +244,14 @@ _RANGES: dict[str, tuple[float, float]] = {
     "learning.max_grad_norm": (0.0, 1e6),
     "learning.quantile": (0.0, 0.999),
     "learning.decay": (0.0, 0.999),
+    "learning.failed": (-1e9, 0.0),
+    "learning.failures": (0, 1e18),
     "learning.replay": (0, 1e9),
     "policy.hidden": (1, 65_536),
     "policy.rounds": (0, 100),
-    "policy.layers": (1, 100),
+    "policy.layers": (0, 100),
+    "policy.bound": (0.0, 1e6),
+    "policy.temperature": (1e-6, 1e6),
     "policy.groups": (1, 65_536),
     "policy.max_devices": (1, 65_536),
     "policy.devices": (1, 65_536),
@@ -329,7 +340,7 @@ def _check_iterative(config: TrainConfig) -> None:
 
 def _check_one_shot(config: OneShotTrainConfig) -> None:
     learning, policy = config.learning, config.policy
-    if learning.baseline != "moving" and learning.samples < 2:
+    if learning.baseline in ("samples", "quantile") and learning.samples < 2:
         raise ConfigError(f"learning.samples must be at least 2 here, not {learning.samples}")
     _check_widths(policy)
 

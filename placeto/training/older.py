@@ -12,7 +12,7 @@ from typing import Any
 
 _GONE = "pair_messages.", "shortcut."
 _SEARCH_GONE = "levels", "timed_levels"  # sweeps join other groups now
-_ONE_SHOT_BUILT_IN = {"warmup": 0.0, "imitate_best": 0.0, "reward": "sqrt"}
+_ONE_SHOT_BUILT_IN = {"warmup": 0.0, "imitate_best": 0.0}
 
 
 class OlderError(ValueError):

@@ -78,6 +78,24 @@ def test_help_of_train_shows_the_policy_of_the_placer(capsys: pytest.CaptureFixt
     assert "learned placers: placeto, placeto-paper, seq2seq" in fails(capsys, "train", "--placer", "foo")
 
 
+def test_the_recipe_of_a_paper_gives_the_settings_that_are_not_given(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (graph_file, "--cluster", "2xv100", "--recipe", "paper")
+    small = ("--iterations", "1", "--policy.hidden", "16", "--learning.samples", "3")
+    assert run("train", *options, "--placer", "seq2seq", "--out", tmp_path / "run", *small) == 0
+    made = load_checkpoint(tmp_path / "run")["config"]
+    kept = {"samples": 3, "algorithm": "reinforce", "baseline": "moving", "failed": -10.0, "falling": False}
+    assert kept.items() <= made["learning"].items()
+    assert made["policy"] == {"units": "paper", "hidden": 16, "feedback": False, "max_devices": 8}
+    capsys.readouterr()
+    says = fails(capsys, "train", *options, "--placer", "placeto", "--out", tmp_path / "other")
+    assert "recipe paper: placer 'placeto' has none; seq2seq, grouper, gdp, mlp, placeto-paper have" in says
+    says = fails(capsys, "train", *options, "--checkpoint", tmp_path / "run", "--out", tmp_path / "other")
+    assert "--recipe paper: what begins with --checkpoint has its settings" in says
+    assert "--recipe" in fails(capsys, "train", *options[:-1], "others", "--out", tmp_path / "other")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

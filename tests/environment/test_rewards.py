@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.environment.rewards import REWARDS, at_the_end, best_so_far, improvement, square_root
+from placeto.environment.rewards import PLACEMENT_REWARDS, REWARDS, at_the_end, best_so_far, improvement
 
 EPISODE = torch.tensor([[1.0, 1.0], [1.3, 0.7], [0.9, 0.9], [0.95, 0.6]])
 
@@ -28,4 +28,5 @@ def test_each_is_of_every_move():
 
 
 def test_shorter_placements_are_worth_more():
-    assert square_root(np.array([0.25, 1.0])).tolist() == [-0.5, -1.0]
+    worth = {name: reward(np.array([0.25, 1.0])).tolist() for name, reward in PLACEMENT_REWARDS.items()}
+    assert worth == {"sqrt": [-0.5, -1.0], "log": [pytest.approx(np.log(4.0)), 0.0], "linear": [-0.25, -1.0]}

@@ -18,6 +18,7 @@ from experiments.sample_efficiency import (
 from placeto.evaluation.comparison import Row, load_rows
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.training.config import ONE_SHOT_LEARNING, OneShotTrainConfig
+from placeto.training.recipes import PAPERS, recipe_config
 from placeto.training.trainer import train
 
 
@@ -108,6 +109,16 @@ def test_searches_begin_on_one_device() -> None:
     count, _, us = found["history"][0]
     assert (count, us * found["relative"] / found["makespan_us"]) == (1, 1.0)
     assert found["simulations"] == 30
+
+
+def test_recipes_of_papers_are_known_by_their_suffix() -> None:
+    labels = ("seq2seq-paper", "grouper-paper", "gdp-paper", "mlp-paper", "mlp")
+    config = SampleConfig(families=("ptb",), clusters=("2xv100",), placers=labels, seeds=1)
+    for run, label in plan(config).items():
+        name = run.config.placer
+        expected = PAPERS[name] if label != name else recipe_config(name, "ours", "")
+        assert run.config.policy == expected.policy
+        assert run.config.learning == replace(expected.learning, graphs=1)  # type: ignore[arg-type]
 
 
 def test_a_run_for_each_graph_cluster_placer_and_seed() -> None:

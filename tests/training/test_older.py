@@ -33,16 +33,22 @@ def test_the_network_with_messages_between_pairs_is_refused_in_one_sentence(tmp_
 
 
 def test_configs_of_today_are_left_as_they_are() -> None:
-    for placer in ("placeto", "placeto-paper", "seq2seq", "gdp"):
+    for placer in ("placeto", "placeto-paper", "seq2seq", "gdp", "mlp"):
         config = asdict(default_config(placer, "out"))
         assert modern(placer, config) == config
 
 
 def test_one_shot_learning_by_imitation_stays_to_be_refused_where_a_run_goes_on() -> None:
     learning = asdict(default_config("gdp", "out"))["learning"]
-    gone = {"teacher": 300, "warmup_lr": 2e-3, "imitate_best": 0.0, "reward": "sqrt"}
+    gone = {"teacher": 300, "warmup_lr": 2e-3, "imitate_best": 0.0}
     assert modern("gdp", {"learning": learning | gone | {"warmup": 0.0}})["learning"] == learning
     assert modern("gdp", {"learning": learning | gone | {"warmup": 0.5}})["learning"]["warmup"] == 0.5
+
+
+def test_a_one_shot_run_of_before_goes_on_with_its_reward() -> None:
+    """Rewards were a setting before, then the square root was built in."""
+    learning = asdict(default_config("gdp", "out"))["learning"] | {"teacher": 300, "warmup": 0.0, "warmup_lr": 2e-3}
+    assert modern("gdp", {"learning": learning | {"reward": "log"}})["learning"]["reward"] == "log"
 
 
 def test_older_checkpoints_were_made_with_roofline() -> None:

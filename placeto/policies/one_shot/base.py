@@ -9,11 +9,12 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from placeto.policies.base import PolicyError
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
-from placeto.policies.one_shot.layers import DeviceHead, gumbel_noise
+from placeto.policies.one_shot.layers import DeviceHead, gumbel_noise, log_prob_and_entropy
 from placeto.policies.one_shot.randomness import Randomness
 
 Noise = tuple[Tensor, ...]
@@ -83,3 +84,26 @@ class OneShotPolicy(nn.Module):
                 f"the policy was made for {self.max_devices} devices at most, the cluster has {graph.num_devices}: "
                 "train with a larger policy.max_devices"
             )
+
+
+class IndependentPolicy(OneShotPolicy):
+    """Decides about every unit by itself, given the logits (U, D) of one forward pass over the graph."""
+
+    @torch.no_grad()
+    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
+        """Placements from one forward pass a graph."""
+        samples = []
+        for graph, (each,) in zip(graphs, noise, strict=True):
+            logits = self(graph)
+            action = (logits + each).argmax(-1)
+            samples.append(Sample(action, log_prob_and_entropy(logits, action)[0], action))
+        return samples
+
+    def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
+        """A number for each unit and device."""
+        return ((graph.num_units, graph.num_devices),)
+
+    def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities (K, U) and mean entropies (K,), from one forward pass."""
+        log_prob, entropy = log_prob_and_entropy(self(graph), action)
+        return log_prob, entropy.mean(-1)

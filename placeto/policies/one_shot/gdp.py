@@ -5,21 +5,20 @@ topological order, in segments; superposition lets one set of parameters serve m
 go along and against the arcs with weights of their own, and devices have features, so that up to `max_devices` of any
 mix are served.
 
-Legend: U units, K samples, D devices, H hidden.
+Legend: U units, D devices, H hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from placeto.policies.one_shot.base import Noise, OneShotPolicy, Sample
+from placeto.policies.one_shot.base import IndependentPolicy
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
-from placeto.policies.one_shot.layers import DeviceHead, UnitEncoder, log_prob_and_entropy
+from placeto.policies.one_shot.layers import DeviceHead, UnitEncoder
 from placeto.policies.one_shot.segments import SegmentLayer
 
 
@@ -45,7 +44,7 @@ class GdpConfig:
     """Clusters of up to so many devices can be placed on."""
 
 
-class GdpPolicy(OneShotPolicy):
+class GdpPolicy(IndependentPolicy):
     """Embeds and places all units in one forward pass; decisions are independent given the embeddings."""
 
     def __init__(self, config: GdpConfig) -> None:
@@ -72,25 +71,6 @@ class GdpPolicy(OneShotPolicy):
         for layer in self.segments:
             x = layer(x, condition)
         return self.head(self.norm(x), self.head.embeddings(graph), graph.pair[..., None])
-
-    @torch.no_grad()
-    def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
-        """Placements from one forward pass a graph."""
-        samples = []
-        for graph, (each,) in zip(graphs, noise, strict=True):
-            logits = self(graph)
-            action = (logits + each).argmax(-1)
-            samples.append(Sample(action, log_prob_and_entropy(logits, action)[0], action))
-        return samples
-
-    def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
-        """A number for each unit and device."""
-        return ((graph.num_units, graph.num_devices),)
-
-    def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (K, U) and mean entropies (K,), from one forward pass."""
-        log_prob, entropy = log_prob_and_entropy(self(graph), action)
-        return log_prob, entropy.mean(-1)
 
 
 def _sage(config: GdpConfig, flow: str) -> nn.ModuleList:

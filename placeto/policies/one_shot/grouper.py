@@ -39,6 +39,10 @@ class GrouperConfig:
     feedback: bool = True
     """Whether the decoder sees where a group's inputs come from, and each device's work so far; the papers' sees the
     device of the last group alone."""
+    bound: float = 0.0
+    """Logits over devices stay between minus and plus this, by a hyperbolic tangent; 0 = they aren't bounded."""
+    temperature: float = 1.0
+    """By which logits over devices are divided before they are bounded."""
     max_devices: int = 8
     """Clusters of up to so many devices can be placed on."""
 
@@ -60,7 +64,7 @@ class GrouperPolicy(OneShotPolicy):
         self.prior = nn.Parameter(torch.tensor(float(config.prior)))
         self.types = nn.Embedding(self.encoder.types.num_embeddings, TYPE_WIDTH)
         self.embed = mlp([TYPE_WIDTH + len(UNIT_FEATURES) + 1 + 2 * groups, hidden, hidden])
-        self.placer = SequencePlacer(hidden, config.max_devices, config.feedback)
+        self.placer = SequencePlacer(hidden, config.max_devices, config.feedback, config.bound, config.temperature)
 
     @torch.no_grad()
     def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:

@@ -41,11 +41,15 @@ class DeviceHead(nn.Module):
     """Logits over devices: the query times each device's embedding, plus weights of what is known of each pair.
 
     A device's embedding is made of its number, which tells equal devices apart, and its features. The last layer
-    begins small, so that an untrained policy is close to uniform.
+    begins small, so that an untrained policy is close to uniform. With a `bound` logits x become
+    bound * tanh(x / temperature), so that no choice gets certain (Bello et al. 2017, arXiv 1611.09940).
     """
 
-    def __init__(self, hidden: int, max_devices: int, pair_features: int = 1) -> None:
+    def __init__(
+        self, hidden: int, max_devices: int, pair_features: int = 1, bound: float = 0.0, temperature: float = 1.0
+    ) -> None:
         super().__init__()
+        self.bound, self.temperature = bound, temperature
         self.number = nn.Embedding(max_devices, hidden)
         self.features = nn.Linear(len(DEVICE_FEATURES), hidden, bias=False)
         self.query = nn.Linear(hidden, hidden)
@@ -66,7 +70,8 @@ class DeviceHead(nn.Module):
 
     def forward(self, x: Tensor, devices: Tensor, pair: Tensor) -> Tensor:
         """Logits (..., D) of queries (..., H); `devices` (..., D, H) embeddings, `pair` (..., D, P) features."""
-        return self.query(x) @ devices.transpose(-1, -2) + (pair @ self.pair(x)[..., None])[..., 0]
+        logits = self.query(x) @ devices.transpose(-1, -2) + (pair @ self.pair(x)[..., None])[..., 0]
+        return self.bound * torch.tanh(logits / self.temperature) if self.bound else logits
 
 
 def gumbel_noise(shape: tuple[int, ...], generator: Randomness | None, like: Tensor) -> Tensor:

@@ -40,10 +40,12 @@ class SequencePlacer(nn.Module):
     multiplicative (Luong et al. 2015, arXiv 1508.04025), since additive attention takes ten times as long. Its query
     is the decoder's output, so that the log-probabilities of a given sequence need no loop. The encoder reads the
     sequence both ways. With `feedback` the decoder also sees which devices the element's inputs come from, and how
-    much work each device has so far.
+    much work each device has so far. `bound` and `temperature` are those of `DeviceHead`.
     """
 
-    def __init__(self, hidden: int, max_devices: int, feedback: bool) -> None:
+    def __init__(
+        self, hidden: int, max_devices: int, feedback: bool, bound: float = 0.0, temperature: float = 1.0
+    ) -> None:
         super().__init__()
         self.feedback = feedback
         self.encoder = nn.LSTM(hidden, hidden // 2, bidirectional=True, batch_first=True)
@@ -52,7 +54,7 @@ class SequencePlacer(nn.Module):
         self.key = nn.Linear(hidden, ATTENTION_WIDTH, bias=False)
         self.query = nn.Linear(hidden, ATTENTION_WIDTH)
         self.out = nn.Linear(2 * hidden, hidden)
-        self.head = DeviceHead(hidden, max_devices, PAIR_FEATURES if feedback else 1)
+        self.head = DeviceHead(hidden, max_devices, PAIR_FEATURES if feedback else 1, bound, temperature)
 
     def sample(self, parts: Sequence[Elements], noise: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """For each of some graphs K sequences of devices, element by element, and log-probabilities: (K, U) each.

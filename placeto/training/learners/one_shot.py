@@ -1,7 +1,6 @@
 """Learning of a one-shot policy: K placements of each of some graphs a round, REINFORCE or PPO on their makespans.
 
-The reward of Mirhoseini et al. 2017 (arXiv 1706.04972, section 3.1): minus the square root of the run time, here
-relative to the best single device, less a moving average over earlier rounds of the graph.
+Rewards stand in `placeto.environment.rewards`, the published recipes in `placeto.training.recipes`.
 
 Legend: C training problems, B of them in a round, K samples, A decisions of a sample, N ops, W ops of the largest.
 """
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from placeto.environment.instance import Measure
-from placeto.environment.rewards import square_root
+from placeto.environment.rewards import PLACEMENT_REWARDS
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.base import OneShotPolicy, Sample
@@ -73,13 +72,16 @@ class Family:
         return np.pad(ops, ((0, 0), (0, self.batch.max_ops - ops.shape[1])))
 
     def score(self, index: np.ndarray, placements: np.ndarray) -> np.ndarray:
-        """(B,) penalised makespans relative to the best single device, of placements (B, W) of problems (B,)."""
+        """Penalised makespans relative to the best single device, and 1 where they fit into memory, else 0: (B, 2).
+
+        Of placements (B, W) of problems (B,).
+        """
         makespan_us, overflow = simulate_batch(self.batch, index, placements)
         if self.measure is not None:
             ops = [self.batch.problems[number].num_ops for number in index]
             rows = zip(index.tolist(), placements, ops, strict=True)
             makespan_us = np.array([self.measure(number, row[:count]) for number, row, count in rows])
-        return penalised(makespan_us, overflow) / self.single_us[index]
+        return np.stack([penalised(makespan_us, overflow) / self.single_us[index], overflow <= 0.0], 1)
 
 
 class OneShotLearner:
@@ -123,13 +125,16 @@ class OneShotLearner:
         began, watch = time.perf_counter(), Stopwatch()
         count = min(learning.graphs, len(family.inputs))
         chosen = state.random.choice(len(family.inputs), count, replace=False)
-        samples, relative = self._sample(state, chosen, watch)
+        samples, scores = self._sample(state, chosen, watch)
+        relative, fits = scores[..., 0], scores[..., 1] > 0.0
         self._keep_elite(state, chosen, samples, relative)
         state.simulations += relative.size
-        worth = advantages(relative, learning, chosen.tolist(), state.history)
+        counts = fits | (learning.failures is None or state.iteration < learning.failures)
+        worth = advantages(relative, fits, counts, learning, chosen.tolist(), state.history)
         advantage = worth.advantage.to(self.config.device)
         advantage = normalise(advantage) if learning.normalise else advantage
-        lr = set_learning_rate(state.optimizer, learning.lr * (1.0 - done))
+        left = 1.0 - done if learning.falling else 1.0
+        lr = set_learning_rate(state.optimizer, learning.lr * left)
         numbers = policy_update(
             policy,
             state.optimizer,
@@ -137,7 +142,7 @@ class OneShotLearner:
             scoring(policy, [family.inputs[i] for i in chosen], samples, advantage, ranks),
             learning,
             state.random,
-            entropy=learning.entropy * (1.0 - done),
+            entropy=learning.entropy * left,
             ranks=ranks,
         )
         watch.lap("network")
@@ -155,7 +160,7 @@ class OneShotLearner:
         held_out, policy = self.held_out, _policy(state)
         samples = policy.decide(held_out.inputs, [policy.noise(graph, 1, None) for graph in held_out.inputs])
         placements = np.concatenate([held_out.expand(i, sample.placement) for i, sample in enumerate(samples)])
-        relative = held_out.score(np.arange(len(placements)), placements)
+        relative = held_out.score(np.arange(len(placements)), placements)[:, 0]
         first = held_out.batch.problems[0].num_ops
         return Validation(relative, relative, relative / held_out.heuristic, placements[0, :first])
 
@@ -175,7 +180,7 @@ class OneShotLearner:
         return state.elite[index, : self.family.batch.problems[index].num_ops]
 
     def _sample(self, state: TrainState, chosen: np.ndarray, watch: Stopwatch) -> tuple[list[Sample], np.ndarray]:
-        """K samples of each of some problems (B,), and their relative makespans (B, K); each rank makes its share.
+        """K samples of each of some problems (B,), and their scores (B, K, 2); each rank makes its share.
 
         What the other ranks draw is drawn here too, and dropped.
         """
@@ -196,12 +201,12 @@ class OneShotLearner:
         if ranks.size > 1:
             parts, score = self._exchange(len(chosen), list(share), parts, score)
         watch.lap(None)
-        return parts, score.reshape(len(chosen), count)
+        return parts, score.reshape(len(chosen), count, 2)
 
     def _exchange(
         self, count: int, blocks: Sequence[int], parts: Sequence[Sample], score: np.ndarray
     ) -> tuple[list[Sample], np.ndarray]:
-        """All ranks' samples of each problem, and their scores (B * K,), from this rank's parts of some problems."""
+        """All ranks' samples of each problem, and their scores (B * K, 2), from this rank's parts of some problems."""
         sent = [[x.cpu() for x in (part.action, part.log_prob, part.placement)] for part in parts]
         received = self.ranks.gather((list(zip(blocks, sent, strict=True)), score))
         device = self.config.device
@@ -228,7 +233,12 @@ def _policy(state: TrainState) -> OneShotPolicy:
 
 
 def advantages(
-    relative: np.ndarray, config: OneShotLearningConfig, problems: Sequence[int], history: dict[int, Tensor]
+    relative: np.ndarray,
+    fits: np.ndarray,
+    counts: np.ndarray,
+    config: OneShotLearningConfig,
+    problems: Sequence[int],
+    history: dict[int, Tensor],
 ) -> Advantages:
     """Rewards, their baseline and advantages: (B, K) float32, from relative makespans (B, K).
 
@@ -236,22 +246,39 @@ def advantages(
     al. 2021 (arXiv 1912.04871), which seeks the best placement, not the best mean.
 
     Args:
-        relative: of K samples of each of B problems.
-        config: the reward baseline.
+        relative: of K samples of each of B problems, penalised for memory.
+        fits: (B, K) bool, whether each fits into memory.
+        counts: (B, K) bool, which samples are learned from; the others have no advantage and no say in the baseline.
+        config: the reward and its baseline.
         problems: (B,) which training problems these are.
-        history: the "moving" baseline's averages by training problem; updated in place.
+        history: what earlier rounds left by training problem, the "moving" average () or the mean of "trials" with
+            the number of these rounds (2,); updated in place.
     """
-    rewards = torch.from_numpy(square_root(relative).astype(np.float32))
+    worth = PLACEMENT_REWARDS[config.reward](relative)
+    worth = worth if config.failed is None else np.where(fits, worth, config.failed)
+    rewards, kept = torch.from_numpy(worth.astype(np.float32)), torch.from_numpy(counts)
     if config.baseline == "quantile":
-        quantile = rewards.quantile(config.quantile, 1, keepdim=True)
-        return Advantages(rewards, rewards, quantile, (rewards - quantile).clamp(min=0))
-    mean = rewards.mean(1)
+        upper = rewards.masked_fill(~kept, -torch.inf).quantile(config.quantile, 1, keepdim=True).nan_to_num(neginf=0.0)
+        return Advantages(rewards, rewards, upper, (rewards - upper).clamp(min=0).masked_fill(~kept, 0.0))
+    number = kept.sum(1)
+    mean = rewards.masked_fill(~kept, 0.0).sum(1) / number.clamp(min=1)
     baseline = mean
-    if config.baseline == "moving":
-        baseline = torch.stack([history.get(problem, mean[b]) for b, problem in enumerate(problems)])
-        for b, problem in enumerate(problems):
-            history[problem] = config.decay * baseline[b] + (1.0 - config.decay) * mean[b]
-    return Advantages(rewards, rewards, baseline[:, None], rewards - baseline[:, None])
+    if config.baseline in ("moving", "trials"):
+        baseline = mean.clone()
+        for b in number.nonzero()[:, 0].tolist():
+            baseline[b] = _remembered(mean[b], config, problems[b], history)
+    return Advantages(rewards, rewards, baseline[:, None], (rewards - baseline[:, None]).masked_fill(~kept, 0.0))
+
+
+def _remembered(mean: Tensor, config: OneShotLearningConfig, problem: int, history: dict[int, Tensor]) -> Tensor:
+    """The baseline () that earlier rounds of a training problem left; the mean reward () of this one is added."""
+    if config.baseline == "trials":
+        before, rounds = history.get(problem, torch.stack([mean, torch.zeros(())])).unbind()
+        history[problem] = torch.stack([before + (mean - before) / (rounds + 1.0), rounds + 1.0])
+        return before
+    before = history.get(problem, mean if config.failed is None else torch.tensor(config.failed))
+    history[problem] = config.decay * before + (1.0 - config.decay) * mean
+    return before
 
 
 def scoring(

@@ -33,6 +33,17 @@ def test_noise_makes_the_largest_a_draw() -> None:
     assert gumbel_noise((2, 3), None, logits).abs().sum() == 0
 
 
+def test_bounded_logits_stay_within_their_bound_and_small_ones_are_divided() -> None:
+    torch.manual_seed(0)
+    graph = make_input(diamond(), "ops")
+    plain, bounded = DeviceHead(16, 4), DeviceHead(16, 4, bound=5.0, temperature=10.0)
+    bounded.load_state_dict(plain.state_dict())
+    x, devices, pair = torch.randn(4, 16), plain.embeddings(graph), graph.pair[..., None]
+    small, large = (bounded(size * x, devices, pair) for size in (1e-3, 1e4))
+    torch.testing.assert_close(small, plain(1e-3 * x, devices, pair) / 2.0, rtol=1e-3, atol=1e-4)
+    assert 4.9 < large.abs().max() <= 5.0
+
+
 def test_a_softer_head_has_its_logits_divided() -> None:
     torch.manual_seed(0)
     graph = make_input(diamond(), "ops")

@@ -1,0 +1,127 @@
+"""How one-shot policies were trained in the papers that they come from, as far as the papers say.
+
+A recipe is a network and its learning. What it leaves at the default is not published, or is a matter of our networks
+(see `placeto.policies.one_shot`): they describe ops and devices by other features than the papers, all alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from placeto.policies.one_shot.gdp import GdpConfig
+from placeto.policies.one_shot.grouper import GrouperConfig
+from placeto.policies.one_shot.mlp import MlpConfig
+from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
+from placeto.training.config import (
+    AnyTrainConfig,
+    OneShotConfig,
+    OneShotLearningConfig,
+    OneShotTrainConfig,
+    TrainConfig,
+    default_config,
+)
+from placeto.training.settings import ConfigError
+
+RecipeName = Literal["ours", "paper"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A network and how it learns."""
+
+    policy: OneShotConfig
+    learning: OneShotLearningConfig
+
+
+COLOCRL = Recipe(
+    Seq2SeqConfig(units="paper", feedback=False),
+    OneShotLearningConfig(
+        algorithm="reinforce",
+        baseline="moving",
+        normalise=False,
+        entropy=0.0,
+        samples=8,
+        failed=-10.0,
+        failures=5000,
+        falling=False,
+    ),
+)
+"""ColocRL: Mirhoseini et al., "Device Placement Optimization with Reinforcement Learning", ICML 2017, arXiv 1706.04972.
+
+Section 3.1: REINFORCE; the reward is minus the square root of the run time; the baseline is a moving average; a
+placement that fails counts as a large constant, the failing signal, from which the baseline begins; after 5,000 steps
+placements that fail teach nothing. Section 3.3: units by the rule of co-location. Section 3.4: a controller draws a
+placement for each of its 4 to 8 workers.
+
+Not published: optimiser (here Adam), learning rate (here 0.001), widths (here 64), decay of the baseline (here 0.8),
+clipping of the gradient (here 1), and the failing signal, which is chosen for each graph; here it is that of the code
+of HDP, a run time of 100, relative to the best single device in place of seconds.
+Otherwise here: one controller, not 20 that write to shared parameters at the same time.
+"""
+
+HDP = Recipe(
+    GrouperConfig(groups=80, prior=0.0, feedback=False, bound=5.0, temperature=10.0),
+    OneShotLearningConfig(
+        algorithm="reinforce",
+        lr=0.1,
+        baseline="moving",
+        decay=0.9,
+        normalise=False,
+        entropy=0.0,
+        samples=4,
+        failed=-10.0,
+        failures=1000,
+        falling=False,
+    ),
+)
+"""HDP: Mirhoseini et al., "A Hierarchical Model for Device Placement", ICLR 2018.
+
+Its configuration: Adam with a fixed learning rate of 0.1, gradients clipped to a norm of 1, logits bounded by
+a hyperbolic tangent with C = 5 and T = 10, one grouping and four placements of it a step. The reward is
+minus the square root of the run time, the baseline a moving average, and placements that fail get a large negative
+reward. The authors' code (tensorflow/python/grappler/hierarchical_controller.py) says how large: that of a run time of
+100, from which the baseline begins; its decay is 0.9; after 1,000 steps placements that fail teach nothing; there are
+20 groups for each device and at most 256, here 80, those of 4 devices.
+
+Otherwise here: a grouping for each of the four placements; width 64 for the grouper, as in the code, and for the LSTMs
+too, which are 512 wide there; no noise on the logits of the first steps; the failing signal is relative to the best
+single device, not in seconds. Liu et al. 2019 (doi 10.1145/3318265.3318270) train the same two networks; what they
+changed in the training we could not find.
+"""
+
+GDP = Recipe(
+    GdpConfig(units="ops"),
+    OneShotLearningConfig(baseline="trials", normalise=False, failed=-10.0, falling=False),
+)
+"""GDP: Zhou et al., "GDP: Generalized Device Placement for Dataflow Graphs", 2019, arXiv 1910.01578.
+
+PPO; the reward is minus the square root of the normalised run time, -10 for a placement that fails; the
+baseline is the average reward of all earlier trials of the graph; every op gets a device of its own.
+
+Not found: learning rate (here 0.001), placements of a step (here 16), range of PPO's clipping (here 0.2), its passes
+(here 2), entropy bonus (here 0.02), clipping of the gradient (here 1) and widths (here 64).
+"""
+
+PAPERS: dict[str, Recipe] = {
+    "seq2seq": COLOCRL,
+    "grouper": HDP,
+    "gdp": GDP,
+    "mlp": Recipe(MlpConfig(units="paper"), COLOCRL.learning),  # the control of ColocRL: no paper has this network
+}
+"""Learned placer -> the recipe of its paper."""
+
+
+def recipe_config(placer: str, recipe: RecipeName, out: str) -> AnyTrainConfig:
+    """The settings that a learned placer is trained with: ours, the default, or those of its paper.
+
+    Raises:
+        ConfigError: the learned placer is unknown, or has no paper of its own.
+    """
+    config = default_config(placer, out)
+    if recipe == "ours" or placer == "placeto-paper":
+        return config
+    if isinstance(config, TrainConfig) or placer not in PAPERS:
+        raise ConfigError(f"recipe paper: placer {placer!r} has none; {', '.join((*PAPERS, 'placeto-paper'))} have")
+    assert isinstance(config, OneShotTrainConfig)
+    return replace(config, policy=PAPERS[placer].policy, learning=PAPERS[placer].learning)

@@ -1,0 +1,24 @@
+"""The control sees no graph."""
+
+from dataclasses import replace
+
+import torch
+
+from placeto.policies.one_shot.inputs import make_input
+from placeto.policies.one_shot.mlp import MlpConfig, MlpPolicy
+from placeto.problem.problem import PlacementProblem
+from tests.toys import random_graph, toy_cluster
+
+
+def test_a_unit_is_placed_by_what_it_is_whoever_its_neighbours_are() -> None:
+    torch.manual_seed(0)
+    policy = MlpPolicy(MlpConfig(units="ops", hidden=16))
+    graph = make_input(PlacementProblem(random_graph(0, 40), toy_cluster(3)), "ops")
+    before = policy(graph)
+    assert before.shape == (graph.num_units, 3)
+    others = replace(graph, edges=graph.edges.flip(0), neighbours=-graph.neighbours, producers=graph.producers.flip(0))
+    assert torch.equal(policy(others), before)
+    features = graph.features.clone()
+    features[7] += 1.0
+    changed = (policy(replace(graph, features=features)) != before).any(1)
+    assert changed.nonzero().flatten().tolist() == [7]
