@@ -5,10 +5,11 @@ python -m experiments.headline [--cells runs/headline/cells] [--placements 4000]
 One unseen graph of each model is placed on 4 and on 2 devices. The policies of the literature are trained from scratch
 on that graph alone; so are Placeto's, from one device, without a heuristic and without a search to imitate. The policy
 that comes with the package places from one device, and so do the same network untrained, annealing and multilevel;
-`placeto as shipped` begins with all constructive placers. Then policies that never saw a graph stand beside ones that
-were trained on it, with cumulative distributions over three families, as in the Placeto paper. What doesn't fit into
-memory is no placement. A core second is CPU time of one process, after a warm-up. Run again after an interruption: what
-is finished is kept, cell by cell; `--minutes 0` prints the tables of what is there.
+`placeto as shipped` begins with all constructive placers; the best of as many random placements shows what learning
+adds. Then policies that never saw a graph stand beside ones that were trained on it, with cumulative distributions over
+three families, as in the Placeto paper. What doesn't fit into memory is no placement. A core second is CPU time of one
+process, after a warm-up. Run again after an interruption: what is finished is kept, cell by cell; `--minutes 0` prints
+the tables of what is there.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ def main(config: HeadlineConfig) -> None:
     hours = sum(one.core_seconds for one in found.values()) / 3600.0
     commits = ", ".join(sorted({one.commit for one in found.values()}))
     lines = [
-        f"{config.placements} placements a run, {config.seeds} seeds; {machine()}; {len(found)} of {len(cells)} cells, "
-        f"{len(cells) - len(found)} missing; {hours:.2f} core hours; made by {commits or 'nothing yet'}.",
+        f"{config.placements} placements a run; seeds: {config.seeds}; {machine()}; "
+        f"{len(found)} of {len(cells)} cells, {len(cells) - len(found)} missing; {hours:.2f} core hours; made by {commits or 'nothing yet'}.",
         *(f"Failed: {line}" for line in failed),
         "### Beside what the papers claim",
         "Geometric means over graphs and clusters; in brackets the most, and how often a placer never came within 1 % "

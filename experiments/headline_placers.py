@@ -144,6 +144,10 @@ def _rule(name: str, problem: PlacementProblem, budget: int, seed: int, clock: C
     return _met(HEURISTICS[name](problem))
 
 
+def _random(problem: PlacementProblem, budget: int, seed: int, clock: Clock) -> Met:
+    return _met(HEURISTICS["random"](problem, simulations=budget, seed=seed))
+
+
 def _policy(as_shipped: bool, learned: bool, problem: PlacementProblem, budget: int, seed: int, clock: Clock) -> Met:
     placer = shipped() if learned else untrained(seed)
     return _met((placer if as_shipped else from_one_device(placer))(problem, simulations=budget, seed=seed))
@@ -178,6 +182,7 @@ PLACERS: dict[str, Placer] = {
     "METIS": Placer(partial(_rule, "metis"), seeded=False),
     "HEFT": Placer(partial(_rule, "heft"), seeded=False),
     "ETF": Placer(partial(_rule, "etf"), seeded=False),
+    "random placements": Placer(_random),
     POLICY: Placer(partial(_policy, False, True), _checkpoint),
     COLOCRL[0]: from_scratch(colocrl),
     COLOCRL[1]: from_scratch(partial(by_default, "seq2seq")),
