@@ -119,7 +119,8 @@ def main(config: HeadlineConfig) -> None:
     commits = ", ".join(sorted({one.commit for one in found.values()}))
     lines = [
         f"{config.placements} placements a run; seeds: {config.seeds}; {machine()}; "
-        f"{len(found)} of {len(cells)} cells, {len(cells) - len(found)} missing; {hours:.2f} core hours; made by {commits or 'nothing yet'}.",
+        f"{len(found)} of {len(cells)} cells, {len(cells) - len(found)} missing; "
+        f"{hours:.2f} core hours; made by {commits or 'nothing yet'}.",
         *(f"Failed: {line}" for line in failed),
         "### Beside what the papers claim",
         "Geometric means over graphs and clusters; in brackets the most, and how often a placer never came within 1 % "
