@@ -1,0 +1,80 @@
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.runs import problem_of
+from experiments.trajectories import Cell, Clock, Met, Placer, Trajectory, run_cells, stored, trajectory
+from placeto.problem.problem import PlacementProblem
+
+CELL = Cell("ptb:validation:0", "2xv100", "falling", 0, 10)
+
+
+def falling(problem: PlacementProblem, budget: int, seed: int, clock: Clock) -> Met:
+    """Three better placements, the last one after the budget."""
+    return Met(50.0, True, 12, [(1, 0.0, 100.0), (8, 0.0, 70.0), (12, 0.0, 50.0)])
+
+
+def too_large(problem: PlacementProblem, budget: int, seed: int, clock: Clock) -> Met:
+    """A placement that doesn't fit."""
+    return Met(50.0, False, 1, [(1, 0.0, 50.0)])
+
+
+def failing(problem: PlacementProblem, budget: int, seed: int, clock: Clock) -> Met:
+    """Only the tiny graph of the warm-up can be placed."""
+    if problem.num_ops > 8:
+        raise ValueError("out of luck")
+    return falling(problem, budget, seed, clock)
+
+
+def test_a_clock_counts_core_seconds_and_no_sleep() -> None:
+    clock = Clock()
+    began = time.perf_counter()
+    time.sleep(0.2)
+    clock.tick()
+    slept = time.perf_counter() - began
+    while time.process_time() < clock._core[-1] + 0.1:
+        pass
+    clock.tick()
+    assert clock.core(slept) < 0.05
+    assert clock.core(1e9) == pytest.approx(0.1, abs=0.05)
+    assert clock.core(slept / 2) <= clock.core(slept) <= clock.core(1e9)
+
+
+def test_what_comes_after_the_budget_does_not_count() -> None:
+    found = trajectory(CELL, Placer(falling))
+    assert [(count, us) for count, _, us in found.points] == [(1, 100.0), (8, 70.0)]
+    assert (found.best_us, found.placements) == (70.0, 12)
+    assert found.reach(100.0)[0] == 1
+    assert found.reach(70.0)[0] == found.reach(99.0)[0] == 8
+    assert found.reach(69.0) == (float("inf"), float("inf"))
+
+
+def test_what_does_not_fit_is_no_placement() -> None:
+    found = trajectory(replace(CELL, placer="too large"), Placer(too_large))
+    assert (found.points, found.best_us) == ((), float("inf"))
+
+
+def test_a_cell_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    placers = {"failing": Placer(failing), "falling": Placer(falling)}
+    cells = [replace(CELL, placer="failing"), CELL]
+    failed = run_cells(cells, placers, tmp_path, 1, None)
+    assert failed == ["ptb:validation:0 on 2xv100, failing, seed 0: ValueError: out of luck"]
+    assert set(stored(cells, placers, tmp_path)) == {CELL}
+
+
+def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
+    placers = {"falling": Placer(falling)}
+    assert run_cells([CELL], placers, tmp_path, 1, 0.0) == []
+    assert stored([CELL], placers, tmp_path) == {}, "no cell begins after its minutes"
+    run_cells([CELL], placers, tmp_path, 1, None)
+    (path,) = tmp_path.iterdir()
+    before = stored([CELL], placers, tmp_path)[CELL]
+    assert isinstance(before, Trajectory)
+    run_cells([CELL], {"falling": Placer(failing)}, tmp_path, 1, None)
+    assert stored([CELL], placers, tmp_path)[CELL] == before
+    other = Placer(falling, lambda problem: {"hidden": 8})
+    assert CELL.path(tmp_path, other) != path, "of other settings"
+    assert replace(CELL, cluster="4xv100").path(tmp_path, placers["falling"]) != path
+    assert problem_of(CELL.graph, CELL.cluster).num_devices == 2
