@@ -4,7 +4,7 @@ python -m experiments.training_cost [--out runs/training_cost]
 
 The recipe of the package's checkpoint is followed with each seed, which leaves a checkpoint of each as well
 (``seed-N/pretrained.safetensors``); the curves are what the trainer validated on the way, best so far. Minutes are
-those of one training run. Run again after an interruption: it goes on.
+those of one training run from its first iteration on. Run again after an interruption: it goes on.
 """
 
 from __future__ import annotations

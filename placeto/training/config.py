@@ -218,13 +218,13 @@ AnyTrainConfig = TrainConfig | OneShotTrainConfig
 ONE_SHOT_LEARNING = {
     "seq2seq": OneShotLearningConfig(samples=32),
     "grouper": OneShotLearningConfig(),
-    "gdp": OneShotLearningConfig(samples=64, entropy=0.05),  # samples take hardly any time
-    "mlp": OneShotLearningConfig(samples=64, entropy=0.05),
+    "gdp": OneShotLearningConfig(entropy=0.05),
+    "mlp": OneShotLearningConfig(entropy=0.05),
 }
 """Recipes of the one-shot placers."""
 FINE_TUNING: dict[str, dict[str, Any]] = {
     "placeto": {"reinforcement": 1.0, "parts": 0.0, "joined": 0.0},
-    "gdp": {"samples": 16, "epochs": 4, "lr": 5e-4, "soften": 3.0},
+    "gdp": {"epochs": 4, "lr": 5e-4, "soften": 3.0},
 }
 """What differs from a placer's recipe where training begins with a checkpoint, and placements count."""
 
