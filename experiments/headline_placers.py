@@ -22,7 +22,6 @@ from placeto.heuristics.naive import try_single
 from placeto.placers import load_placer
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.guided_search import GuidedPlacer
-from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.problem.problem import PlacementProblem
@@ -30,12 +29,11 @@ from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.training.checkpoint import checkpoint_path, load_checkpoint
 from placeto.training.config import (
     PAPER_LEARNING,
-    PAPER_ONE_SHOT_LEARNING,
     AnyTrainConfig,
-    OneShotTrainConfig,
     TrainConfig,
     default_config,
 )
+from placeto.training.recipes import RecipeName, recipe_config
 from placeto.training.trainer import train
 
 MakeConfig = Callable[[PlacementProblem, str], AnyTrainConfig]
@@ -43,15 +41,9 @@ MakeConfig = Callable[[PlacementProblem, str], AnyTrainConfig]
 NEVER = 10**9  # iterations
 
 
-def colocrl(problem: PlacementProblem, out: str) -> AnyTrainConfig:
-    """The recipe of Mirhoseini et al. 2017."""
-    learning = replace(PAPER_ONE_SHOT_LEARNING, graphs=1)
-    return OneShotTrainConfig(out, policy=Seq2SeqConfig(units="paper", feedback=False), learning=learning)
-
-
-def by_default(placer: str, problem: PlacementProblem, out: str) -> AnyTrainConfig:
-    """The settings that a one-shot placer has unless others are given."""
-    config = default_config(placer, out)
+def by_recipe(placer: str, recipe: RecipeName, problem: PlacementProblem, out: str) -> AnyTrainConfig:
+    """The settings of a one-shot placer, ours or those of its paper."""
+    config = recipe_config(placer, recipe, out)
     return replace(config, learning=replace(config.learning, graphs=1))  # type: ignore[arg-type]
 
 
@@ -170,8 +162,9 @@ def _met(result: PlacementResult) -> Met:
 
 
 COLOCRL = ("ColocRL, its recipe", "ColocRL, ours")
-GROUPER = ("grouper, ours",)
-GDP = ("GDP, ours",)
+GROUPER = ("grouper, its recipe", "grouper, ours")
+GDP = ("GDP, its recipe", "GDP, ours")
+MLP = "MLP without graph"
 FIXED = ("one device", "expert", "METIS", "HEFT", "ETF")
 SCRATCH_PAPER, SCRATCH_OURS = "placeto-paper from scratch", "placeto from scratch"
 POLICY, UNTRAINED = "shipped policy from one device", "untrained policy from one device"
@@ -184,16 +177,19 @@ PLACERS: dict[str, Placer] = {
     "ETF": Placer(partial(_rule, "etf"), seeded=False),
     "random placements": Placer(_random),
     POLICY: Placer(partial(_policy, False, True), _checkpoint),
-    COLOCRL[0]: from_scratch(colocrl),
-    COLOCRL[1]: from_scratch(partial(by_default, "seq2seq")),
-    GROUPER[0]: from_scratch(partial(by_default, "grouper")),
-    GDP[0]: from_scratch(partial(by_default, "gdp")),
+    COLOCRL[1]: from_scratch(partial(by_recipe, "seq2seq", "ours")),
+    GROUPER[1]: from_scratch(partial(by_recipe, "grouper", "ours")),
+    GDP[1]: from_scratch(partial(by_recipe, "gdp", "ours")),
+    MLP: from_scratch(partial(by_recipe, "mlp", "ours")),
     UNTRAINED: Placer(partial(_policy, False, False), _checkpoint),
     AS_SHIPPED: Placer(partial(_policy, True, True), _checkpoint),
     ANNEALING: Placer(partial(_search, annealing)),
     MULTILEVEL: Placer(partial(_search, annealing_of_parts)),
     SCRATCH_OURS: from_scratch(placeto),
     SCRATCH_PAPER: from_scratch(placeto_paper),
+    COLOCRL[0]: from_scratch(partial(by_recipe, "seq2seq", "paper")),
+    GROUPER[0]: from_scratch(partial(by_recipe, "grouper", "paper")),
+    GDP[0]: from_scratch(partial(by_recipe, "gdp", "paper")),
 }
 """In the order in which cells run: what the others are measured against comes early."""
 UNSEEN, ON_IT, FRESH = "zero-shot: one pass", "trained on that graph", "one pass, untrained"

@@ -9,7 +9,7 @@ from experiments.headline_placers import GDP, ON_IT, POLICY, ZERO_SHOT
 SMALL = HeadlineConfig(
     models=("ptb",),
     clusters=("2xv100",),
-    placers=("one device", "expert", GDP[0], POLICY),
+    placers=("one device", "expert", GDP[1], POLICY),
     families=("ptb",),
     count=1,
     split="validation",

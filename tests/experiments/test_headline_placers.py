@@ -10,7 +10,7 @@ from experiments.headline_placers import (
     POLICY,
     UNTRAINED,
     ZERO_SHOT,
-    by_default,
+    by_recipe,
     from_one_device,
     shipped,
     trained,
@@ -53,7 +53,7 @@ def test_untrained_networks_are_as_large_as_the_shipped_one_and_differ_by_seed()
 
 
 def small(problem: PlacementProblem, out: str) -> AnyTrainConfig:
-    config = by_default("gdp", problem, out)
+    config = by_recipe("gdp", "ours", problem, out)
     return replace(config, learning=replace(OneShotLearningConfig(), graphs=1, samples=8))  # type: ignore[arg-type]
 
 
