@@ -116,7 +116,7 @@ def recipe(placer: str, out: str, problem: PlacementProblem) -> tuple[AnyTrainCo
         paper = Seq2SeqConfig(units="paper", feedback=False)
         return OneShotTrainConfig(out, policy=paper, learning=replace(PAPER_ONE_SHOT_LEARNING, graphs=1)), None
     config = default_config(label, out)
-    if isinstance(config.policy, PlacetoPaperConfig):
+    if isinstance(config, TrainConfig) and isinstance(config.policy, PlacetoPaperConfig):
         learning = replace(PAPER_LEARNING, graphs=1, starts="single")
         return replace(config, learning=learning, policy=PlacetoPaperConfig(devices=problem.num_devices)), None
     if isinstance(config, TrainConfig):
