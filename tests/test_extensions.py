@@ -16,7 +16,7 @@ from placeto.environment import rewards
 from placeto.extensions import ExtensionError
 from placeto.placers import load_families, load_placer, placer_names
 from placeto.policies import external
-from placeto.policies.episodes import EpisodePlacer
+from placeto.policies.episodic import EpisodePlacer
 from placeto.policies.one_shot.sampling import SamplingPlacer
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

@@ -15,7 +15,7 @@ from placeto.extensions import ExtensionError, described, load_extension, named_
 from placeto.heuristics import HEURISTICS
 from placeto.policies import POLICIES, PolicyEntry
 
-_PLACING = {"iterative": ("episodes", "episode_placer"), "one-shot": ("one_shot.sampling", "sampling_placer")}
+_PLACING = {"iterative": ("episodic", "episode_placer"), "one-shot": ("one_shot.sampling", "sampling_placer")}
 
 
 class UnknownPolicyError(ValueError):

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from placeto.environment.config import EnvConfig
-from placeto.policies.episodes import EpisodePlacer
+from placeto.policies.episodic import EpisodePlacer
 
 
 class TraversalPlacer(EpisodePlacer):

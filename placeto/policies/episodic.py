@@ -83,11 +83,8 @@ class EpisodePlacer:
             else:
                 noise = torch.empty(distribution.log_probs.shape).exponential_(generator=random)
                 action = distribution.sample(noise)
-            tried = state.placement[0].copy()  # the move may be taken back
-            group, device = divmod(int(action), distribution.devices)
-            tried[group] = device
-            evaluator.score(tried)
             state = step(batch, self.env, state, action.numpy())
+            evaluator.score(state.placement[0])
 
 
 def episode_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> EpisodePlacer:
