@@ -112,7 +112,7 @@ def recipe(placer: str, out: str, problem: PlacementProblem) -> tuple[AnyTrainCo
     name = label.removesuffix("-paper")
     by_paper = name != label and name in PAPERS
     config = recipe_config(name if by_paper else label, "paper" if by_paper else "ours", out)
-    if isinstance(config.policy, PlacetoPaperConfig):
+    if isinstance(config, TrainConfig) and isinstance(config.policy, PlacetoPaperConfig):
         learning = replace(PAPER_LEARNING, graphs=1, starts="single")
         return replace(config, learning=learning, policy=PlacetoPaperConfig(devices=problem.num_devices)), None
     if isinstance(config, TrainConfig):

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from graphs import store
 from graphs.family import Family, TrainingStep, choice
 
 OPS = ("conv3", "conv5", "separable3", "separable5", "average", "maximum", "identity")
@@ -168,4 +169,4 @@ def sample(rng: np.random.Generator) -> TrainingStep:
     return training_step(draw(rng))
 
 
-FAMILY = Family("cifar10", "convolutional cells sampled from an ENAS-like space", sample)
+FAMILY = Family("cifar10", "convolutional cells sampled from an ENAS-like space", sample, data=store.DATA)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graphs import store
+from graphs import cache, store
+from graphs.capture_progress import capture_with_progress
 from placeto.capture.trace import capture_training
 from placeto.problem.graph import ComputationGraph
 
@@ -44,6 +46,7 @@ class Family:
     description: str  # one sentence
     sample: Callable[[np.random.Generator], TrainingStep]  # a model with its inputs, on the default device
     splits: Mapping[str, int] = field(default_factory=lambda: SPLITS)  # number of graphs of each split
+    data: Path | None = None  # folder of {name}.zip, which has all graphs; None = they are captured when asked for
 
     def build(self, split: str, index: int, device: str = "meta") -> TrainingStep:
         """The model behind a graph, with inputs of the right shapes; on "meta" nothing is allocated.
@@ -65,12 +68,20 @@ class Family:
         return self.build(split, index).capture(graph_name(self, split, index))
 
     def load(self, split: str, index: int) -> ComputationGraph:
-        """A graph as it ships with the package (milliseconds): the same as `capture` gives.
+        """A graph, the same as `capture` gives, in milliseconds: from `data`, or else from the cache.
+
+        One that isn't in the cache is captured first, and kept there: see `graphs.cache`.
 
         Raises:
             ValueError: there is no such split or index.
+            FileNotFoundError: `data` has no file of the family.
+            StoreError: there is no such graph in it, or it is damaged.
         """
-        return store.load(self.name, graph_name(self, split, index))
+        name = graph_name(self, split, index)
+        if self.data is not None:
+            return store.load(self.data / f"{self.name}.zip", name)
+        path = cache.location(self.sample.__module__, name)
+        return cache.cached(path, lambda: capture_with_progress(self.build(split, index), name))
 
 
 class HasSplits(Protocol):

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from graphs import store
 from graphs.family import Family, TrainingStep, choice
 from graphs.ops import lstm_cell
 from graphs.recurrent import loss
@@ -142,4 +143,4 @@ def sample(rng: np.random.Generator) -> TrainingStep:
     return training_step(draw(rng))
 
 
-FAMILY = Family("nmt", "translation: LSTM encoder and decoder with attention", sample)
+FAMILY = Family("nmt", "translation: LSTM encoder and decoder with attention", sample, data=store.DATA)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from graphs import store
 from graphs.family import Family, TrainingStep, choice
 from graphs.ops import ACTIVATIONS, highway
 from graphs.recurrent import loss
@@ -140,4 +141,6 @@ def sample(rng: np.random.Generator) -> TrainingStep:
     return training_step(draw(rng))
 
 
-FAMILY = Family("ptb", "language models of ENAS recurrent cells, unrolled, with embedding and softmax", sample)
+FAMILY = Family(
+    "ptb", "language models of ENAS recurrent cells, unrolled, with embedding and softmax", sample, data=store.DATA
+)

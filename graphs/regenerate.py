@@ -35,7 +35,7 @@ def regenerate(family: str, workers: int) -> None:
         for graph in results:
             graphs.append(graph)
             print(f"{graph.name}: {graph.num_ops} ops, {graph.num_edges} edges", file=sys.stderr)
-    path = store.DATA / f"{family}.zip"
+    path = (SHIPPED[family].data or store.DATA) / f"{family}.zip"
     path.parent.mkdir(exist_ok=True)
     store.save(graphs, path)
     seconds = time.perf_counter() - start

@@ -56,14 +56,13 @@ def save(graphs: Iterable[ComputationGraph], path: Path) -> None:
             archive.writestr(zipfile.ZipInfo(graph.name, _DATE), buffer.getvalue(), zipfile.ZIP_DEFLATED, 9)
 
 
-def load(family: str, name: str) -> ComputationGraph:
-    """Read one graph, e.g. ``load("cifar10", "cifar10:test:3")``.
+def load(path: Path, name: str) -> ComputationGraph:
+    """Read one graph of a file, e.g. ``load(DATA / "cifar10.zip", "cifar10:test:3")``.
 
     Raises:
-        FileNotFoundError: the family has no data yet (``python -m graphs regenerate`` writes it).
+        FileNotFoundError: there is no such file (``python -m graphs regenerate`` writes those of the package).
         StoreError: there is no such graph in it, or the file is damaged.
     """
-    path = DATA / f"{family}.zip"
     with _reading(path):
         return _decode_graph(_archive(path, path.stat().st_mtime_ns).read(name), name)
 

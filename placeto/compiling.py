@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from numba import njit
 from numba.core import event
 
 from placeto import terminal
+from placeto.kernel_files import kernel_files
 
 compiled = partial(njit, cache=True, no_cfunc_wrapper=True)
 """`numba.njit` for kernels, without what only C programs would call: it takes a tenth of the time to compile.
@@ -19,22 +21,13 @@ compiled = partial(njit, cache=True, no_cfunc_wrapper=True)
 A literal as an argument of another kernel, such as 0, is a type of its own: numba compiles that kernel once more for
 it. `LONE` and the like, numbers of numpy, are not.
 """
-_TAKEN_IN = (
-    "compiling.py",
-    "problem/flat.py",
-    "problem/grouping_kernels.py",
-    "simulator/*.py",
-    "heuristics/**/*.py",
-    "environment/*.py",
-    "policies/*.py",
-)
-"""Files with kernels, with constants that kernels take in, and this one, which says how they are compiled."""
 
 
 def drop_stale_caches(folder: Path) -> bool:
     """Forget what was compiled from other kernel files: numba's cache does not see changes in imported files.
 
-    What the files hold decides, not when they were written: that may lie in the future, or be the same for all.
+    What the files hold decides, not when they were written: that may lie in the future, or be the same for all. Where
+    no file of the package has changed, nobody looks up which of them have a say: see `kernel_files`.
 
     Args:
         folder: of the package.
@@ -42,21 +35,29 @@ def drop_stale_caches(folder: Path) -> bool:
     Returns:
         Whether anything was to be forgotten.
     """
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in _TAKEN_IN for path in folder.glob(pattern)}):
-        digest.update(repr((path.relative_to(folder).as_posix(), path.read_bytes())).encode())
-    stamp = folder / "__pycache__" / "kernels.sha256"
-    with suppress(OSError):
-        if stamp.read_text() == digest.hexdigest():
-            return False
+    stamp, before = folder / "__pycache__" / "kernels.sha256", ["", ""]
+    with suppress(OSError, ValueError):
+        before = stamp.read_text().split()
+    everything = _digest(folder, sorted(folder.rglob("*.py")))
+    if before[:1] == [everything]:
+        return False
+    kernels = _digest(folder, kernel_files(folder))
+    stale = before[1:] != [kernels]
     with suppress(OSError):  # a folder that can't be written holds nothing that we compiled
-        for index in folder.glob("**/*.nbi"):
+        for index in folder.glob("**/*.nbi") if stale else ():
             index.unlink(missing_ok=True)
         stamp.parent.mkdir(exist_ok=True)
         made = stamp.with_suffix(f".{os.getpid()}")
-        made.write_text(digest.hexdigest())
+        made.write_text(f"{everything}\n{kernels}\n")
         made.replace(stamp)
-    return True
+    return stale
+
+
+def _digest(folder: Path, files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(repr((path.relative_to(folder).as_posix(), path.read_bytes())).encode())
+    return digest.hexdigest()
 
 
 class _Told(event.Listener):

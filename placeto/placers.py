@@ -9,6 +9,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from placeto import extensions
+from placeto.extensions import ExtensionError, described, load_extension
 from placeto.pretrained import pretrained_path
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph
 
@@ -22,6 +24,7 @@ GRAPH_HELP = (
     "family:split:index, e.g. cifar10:test:3"
 )
 DEFAULT_PLACER = "placeto"
+_FAMILY = "name", "description", "splits", "load"  # what every graph family has
 LEARNED = {
     "placeto": "A graph neural network picks the next node and its device, and guides a search; comes trained.",
     "placeto-paper": "The Placeto of the paper: it visits the nodes in topological order; needs a checkpoint.",
@@ -51,11 +54,16 @@ class Placer(Protocol):
 
 
 def placer_names() -> dict[str, str]:
-    """Every placer's name with a sentence about it."""
+    """Every placer's name with a sentence about it.
+
+    Raises:
+        ExtensionError: a package that adds learned placers can't be used.
+    """
     from placeto.heuristics import HEURISTICS
+    from placeto.policies.external import external_policies
 
     sentences = {name: first_line(heuristic) for name, heuristic in HEURISTICS.items()}
-    return sentences | LEARNED
+    return sentences | LEARNED | {name: policy.sentence for name, policy in external_policies().items()}
 
 
 def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[str] = False) -> Placer:
@@ -68,15 +76,17 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
 
     Raises:
         LoadError: neither a known placer nor an existing file.
+        ExtensionError: two installed packages have a learned placer of the same name, or one has a name of Placeto's.
         CheckpointError: the file is no checkpoint.
     """
     from placeto.heuristics import HEURISTICS
+    from placeto.policies.external import policy_names
 
     if whole_modules is not False:
         return keeping_modules(load_placer(name_or_checkpoint), () if whole_modules is True else tuple(whole_modules))
-    name = str(name_or_checkpoint)
+    name, learned = str(name_or_checkpoint), policy_names()
     if not name.strip():
-        raise LoadError(f"the name of a placer is empty; placers: {', '.join([*HEURISTICS, *LEARNED])}")
+        raise LoadError(f"the name of a placer is empty; placers: {', '.join([*HEURISTICS, *learned])}")
     if name in HEURISTICS:
         return HEURISTICS[name]
     if (pretrained := pretrained_path(name)) is not None:
@@ -84,11 +94,11 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
         from placeto.policies.weights import load_weights
 
         return guided_placer(load_weights(pretrained))
-    if name in LEARNED:
+    if name in learned:
         raise LoadError(f"placer {name!r} is learned: give a checkpoint made by `placeto train` (--checkpoint PATH)")
     if Path(name).exists():
         return _load_learned(name)[1]
-    known = ", ".join([*HEURISTICS, *LEARNED])
+    known = ", ".join([*HEURISTICS, *learned])
     raise LoadError(f"no placer and no checkpoint is called {name!r}; placers: {known}")
 
 
@@ -147,17 +157,14 @@ def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str,
 
 def _load_learned(path: str | Path) -> tuple[str, Placer]:
     from placeto.environment.config import EnvConfig
-    from placeto.policies import POLICIES
     from placeto.policies.guided_search import GuidedConfig
-    from placeto.training.checkpoint import CheckpointError, check_shapes, load_checkpoint, matching
+    from placeto.training.checkpoint import check_shapes, load_checkpoint, matching, policy_of
     from placeto.training.config import check_loaded
 
     checkpoint = load_checkpoint(path)
-    name = checkpoint.get("placer")
-    if name not in POLICIES:
-        raise CheckpointError(f"{path}: holds a placer {name!r:.60}, but only {', '.join(POLICIES)} are known")
+    name, entry = policy_of(checkpoint, path)
     with matching(path):
-        entry, config = POLICIES[name], checkpoint["config"]
+        config = checkpoint["config"]
         settings = entry.config(**config["policy"])
         check_loaded(policy=settings)
         if entry.kind == "iterative":
@@ -171,14 +178,20 @@ def load_families() -> dict[str, Any]:
     """Graph families by name, from every installed package with an entry point in ``placeto.families``.
 
     Raises:
-        LoadError: an entry point can't be imported.
+        ExtensionError: an entry point can't be imported, what it names is no dictionary of families, or two packages
+            have a family of the same name.
     """
     families: dict[str, Any] = {}
-    for point in entry_points(group="placeto.families"):
-        try:
-            families.update(point.load())
-        except (ImportError, AttributeError) as problem:
-            raise LoadError(f"the graph families of entry point {point.value!r} can't be loaded: {problem}") from None
+    for point in entry_points(group=extensions.FAMILIES):
+        added = load_extension(point)
+        if not isinstance(added, Mapping):
+            raise ExtensionError(f"{described(point)}: must be a dictionary of families, not {added!r:.60}")
+        for name, family in added.items():
+            if name in families:
+                raise ExtensionError(f"{described(point)}: another package has a family {name!r}, too: uninstall one")
+            if lacking := [part for part in _FAMILY if not hasattr(family, part)]:
+                raise ExtensionError(f"{described(point)}: the family {name!r} has no {lacking[0]}")
+            families[name] = family
     return families
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FLOORS = {
+    "extensions": 0,
+    "kernel_files": 0,
     "lazily": 0,
     "terminal": 0,
     "pretrained": 0,

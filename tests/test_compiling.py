@@ -8,6 +8,7 @@ import os
 import pkgutil
 import time
 from pathlib import Path
+from types import CodeType
 
 import numba
 import pytest
@@ -16,6 +17,7 @@ from numba.core.dispatcher import Dispatcher
 import placeto
 from placeto import compiling, terminal
 from placeto.cli.command import compiling_told
+from placeto.kernel_files import kernel_files
 
 
 def compile_something() -> None:
@@ -40,23 +42,35 @@ def test_nothing_is_told_where_nothing_is_compiled(capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_no_function_is_compiled_in_two_ways() -> None:
-    """Numba keeps what is compiled by the function's name: a second way would be read as the first."""
+@pytest.fixture(scope="module")
+def codes() -> list[CodeType]:
+    """Of all kernels of the package."""
     for module in pkgutil.walk_packages(placeto.__path__, "placeto."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     kernels = [found for found in gc.get_objects() if issubclass(type(found), Dispatcher)]
-    codes = [kernel.py_func.__code__ for kernel in kernels if kernel.py_func.__module__.startswith("placeto.")]
+    return [kernel.py_func.__code__ for kernel in kernels if kernel.py_func.__module__.startswith("placeto.")]
+
+
+def test_no_function_is_compiled_in_two_ways(codes: list[CodeType]) -> None:
+    """Numba keeps what is compiled by the function's name: a second way would be read as the first."""
     assert len(codes) > 50
     assert len(set(codes)) == len(codes)
 
 
+def test_every_kernel_is_in_a_kernel_file(codes: list[CodeType]) -> None:
+    assert {Path(code.co_filename) for code in codes} <= set(kernel_files(Path(placeto.__file__).parent))
+
+
 def test_what_kernel_files_hold_decides_whether_they_are_compiled_again(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "toy"
     kernel, other = tmp_path / "simulator" / "kernel.py", tmp_path / "cli" / "command.py"
-    index = tmp_path / "heuristics" / "__pycache__" / "moves.nbi"
-    for path in (kernel, other, index):
+    index, maker = tmp_path / "heuristics" / "__pycache__" / "moves.nbi", tmp_path / "compiling.py"
+    for path in (kernel, other, index, maker):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("one")
+    text = "from toy.compiling import compiled\n@compiled()\ndef kernel():\n    return "
+    kernel.write_text(f"{text}1")
     assert compiling.drop_stale_caches(tmp_path)
     assert not index.exists()
 
@@ -69,11 +83,11 @@ def test_what_kernel_files_hold_decides_whether_they_are_compiled_again(tmp_path
         return not index.exists()
 
     assert not dropped()
-    assert not dropped(kernel, "one", age=-1e8), "it is dated in the future"
+    assert not dropped(kernel, f"{text}1", age=-1e8), "it is dated in the future"
     assert not dropped(other, "two")
-    assert dropped(kernel, "two", age=-1e8)
+    assert dropped(kernel, f"{text}2", age=-1e8)
     assert not dropped()
-    assert dropped(kernel, "three", age=1e8)
+    assert dropped(kernel, f"{text}3", age=1e8)
     kernel.rename(kernel.with_name("renamed.py"))
     assert dropped()
 

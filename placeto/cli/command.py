@@ -32,7 +32,7 @@ COMMANDS = {
     "run": "Run a placed model on devices of this machine.",
     "tune": "Find the placement that is fastest when it is run.",
     "cluster": "Write a cluster as a file: a preset, or a machine by nvidia-smi.",
-    "list": "List the graph families, clusters or placers.",
+    "list": "List the graph families, clusters, placers or rewards.",
 }
 _EXAMPLE = """\
   placeto place net.py:make --cluster 4xv100          (make returns a module, a list of inputs, a loss)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from tyro.conf import Positional
 
-from placeto.placers import load_families, placer_names
+from placeto.placers import first_line, load_families, placer_names
 
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster, Device
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """List the graph families, clusters or placers, one a line."""
+    """List the graph families, clusters, placers or rewards, one a line."""
 
-    what: Positional[Literal["families", "clusters", "placers"]]
+    what: Positional[Literal["families", "clusters", "placers", "rewards"]]
     """what to list"""
 
 
 def run(arguments: Arguments) -> None:
     """Print the list."""
-    table = {"families": _families, "clusters": _clusters, "placers": placer_names}[arguments.what]()
+    tables = {"families": _families, "clusters": _clusters, "placers": placer_names, "rewards": _rewards}
+    table = tables[arguments.what]()
     width = max(map(len, table), default=0)
     for name, sentence in table.items():
         print(f"{name:<{width}}  {sentence}")
@@ -39,6 +40,12 @@ def _clusters() -> dict[str, str]:
     from placeto.problem.presets import CLUSTERS
 
     return {name: describe_cluster(factory()) for name, factory in CLUSTERS.items()}
+
+
+def _rewards() -> dict[str, str]:
+    from placeto.environment.rewards import find_reward, reward_names
+
+    return {name: first_line(find_reward(name)) for name in reward_names()}
 
 
 def _peaks(device: Device) -> str:

@@ -6,10 +6,18 @@ Legend: T moves of an episode, B episodes. Makespans are relative to the best si
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, wraps
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from placeto import extensions
+from placeto.extensions import ExtensionError, described, load_extension, named_extensions
+
+Reward = Callable[[Tensor], Tensor]
+"""Of relative makespans (T+1, B) of episodes, what each move is worth (T, B)."""
 
 
 def improvement(makespan: Tensor) -> Tensor:
@@ -44,12 +52,54 @@ def at_the_end(makespan: Tensor) -> Tensor:
     return late
 
 
-REWARDS: dict[str, Callable[[Tensor], Tensor]] = {
+REWARDS: dict[str, Reward] = {
     "improvement": improvement,
     "best-so-far": best_so_far,
     "at-the-end": at_the_end,
 }
-"""Name -> reward of each move."""
+"""Name -> reward of each move. Those of other packages are beside them in `find_reward`."""
+
+
+def reward_names() -> list[str]:
+    """Of all rewards of moves, those of other packages among them.
+
+    Raises:
+        ExtensionError: two packages have a reward of the same name, or one has a name of Placeto's.
+    """
+    return [*REWARDS, *_others()]
+
+
+@cache
+def find_reward(name: str) -> Reward:
+    """A reward of moves by its name; it raises an ExtensionError where it returns anything else than (T, B).
+
+    Raises:
+        KeyError: there is no such one.
+        ExtensionError: the package that has it can't be used.
+    """
+    others = _others()
+    if name in REWARDS:
+        return REWARDS[name]
+    point = others[name]
+    reward: Reward = load_extension(point)
+    if not callable(reward):
+        raise ExtensionError(f"{described(point)}: is no function, but {reward!r:.60}")
+
+    @wraps(reward)
+    def checked(makespan: Tensor) -> Tensor:
+        worth = reward(makespan)
+        if not isinstance(worth, Tensor) or worth.shape != makespan[1:].shape:
+            shape = tuple(worth.shape) if isinstance(worth, Tensor) else type(worth).__name__
+            expected = tuple(makespan[1:].shape)
+            raise ExtensionError(f"{described(point)}: returns {shape} for {expected[0]} moves, it must be {expected}")
+        return worth
+
+    return checked
+
+
+@cache
+def _others() -> dict[str, EntryPoint]:
+    return named_extensions(extensions.REWARDS, REWARDS)
 
 
 def square_root(relative: np.ndarray) -> np.ndarray:

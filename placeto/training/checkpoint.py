@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from placeto.policies.external import AnyPolicy, UnknownPolicyError, find_policy
 from placeto.policies.weights import SUFFIX, WeightsError, load_weights, save_weights
 from placeto.pretrained import pretrained_path
 from placeto.problem.files import atomic_write
@@ -148,6 +149,22 @@ def _check(state: Mapping[str, Any], path: Path) -> None:
             finite = key not in _WEIGHTS or math.isfinite(value)
         if not finite:
             raise CheckpointError(f"{path}: {key!r} holds a NaN or an infinite number: the training went wrong")
+
+
+def policy_of(checkpoint: Mapping[str, Any], path: str | Path) -> tuple[str, AnyPolicy]:
+    """Name of the learned placer of a checkpoint, and what it is made of.
+
+    Raises:
+        CheckpointError: neither Placeto nor an installed package has it.
+        ExtensionError: the package that has it can't be used.
+    """
+    name = checkpoint.get("placer")
+    try:
+        return str(name), find_policy(str(name))
+    except UnknownPolicyError as problem:
+        raise CheckpointError(
+            f"{path}: holds the placer {name!r:.60}: {problem}; install the package that it was trained with"
+        ) from None
 
 
 def check_shapes(make: Callable[[Any], Any], settings: Any, parameters: Mapping[str, Any]) -> None:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 
 from placeto.environment.config import EnvConfig
-from placeto.policies import POLICIES
+from placeto.environment.rewards import reward_names
+from placeto.policies.external import ExternalPolicy, find_policy, policy_names
 from placeto.policies.guided_search import GuidedConfig
 from placeto.policies.one_shot.gdp import GdpConfig
 from placeto.policies.one_shot.grouper import GrouperConfig
@@ -18,7 +19,6 @@ from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.training.settings import ConfigError, check_settings
 
-IterativeConfig = PlacetoConfig | PlacetoPaperConfig
 OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig | MlpConfig
 
 
@@ -78,8 +78,9 @@ class LearningConfig:
     """Reward baseline: mean over replicas, or the paper's mean at each step over earlier rounds of the graph."""
     baseline_rounds: int = 10
     """Rounds that the "steps" baseline looks back."""
-    reward: Literal["best-so-far", "improvement", "at-the-end"] = "best-so-far"
-    """Drop of the best makespan met at every move, the paper's drop of the current one, or all of it at the end."""
+    reward: str = "best-so-far"
+    """Drop of the best makespan met at every move; improvement, the paper's drop of the current one; at-the-end; or
+    another of `placeto list rewards`."""
     discount: float = 0.98
     """Discount of rewards, per move."""
     clip: float = 0.2
@@ -195,7 +196,7 @@ class RunConfig:
 class TrainConfig(RunConfig):
     """Everything that defines the training of an iterative policy."""
 
-    policy: IterativeConfig = field(default_factory=PlacetoConfig)
+    policy: Any = field(default_factory=PlacetoConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
     search: GuidedConfig = field(default_factory=GuidedConfig)
@@ -208,7 +209,7 @@ class OneShotTrainConfig(RunConfig):
 
     placer: str = "seq2seq"
     """Which learned placer."""
-    policy: OneShotConfig = field(default_factory=Seq2SeqConfig)
+    policy: Any = field(default_factory=Seq2SeqConfig)
     learning: OneShotLearningConfig = field(default_factory=OneShotLearningConfig)
 
 
@@ -282,7 +283,15 @@ def default_config(placer: str, out: str) -> AnyTrainConfig:
         ConfigError: the learned placer is unknown.
     """
     _check_placer(placer)
-    policy = POLICIES[placer].config()
+    entry = find_policy(placer)
+    policy = entry.config()
+    if isinstance(entry, ExternalPolicy):
+        if entry.kind == "one-shot":
+            return OneShotTrainConfig(
+                out, placer=placer, policy=policy, learning=entry.learning or OneShotLearningConfig()
+            )
+        learning = entry.learning or LearningConfig(reinforcement=float(not hasattr(entry.policy, "changes")))
+        return TrainConfig(out, placer=placer, policy=policy, env=entry.env, learning=learning)
     if isinstance(policy, PlacetoConfig):
         return TrainConfig(out, placer=placer, policy=policy)
     if isinstance(policy, PlacetoPaperConfig):
@@ -296,9 +305,9 @@ def check_config(config: AnyTrainConfig) -> None:
     Raises:
         ConfigError: one is out of its range, or the learned placer is unknown.
     """
-    check_settings(config, _RANGES)
+    check_settings(config, _ranges(config.policy))
     _check_placer(config.placer)
-    expected = POLICIES[config.placer].config
+    expected = find_policy(config.placer).config
     if not isinstance(config.policy, expected):
         raise ConfigError(f"placer {config.placer!r} needs a {expected.__name__} as policy, not {config.policy!r}")
     if not config.out.strip():
@@ -317,7 +326,7 @@ def check_loaded(**parts: Any) -> None:
         ConfigError: one is out of its range.
     """
     for part, settings in parts.items():
-        check_settings(settings, _RANGES, f"{part}.")
+        check_settings(settings, _ranges(settings), f"{part}.")
         if isinstance(settings, OneShotConfig):
             _check_widths(settings)
 
@@ -326,12 +335,13 @@ def _check_iterative(config: TrainConfig) -> None:
     learning, policy = config.learning, config.policy
     if learning.baseline == "replicas" and learning.replicas < 2:
         raise ConfigError(f"learning.replicas must be at least 2 here, not {learning.replicas}")
-    if isinstance(policy, PlacetoPaperConfig):
-        if learning.reinforcement < 1:
-            raise ConfigError(f"learning.reinforcement must be 1 for {config.placer}, which predicts no effects of "
-                              f"moves, not {learning.reinforcement}")  # fmt: skip
-        if config.env.order != "topological":
-            raise ConfigError(f"env.order must be topological for {config.placer}, not {config.env.order}")
+    if learning.reinforcement < 1 and not hasattr(find_policy(config.placer).policy, "changes"):
+        raise ConfigError(f"learning.reinforcement must be 1 for {config.placer}, which predicts no effects of "
+                          f"moves, not {learning.reinforcement}")  # fmt: skip
+    if learning.reward not in reward_names():
+        raise ConfigError(f"learning.reward must be {' or '.join(reward_names())}, not {learning.reward!r:.60}")
+    if isinstance(policy, PlacetoPaperConfig) and config.env.order != "topological":
+        raise ConfigError(f"env.order must be topological for {config.placer}, not {config.env.order}")
     episodes = learning.graphs * learning.supervised_replicas
     if learning.replay and learning.replay < episodes:
         raise ConfigError(f"learning.replay must be 0 or at least the {episodes} episodes of an iteration, "
@@ -342,7 +352,8 @@ def _check_one_shot(config: OneShotTrainConfig) -> None:
     learning, policy = config.learning, config.policy
     if learning.baseline in ("samples", "quantile") and learning.samples < 2:
         raise ConfigError(f"learning.samples must be at least 2 here, not {learning.samples}")
-    _check_widths(policy)
+    if isinstance(policy, OneShotConfig):
+        _check_widths(policy)
 
 
 def _check_widths(policy: OneShotConfig) -> None:
@@ -360,6 +371,12 @@ def _check_device(device: str) -> None:
         raise ConfigError(f"device {device}: torch finds {torch.cuda.device_count()} GPUs here; cpu is always there")
 
 
+def _ranges(settings: Any) -> dict[str, tuple[float, float]]:
+    """Those of the settings of another package's policy are its own affair."""
+    ours = type(settings).__module__.startswith("placeto.")
+    return {name: limits for name, limits in _RANGES.items() if ours or not name.startswith("policy.")}
+
+
 def _check_placer(placer: str) -> None:
-    if placer not in POLICIES:
-        raise ConfigError(f"placer {placer!r} can't be trained; learned placers: {', '.join(POLICIES)}")
+    if placer not in policy_names():
+        raise ConfigError(f"placer {placer!r} can't be trained; learned placers: {', '.join(policy_names())}")

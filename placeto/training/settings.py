@@ -56,6 +56,8 @@ def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
     if get_origin(hint) is tuple:

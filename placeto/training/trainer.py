@@ -13,7 +13,7 @@ import numpy as np
 
 from placeto.environment.instance import Measure
 from placeto.formats.placement import save_placement
-from placeto.policies import POLICIES
+from placeto.policies.external import find_policy
 from placeto.policies.one_shot.base import OneShotPolicy
 from placeto.problem.files import locked
 from placeto.problem.problem import PlacementProblem
@@ -27,6 +27,7 @@ from placeto.training.checkpoint import (
     find_checkpoint,
     load_checkpoint,
     matching,
+    policy_of,
     save_checkpoint,
 )
 from placeto.training.config import (
@@ -136,7 +137,7 @@ def _train(
     validation = problems if validation is None else validation
     set_threads(config.threads, config.threads if ranks.size > 1 else None)
     saved = load_checkpoint(config.out) if resume else None
-    learner: Learner = LEARNERS[POLICIES[config.placer].kind](
+    learner: Learner = LEARNERS[find_policy(config.placer).kind](
         config, problems, validation, lambda note: report(0.0, note), ranks, measure
     )
     state = learner.initial_state()
@@ -292,11 +293,12 @@ def pretrained_config(path: str | Path, checkpoint: Mapping[str, Any], out: str)
     Raises:
         CheckpointError: it holds no policy that this version knows.
     """
+    placer, entry = policy_of(checkpoint, path)
     with matching(path):
-        config, saved = default_config(checkpoint["placer"], out), checkpoint["config"]
+        config, saved = default_config(placer, out), checkpoint["config"]
         policy = type(config.policy)(**saved["policy"])
         check_loaded(policy=policy)
-        check_shapes(POLICIES[config.placer].policy, policy, checkpoint["best_parameters"])
+        check_shapes(entry.policy, policy, checkpoint["best_parameters"])
         changes: dict[str, Any] = {"policy": policy}
         changes["learning"] = replace(config.learning, **FINE_TUNING.get(config.placer, {}))
         if isinstance(config, TrainConfig):

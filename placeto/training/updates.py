@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
-from placeto.environment.rewards import REWARDS
+from placeto.environment.rewards import find_reward
 from placeto.policies.placeto import PlacetoPolicy
 from placeto.training.config import LearningConfig, OneShotLearningConfig
 from placeto.training.losses import (
@@ -78,7 +78,7 @@ def advantages(makespan: Tensor, config: LearningConfig, graph: np.ndarray, hist
         graph: (B,) training instance of each episode.
         history: returns of earlier rounds by instance, for the "steps" baseline; updated in place.
     """
-    rewards = REWARDS[config.reward](makespan)
+    rewards = find_reward(config.reward)(makespan)
     returns = discounted_returns(rewards, config.discount)
     if config.baseline == "replicas":
         which, replica = np.unique(graph, return_inverse=True)

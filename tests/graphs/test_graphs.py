@@ -235,20 +235,19 @@ def test_choice_follows_its_weights() -> None:
     assert 0.7 < drawn.count("b") / 400 < 0.8
 
 
-def _tiny_family() -> Family:
+def _tiny_family(data: Path) -> Family:
     def sample(rng: np.random.Generator) -> TrainingStep:
         width = int(rng.integers(2, 1000))
         return TrainingStep(nn.Linear(width, 2), (torch.empty(1, width),), (), lambda y: y.sum())
 
-    return Family("tiny", "one layer", sample, splits={"train": 3, "test": 1})
+    return Family("tiny", "one layer", sample, splits={"train": 3, "test": 1}, data=data)
 
 
 def test_regenerate_writes_what_load_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    family = _tiny_family()
+    family = _tiny_family(tmp_path / "data")
     monkeypatch.setitem(FAMILIES, "tiny", family)
-    monkeypatch.setattr(store, "DATA", tmp_path / "data")
     with pytest.raises(FileNotFoundError):
         family.load("train", 0)
     main(["regenerate", "--family", "tiny", "--workers", "1"])
@@ -263,20 +262,19 @@ def test_regenerate_writes_what_load_reads(
     assert (tmp_path / "data" / "tiny.zip").read_bytes() == first
 
 
-def test_store_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_keeps_everything(tmp_path: Path) -> None:
     ops = [
         {"name": "a", "outputs": [4, 8], "flops": 2.5, "param_bytes": 3, "colocation": "x"},
         {"name": "b", "inputs": [["a", 1], ["a", 0]], "module": "m.0", "colocation": "x"},
         {"name": "c", "tensors": ["m.table", "m.again"], "reads": ["x['it'][0]"]},
     ]
     graph = ComputationGraph.from_ops("one", ops, mode="inference")
-    monkeypatch.setattr(store, "DATA", tmp_path)
     store.save([graph], tmp_path / "some.zip")
-    again = store.load("some", "one")
+    again = store.load(tmp_path / "some.zip", "one")
     assert (again.hash, again.name, again.mode) == (graph.hash, "one", "inference")
     assert again.to_ops() == graph.to_ops()
     with pytest.raises(store.StoreError, match=r"some\.zip: .*no item named 'two'"):
-        store.load("some", "two")
+        store.load(tmp_path / "some.zip", "two")
 
 
 def test_splits_can_be_read_only() -> None:

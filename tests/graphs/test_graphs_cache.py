@@ -12,6 +12,7 @@ import torch
 
 from graphs import MODELS, cache, capture_progress, gnmt, rnnlm, store
 from graphs.capture_progress import capture_with_progress
+from graphs.family import Family, TrainingStep
 from graphs.models import ModelFamily
 from placeto.placers import load_families, load_split, resolve_graph
 from placeto.problem.cluster_files import load_cluster
@@ -87,12 +88,11 @@ def test_a_damaged_file_is_replaced(damage: str, capsys: pytest.CaptureFixture[s
     assert capture.calls == 2
 
 
-def test_every_flipped_bit_is_seen_or_harmless(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_flipped_bit_is_seen_or_harmless(folder: Path) -> None:
     """The cache captures the graph again, the families' store names the file."""
     path = folder / "some.zip"
     cache.cached(path, a_graph)
     good = path.read_bytes()
-    monkeypatch.setattr(store, "DATA", folder)
     random, messages = np.random.default_rng(0), list[str]()
     for bit in random.integers(8 * len(good), size=120).tolist():
         damaged = bytearray(good)
@@ -100,7 +100,7 @@ def test_every_flipped_bit_is_seen_or_harmless(folder: Path, monkeypatch: pytest
         path.write_bytes(damaged)
         store._archive.cache_clear()
         try:
-            assert store.load("some", "some").hash == a_graph().hash
+            assert store.load(path, "some").hash == a_graph().hash
         except store.StoreError as error:
             messages.append(str(error))
         assert cache.cached(path, a_graph).hash == a_graph().hash
@@ -213,6 +213,22 @@ def test_a_family_loads_what_it_captures(folder: Path) -> None:
     assert len(list(folder.iterdir())) == 2
     assert replace(family, name="alias").load("train", 1).name == "alias:train:1"
     assert len(list(folder.iterdir())) == 2, "the same network is shared"
+
+
+def test_a_drawn_family_is_captured_once(folder: Path) -> None:
+    drawn: list[int] = []
+
+    def sample(rng: np.random.Generator) -> TrainingStep:
+        drawn.append(int(rng.integers(2, 1000)))
+        return TrainingStep(torch.nn.Linear(drawn[-1], 2), (torch.empty(1, drawn[-1]),), (), lambda y: y.sum())
+
+    family = Family("drawn", "one layer", sample, splits={"train": 2})
+    graphs = [family.load("train", index) for index in (0, 1, 0)]
+    assert len(drawn) == len(list(folder.iterdir())) == 2
+    assert graphs[0].hash == graphs[2].hash != graphs[1].hash
+    assert graphs[2].hash == family.capture("train", 0).hash
+    with pytest.raises(ValueError, match="drawn:train has graphs 0 to 1"):
+        family.load("train", 2)
 
 
 def test_a_family_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

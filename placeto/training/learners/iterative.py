@@ -24,8 +24,8 @@ from placeto.environment.mdp import reset
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.starts import round_to_groups
 from placeto.heuristics.naive import try_single
-from placeto.policies import POLICIES
 from placeto.policies.base import PairDistribution
+from placeto.policies.external import find_policy
 from placeto.policies.guided_search import GuidedConfig, Starts, cheap_starts
 from placeto.policies.placeto import PlacetoPolicy
 from placeto.problem.grouping import Groups, expand, group_ops, join_groups
@@ -115,7 +115,7 @@ class IterativeLearner:
         """A fresh policy; the best placements met are the best starts."""
         config, learning, family, starts = self.config, self.config.learning, self.family, self.family.starts
         torch.manual_seed(config.seed)
-        policy = POLICIES[config.placer].policy(config.policy).to(config.device)
+        policy = find_policy(config.placer).policy(config.policy).to(config.device)
         remembers = learning.replay and learning.supervised
         return TrainState(
             policy=policy,

@@ -18,7 +18,7 @@ from torch import Tensor
 from placeto.environment.instance import Measure
 from placeto.environment.rewards import PLACEMENT_REWARDS
 from placeto.heuristics.local_search.starts import best_cheap
-from placeto.policies import POLICIES
+from placeto.policies.external import find_policy
 from placeto.policies.one_shot.base import OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind, make_input
 from placeto.policies.one_shot.randomness import SharedGenerator
@@ -107,7 +107,7 @@ class OneShotLearner:
         """A fresh policy, no placement met."""
         config, family = self.config, self.family
         torch.manual_seed(config.seed)
-        policy = POLICIES[config.placer].policy(config.policy).to(config.device)
+        policy = find_policy(config.placer).policy(config.policy).to(config.device)
         for graph in (*family.inputs, *self.held_out.inputs):
             policy.check(graph)
         return TrainState(

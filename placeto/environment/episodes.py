@@ -1,0 +1,246 @@
+"""Episodes of the placement MDP side by side, with what libraries of reinforcement learning want: padded arrays.
+
+Each is about one of several problems. Its groups of ops are moved one after another, as in `placeto.environment.mdp`,
+and it ends when each could have been moved once.
+
+Legend: B episodes, C problems, G groups of the largest problem, D devices of the largest cluster, M arcs between groups
+of the problem with most, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from placeto.environment.columns import EDGE, NODE, PAIR
+from placeto.environment.config import EnvConfig
+from placeto.environment.instance import InstanceBatch, make_instance
+from placeto.environment.mdp import EnvState, reset, step
+from placeto.environment.rewards import find_reward, reward_names
+from placeto.problem.grouping import expand
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+
+NOTHING = -1
+"""In place of an arc that isn't there."""
+LARGEST = 1e6
+"""Features, which are shares and logarithms, are cut off here: spaces of observations need bounds."""
+
+
+class EpisodesError(ValueError):
+    """Problems that can't be placed in episodes, or an option of a reset that doesn't fit."""
+
+
+class Sizes(NamedTuple):
+    """To which sizes arrays are padded."""
+
+    groups: int  # G
+    devices: int  # D
+    arcs: int  # M
+
+    @classmethod
+    def of(cls, problems: Sequence[PlacementProblem]) -> Sizes:
+        """The largest of some problems, those that are trained on and those that are tested on together."""
+        instances = [make_instance(problem) for problem in problems]
+        return cls(
+            max(instance.groups.num_groups for instance in instances),
+            max(problem.num_devices for problem in problems),
+            max(1, *(instance.pairs.shape[1] for instance in instances)),
+        )
+
+
+class Episodes:
+    """B episodes side by side: what both environments are made of.
+
+    Args:
+        problems: one of them is drawn for each episode.
+        env: who picks the next node, and which moves are taken back.
+        reward: name of what a move is worth, from `placeto list rewards`.
+        count: B.
+        sizes: to which arrays are padded; those of the largest problem if not given.
+
+    Raises:
+        EpisodesError: there is no problem, one has nothing to place or is larger than `sizes`, or there is no such
+            reward.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[PlacementProblem],
+        env: EnvConfig,
+        reward: str,
+        count: int,
+        sizes: Sizes | None = None,
+    ) -> None:
+        if not problems or any(problem.num_devices < 2 for problem in problems):
+            raise EpisodesError("an environment needs at least one problem, each on a cluster of two devices or more")
+        if reward not in reward_names():
+            raise EpisodesError(f"reward must be {' or '.join(reward_names())}, not {reward!r:.60}")
+        self.batch = InstanceBatch.of([make_instance(problem) for problem in problems])
+        self.env, self.reward, self.count = env, find_reward(reward), count
+        largest = Sizes.of(problems)
+        self.sizes = largest if sizes is None else sizes
+        if any(need > size for need, size in zip(largest, self.sizes, strict=True)):
+            raise EpisodesError(f"sizes must be at least {largest}, not {self.sizes}: take Sizes.of all problems")
+        self.starts = np.array([_best_device(problem) for problem in problems])
+        self.makespan = np.zeros(
+            (count, self.sizes.groups + 1), np.float32
+        )  # relative, after each move of the episodes
+        self.moves = np.zeros(count, np.int64)
+        self.state: EnvState | None = None
+
+    @property
+    def actions(self) -> int:
+        """A: group * D + device; where the order is fixed, the device of the group whose turn it is."""
+        return self.sizes.devices if self._fixed else self.sizes.groups * self.sizes.devices
+
+    @property
+    def _fixed(self) -> bool:
+        return self.env.order == "topological"
+
+    @property
+    def going(self) -> EnvState:
+        """The state of the episodes.
+
+        Raises:
+            EpisodesError: they haven't begun.
+        """
+        if self.state is None:
+            raise EpisodesError("the episodes haven't begun: call reset() first")
+        return self.state
+
+    def begin(self, rows: np.ndarray, index: np.ndarray, placement: np.ndarray | None = None) -> None:
+        """Begin episodes.
+
+        Args:
+            rows: (B,) bool, which of them; all the first time.
+            index: (B,) int64, which problem each is about.
+            placement: (B, G) int64, where they begin; the best single device if not given.
+        """
+        if placement is None:
+            placement = np.repeat(self.starts[index][:, None], self.sizes.groups, 1)
+        if self.state is None or rows.all():
+            self.state = reset(self.batch, self.env, index, placement)
+        else:
+            fresh = np.zeros((self.count, self.sizes.groups), bool)
+            self.state = self._changed(self.state, rows, index, placement, fresh)
+        self.moves[rows] = 0
+        self.makespan[rows, 0] = self.state.makespan[rows]
+
+    def move(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Make a move in each episode: what it is worth (B,) float32, and whether the episode is over (B,) bool.
+
+        One that isn't legal changes nothing, but is a move.
+
+        Args:
+            action: (B,) int64, below A.
+
+        Raises:
+            EpisodesError: an action out of this range.
+        """
+        before, mask, action = self.going, self.mask(), np.asarray(action, np.int64)
+        if action.shape != (self.count,) or action.min() < 0 or action.max() >= self.actions:
+            raise EpisodesError(f"{self.count} actions from 0 to {self.actions - 1} are needed, not {action!r:.60}")
+        illegal = ~mask[np.arange(self.count), action]
+        action = np.where(illegal, mask.argmax(1), action)
+        group, device = self._turn() if self._fixed else action // self.sizes.devices, action % self.sizes.devices
+        self.state = step(self.batch, self.env, before, group * before.data.legal.shape[1] + device)
+        if illegal.any():
+            back = self._changed(self.state, illegal, before.index, before.placement, before.visited)
+            best = np.where(illegal, before.best, back.best)
+            placement = np.where(illegal[:, None], before.best_placement, back.best_placement)
+            self.state = replace(back, best=best, best_placement=placement)
+        self.moves += 1
+        self.makespan[np.arange(self.count), self.moves] = self.state.makespan
+        return self._worth(), self.moves == self.horizon
+
+    @property
+    def horizon(self) -> np.ndarray:
+        """(B,) moves of each episode: as many as there are groups."""
+        return self.batch.num_groups[self.going.index]
+
+    def _worth(self) -> np.ndarray:
+        """(B,) rewards of the last moves: those of whole episodes in which the makespan stays as it is from now on."""
+        worth = np.zeros(self.count, np.float32)
+        for horizon in np.unique(self.horizon):
+            rows = np.flatnonzero(self.horizon == horizon)
+            so_far = np.minimum(np.arange(horizon + 1)[:, None], self.moves[rows])  # (T+1, rows)
+            rewards = self.reward(torch.from_numpy(self.makespan[rows, so_far]))
+            worth[rows] = rewards.numpy()[self.moves[rows] - 1, np.arange(len(rows))]
+        return worth
+
+    def _changed(
+        self, state: EnvState, rows: np.ndarray, index: np.ndarray, placement: np.ndarray, visited: np.ndarray
+    ) -> EnvState:
+        """The state with some episodes (B,) bool elsewhere, where they have met nothing better yet."""
+        wide = rows[:, None]
+        new = reset(
+            self.batch,
+            self.env,
+            np.where(rows, index, state.index),
+            np.where(wide, placement, state.placement),
+            np.where(wide, visited, state.visited),
+        )
+        best = np.where(rows, new.best, state.best)
+        return replace(new, best=best, best_placement=np.where(wide, new.best_placement, state.best_placement))
+
+    def _turn(self) -> np.ndarray:
+        """(B,) the group whose turn it is, where the order is fixed."""
+        state = self.going
+        turn: np.ndarray = state.data.local.numpy()[state.data.x[:, NODE.is_current].numpy() > 0]
+        return turn
+
+    def mask(self) -> np.ndarray:
+        """(B, actions) bool, which actions are legal."""
+        data = self.going.data
+        legal = np.zeros((self.count, self.sizes.groups, self.sizes.devices), bool)
+        legal[data.batch.numpy(), data.local.numpy(), : data.legal.shape[1]] = data.legal.numpy()
+        return legal[np.arange(self.count), self._turn()] if self._fixed else legal.reshape(self.count, -1)
+
+    def observation(self) -> dict[str, np.ndarray]:
+        """What is seen of the episodes, padded with zeros: the columns are those of `placeto.environment.columns`.
+
+        "node" (B, G, node features), "pair" (B, G, D, pair features), "edge" (B, M, edge features), all float32;
+        "arcs" (B, M, 2) int64, from which group to which, -1 where there is none; "present" (B, G) int8, 1 = a group.
+        """
+        data = self.going.data
+        of, local = data.batch.numpy(), data.local.numpy()
+        node = np.zeros((self.count, self.sizes.groups, len(NODE)), np.float32)
+        pair = np.zeros((self.count, self.sizes.groups, self.sizes.devices, len(PAIR)), np.float32)
+        edge = np.zeros((self.count, self.sizes.arcs, len(EDGE)), np.float32)
+        arcs = np.full((self.count, self.sizes.arcs, 2), NOTHING, np.int64)
+        present = np.zeros((self.count, self.sizes.groups), np.int8)
+        node[of, local], present[of, local] = data.x.numpy(), 1
+        pair[of, local, : data.pair.shape[1]] = data.pair.numpy()
+        ends = data.edge_index.numpy()
+        row = of[ends[0]]
+        place = np.arange(len(row)) - np.searchsorted(row, row)
+        edge[row, place], arcs[row, place] = data.edge_attr.numpy(), local[ends].T
+        seen = {"node": node, "pair": pair, "edge": edge}
+        return {name: x.clip(-LARGEST, LARGEST) for name, x in seen.items()} | {"arcs": arcs, "present": present}
+
+    def info(self) -> dict[str, np.ndarray]:
+        """(B,) problem of each episode, its makespan and the best met, in microseconds, penalised for memory; mask."""
+        state = self.going
+        single = self.batch.single_us[state.index]
+        return {
+            "problem": state.index.copy(),
+            "makespan_us": state.makespan * single,
+            "best_us": state.best * single,
+            "action_mask": self.mask(),
+        }
+
+    def best_placement(self, row: int) -> np.ndarray:
+        """(N,) int64, device of each op in the best placement that an episode has met."""
+        groups = self.batch.instances[self.going.index[row]].groups
+        return expand(groups, self.going.best_placement[row, : groups.num_groups])
+
+
+def _best_device(problem: PlacementProblem) -> int:
+    """The device on which all ops together take the least time, of those with memory for them if there are any."""
+    schedules = [simulate(problem, np.full(problem.num_ops, d, np.int64)) for d in range(problem.num_devices)]
+    return min(range(problem.num_devices), key=lambda d: (not schedules[d].fits, schedules[d].makespan_us))

@@ -1,0 +1,229 @@
+"""The placement MDP as `gymnasium` environments, for libraries of reinforcement learning; ``pip install placeto[gym]``.
+
+`PlacementEnv` has one episode at a time; `PlacementVectorEnv` has many, simulated in one call. More: docs/gymnasium.md.
+
+Legend: B episodes, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from placeto.environment.columns import EDGE, NODE, PAIR
+from placeto.environment.config import EnvConfig
+from placeto.environment.episodes import LARGEST, NOTHING, Episodes, EpisodesError, Sizes
+from placeto.problem.problem import PlacementProblem
+
+try:
+    import gymnasium
+    from gymnasium import spaces
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector.utils import batch_space
+except ImportError:
+    raise ImportError('environments for gymnasium need it: pip install "placeto[gym]"') from None
+
+__all__ = ["ID", "PlacementEnv", "PlacementVectorEnv", "Sizes"]
+
+ID = "placeto/Placement-v0"
+"""For `gymnasium.make` and `gymnasium.make_vec`, once this module is imported."""
+Observation = dict[str, np.ndarray]
+_DEFAULT = EnvConfig()
+
+
+class PlacementEnv(gymnasium.Env[Any, Any]):
+    """One episode at a time: each moves groups of ops between devices, from the best single device.
+
+    Args:
+        problems: what to place; an episode is about one of them, drawn at random.
+        env: who picks the next group, and which moves are taken back.
+        reward: what a move is worth, a name from `placeto list rewards`.
+        sizes: of observations and actions, ``Sizes.of(all problems)`` where a policy is trained on some and tested on
+            others; those of the largest problem if not given.
+
+    Raises:
+        EpisodesError: there is no problem, one has nothing to place or is larger than `sizes`, or there is no such
+            reward.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium says so
+
+    def __init__(
+        self,
+        problems: Sequence[PlacementProblem],
+        env: EnvConfig = _DEFAULT,
+        reward: str = "best-so-far",
+        sizes: Sizes | None = None,
+    ) -> None:
+        self.episodes = Episodes(problems, env, reward, 1, sizes)
+        self.observation_space = observation_space(self.episodes)
+        self.action_space = spaces.Discrete(self.episodes.actions)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode; `options` may have "problem", its number, and "placement", (G,) devices of its groups.
+
+        Raises:
+            EpisodesError: an option that doesn't fit.
+        """
+        super().reset(seed=seed)
+        index = np.array([self.np_random.integers(len(self.episodes.batch.instances))])
+        _begin(self.episodes, np.ones(1, bool), index, options or {})
+        return self._seen(), self._info(False)
+
+    def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Move a group: observation, reward, whether the episode is over, False, and info.
+
+        A move that isn't legal changes nothing.
+
+        Raises:
+            EpisodesError: there is no such action, or no episode.
+        """
+        reward, over = self.episodes.move(np.array([action]))
+        return self._seen(), float(reward[0]), bool(over[0]), False, self._info(bool(over[0]))
+
+    def action_masks(self) -> np.ndarray:
+        """(A,) bool, which actions are legal: for sb3-contrib's MaskablePPO, for instance."""
+        mask: np.ndarray = self.episodes.mask()[0]
+        return mask
+
+    def best_placement(self) -> np.ndarray:
+        """(N,) int64, device of each op in the best placement that this episode has met."""
+        return self.episodes.best_placement(0)
+
+    def _seen(self) -> Observation:
+        return {name: value[0] for name, value in self.episodes.observation().items()}
+
+    def _info(self, over: bool) -> dict[str, Any]:
+        info = {name: value[0] for name, value in self.episodes.info().items()}
+        return info | {"best_placement": self.best_placement()} if over else info
+
+
+class PlacementVectorEnv(VectorEnv[Any, Any, Any]):
+    """B episodes side by side, simulated in one call; one that is over begins anew in the same step.
+
+    Then ``infos["final_obs"]`` has its last observation, and ``infos["final_info"]`` its last info with the best
+    placement that it met.
+
+    Args:
+        problems: as for `PlacementEnv`, like the rest.
+        num_envs: B.
+        env: as for `PlacementEnv`.
+        reward: as for `PlacementEnv`.
+        sizes: as for `PlacementEnv`.
+
+    Raises:
+        EpisodesError: as for `PlacementEnv`.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - gymnasium says so
+
+    def __init__(
+        self,
+        problems: Sequence[PlacementProblem],
+        num_envs: int = 1,
+        env: EnvConfig = _DEFAULT,
+        reward: str = "best-so-far",
+        sizes: Sizes | None = None,
+    ) -> None:
+        self.num_envs = num_envs
+        self.episodes = Episodes(problems, env, reward, num_envs, sizes)
+        self.single_observation_space = observation_space(self.episodes)
+        self.single_action_space = spaces.Discrete(self.episodes.actions)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin all episodes; `options` as for `PlacementEnv`, with a row for each episode.
+
+        Raises:
+            EpisodesError: an option that doesn't fit.
+        """
+        super().reset(seed=seed)
+        _begin(self.episodes, np.ones(self.num_envs, bool), self._drawn(), options or {})
+        return self.episodes.observation(), self.episodes.info()
+
+    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """A move in each episode: observations, rewards (B,), which are over (B,), none truncated (B,), and infos.
+
+        Raises:
+            EpisodesError: there is no such action, or no episode.
+        """
+        reward, over = self.episodes.move(actions)
+        last: dict[str, Any] = {}
+        if over.any():
+            seen, info = self.episodes.observation(), self.episodes.info()
+            for row in np.flatnonzero(over).tolist():
+                final = {name: value[row] for name, value in info.items()}
+                final["best_placement"] = tuple(self.episodes.best_placement(row).tolist())  # problems differ in size
+                ended = {"final_obs": {name: value[row] for name, value in seen.items()}, "final_info": final}
+                last = self._add_info(last, ended, row)
+            self.episodes.begin(over, self._drawn())
+        infos = self.episodes.info() | last
+        return self.episodes.observation(), reward, over, np.zeros(self.num_envs, bool), infos
+
+    def action_masks(self) -> np.ndarray:
+        """(B, A) bool, which actions are legal."""
+        return self.episodes.mask()
+
+    def _drawn(self) -> np.ndarray:
+        """(B,) a problem for each episode."""
+        return self.np_random.integers(len(self.episodes.batch.instances), size=self.num_envs)
+
+
+def observation_space(episodes: Episodes) -> spaces.Dict:
+    """Of one episode; see `Episodes.observation`."""
+    groups, devices, arcs = episodes.sizes
+
+    def features(*shape: int) -> spaces.Box:
+        return spaces.Box(-LARGEST, LARGEST, shape, np.float32)
+
+    return spaces.Dict(
+        {
+            "node": features(groups, len(NODE)),
+            "pair": features(groups, devices, len(PAIR)),
+            "edge": features(arcs, len(EDGE)),
+            "arcs": spaces.Box(NOTHING, groups - 1, (arcs, 2), np.int64),
+            "present": spaces.MultiBinary(groups),
+        }
+    )
+
+
+def _begin(episodes: Episodes, rows: np.ndarray, index: np.ndarray, options: dict[str, Any]) -> None:
+    """Begin episodes about the given problems, unless the options of a reset say otherwise.
+
+    Raises:
+        EpisodesError: an option that doesn't fit.
+    """
+    if unknown := set(options) - {"problem", "placement"}:
+        raise EpisodesError(f"unknown option {min(unknown)!r:.60} of a reset; there are problem and placement")
+    problems, placement = len(episodes.batch.instances), None
+    if "problem" in options:
+        index = np.array(options["problem"], np.int64).reshape(-1)
+        if index.shape != rows.shape or index.min() < 0 or index.max() >= problems:
+            raise EpisodesError(
+                f"option problem must be {len(rows)} of 0 to {problems - 1}, not {options['problem']!r:.60}"
+            )
+    if "placement" in options:
+        placement = np.zeros((len(rows), episodes.sizes.groups), np.int64)
+        given = np.array(options["placement"], np.int64).reshape(len(rows), -1)
+        if (
+            given.shape[1] > episodes.sizes.groups
+            or given.min() < 0
+            or (given.max(1) >= episodes.batch.num_devices[index]).any()
+        ):
+            raise EpisodesError(f"option placement must have a device for each of {episodes.sizes.groups} groups")
+        placement[:, : given.shape[1]] = given
+    episodes.begin(rows, index, placement)
+
+
+gymnasium.register(
+    ID,
+    entry_point="placeto.environment.gym:PlacementEnv",
+    vector_entry_point="placeto.environment.gym:PlacementVectorEnv",
+)

@@ -1,0 +1,120 @@
+"""Which files decide what the kernels of a package are compiled to.
+
+When a kernel is compiled it takes in other kernels, constants and the fields of named tuples, of its own file or of
+others. They are found in the source: from each definition that mentions `compiled`, by the names that it mentions,
+across imports. What runs in Python around a kernel has no say.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["kernel_files"]
+
+_MAKER = "compiled"  # what kernels are made with, of the module `compiling`
+
+
+class Mention(NamedTuple):
+    """A name that stands in a definition, with the attribute that is read from it."""
+
+    name: str
+    attribute: str | None
+
+
+def kernel_files(folder: Path) -> list[Path]:
+    """The files of a package's folder with kernels and with what kernels take in, in the order of their paths.
+
+    Raises:
+        SyntaxError: one of them isn't Python.
+    """
+    files = {_module(path, folder): path for path in sorted(folder.rglob("*.py"))}
+    maker = f"{folder.name}.compiling"
+    found = {maker} & files.keys()
+    read: dict[str, Mapping[str, list[ast.stmt]]] = {}
+
+    def binding(module: str, name: str) -> list[ast.stmt]:
+        if module not in read:
+            read[module] = _bindings(ast.parse(files[module].read_bytes(), str(files[module])))
+        return read[module].get(name, [])
+
+    pending: list[tuple[str, str]] = []
+    for module, path in files.items():
+        if _MAKER.encode() in path.read_bytes() and any(
+            (maker, _MAKER) in _sources(statement, Mention(_MAKER, None), files)
+            for statement in binding(module, _MAKER)
+        ):
+            pending += [(module, name) for name, of in read[module].items() if any(map(_makes_a_kernel, of))]
+    seen: set[tuple[str, str]] = set()
+    while pending:
+        module, name = pending.pop()
+        if (module, name) in seen:
+            continue
+        seen.add((module, name))
+        for statement in binding(module, name):
+            if isinstance(statement, ast.ImportFrom):
+                pending += _sources(statement, Mention(name, None), files)
+            elif not isinstance(statement, ast.Import):
+                found.add(module)
+                for mention in _mentions(statement):
+                    pending.append((module, mention.name))
+                    for other in binding(module, mention.name):
+                        pending += _sources(other, mention, files)
+    return [path for module, path in files.items() if module in found]
+
+
+def _module(path: Path, folder: Path) -> str:
+    parts = (folder.name, *path.relative_to(folder).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _bindings(tree: ast.Module) -> Mapping[str, list[ast.stmt]]:
+    """The statements that bind each of a module's names, imports within other statements by themselves."""
+    bindings: dict[str, list[ast.stmt]] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bindings.setdefault(statement.name, []).append(statement)
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for alias in node.names:
+                    bindings.setdefault(alias.asname or alias.name.split(".")[0], []).append(node)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bindings.setdefault(node.id, []).append(statement)
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                bindings.setdefault(node.name, []).append(statement)
+    return bindings
+
+
+def _makes_a_kernel(statement: ast.stmt) -> bool:
+    imports = isinstance(statement, ast.Import | ast.ImportFrom)
+    return not imports and any(mention.name == _MAKER for mention in _mentions(statement))
+
+
+def _mentions(statement: ast.stmt) -> Iterator[Mention]:
+    """The names that a definition reads from outside of itself."""
+    own: set[str] = set()
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        own = {node.arg for node in ast.walk(statement) if isinstance(node, ast.arg)}
+        own |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and node.id not in own:
+            yield Mention(node.id, None)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in own:
+            yield Mention(node.value.id, node.attr)
+
+
+def _sources(statement: ast.stmt, mention: Mention, files: Mapping[str, Path]) -> list[tuple[str, str]]:
+    """Module and name of what an import brings under a name, or, of a module that it brings, what is read from it."""
+    sources: list[tuple[str, str]] = []
+    if isinstance(statement, ast.ImportFrom) and statement.module is not None:
+        for alias in statement.names:
+            if (alias.asname or alias.name) == mention.name:
+                module = f"{statement.module}.{alias.name}"
+                if module in files and mention.attribute is not None:
+                    sources.append((module, mention.attribute))
+                elif statement.module in files:
+                    sources.append((statement.module, alias.name))
+    return sources

@@ -1,0 +1,93 @@
+"""Placing one graph by episodes of the placement MDP, one move after another, of any iterative policy."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from placeto.environment.config import EnvConfig
+from placeto.environment.instance import InstanceBatch, make_instance
+from placeto.environment.mdp import reset, step
+from placeto.heuristics.local_search.starts import best_cheap
+from placeto.policies.base import PairDistribution
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.threads import one_thread
+from placeto.simulator.warming import warm_up
+
+
+class EpisodePlacer:
+    """A trained iterative policy as a placer: episodes from the best cheap placement, the best met is kept.
+
+    The first episode takes the most likely moves and is the answer where there is no budget. Within a budget others
+    follow from the same start, drawn from the policy. Each has as many moves as there are nodes, a simulation each.
+
+    Args:
+        policy: maps observations to logits (V, D) and changes (V, D); see `placeto.environment.tensors.to_data`.
+        env: order of the nodes, and which moves are taken back.
+        name: of the placer.
+    """
+
+    def __init__(self, policy: nn.Module, env: EnvConfig, name: str = "") -> None:
+        self.policy = policy.eval()
+        self.env = env
+        self.name = name
+
+    def __call__(
+        self,
+        problem: PlacementProblem,
+        *,
+        simulations: int | None = None,
+        seconds: float | None = None,
+        seed: int = 0,
+    ) -> PlacementResult:
+        """Place a graph within a budget of simulations or seconds; see the class.
+
+        Raises:
+            PolicyError: the cluster has more devices than the policy knows.
+        """
+        if seconds is not None:
+            warm_up(self, problem.cluster, simulations, seconds)
+        began = time.perf_counter()
+        with one_thread():
+            instance = make_instance(problem)
+            evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
+            start, score = best_cheap(evaluator, seed)
+            if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
+                batch, random = InstanceBatch.of([instance]), torch.Generator().manual_seed(seed)
+                self._episode(batch, evaluator, start, None)
+                while not evaluator.exhausted and (simulations is not None or seconds is not None):
+                    self._episode(batch, evaluator, start, random)
+            return replace(evaluator.result(), placer=self.name)
+
+    def _episode(
+        self, batch: InstanceBatch, evaluator: Evaluator, start: np.ndarray, random: torch.Generator | None
+    ) -> None:
+        """As many moves as there are nodes from a placement (G,), the most likely ones, or drawn from the policy."""
+        state = reset(batch, self.env, np.zeros(1, np.int64), start[None])
+        for _ in range(len(start)):
+            if evaluator.exhausted:
+                return
+            with torch.no_grad():
+                logits, _ = self.policy(state.data)
+            distribution = PairDistribution.from_logits(logits, state.data)
+            if random is None:
+                action = distribution.mode()
+            else:
+                noise = torch.empty(distribution.log_probs.shape).exponential_(generator=random)
+                action = distribution.sample(noise)
+            state = step(batch, self.env, state, action.numpy())
+            evaluator.score(state.placement[0])
+
+
+def episode_placer(checkpoint: Mapping[str, Any], policy: nn.Module) -> EpisodePlacer:
+    """A placer from a checkpoint and a policy of its config, with the parameters that validated best."""
+    policy.load_state_dict(checkpoint["best_parameters"])
+    return EpisodePlacer(policy, EnvConfig(**checkpoint["config"]["env"]), checkpoint["placer"])

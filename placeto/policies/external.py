@@ -1,0 +1,120 @@
+"""Learned placers of other packages, beside those of `placeto.policies.POLICIES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint
+from typing import Any, Literal
+
+from placeto import extensions
+from placeto.environment.config import EnvConfig
+from placeto.extensions import ExtensionError, described, load_extension, named_extensions
+from placeto.heuristics import HEURISTICS
+from placeto.policies import POLICIES, PolicyEntry
+
+_PLACING = {"iterative": ("episodic", "episode_placer"), "one-shot": ("one_shot.sampling", "sampling_placer")}
+
+
+class UnknownPolicyError(ValueError):
+    """A learned placer that neither Placeto nor an installed package has."""
+
+
+@dataclass(frozen=True)
+class ExternalPolicy:
+    """A learned placer of another package; an entry point in `placeto.policies` names it."""
+
+    kind: Literal["iterative", "one-shot"]
+    """An iterative policy moves one node at a time, a one-shot policy places a whole graph at once."""
+    config: type
+    """Dataclass of the policy's settings, each with a default; a one-shot policy's has `units`."""
+    policy: Callable[[Any], Any]
+    """The network from such settings, an ``nn.Module``: of an iterative policy it maps the observation of
+    `placeto.environment.tensors.to_data` to logits (V, D) and predicted changes (V, D), and learns by reinforcement
+    alone unless it has the methods and settings of `PlacetoPolicy`; a one-shot policy's is a `OneShotPolicy`."""
+    sentence: str
+    """What `placeto list placers` says of it."""
+    learning: Any = None
+    """How it learns by default, a `LearningConfig` or `OneShotLearningConfig`; None = as its kind does."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """How the episodes of an iterative policy run by default."""
+
+    @property
+    def placer(self) -> Callable[[Mapping[str, Any], Any], Any]:
+        """A placer from a checkpoint and such a network."""
+        module, name = _PLACING[self.kind]
+        found: Callable[[Mapping[str, Any], Any], Any] = getattr(import_module(f"placeto.policies.{module}"), name)
+        return found
+
+
+AnyPolicy = PolicyEntry | ExternalPolicy
+
+
+def find_policy(name: str) -> AnyPolicy:
+    """A learned placer by its name.
+
+    Raises:
+        UnknownPolicyError: there is no such one.
+        ExtensionError: the package that has it can't be used, or two of them have the same name.
+    """
+    others = _others()
+    if name in POLICIES:
+        return POLICIES[name]
+    if name in others:
+        return _load(name)
+    raise UnknownPolicyError(
+        f"no installed package has a learned placer {name!r:.60}; there are {', '.join(policy_names())}"
+    )
+
+
+def policy_names() -> list[str]:
+    """Of all learned placers.
+
+    Raises:
+        ExtensionError: two of them have the same name.
+    """
+    return [*POLICIES, *_others()]
+
+
+def external_policies() -> dict[str, ExternalPolicy]:
+    """The learned placers of other packages, by name.
+
+    Raises:
+        ExtensionError: a package can't be used, or two of them have the same name.
+    """
+    return {name: _load(name) for name in _others()}
+
+
+@cache
+def _others() -> dict[str, EntryPoint]:
+    return named_extensions(extensions.POLICIES, {*POLICIES, *HEURISTICS})
+
+
+@cache
+def _load(name: str) -> ExternalPolicy:
+    """Raises an ExtensionError where the package doesn't fit."""
+    point = _others()[name]
+    found = load_extension(point)
+    if wrong := _wrong(found):
+        raise ExtensionError(f"{described(point)}: {wrong}")
+    assert isinstance(found, ExternalPolicy)
+    return found
+
+
+def _wrong(found: Any) -> str:
+    """What doesn't fit in what an entry point names; empty if nothing."""
+    if not isinstance(found, ExternalPolicy):
+        return f"is no ExternalPolicy, but {found!r:.60}"
+    if found.kind not in _PLACING:
+        return f"kind must be {' or '.join(_PLACING)}, not {found.kind!r:.60}"
+    if not (isinstance(found.config, type) and is_dataclass(found.config)):
+        return f"config must be a dataclass, not {found.config!r:.60}"
+    try:
+        settings = found.config()
+    except TypeError as problem:
+        return f"each setting of config needs a default ({problem})"
+    if found.kind == "one-shot" and not hasattr(settings, "units"):
+        return "config of a one-shot policy needs units, which get a device each: groups, ops, few or paper"
+    return ""

@@ -1,0 +1,248 @@
+"""Packages that add policies, rewards and families: those of docs/extending.md as they stand there, and wrong ones."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from placeto.environment import rewards
+from placeto.extensions import ExtensionError
+from placeto.placers import load_families, load_placer, placer_names
+from placeto.policies import external
+from placeto.policies.episodic import EpisodePlacer
+from placeto.policies.one_shot.sampling import SamplingPlacer
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+from placeto.training.checkpoint import CheckpointError, load_checkpoint
+from placeto.training.config import ConfigError, check_config, default_config
+from tests.command_line import fails, run
+from tests.toys import random_graph, toy_cluster
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+PACKAGES = "pairwise", "log_drop", "twins"
+
+
+def forget() -> None:
+    """What was found out of installed packages."""
+    for known in (external._others, external._load, rewards._others, rewards.find_reward, load_families):
+        known.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the packages of the page are installed."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    blocks = re.findall(r"^```(?:toml|python)\n# ([\w/.]+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    assert {Path(name).parent.name for name, _ in blocks} == set(PACKAGES)
+    for name, text in blocks:
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(text)
+    options = "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index"
+    given = [str(source / name) for name in PACKAGES]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", str(target), *given], check=True)
+    return target
+
+
+@pytest.fixture
+def extended(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Within it the packages of the page are there."""
+    monkeypatch.setenv("PLACETO_CACHE", str(installed / "cache"))
+    monkeypatch.syspath_prepend(str(installed))
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """A function that installs a package: entry points of a group, and its module `ours`."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def add(group: str, points: str, code: str = "", package: str = "ours") -> None:
+        (tmp_path / f"{package}.py").write_text(code)
+        folder = tmp_path / f"{package}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+        (folder / "entry_points.txt").write_text(f"[{group}]\n{points}\n")
+        sys.modules.pop(package, None)
+        forget()
+
+    yield add
+    forget()
+    sys.modules.pop("ours", None)
+
+
+def test_policies_of_packages_are_listed_by_the_command(installed: Path) -> None:
+    command, env = [sys.executable, "-m", "placeto", "list", "placers"], {"PYTHONPATH": f"{installed}:{ROOT}"}
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert listed["pairwise"].startswith("Looks at each group")
+    assert listed["solo"].startswith("Places each group")
+
+
+@pytest.mark.usefixtures("extended")
+def test_rewards_and_families_of_packages_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list", "rewards") == run("list", "families") == 0
+    listed = capsys.readouterr().out
+    assert re.search("^log-drop +Drop of the logarithm", listed, re.MULTILINE)
+    assert re.search("^twins +two towers of dense layers$", listed, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("extended")
+@pytest.mark.parametrize(("placer", "kind"), [("pairwise", EpisodePlacer), ("solo", SamplingPlacer)])
+def test_policies_of_packages_train_on_a_familys_graphs_place_and_are_evaluated(
+    placer: str, kind: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, on = tmp_path / "run", ("--cluster", "2xv100")
+    small = ["--iterations", "2", "--learning.graphs", "2", "--policy.hidden", "8"]
+    if placer == "pairwise":
+        small += ["--learning.reward", "log-drop", "--learning.replicas", "2", "--learning.moves", "3"]
+    assert run("train", "--family", "twins", *on, "--placer", placer, "--out", out, *small) == 0
+    checkpoint = load_checkpoint(out)
+    assert checkpoint["config"]["policy"]["hidden"] == 8
+    assert run("train", "--family", "twins", *on, "--placer", placer, "--out", out, *small, "--resume") == 0
+    assert run("train", "twins:test:1", *on, "--checkpoint", out, "--out", tmp_path / "tuned", *small[:4]) == 0
+    capsys.readouterr()
+    assert run("place", "twins:test:0", *on, "--checkpoint", out, "--simulations", "50") == 0
+    assert f"placer       {placer}: " in capsys.readouterr().out
+    options = ("--checkpoint", out, "--placers", f"{placer},etf", "--simulations", "50", "--processes", "1")
+    assert run("evaluate", "twins:test:0", *on, *options) == 0
+    assert f"| {placer} " in capsys.readouterr().out
+    assert isinstance(load_placer(out), kind)
+    problem = PlacementProblem(random_graph(0, 20), toy_cluster(2))
+    result = load_placer(out)(problem, simulations=60)
+    assert (result.placer, result.simulations) == (placer, 60)
+    assert simulate(problem, result.placement).makespan_us == result.makespan_us
+    assert "is learned: give a checkpoint" in fails(capsys, "place", "twins:test:0", *on, "--placer", placer)
+
+
+@pytest.mark.usefixtures("extended")
+def test_a_checkpoint_whose_package_is_gone_is_refused(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, on = tmp_path / "run", ("--cluster", "2xv100")
+    assert run("train", "--family", "twins", *on, "--placer", "solo", "--out", out, "--iterations", "1") == 0
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(installed)])
+    forget()
+    capsys.readouterr()
+    for command in (("place", "ptb:test:0"), ("train", "ptb:test:0", "--out", tmp_path / "other")):
+        says = fails(capsys, *command, *on, "--checkpoint", out)
+        assert "holds the placer 'solo': no installed package has a learned placer 'solo'; there are placeto, " in says
+        assert says.endswith("; install the package that it was trained with\n")
+    with pytest.raises(CheckpointError, match="install the package"):
+        load_placer(out)
+
+
+@pytest.mark.usefixtures("extended")
+@pytest.mark.parametrize(
+    ("learning", "says"),
+    [
+        ({"reinforcement": 0.5}, r"learning\.reinforcement must be 1 for pairwise, which predicts no effects"),
+        ({"reward": "lucky"}, r"learning\.reward must be .* or log-drop, not 'lucky'"),
+    ],
+)
+def test_settings_that_dont_fit_are_refused(learning: dict[str, object], says: str) -> None:
+    config = default_config("pairwise", "runs/x")
+    check_config(replace(config, learning=replace(config.learning, reward="log-drop")))
+    with pytest.raises(ConfigError, match=says):
+        check_config(replace(config, learning=replace(config.learning, **learning)))
+
+
+def test_names_that_are_taken_are_refused(adds: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    adds("placeto.policies", "gdp = ours:POLICY")
+    says = fails(capsys, "list", "placers")
+    assert says == (
+        "error: entry point gdp = 'ours:POLICY' in placeto.policies of ours: 'gdp' is a name of Placeto itself, too: "
+        "rename one, or uninstall it\n"
+    )
+    with pytest.raises(ExtensionError, match="'gdp' is a name of Placeto itself"):
+        load_placer("etf")
+
+
+def test_two_packages_with_a_name_in_common_are_refused(adds: Callable[..., None]) -> None:
+    adds("placeto.rewards", "mine = ours:reward")
+    adds("placeto.rewards", "mine = theirs:reward", package="theirs")
+    with pytest.raises(ExtensionError, match=r"'mine' is a name of entry point mine = '(ours|theirs):reward'.*, too"):
+        rewards.reward_names()
+
+
+FAMILY = """
+class Family:
+    name, description, splits = "cifar10", "graphs", {"train": 1}
+    def load(self, split, index): ...
+del Family.LACKS
+FAMILIES = {"NAME": Family()}
+"""
+
+
+def test_families_must_be_whole_and_have_names_of_their_own(adds: Callable[..., None]) -> None:
+    adds("placeto.families", "ours = ours:FAMILIES", FAMILY.replace("NAME", "cifar10").replace("del Family.LACKS", ""))
+    with pytest.raises(ExtensionError, match=r"a family 'cifar10', too"):
+        load_families()
+
+
+def test_families_without_a_dictionary_are_refused(adds: Callable[..., None]) -> None:
+    adds("placeto.families", "ours = ours:FAMILY", "FAMILY = 1")
+    with pytest.raises(ExtensionError, match="must be a dictionary of families, not 1"):
+        load_families()
+
+
+def test_a_family_that_lacks_something_is_refused(adds: Callable[..., None]) -> None:
+    adds("placeto.families", "ours = ours:FAMILIES", FAMILY.replace("NAME", "mine").replace("LACKS", "splits"))
+    with pytest.raises(ExtensionError, match=r"in placeto\.families of ours: the family 'mine' has no splits"):
+        load_families()
+
+
+POLICY = """
+from dataclasses import dataclass
+from placeto.policies.external import ExternalPolicy
+@dataclass
+class Config:
+    width: int
+@dataclass
+class Fine:
+    width: int = 1
+THINGS = {
+    "missing": None,
+    "kind": ExternalPolicy("twice", Fine, print, ""),
+    "config": ExternalPolicy("iterative", dict, print, ""),
+    "default": ExternalPolicy("iterative", Config, print, ""),
+    "units": ExternalPolicy("one-shot", Fine, print, ""),
+}
+globals().update(THINGS)
+del missing
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("missing", "can't be loaded: .*'missing'"),
+        ("THINGS", "is no ExternalPolicy, but {"),
+        ("kind", "kind must be iterative or one-shot, not 'twice'"),
+        ("config", "config must be a dataclass"),
+        ("default", "each setting of config needs a default"),
+        ("units", "config of a one-shot policy needs units"),
+    ],
+)
+def test_policies_that_dont_fit_are_refused(adds: Callable[..., None], name: str, says: str) -> None:
+    adds("placeto.policies", f"mine = ours:{name}", POLICY)
+    with pytest.raises(ExtensionError, match=rf"entry point mine = 'ours:{name}' in placeto\.policies of ours.*{says}"):
+        placer_names()
+    assert load_placer("etf"), "what isn't asked for isn't imported"
+
+
+def test_a_reward_that_doesnt_fit_is_refused(adds: Callable[..., None]) -> None:
+    adds("placeto.rewards", "mine = ours:reward\nother = ours:NUMBER", "NUMBER = 1\ndef reward(x):\n    return x")
+    with pytest.raises(ExtensionError, match="is no function, but 1"):
+        rewards.find_reward("other")
+    with pytest.raises(ExtensionError, match=r"returns \(3, 2\) for 2 moves, it must be \(2, 2\)"):
+        rewards.find_reward("mine")(torch.ones(3, 2))
