@@ -1,81 +1,99 @@
 """Dtypes that torch's kernels refuse, and its fake tensors don't.
 
-Legend: the tables give the places of the arguments that matter.
+Fake tensors know shapes and no kernels. So each op is run with real tensors of its dtypes, once: they are small and
+hold zeros, and what a kernel says about dtypes doesn't depend on either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves, tree_map
 
-aten = torch.ops.aten
-_ALIKE: dict[Any, Sequence[int]] = {  # must have one dtype
-    aten.mm: (0, 1),
-    aten.addmm: (0, 1, 2),
-    aten.bmm: (0, 1),
-    aten.baddbmm: (0, 1, 2),
-    aten.addbmm: (0, 1, 2),
-    aten.mv: (0, 1),
-    aten.addmv: (0, 1, 2),
-    aten.dot: (0, 1),
-    aten.vdot: (0, 1),
-    aten.convolution: (0, 1, 2),
-    aten.index_add: (0, 3),
-    aten.index_add_: (0, 3),
-    aten.index_copy: (0, 3),
-    aten.index_copy_: (0, 3),
-    aten.index_put: (0, 2),
-    aten.index_put_: (0, 2),
-    aten.grid_sampler_2d: (0, 1),
-    aten.grid_sampler_3d: (0, 1),
-    aten._cdist_forward: (0, 1),
-    aten.binary_cross_entropy: (0, 1),
-    aten.nll_loss_forward: (0, 2),
-    aten.nll_loss2d_forward: (0, 2),
-}
-_NORMS: dict[Any, Sequence[int]] = {  # the input, then its parameters: of its dtype, or float32 beside 16 bits
-    aten.native_layer_norm: (0, 2, 3),
-    aten.native_group_norm: (0, 1, 2),
-    aten.native_batch_norm: (0, 1, 2),
-}
-_LABELS = {aten.nll_loss_forward: 1, aten.nll_loss2d_forward: 1}  # classes by number
-_FLOATING = {aten.gelu, aten._softmax, aten._log_softmax, aten.silu, aten.elu, aten.softplus}  # no integers
-_HALVES = (torch.float16, torch.bfloat16)
+_LARGEST = 2**14  # elements of a tensor that is really made
+# the most that a tensor's sizes are, and other whole numbers: which of these fit together depends on the op
+_TRIALS = ((math.inf, math.inf), (1, math.inf), (1, 1), (8, math.inf), (8, 8))
+_ABOUT_DTYPES = re.compile(r"\bd?types?\b|not implemented for '|\bbool|\bcomplex|\blong( tensor|, int)", re.IGNORECASE)
+_NARROW = re.compile(r"not implemented for '(Half|BFloat16|Float[48]|ComplexHalf|UInt)")  # GPUs may have that kernel
+_WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.complex32: torch.complex128}
+_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError)
+_taken: set[Any] = set()  # ops with dtypes that have been tried
 
 
-def check_dtypes(func: Any, args: Sequence[Any]) -> None:
-    """Refuse what no kernel takes.
+def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Refuse what the op's kernel doesn't take.
 
     Raises:
-        TypeError: dtypes of the arguments don't go together.
+        TypeError: dtypes of the arguments don't go with the op, or with each other; the message has torch's own.
     """
-    packet = func.overloadpacket
-    if packet in _ALIKE:
-        found = _dtypes(args, _ALIKE[packet])
-        if len(set(found)) > 1:
-            raise TypeError(f"{packet} takes tensors of one dtype, not {_listed(found)}: cast one of them")
-    if packet in _NORMS:
-        first, *others = _dtypes(args, _NORMS[packet])
-        wrong = [dtype for dtype in others if dtype != first and not (first in _HALVES and dtype is torch.float32)]
-        if wrong:
-            raise TypeError(f"{packet} of {_name(first)} can't have parameters of {_name(wrong[0])}: cast the input")
-    if packet in _LABELS and args[_LABELS[packet]].dtype not in (torch.int64, torch.uint8):
-        found = [args[_LABELS[packet]].dtype]
-        raise TypeError(f"{packet} takes classes as int64 or uint8, not {_listed(found)}: call target.long()")
-    if packet in _FLOATING and not (args[0].is_floating_point() or args[0].is_complex()):
-        raise TypeError(f"{packet} takes no {_name(args[0].dtype)}: call x.float()")
+    key = func, *map(_dtypes, args), *map(_dtypes, kwargs.values())
+    if key in _taken:
+        return
+    if refusal := _refusal(func, args, kwargs, {}):
+        found = dict.fromkeys(str(leaf.dtype).removeprefix("torch.") for leaf in _tensors((args, kwargs)))
+        raise TypeError(f"{func.overloadpacket} takes no {' and '.join(found)} ({refusal}): cast one of its tensors")
+    _taken.add(key)
 
 
-def _dtypes(args: Sequence[Any], places: Sequence[int]) -> list[torch.dtype]:
-    return [args[place].dtype for place in places if place < len(args) and isinstance(args[place], Tensor)]
+def _dtypes(value: Any) -> Any:
+    """What of an argument may matter to a kernel's choice of dtypes."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.dim() == 0
+    if isinstance(value, list | tuple):
+        return tuple(map(_dtypes, value))
+    return value if isinstance(value, torch.dtype) else type(value)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _refusal(func: Any, args: Sequence[Any], kwargs: dict[str, Any], cast: Mapping[Any, torch.dtype]) -> str:
+    """What the kernel says about the dtypes of its arguments, some of them cast; empty if it takes them."""
+    given = args, kwargs
+    if not _tensors(given) or "backward" in func.overloadpacket.__name__:  # GPUs' take more, and follow from the op's
+        return ""
+    with no_dispatch(), torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sizes, numbers in _TRIALS:
+            try:
+                small = _alike(given, sizes, numbers, cast, "meta")
+                made = func(*small[0], **small[1])
+                if any(tensor.numel() > _LARGEST for tensor in _tensors((small, made))):
+                    continue
+                small = _alike(given, sizes, numbers, cast, "cpu")
+                func(*small[0], **small[1])
+            except _ERRORS as error:
+                message = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+                if _NARROW.search(message):
+                    return "" if cast else _refusal(func, args, kwargs, _WIDER)
+                if _ABOUT_DTYPES.search(message):
+                    return message
+                continue  # so many elements don't fit together, or zeros don't
+            return ""
+    return ""
 
 
-def _listed(dtypes: Sequence[torch.dtype]) -> str:
-    return " and ".join(map(_name, dict.fromkeys(dtypes)))
+def _alike(given: Any, sizes: float, numbers: float, cast: Mapping[Any, torch.dtype], device: str) -> Any:
+    """Arguments of an op with zeros for tensors, on another device, of smaller sizes, with smaller whole numbers."""
+
+    def alike(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            shape = [int(min(size, sizes)) for size in leaf.shape]
+            return torch.zeros(shape, dtype=cast.get(leaf.dtype, leaf.dtype), device=device)
+        if isinstance(leaf, torch.Generator):
+            return None
+        if isinstance(leaf, torch.device):
+            return torch.device(device)
+        if isinstance(leaf, torch.dtype):
+            return cast.get(leaf, leaf)
+        return min(leaf, numbers) if type(leaf) is int else leaf
+
+    return tree_map(alike, given)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

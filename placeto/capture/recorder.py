@@ -105,7 +105,7 @@ class _Recorder(TorchDispatchMode):
         if not isinstance(func, torch._ops.OpOverload):
             raise NotImplementedError(f"higher-order op {func.name()}")
         kwargs = kwargs or {}
-        check_dtypes(func, args)
+        check_dtypes(func, args, kwargs)
         decomposed = self._decomposed(func, args, kwargs)
         if decomposed is not NotImplemented:
             return decomposed
