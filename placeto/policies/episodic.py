@@ -62,12 +62,12 @@ class EpisodePlacer:
             start, score = best_cheap(evaluator, seed)
             if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
                 batch, random = InstanceBatch.of([instance]), torch.Generator().manual_seed(seed)
-                self._episode(batch, evaluator, start, None)
+                self._traverse(batch, evaluator, start, None)
                 while not evaluator.exhausted and (simulations is not None or seconds is not None):
-                    self._episode(batch, evaluator, start, random)
+                    self._traverse(batch, evaluator, start, random)
             return replace(evaluator.result(), placer=self.name)
 
-    def _episode(
+    def _traverse(
         self, batch: InstanceBatch, evaluator: Evaluator, start: np.ndarray, random: torch.Generator | None
     ) -> None:
         """As many moves as there are nodes from a placement (G,), the most likely ones, or drawn from the policy."""
