@@ -217,7 +217,7 @@ AnyTrainConfig = TrainConfig | OneShotTrainConfig
 
 
 ONE_SHOT_LEARNING = {
-    "seq2seq": OneShotLearningConfig(samples=32),
+    "seq2seq": OneShotLearningConfig(entropy=0.005),
     "grouper": OneShotLearningConfig(),
     "gdp": OneShotLearningConfig(entropy=0.05),
     "mlp": OneShotLearningConfig(entropy=0.05),

@@ -2,7 +2,8 @@
 
 A setting that is gone is accepted at the value that is now built in; another value of learning is kept, since it has no
 say in what a checkpoint answers: only going on with such a run is refused, by the comparison of settings there. How
-its search joined groups is forgotten. A network that is gone is refused.
+its search joined groups is forgotten. The output of seq2seq's decoder wasn't normalised then. A network that is gone is
+refused.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ def modern(placer: str, config: Mapping[str, Any]) -> dict[str, Any]:
         if "warmup" in gone:
             gone |= {"teacher", "warmup_lr"}
         changed["learning"] = {name: value for name, value in learning.items() if name not in gone}
+    policy = config.get("policy")
+    if placer == "seq2seq" and isinstance(policy, Mapping):
+        changed["policy"] = {"normalised": False, **policy}
     search = config.get("search")
     if placer == "placeto" and isinstance(search, Mapping):
         changed["search"] = {name: value for name, value in search.items() if name not in _SEARCH_GONE}

@@ -35,7 +35,7 @@ class Recipe:
 
 
 COLOCRL = Recipe(
-    Seq2SeqConfig(units="paper", feedback=False),
+    Seq2SeqConfig(units="paper", feedback=False, normalised=False),
     OneShotLearningConfig(
         algorithm="reinforce",
         baseline="moving",

@@ -87,7 +87,7 @@ def test_the_recipe_of_a_paper_gives_the_settings_that_are_not_given(
     made = load_checkpoint(tmp_path / "run")["config"]
     kept = {"samples": 3, "algorithm": "reinforce", "baseline": "moving", "failed": -10.0, "falling": False}
     assert kept.items() <= made["learning"].items()
-    assert made["policy"] == {"units": "paper", "hidden": 16, "feedback": False, "max_devices": 8}
+    assert made["policy"] == {"units": "paper", "hidden": 16, "feedback": False, "normalised": False, "max_devices": 8}
     capsys.readouterr()
     says = fails(capsys, "train", *options, "--placer", "placeto", "--out", tmp_path / "other")
     assert "recipe paper: placer 'placeto' has none; seq2seq, grouper, gdp, mlp, placeto-paper have" in says

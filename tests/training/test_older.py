@@ -51,6 +51,13 @@ def test_a_one_shot_run_of_before_goes_on_with_its_reward() -> None:
     assert modern("gdp", {"learning": learning | {"reward": "log"}})["learning"]["reward"] == "log"
 
 
+def test_the_decoder_of_before_was_not_normalised() -> None:
+    policy = asdict(default_config("seq2seq", "out"))["policy"]
+    before = {name: value for name, value in policy.items() if name != "normalised"}
+    assert policy["normalised"]
+    assert modern("seq2seq", {"policy": before})["policy"] == policy | {"normalised": False}
+
+
 def test_older_checkpoints_were_made_with_roofline() -> None:
     assert modern("placeto", {"out": "x"})["costs"] == "roofline"
     assert modern("placeto", {"costs": "efficiency"})["costs"] == "efficiency"

@@ -35,6 +35,8 @@ class Seq2SeqConfig:
     feedback: bool = True
     """Whether the decoder sees where a unit's inputs come from, and each device's work so far; the paper's sees the
     device of the last unit alone."""
+    normalised: bool = True
+    """Whether logits are made of the normalised output of the decoder, or of its hyperbolic tangent."""
     max_devices: int = 8
     """Clusters of up to so many devices can be placed on."""
 
@@ -45,7 +47,7 @@ class Seq2SeqPolicy(OneShotPolicy):
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__(config.units, config.max_devices)
         self.encoder = UnitEncoder(config.hidden)
-        self.placer = SequencePlacer(config.hidden, config.max_devices, config.feedback)
+        self.placer = SequencePlacer(config.hidden, config.max_devices, config.feedback, normalised=config.normalised)
 
     @torch.no_grad()
     def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:

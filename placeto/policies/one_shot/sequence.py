@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import layer_norm, one_hot, pad
 from torch.utils.checkpoint import checkpoint
 
 from placeto.policies.one_shot.layers import DeviceHead, log_prob_and_entropy
@@ -40,14 +40,21 @@ class SequencePlacer(nn.Module):
     multiplicative (Luong et al. 2015, arXiv 1508.04025), since additive attention takes ten times as long. Its query
     is the decoder's output, so that the log-probabilities of a given sequence need no loop. The encoder reads the
     sequence both ways. With `feedback` the decoder also sees which devices the element's inputs come from, and how
-    much work each device has so far. `bound` and `temperature` are those of `DeviceHead`.
+    much work each device has so far. The head reads the hyperbolic tangent of the decoder's output, or its normalised
+    output. `bound` and `temperature` are those of `DeviceHead`.
     """
 
     def __init__(
-        self, hidden: int, max_devices: int, feedback: bool, bound: float = 0.0, temperature: float = 1.0
+        self,
+        hidden: int,
+        max_devices: int,
+        feedback: bool,
+        bound: float = 0.0,
+        temperature: float = 1.0,
+        normalised: bool = False,
     ) -> None:
         super().__init__()
-        self.feedback = feedback
+        self.feedback, self.normalised = feedback, normalised
         self.encoder = nn.LSTM(hidden, hidden // 2, bidirectional=True, batch_first=True)
         self.decoder = nn.LSTM(2 * hidden, hidden, batch_first=True)
         self.start = nn.Parameter(torch.zeros(hidden))
@@ -165,5 +172,6 @@ class SequencePlacer(nn.Module):
         shape, output, pair = output.shape[:3], output.flatten(1, 2), pair.flatten(1, 2)  # batched products copy less
         match = self.query(output) @ keys.transpose(-1, -2) + absent[:, None]  # (B, C * S, U)
         context = match.softmax(-1) @ memory
-        hidden = torch.tanh(self.out(torch.cat([output, context], -1)))
+        hidden = self.out(torch.cat([output, context], -1))
+        hidden = layer_norm(hidden, hidden.shape[-1:]) if self.normalised else torch.tanh(hidden)
         return self.head(hidden, devices, pair).view(*shape, -1)

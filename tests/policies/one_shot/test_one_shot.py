@@ -191,7 +191,7 @@ def test_learns_the_optimum_of_a_toy_op_by_op(placer, name, seed) -> None:
     itself: they can't tell equal ops or equal devices apart.
     """
     toy, optimum = TOYS[name]
-    lr, epochs = (3e-3, 2) if name == "kinds" else (1e-2, 4)
+    lr, epochs = {"seq2seq": (1e-3, 4), "grouper": (1e-2, 4), "gdp": (3e-3, 2), "mlp": (3e-3, 2)}[placer]
     recipe = OneShotLearningConfig(
         lr=lr, graphs=1, samples=128, baseline="quantile", quantile=0.95, entropy=0.1, epochs=epochs
     )

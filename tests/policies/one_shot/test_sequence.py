@@ -8,9 +8,9 @@ from placeto.policies.one_shot.sequence import Elements, SequencePlacer
 from tests.toys import fork_of_chains, two_cliques
 
 
-def placer_for(feedback: bool) -> SequencePlacer:
+def placer_for(feedback: bool, normalised: bool = True) -> SequencePlacer:
     torch.manual_seed(0)
-    return SequencePlacer(8, 4, feedback)
+    return SequencePlacer(8, 4, feedback, normalised=normalised)
 
 
 def elements(placer, problem=None, count: int = 1) -> Elements:
@@ -30,10 +30,11 @@ def noise(part: Elements, count: int):
     return gumbel_noise(shape, torch.Generator().manual_seed(0), part.x)
 
 
+@pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("feedback", [False, True])
-def test_given_sequences_have_the_log_probability_they_were_drawn_with(feedback) -> None:
+def test_given_sequences_have_the_log_probability_they_were_drawn_with(feedback, normalised) -> None:
     """The loop over elements and the pass without a loop are the same network; every element sees its producers."""
-    placer = placer_for(feedback)
+    placer = placer_for(feedback, normalised)
     torch.nn.init.normal_(placer.head.pair.weight)
     part = elements(placer)
     ((action, log_prob),) = placer.sample([part], [noise(part, 6)])
