@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,23 +57,30 @@ def _refusal(func: Any, args: Sequence[Any], kwargs: dict[str, Any], cast: Mappi
     given = args, kwargs
     if not _tensors(given) or "backward" in func.overloadpacket.__name__:  # GPUs' take more, and follow from the op's
         return ""
-    with no_dispatch(), torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with (
+        no_dispatch(),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+        onednn(True),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         for sizes, numbers in _TRIALS:
             try:
                 small = _alike(given, sizes, numbers, cast, "meta")
                 made = func(*small[0], **small[1])
-                if any(tensor.numel() > _LARGEST for tensor in _tensors((small, made))):
-                    continue
-                small = _alike(given, sizes, numbers, cast, "cpu")
+            except _ERRORS:
+                continue  # so many elements don't fit together
+            if any(tensor.numel() > _LARGEST for tensor in _tensors((small, made))):
+                continue
+            small = _alike(given, sizes, numbers, cast, "cpu")
+            try:
                 func(*small[0], **small[1])
             except _ERRORS as error:
                 message = next(iter(str(error).strip().splitlines()), "").rstrip(".")
                 if _NARROW.search(message):
                     return "" if cast else _refusal(func, args, kwargs, _WIDER)
-                if _ABOUT_DTYPES.search(message):
-                    return message
-                continue  # so many elements don't fit together, or zeros don't
+                return message if _ABOUT_DTYPES.search(message) else ""
             return ""
     return ""
 
@@ -97,3 +105,14 @@ def _alike(given: Any, sizes: float, numbers: float, cast: Mapping[Any, torch.dt
 
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+@contextmanager
+def onednn(enabled: bool) -> Iterator[None]:
+    """Within it torch uses oneDNN, as by default, or doesn't: with it, `nn.LSTM` on the cpu is a single op."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(enabled)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)

@@ -27,6 +27,7 @@ _NO_SHAPE = (
 _NO_DEVICE = "leave out .cuda(), .to(device) and device=: nothing is computed here, and devices are the cluster's"
 _NO_BRANCH = "what torch.cond, while_loop, scan or torch.compile run can't be captured: write it out"
 _NO_LAYOUT = "sparse and nested tensors can't be captured: give an embedding sparse=False"
+_NO_KERNEL = "cast a tensor, as by .long() or .float()"
 _ADVICE = {  # part of the exception's type and message -> advice
     "DataDependentOutput": _NO_VALUES,
     "cannot be called on meta tensors": _NO_VALUES,
@@ -40,6 +41,10 @@ _ADVICE = {  # part of the exception's type and message -> advice
     "NestedTensor": _NO_LAYOUT,
     "_nested_tensor": _NO_LAYOUT,
     "copy out of meta tensor": _NO_DEVICE,
+    "scalar type": _NO_KERNEL,
+    "Expected dtype": _NO_KERNEL,
+    "tensors used as": _NO_KERNEL,
+    "bias type": _NO_KERNEL,
     "cuda": _NO_DEVICE,
     "CUDA": _NO_DEVICE,
 }

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from placeto.capture.arguments import plain
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
+from placeto.capture.dtypes import onednn
 from placeto.capture.errors import CaptureError, explain, without_logs
 from placeto.capture.flops import UncountedWarning, uncounted
 from placeto.capture.labels import Labels
@@ -134,7 +135,7 @@ def capture_step(
     def tracing() -> Iterator[None]:
         with ExitStack() as stack:
             for context in (
-                _without_onednn(),
+                onednn(False),
                 without_logs(),
                 without_reentrant_checkpoints(),
                 _keeping_tensors(module),
@@ -242,14 +243,3 @@ def _keeping_tensors(module: nn.Module) -> Iterator[None]:
         for holder, tensors in zip(holders, before, strict=True):
             holder.clear()
             holder.update(tensors)
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    """With oneDNN, `nn.LSTM` on the cpu is a single op."""
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(enabled)
