@@ -71,10 +71,12 @@ def run(arguments: Arguments) -> None:
     resident = graph.param_bytes + graph.state_bytes
     value, peaks = step.peak_bytes(*values, **named)
     step(*values, **named)
+    step.step.synchronize()
     times = []
     for _ in range(arguments.steps):
         start = time.perf_counter()
         step(*values, **named)
+        step.step.synchronize()
         times.append((time.perf_counter() - start) * 1e6)
     median, spread = statistics.median(times), max(times) - min(times)
     simulated = f", simulated {format_us(file.makespan_us)}" if file.makespan_us is not None else ""

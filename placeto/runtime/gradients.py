@@ -11,14 +11,15 @@ from torch import Tensor
 def add_gradients(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], parameters: int) -> None:
     """Add gradients to the ``.grad`` of tensors, as ``backward()`` does.
 
-    Where a tensor has hooks, or isn't a parameter, autograd itself does it: hooks run as they do in a backward pass.
+    A gradient that was made on another device than its tensor's goes to that first. Where a tensor has hooks, or isn't
+    a parameter, autograd itself does it: hooks run as they do in a backward pass.
 
     Args:
         tensors: that ask for gradients.
         gradients: of each, or None.
         parameters: how many of them, the first ones, are parameters.
     """
-    pairs = [(one, gradient) for one, gradient in zip(tensors, gradients, strict=True) if gradient is not None]
+    pairs = [(one, made.to(one.device)) for one, made in zip(tensors, gradients, strict=True) if made is not None]
     if len(tensors) > parameters or any(has_hooks(tensor) for tensor in tensors):
         own = [gradient.reshape(one.shape) for one, gradient in pairs]
         if pairs:

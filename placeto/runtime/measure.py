@@ -23,7 +23,7 @@ from placeto.runtime.devices import DeviceError, LocalDevice
 from placeto.runtime.interpreter import executable
 from placeto.runtime.program import Program, moved_to
 from placeto.runtime.steps import RealStep
-from placeto.runtime.stopwatch import clock, stopwatch
+from placeto.runtime.stopwatch import CudaStopwatch, clock, stopwatch
 
 LEAST, MOST = 3, 50
 """Passes that count; at least so many whatever the time, and no more."""
@@ -68,6 +68,7 @@ def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> 
     inputs = [moved_to(step.leaves, device.torch_device) for step in steps]
     stamped = [executable(program, watch.stamp) for program in programs]
     plain = [executable(program) for program in programs]
+    by_host = [np.array([not program.runs_here(node) for node in program.calls]) for program in programs]
     calls: list[list[np.ndarray]] = [[] for _ in steps]
     whole: list[list[float]] = [[] for _ in steps]
     eager: list[list[float]] = [[] for _ in steps]
@@ -83,6 +84,9 @@ def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> 
             for i, step in enumerate(steps):
                 try:
                     calls[i].append(watch.times_us(stamped[i](*inputs[i])[1]))
+                    if isinstance(watch, CudaStopwatch) and by_host[i].any():
+                        waited = np.diff(programs[i].compile(watch.settled)(*inputs[i])[1]) / 1e3
+                        calls[i][-1][by_host[i]] = waited[by_host[i]]
                     whole[i].append(timed(plain[i], *inputs[i]))
                     if device.is_cpu and step.eager is not None:
                         eager[i].append(timed(step.eager))

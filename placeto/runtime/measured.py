@@ -66,5 +66,6 @@ class MeasuredSteps:
         for _ in range(WARM_UP + RUNS):
             start = time.perf_counter()
             placed.run(step.leaves)
+            placed.synchronize()
             times.append(time.perf_counter() - start)
         return float(np.median(times[WARM_UP:])) * 1e6

@@ -136,6 +136,11 @@ class PlacedStep:
             leaves[self._where[buffer]].copy_(value(node))
         return [value(node) for node in self._outputs]
 
+    def synchronize(self) -> None:
+        """Wait until all devices are done: GPUs compute on after a step has returned."""
+        for device in self.devices:
+            device.synchronize()
+
     def check_process(self) -> None:
         """Refuse to run in a fork of the process that made the step: threads don't live on there.
 

@@ -3,7 +3,8 @@
 On a GPU calls return before they are done. Each stamp there is an event, with the time at which it was launched. Every
 `_QUEUE` calls the GPU is made to wait (a kernel that spins) while the calls are queued, so that it then runs them back
 to back and the events show how long it computes, not how long it waits for Python. A call counts with the longer of
-computing and launching: whichever it is, the next one can't be sooner.
+computing and launching: whichever it is, the next one can't be sooner. Calls without a kernel for the GPU are made by
+the host, which waits for what they need: they are timed in a pass that waits after every call.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ class CudaStopwatch:
         torch.cuda._sleep(_SPIN_CYCLES)
         start = self._event()
         return end, now, start, time.perf_counter()
+
+    def settled(self) -> int:
+        """A stamp by the clock once the GPU is done, for calls that the host makes, which wait for it."""
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter_ns()
 
     def times_us(self, stamps: Sequence[tuple[Any, float, Any, float]]) -> np.ndarray:
         """Microseconds of each call: the longer of computing and launching."""

@@ -175,7 +175,11 @@ def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices:
 
 
 def _runner(run: PlacedStep, leaves: Sequence[Any]) -> Callable[[], object]:
-    return lambda: run.run(leaves)
+    def timed() -> None:
+        run.run(leaves)
+        run.synchronize()
+
+    return timed
 
 
 def _relative(rounds: Sequence[Round]) -> float:

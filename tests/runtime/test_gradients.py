@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.errors import CaptureError
+from placeto.runtime.gradients import add_gradients
 from placeto.runtime.placed import RunError
 from tests.runtime.true import assert_as_eager, square, step_of
 
@@ -180,3 +181,17 @@ def test_what_a_loss_reads_without_a_gradient_is_welcome() -> None:
     assert_as_eager(nn.Linear(4, 4), [x], lambda y: (y - teacher(x).detach()).square().mean())
     assert teacher.weight.grad is None
     assert torch.equal(teacher.weight, before.weight)
+
+
+@pytest.mark.parametrize("kind", ["new", "added", "hook"])
+def test_gradients_go_to_the_device_of_their_parameter(kind: str) -> None:
+    parameter, made = nn.Parameter(torch.empty(3, 4, device="meta")), torch.ones(4, 3).t()
+    parameter.grad = torch.empty(3, 4, device="meta") if kind == "added" else None
+    seen: list[str] = []
+    if kind == "hook":
+        parameter.register_hook(lambda gradient: seen.append(gradient.device.type))
+    add_gradients([parameter], [made], 1)
+    assert parameter.grad is not None
+    assert parameter.grad.device == parameter.device
+    assert parameter.grad.stride() == parameter.stride()
+    assert seen == (["meta"] if kind == "hook" else [])

@@ -1,5 +1,8 @@
 """Profiles of small steps: what was measured is what a problem then costs."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +12,9 @@ from placeto.heuristics import HEURISTICS
 from placeto.problem.cluster_files import load_cluster, save_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.profiled import load_profiled, save_profiled
-from placeto.runtime.devices import DeviceError, open_devices
+from placeto.runtime.devices import DeviceError, LocalDevice, open_devices
 from placeto.runtime.measure import measure
-from placeto.runtime.profiling import Profile, profile
+from placeto.runtime.profiling import Profile, _overhead_us, profile
 from placeto.runtime.steps import RealStep, real_training
 from tests.captures import Shared, mlp
 
@@ -69,3 +72,18 @@ def test_what_a_kernel_refuses_is_one_line() -> None:
     bad = real_training(nn.Embedding(4, 2), [torch.tensor([9])], lambda y: y.sum(), name="bad")
     with pytest.raises(DeviceError, match="bad on cpu:0: IndexError: index out of range"):
         measure([bad], open_devices(["cpu:0"])[0], 0.1)
+
+
+def test_the_overhead_of_a_gpu_is_what_steps_take_beside_their_ops(made: Profile) -> None:
+    gpu = LocalDevice("cuda:0", "a GPU", torch.device("cuda:0"), 1, ThreadPoolExecutor(1))
+    steps, ops = [], []
+    for one, more in zip(made.measured, (3.0, 5.0), strict=True):
+        capture, us = one.step.capture, one.by_node()
+        times = [
+            us[nodes[0]] for nodes, signature in zip(capture.nodes, capture.graph.signatures, strict=True) if signature
+        ]
+        ops.append(len(times))
+        steps.append(replace(one, device=gpu, step_us=sum(times) + more * len(times)))
+    assert _overhead_us(steps[:1]) == pytest.approx(3.0)
+    assert _overhead_us(steps) == pytest.approx(np.average([3.0, 5.0], weights=ops))
+    assert _overhead_us([replace(one, step_us=1.0) for one in steps]) == 0.0  # a GPU that is behind the host

@@ -52,3 +52,12 @@ def test_a_call_on_a_gpu_takes_the_longer_of_computing_and_launching(monkeypatch
     assert times.shape == (249,)
     assert times[120] >= 2000  # its launch
     assert np.median(times) == pytest.approx(10, rel=0.01)  # its computing; the spin between two stamps doesn't count
+
+
+def test_calls_of_the_host_are_timed_once_the_gpu_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    watch = CudaStopwatch(torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: time.sleep(0.01))
+    start = time.perf_counter_ns()
+    assert watch.settled() - start >= 9e6
