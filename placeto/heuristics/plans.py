@@ -37,15 +37,20 @@ def pipeline(
     return run(try_plans, problem, simulations, seconds, seed)
 
 
-def try_plans(evaluator: Evaluator, seed: int) -> None:
+def try_plans(evaluator: Evaluator, seed: int, orders: tuple[str, ...] | None = None) -> None:
     """The rule behind `pipeline`: all plans under the likeliest orders, and the best of all placements under each.
 
     Then borders of the best plan's stages move, a layer at a time, as long as that helps. The evaluator goes on under
     the order of the best placement. Where there are no micro-batches, or the problem's dispatch is no static order,
     the order stays.
+
+    Args:
+        evaluator: scores, and keeps the best.
+        seed: has no say.
+        orders: among which to choose; those of `orders_to_try` if not given.
     """
     problem = evaluator.problem
-    decided = orders_to_try(problem)
+    decided = orders_to_try(problem) if orders is None else orders
     plans = [Plan.balanced(problem, stages, by_stage) for stages, by_stage in _shapes(problem)]
     best, least = plans[0], math.inf
     for order in [name for name in FIRST_ORDERS if name in decided] or [problem.dispatch]:
@@ -53,10 +58,10 @@ def try_plans(evaluator: Evaluator, seed: int) -> None:
         for plan in plans:
             if not evaluator.exhausted and (score := evaluator.score_ops(plan.placement(problem))) < least:
                 best, least = plan, score
-    choose_order(evaluator)
+    choose_order(evaluator, decided)
     if not evaluator.exhausted:
         _move_borders(evaluator, best, evaluator.score_ops(best.placement(problem)))
-        choose_order(evaluator)
+        choose_order(evaluator, decided)
 
 
 def _move_borders(evaluator: Evaluator, plan: Plan, score: float) -> None:
@@ -77,13 +82,13 @@ def orders_to_try(problem: PlacementProblem) -> tuple[str, ...]:
     return STATIC_ORDERS if several and problem.dispatch in STATIC_ORDERS and problem.num_devices > 1 else ()
 
 
-def choose_order(evaluator: Evaluator) -> None:
+def choose_order(evaluator: Evaluator, orders: tuple[str, ...]) -> None:
     """Simulate the best placement under each order that it was not found under; go on under the best."""
     best = evaluator.best
     if best is None:
         return
     found = evaluator.best_dispatch
-    for order in orders_to_try(evaluator.problem):
+    for order in orders:
         if order != found and not evaluator.exhausted:
             evaluator.reorder(order)
             evaluator.score_ops(best)
@@ -93,12 +98,12 @@ def choose_order(evaluator: Evaluator) -> None:
 @contextmanager
 def order_chosen_again(evaluator: Evaluator) -> Iterator[None]:
     """Within it the budget is less a small share, for which the best placement is then simulated under each order."""
-    if not orders_to_try(evaluator.problem):
+    if not (orders := orders_to_try(evaluator.problem)):
         yield
         return
     with evaluator.limited_to(1.0 - _ON_ORDERS):
         yield
-    choose_order(evaluator)
+    choose_order(evaluator, orders)
 
 
 def num_micro_batches(graph: ComputationGraph) -> int:

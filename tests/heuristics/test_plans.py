@@ -102,7 +102,7 @@ def test_an_evaluator_goes_on_under_the_order_of_the_best() -> None:
     try_plans(evaluator, 0)
     assert evaluator.problem.dispatch == evaluator.best_dispatch
     before = evaluator.best_score
-    choose_order(evaluator)
+    choose_order(evaluator, STATIC_ORDERS)
     assert evaluator.best_score == before
 
 
