@@ -51,6 +51,7 @@ _LIGHT = 0.2  # an op joins a neighbour if it takes less than this share of its 
 _LARGEST = 0.06  # largest share of all work in one group, unless a hard rule makes it larger
 _TRIFLE = 0.1  # what adds less than this share to a group may make it larger
 _FEWEST = 30  # light ops are joined while there are more groups than this
+_SHARED = 1000  # a tensor that more ops have in common doesn't tell which of them belong together
 _CALLED = 60  # calls of a module are joined in blocks while there are more groups than this
 
 
@@ -292,17 +293,19 @@ def _homes(graph: ComputationGraph, labels: Sequence[_Label], weight: np.ndarray
     new = (np.diff(keys, prepend=-1) != 0) | (np.diff(ops, prepend=-1) != 0)
     ops, keys = ops[new], keys[new]
     wanted = place[graph.edge_dst] * size + tensor
+    first, last = np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
     types = {name: number for number, name in enumerate(dict.fromkeys(graph.op_types))}
     kinds = [name.split(".")[-1].removeprefix("add").strip("_") for name in types]
     readers = np.argsort(tensor, kind="stable")
+    readers = readers[np.bincount(tensor)[tensor[readers]] <= _SHARED]
     return find_homes(
         Reads(
             ptr=np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)),
             tensor=tensor,
             backward=backward,
             forward=ops,
-            first=np.searchsorted(keys, wanted, "left"),
-            last=np.searchsorted(keys, wanted, "right"),
+            first=first,
+            last=np.where(last - first > _SHARED, first, last),
             kind=np.array([types[name] for name in graph.op_types]),
             alike=np.array([[one in other for other in kinds] for one in kinds]),
             reader_ptr=np.searchsorted(tensor[readers], np.arange(size + 1)),
