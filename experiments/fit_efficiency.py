@@ -113,8 +113,7 @@ SAME = {"h200": "h100", "h100": "h200", "a100-40gb": "a100"}
 IN_NO_MEAN = ("h200",)
 """Boards whose chip is in the means already, by another board."""
 _OURS, _OWN = "Placeto", Path(__file__).parent / "data" / "h200_ops.csv.gz"
-_LEFT_OUT = ("gather", "recurrent")
-"""Kinds whose rows don't tell what captured ops take: gathers count whole tables, LSTMs are captured by cell."""
+_LEFT_OUT = ("gather", "recurrent")  # captured gathers count whole tables, and LSTMs are captured by cell
 _ALIGNED = 8
 """Products on tensor cores are fitted where all sizes are multiples of it: others take up to 8 times as long."""
 _K80_CLOCK = 562 / 821
@@ -223,7 +222,8 @@ def read_ops(folder: Path) -> list[Op]:
         if row["phase"] != "fwd" and kind in _TWO_WAYS:
             kind += "_backward"
         name = {"fp32": "float32", "tf32": "tf32"}.get(row["dtype"], "float16")
-        if source == _OURS and name != "float32" and kind == "matmul" and not _is_aligned(row["shape"]):
+        of_cores = source == _OURS and name != "float32" and kind == "matmul"
+        if of_cores and any(int(size) % _ALIGNED for size in row["shape"].split()[0].split("x")):
             continue
         if row.get("layout") == "cl" and "convolution" in kind:
             kind = f"{CHANNELS_LAST}_{kind}"
@@ -232,15 +232,6 @@ def read_ops(folder: Path) -> list[Op]:
         dtype = name if compute else ANY
         ops.append(Op(source, board.kind, dtype, kind, compute, memory, floor, float(row["us"]), row["model"]))
     return ops
-
-
-def _is_aligned(shape: str) -> bool:
-    """Whether all sizes of a product are.
-
-    >>> _is_aligned("8192x768x50257 NT"), _is_aligned("64x2048x128x2048 NN")
-    (False, True)
-    """
-    return all(int(size) % _ALIGNED == 0 for size in shape.split()[0].split("x"))
 
 
 def long_enough(ops: Sequence[Op]) -> list[Op]:
