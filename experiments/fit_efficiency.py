@@ -30,6 +30,7 @@ from experiments.tables import markdown, rule
 from placeto.problem import devices
 from placeto.problem.efficiency import ANY, FORMAT
 from placeto.problem.files import write_text
+from placeto.problem.graph_checks import CHANNELS_LAST
 
 FEWEST = 8
 """Rows of an entry."""
@@ -42,7 +43,7 @@ renewed with the rest."""
 _FIXED_US = 2.0  # of kinds without a source that times kernels alone: the shortest op in traces
 _KERNELS_ALONE = ("DeepBench", "Vidur")
 # us that a source gives to an empty op, as SOURCES.md says, where its shortest rows don't tell
-_FLOORS = {"DeepBench": 0.0, "Vidur": 0.0, ("PipeDream", "fwd"): 270.0, "PipeDream": 70.0}
+_FLOORS = {"DeepBench": 0.0, "Vidur": 0.0, "Placeto": 0.0, ("PipeDream", "fwd"): 270.0, "PipeDream": 70.0}
 _HIGHEST_FLOOR_US = 65.0
 _LONG = 3.0
 """What is measured of an op must be so many floors."""
@@ -53,6 +54,7 @@ leaves 3 %. They are chosen by what they would take at full speed, in floors of 
 leaves `FEWEST`."""
 _SOURCES = {
     "DeepBench": "baidu-research/DeepBench da81ba7 results/train/DeepBench_NV_{V100,P100}.xlsx (Apache-2.0)",
+    "Placeto": "this project, experiments/data/h200_ops.csv.gz: NVIDIA H200, torch 2.11, CUDA 13.0, cuDNN 9.19",
     "NeuSight": "sitar-lab/NeuSight 6945927 scripts/asplos/data/dataset (MIT)",
     "NeuSight-labels": "sitar-lab/NeuSight 6945927 scripts/asplos/label (MIT)",
     "PipeDream": "msr-fiddle/pipedream 7db6a1c profiler/image_classification/profiles (MIT)",
@@ -69,11 +71,12 @@ class Board(NamedTuple):
     float32: float  # FLOP/s
     float16: float
     bandwidth: float  # bytes/s
+    tf32: float = 0.0
 
 
 def _preset(kind: str) -> Board:
     device = next(d for d in vars(devices).values() if isinstance(d, devices.Device) and d.kind == kind)
-    return Board(kind, device.peak(), device.peak("float16"), device.memory_bandwidth)
+    return Board(kind, device.peak(), device.peak("float16"), device.memory_bandwidth, device.peak("tf32"))
 
 
 BOARDS = {
@@ -83,6 +86,7 @@ BOARDS = {
     "A100-40P": Board("a100", 19.5e12, 312e12, 1555e9),  # NVIDIA A100 40 GB PCIe datasheet, 2020
     "A100-80P": Board("a100", 19.5e12, 312e12, 1935e9),  # NVIDIA A100 80 GB PCIe datasheet, 2021
     "H100": _preset("h100"),
+    "H200": _preset("h200"),
     "T4": _preset("t4"),
     "L4": _preset("l4"),
     "P4": Board("p4", 5.5e12, 5.5e12, 192e9),  # NVIDIA Tesla P4 datasheet, 2016
@@ -104,8 +108,14 @@ _TWO_WAYS = (  # kinds with a backward of their own
 )  # fmt: skip
 LOW_POWER = ("p4", "t4", "l4")
 """Boards of 70 to 75 W, which don't hold the clock of their datasheet's peak while they compute: in no mean of that."""
-SAME = {"h200": "h100", "a100-40gb": "a100"}
-"""Chips that are the same as a measured one but for their memory."""
+SAME = {"h200": "h100", "h100": "h200", "a100-40gb": "a100"}
+"""Chips that are the same as a measured one but for their memory: its entries hold where they have none."""
+IN_NO_MEAN = ("h200",)
+"""Boards whose chip is in the means already, by another board."""
+_OURS, _OWN = "Placeto", Path(__file__).parent / "data" / "h200_ops.csv.gz"
+_LEFT_OUT = ("gather", "recurrent")  # captured gathers count whole tables, and LSTMs are captured by cell
+_ALIGNED = 8
+"""Products on tensor cores are fitted where all sizes are multiples of it: others take up to 8 times as long."""
 _K80_CLOCK = 562 / 821
 """Base clock over the boost clock behind the K80's peak here (NVIDIA, Tesla K80 board specification, 2015): of a board
 whose two dies share 300 W only the first is promised. No op was measured on it."""
@@ -194,9 +204,11 @@ class FitEfficiency:
 
 
 def read_ops(folder: Path) -> list[Op]:
-    """The measured ops."""
-    with gzip.open(folder / "op_times.csv.gz", "rt") as file:
-        rows = list(csv.DictReader(file))
+    """The measured ops: others', and the project's own."""
+    rows = []
+    for path in (folder / "op_times.csv.gz", _OWN):
+        with gzip.open(path, "rt") as file:
+            rows += [row for row in csv.DictReader(file) if row["kind"] not in _LEFT_OUT]
     shortest: dict[tuple[str, str], float] = defaultdict(lambda: _HIGHEST_FLOOR_US)
     for row in rows:
         place = row["source"], row["device"]
@@ -206,13 +218,18 @@ def read_ops(folder: Path) -> list[Op]:
         source, board = row["source"], BOARDS[row["device"]]
         floor = _FLOORS.get((source, row["phase"]), _FLOORS.get(source, shortest[source, row["device"]]))
         kind = _KINDS.get(row["op"], row["kind"])
-        floor = float(row["floor"]) if kind in _SHORT else floor
+        floor = float(row["floor"]) if kind in _SHORT and source != _OURS else floor
         if row["phase"] != "fwd" and kind in _TWO_WAYS:
             kind += "_backward"
-        half = row["dtype"] != "fp32"
-        peak = board.float16 if half else board.float32
+        name = {"fp32": "float32", "tf32": "tf32"}.get(row["dtype"], "float16")
+        of_cores = source == _OURS and name != "float32" and kind == "matmul"
+        if of_cores and any(int(size) % _ALIGNED for size in row["shape"].split()[0].split("x")):
+            continue
+        if row.get("layout") == "cl" and "convolution" in kind:
+            kind = f"{CHANNELS_LAST}_{kind}"
+        peak = getattr(board, name)
         compute, memory = float(row["flops"]) / peak * 1e6, float(row["bytes"]) / board.bandwidth * 1e6
-        dtype = ("float16" if half else "float32") if compute else ANY
+        dtype = name if compute else ANY
         ops.append(Op(source, board.kind, dtype, kind, compute, memory, floor, float(row["us"]), row["model"]))
     return ops
 
@@ -293,7 +310,8 @@ def entries(ops: Sequence[Op], constant: float, errors: bool = True) -> Iterator
     made: list[dict[str, Any]] = []
     for (device, dtype, kind), group in groups.items():
         family = _family(kind)
-        fixed_us = float(np.median(fixed.get((device, dtype, family)) or fixed.get((dtype, family)) or [_FIXED_US]))
+        like = "float16" if dtype == "tf32" else dtype
+        fixed_us = float(np.median(fixed.get((device, dtype, family)) or fixed.get((like, family)) or [_FIXED_US]))
 
         def make(some: Sequence[Op], fixed_us: float = fixed_us) -> Fit:
             return _fit(tuple(some), constant, fixed_us)
@@ -310,6 +328,9 @@ def entries(ops: Sequence[Op], constant: float, errors: bool = True) -> Iterator
     yield from made
     for dtype, kind in sorted({(entry["dtype"], entry["kind"]) for entry in made}):
         alike = [entry for entry in made if (entry["dtype"], entry["kind"]) == (dtype, kind)]
+        alike = [entry for entry in alike if entry["device"] not in IN_NO_MEAN]
+        if not alike:
+            continue
         if dtype != ANY:
             alike = [entry for entry in alike if entry["device"] not in LOW_POWER] or alike
         compute, memory = (float(np.log([entry[key] for entry in alike]).mean()) for key in ("compute", "memory"))

@@ -122,7 +122,7 @@ class Efficiency:
     """Factors by device, dtype and kind of op; see the module."""
 
     entries: Mapping[tuple[str, str, str], Factors]  # (kind of device, dtype or ANY, kind of op)
-    same: Mapping[str, str]  # kind of device -> the measured one of the same chip
+    same: Mapping[str, str]  # kind of device -> another of the same chip, whose entries hold where it has none
     constant: float  # of roofline, where nothing is measured
     constants: Mapping[str, float]  # kind of device -> its own
 
@@ -141,13 +141,17 @@ class Efficiency:
     def unmeasured(self, cluster: Cluster) -> tuple[str, ...]:
         """Kinds of a cluster's devices that have no measured products and elementwise ops, in order."""
         measured = {(device, kind) for device, _, kind in self.entries}
-        names = {device.kind: self._name(device) for device in cluster.devices}
-        return tuple(k for k, name in names.items() if not {(name, "matmul"), (name, "elementwise")} <= measured)
+        names = {device.kind: self._names(device) for device in cluster.devices}
+        both = ("matmul", "elementwise")
+        return tuple(k for k, of in names.items() if not all(any((n, kind) in measured for n in of) for kind in both))
 
-    def _name(self, device: Device) -> str:
-        """What stands behind "*" in the kind of a device is ignored: a "v100*0.5" is a V100 at half its speed."""
+    def _names(self, device: Device) -> tuple[str, ...]:
+        """Its own, and that of the same chip.
+
+        What stands behind "*" in the kind of a device is ignored: a "v100*0.5" is a V100 at half its speed.
+        """
         name = device.kind.partition("*")[0]
-        return self.same.get(name, name)
+        return (name, self.same[name]) if name in self.same else (name,)
 
     def factors(self, device: Device, dtype: str, kind: str) -> Factors:
         """Of ops of a kind on a device."""
@@ -160,25 +164,30 @@ class Efficiency:
         constant. What other boards' convolutions make of tensor cores, with another cuDNN, tells less than the
         products of the board.
         """
-        name, kin = self._name(device), (dtype, ANY, *_KIN.get(dtype, ()))
-        if name not in self.constants and not is_cpu(device):
+        names, kin = self._names(device), (dtype, ANY, *_KIN.get(dtype, ()))
+        if kind.startswith(CHANNELS_LAST):
+            plain = kind.removeprefix(f"{CHANNELS_LAST}_")
+            return self._entry(names, kin, kind, True) or self._found(device, dtype, plain)
+        if self.constants.keys().isdisjoint(names) and not is_cpu(device):
             own = kind.startswith("convolution") and _on_tensor_cores(device, dtype)
-            found = self._entry(name, kin, kind, own)
+            found = self._entry(names, kin, kind, own)
             if found is None and dtype != DEFAULT and kind in _PLAIN:
                 found = self._as_plain(device, dtype, kind)
-            if found := found or self._entry(name, (DEFAULT,), kind):
+            if found := found or self._entry(names, (DEFAULT,), kind):
                 return found
             if kind.endswith("_backward"):
                 return self._found(device, dtype, kind.removesuffix("_backward"))
-        constant = self.constants.get(name, self.constant)
+        constant = next((self.constants[name] for name in names if name in self.constants), self.constant)
         return Factors(constant, constant, 0.0), False
 
-    def _entry(self, name: str, dtypes: Iterable[str], kind: str, own: bool = False) -> tuple[Factors, bool] | None:
+    def _entry(
+        self, names: tuple[str, ...], dtypes: Iterable[str], kind: str, own: bool = False
+    ) -> tuple[Factors, bool] | None:
         """The first entry of these dtypes: of the device, before the mean, which isn't taken if it must be its own."""
         for dtype in dtypes:
-            for where in (name,) if own else (name, ANY):
+            for where in names if own else (*names, ANY):
                 if (where, dtype, kind) in self.entries:
-                    return self.entries[where, dtype, kind], where == name
+                    return self.entries[where, dtype, kind], where != ANY
         return None
 
     def _as_plain(self, device: Device, dtype: str, kind: str) -> tuple[Factors, bool]:
@@ -201,8 +210,10 @@ class Efficiency:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a problem refuses what is not finite
             for column, device in enumerate(cluster.devices):
                 of = [(kind, kernel, dtype) for kind, (_, kernel, dtype) in zip(kinds, unique, strict=True)]
+                in_layout = [_in_layout(kind, kernel) for kind, kernel, _ in of]
                 peaks = np.array([device.peak(dtype) for _, _, dtype in of], np.float64)[which]
-                table = np.array([self.factors(device, dtype, kind) for kind, _, dtype in of])[which]
+                found = [self.factors(device, o[2], kind) for o, kind in zip(of, in_layout, strict=True)]
+                table = np.array(found)[which]
                 share, memory, fixed, slope, least, most = table.T
                 size = graph.bytes_accessed if is_cpu(device) else graph.bytes_accessed * fused
                 compute, access = graph.flops / peaks, size / float(device.memory_bandwidth)
@@ -224,6 +235,11 @@ class Efficiency:
         if plain not in ("convolution", "grouped_convolution") or native or self._found(device, dtype, kind)[1]:
             return 0.0
         return 2 / self.factors(device, dtype, "elementwise").memory
+
+
+def _in_layout(kind: str, kernel: str) -> str:
+    """The kind of what has its channels innermost, if it is a convolution."""
+    return f"{CHANNELS_LAST}_{kind}" if kernel.endswith(CHANNELS_LAST) and "convolution" in kind else kind
 
 
 def is_cpu(device: Device) -> bool:

@@ -56,6 +56,25 @@ def test_time_in_closed_form() -> None:
     assert times(device("v100"), {"type": "aten.view"}) == [0.0], "what does nothing takes no time, fixed or not"
 
 
+def test_of_a_chip_with_two_boards_each_has_its_own_entries_first() -> None:
+    entries = {("a", "float32", "matmul"): Factors(0.5, 0.8, 7.0), ("b", ANY, "elementwise"): Factors(1.0, 0.5, 3.0)}
+    both = Efficiency(entries, {"a": "b", "b": "a"}, 0.2, {})
+    for kind in ("a", "b"):
+        assert times(device(kind), MM, ADD, costs=both) == pytest.approx([100 / 0.5 + 7, 100 / 0.5 + 3])
+    more = Efficiency(entries | {("b", "float32", "matmul"): Factors(0.25, 0.8, 0.0)}, both.same, 0.2, {})
+    assert times(device("a"), MM, costs=more) + times(device("b"), MM, costs=more) == pytest.approx([207, 400])
+
+
+def test_a_convolution_with_channels_innermost_has_an_entry_of_its_own() -> None:
+    last = {"type": "aten.convolution", "flops": 800e6, "dtype": "float16", "kernel": "channels_last"}
+    key = ("a", "float16", "convolution")
+    table = Efficiency({key: Factors(0.5, 1.0, 0.0)}, {}, 0.2, {})
+    assert times(device("a"), last, costs=table) == pytest.approx([200.0]), "else it is as another layout's"
+    table = Efficiency({**table.entries, (*key[:2], "channels_last_convolution"): Factors(0.8, 1.0, 0.0)}, {}, 0.2, {})
+    first = {**last, "kernel": ""}
+    assert times(device("a"), last, first, costs=table) == pytest.approx([125.0, 200.0])
+
+
 def test_the_overhead_of_the_device_is_part_of_the_fixed_time() -> None:
     assert times(device("v100", 5.0), MM, ADD) == pytest.approx([200 + 2, 200 + 0])
 
