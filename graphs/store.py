@@ -29,6 +29,7 @@ _ARRAYS = (
     "trained_bytes",
     "resident_outputs",
     "micro_batches",
+    "held_until",
 )
 _STRINGS = ("op_names", "op_types", "modules", "dtypes", "kernels", "passes")
 _NAMES = ("module_tensors", "module_inputs")  # several for an op, with a tabulator between them
@@ -95,7 +96,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _decode_graph(data: bytes, name: str) -> ComputationGraph:
     with np.load(BytesIO(data)) as stored:
-        content = {key: stored[key] for key in _ARRAYS if key in stored}  # older files lack the last three
+        content = {key: stored[key] for key in _ARRAYS if key in stored}  # older files lack the last four
         content |= {key: _decode(stored[key]) for key in _STRINGS if key in stored}
         names = {key: _decode(stored[key]) for key in _NAMES if key in stored}
         content |= {

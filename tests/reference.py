@@ -252,6 +252,9 @@ def reference_memory(problem: PlacementProblem, placement: np.ndarray, result: R
         for child in consumers[op, output]:
             if device_of[child] == device_of[op]:
                 end = max(end, result.finish[child])
+        for last, held in records[op].get("held", ()):
+            if held == output and device_of[last] == device_of[op]:
+                end = max(end, result.finish[last])
         for send in sends_of[op, output]:
             end = max(end, send.finish)
         whole = (op, output)
@@ -345,6 +348,9 @@ def random_graph(rng: np.random.Generator, num_ops: int, mode: str = "training")
         if memory_fields.random() < 0.2:
             record["type"] = "aten.slice"  # without work: a view of its first input
         ops.append(record)
+    for record in ops:
+        if memory_fields.random() < 0.2:
+            record["held"] = [[memory_fields.choice(names), memory_fields.randrange(len(record["outputs"]))]]
     if random.random() < 0.3:  # producers may stand after their consumers in a file: op order is not always topological
         random.shuffle(ops)
     return ComputationGraph.from_ops("random", ops, mode)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Node
 
 from placeto.problem.graph_checks import NO_MICRO_BATCH
 
@@ -48,13 +49,14 @@ class Labels:
         self._place = _Place()
         self._left: list[_Place] = []  # to come back to
         self._by_number: dict[int, Label] = {}  # sequence number of autograd -> label of the forward op
-        self._replayed: Label | None = None
+        self.source: Node | None = None  # what is run again
 
     def next(self, inputs: Sequence[Label]) -> Label:
         """The label of an op that is run now, on what ops with these labels made."""
         place = self._place
-        if self._replayed is not None:
-            return self._replayed
+        if self.source is not None:
+            label: Label = self.source.meta.get("label", Label())
+            return label
         if place.module is not None or not place.backward:  # in the backward pass: a checkpoint, run again
             again = place.backward
             label = Label(place.module or "", place.call, again, again, place.micro_batch, place.number)
@@ -66,9 +68,9 @@ class Labels:
         source = source or (inputs[-1] if inputs else Label())
         return replace(source, backward=True, recomputed=False, micro_batch=place.micro_batch, node=place.number)
 
-    def replay(self, label: Label) -> None:
-        """What is run from now on gets this label."""
-        self._replayed = label
+    def replay(self, source: Node) -> None:
+        """What is run from now on gets the label of this node."""
+        self.source = source
 
     @contextmanager
     def within(self, module: str, call: int) -> Iterator[None]:

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 from placeto.capture.costs import bytes_accessed, dtype, flops, in_tf32, kernel, nodes_read, tensor_bytes
 from placeto.capture.idle import Idle, homes
 from placeto.capture.labels import Label
+from placeto.capture.lifetimes import HELD, hold
 from placeto.capture.micro_batches import HOME
 from placeto.capture.repetition import LIKE
 from placeto.capture.signatures import signature
@@ -162,15 +163,18 @@ def computation_graph(
         builder.values[node] = _Parameter(path, tensor_bytes(node.meta["val"]), [node])
     for node, path in zip(placeholders[len(parameters) :], buffers, strict=False):
         builder.values[node] = _Buffer(path, tensor_bytes(node.meta["val"]))
+    latest: dict[Node, int] = {}  # node -> the last op that has run when it has
     for node in traced.graph.nodes:
         if node.op == "call_function" and node in needed:
             builder.values[node] = _visit(builder, node)
+        latest[node] = len(builder.records) - 1
     kept: dict[str, tuple[str, int] | None] = {}
     if mode == "training":
         loss, *gradients = _outputs(traced)[: 1 + len(trained)]
         nodes = dict(zip(parameters, placeholders, strict=False))
         kept = _keep_gradients(builder, [nodes[path] for path in trained], gradients)
         hold_back(builder.records, builder.labels, builder.random, _losses(builder, loss))
+    hold(builder.records, _held(builder, latest))
     _add_idle(builder, placeholders)
     leaders = [builder.find(op) for op in range(len(builder.records))]
     sizes = Counter(leaders)
@@ -182,6 +186,17 @@ def computation_graph(
 
 def _outputs(traced: GraphModule) -> Sequence[Any]:
     return next(node for node in traced.graph.nodes if node.op == "output").args[0]
+
+
+def _held(builder: _Builder, latest: dict[Node, int]) -> dict[tuple[int, int], int]:
+    """Of tensors that no parameter is charged with, the last op that ran before they were freed."""
+    found: dict[tuple[int, int], int] = {}
+    for node, value in builder.values.items():
+        until = latest.get(node.meta.get(HELD, node))
+        if until is not None and isinstance(value, _Tensor) and not builder.is_resident(value):
+            key = value.op, value.output
+            found[key] = max(found.get(key, until), until)
+    return found
 
 
 def _losses(builder: _Builder, loss: Node) -> dict[int, int]:
@@ -229,7 +244,7 @@ def _visit(builder: _Builder, node: Node) -> Any:
     prefix = label.module + (f"@{label.call}" if label.call else "") + ("/grad" if label.backward else "")
     kind = str(packet)
     title = f"{prefix}/{kind.split('.')[-1]}".lstrip("/")
-    if _is_view(node.target):
+    if is_view(node.target):
         base = builder.values.get(sources[0])
         if not isinstance(base, _Tensor | _Parameter) or tensor_bytes(outputs[0]) >= tensor_bytes(
             sources[0].meta["val"]
@@ -363,7 +378,7 @@ def _count(record: dict[str, Any], size: int) -> None:
 
 
 @cache
-def _is_view(target: Any) -> bool:
+def is_view(target: Any) -> bool:
     """Whether an op shows tensors that it is given."""
     if getattr(target, "overloadpacket", None) in _ALIASES:
         return True

@@ -25,6 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from placeto.capture.costs import DECOMPOSITIONS
 from placeto.capture.dtypes import check_dtypes
 from placeto.capture.labels import Label, Labels
+from placeto.capture.lifetimes import SOURCE, Lifetimes, carry_over
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -34,6 +35,8 @@ _ASKING = {aten.size.default, aten.stride.default, aten.storage_offset.default}
 
 def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels: Labels) -> GraphModule:
     """The graph of what a function does with these arguments; nodes have ``meta["val"]`` and ``meta["label"]``.
+
+    Of what is freed while the function runs, nodes have ``meta[HELD]``; see `placeto.capture.lifetimes`.
 
     The values in ``meta["val"]`` are tensors on "meta", of the layout of the real ones. Placeholders are all leaves.
     The graph has ``meta["tensors"]``, the node of each tensor that is still there.
@@ -66,7 +69,9 @@ def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
     labels = Labels()
     replay = _Replay(traced, labels)
     flat = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    return record(torch.func.functionalize(lambda *values: replay.run(*values)), flat, labels)
+    made = record(torch.func.functionalize(lambda *values: replay.run(*values)), flat, labels)
+    carry_over(traced, made)
+    return made
 
 
 class _Recorder(TorchDispatchMode):
@@ -81,14 +86,17 @@ class _Recorder(TorchDispatchMode):
         self.root = nn.Module()  # of constants
         self.constants = 0
         self.nodes: Any = WeakTensorKeyDictionary()  # tensor -> the node that makes it
+        self.lifetimes = Lifetimes()
 
     def add_input(self, value: Any) -> None:
         node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
         node.meta |= {"val": _layouts(value), "label": Label()}
         if isinstance(value, Tensor):
             self.nodes[value] = node
+            self.lifetimes.ignore(value)
 
     def finish(self, outputs: Sequence[Any]) -> GraphModule:
+        self.lifetimes.end()
         self.graph.output([self._argument(value) for value in outputs])
         with _use_lazy_graph_module(True):  # its code is hardly ever asked for
             made = _make_graph_module(self.root, self.graph)
@@ -131,14 +139,18 @@ class _Recorder(TorchDispatchMode):
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         node = self.graph.create_node("call_function", target, args, kwargs, func.overloadpacket.__name__)
         label = self.labels.next([source.meta["label"] for source in node.all_input_nodes])
-        node.meta |= {"val": _layouts(result), "label": label}
+        node.meta |= {"val": _layouts(result), "label": label, SOURCE: self.labels.source}
+        self.lifetimes.ran(node)
+        changed = _is_mutable(func)
         if isinstance(result, Tensor):
             self.nodes[result] = node
+            self.lifetimes.made(result, node, changed)
         elif isinstance(result, list | tuple):
             for number, (part, layout) in enumerate(zip(result, node.meta["val"], strict=True)):
                 if isinstance(part, Tensor):
                     self.nodes[part] = item = self.graph.call_function(operator.getitem, (node, number))
-                    item.meta |= {"val": layout, "label": label}
+                    item.meta |= {"val": layout, "label": label, SOURCE: self.labels.source}
+                    self.lifetimes.made(part, item, changed)
 
     def _argument(self, value: Any) -> Any:
         """A value as an argument of a node."""
@@ -158,6 +170,7 @@ class _Recorder(TorchDispatchMode):
         node = self.graph.get_attr(name)
         node.meta |= {"val": _layouts(value), "label": Label()}
         self.nodes[value] = node
+        self.lifetimes.ignore(value)
         return node
 
 
@@ -169,7 +182,7 @@ class _Replay(Interpreter):
         self.labels = labels
 
     def run_node(self, node: Node) -> Any:
-        self.labels.replay(node.meta.get("label", Label()))
+        self.labels.replay(node)
         return super().run_node(node)
 
 

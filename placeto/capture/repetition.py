@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from placeto.capture.labels import Label
+from placeto.capture.lifetimes import HELD
 
 LIKE = "like"
 """Under this key of a copy's ``meta`` stands the node that it is a copy of: but for its label, all is the same."""
@@ -55,6 +56,9 @@ def repeat(graph: Graph, count: int, outputs: Sequence[Sequence[Any]]) -> list[l
                 call = before.call + number * (after.call - before.call)
                 label = replace(after, micro_batch=number, call=call)
                 copy.meta |= {"val": two.meta["val"], "label": label, LIKE: two}
+        for node, copy in copies.items():
+            if (until := node.meta.get(HELD)) in copies:
+                copy.meta[HELD] = copies[until]
         made.append([copies.get(node, node) for node in outputs[1]])
     return made
 

@@ -132,6 +132,7 @@ def trace_training(
             else:
                 with labels.within(LOSS_MODULE, number):
                     value = call_loss(loss, output, extra)
+        del output  # what nobody else holds is freed before the backward pass
         if not isinstance(value, Tensor) or value.numel() != 1:
             advice = "; give a loss that makes it one" if loss is None else ""
             raise CaptureError(f"{name}: the loss must be a scalar tensor, not {describe(value)}{advice}")

@@ -65,6 +65,7 @@ class FlatProblems(NamedTuple):
     tensor_src: np.ndarray  # (T,) int64, producer
     tensor_bytes: np.ndarray  # (T,) int64
     storage: np.ndarray  # (T,) int64, the tensor whose memory it is a part of: itself, unless it is a view
+    held_until: np.ndarray  # (T,) int64, op to whose end a tensor lives, if on its producer's device; -1 = none
     live_bytes: np.ndarray  # (T,) int64, what a tensor adds on its producer's device: 0 if it is resident memory
     # per device
     overhead_us: np.ndarray  # (D,)
@@ -139,6 +140,7 @@ def flatten(
         tensor_src=np.repeat(np.arange(num_ops), np.diff(graph.output_ptr)).astype(np.int64),
         tensor_bytes=graph.output_bytes.astype(np.int64),
         storage=storage(graph).astype(np.int64),
+        held_until=graph.held_until,
         live_bytes=live,
         overhead_us=cluster.overhead_us.copy(),
         memory=cluster.memory.copy(),

@@ -87,6 +87,7 @@ _OP = {
     "trained_bytes": Field(optional(size), None),
     "state_bytes": Field(optional(size), None),
     "resident_outputs": Field(optional(items(_INDEX, "an index of resident_outputs")), None),
+    "held": Field(items(_input, "each of held"), ()),
     "signature": Field(text, ""),
     "tensors": Field(items(text, "each of tensors"), ()),
     "reads": Field(items(text, "each of reads"), ()),
@@ -135,6 +136,9 @@ class ComputationGraph:
     trained_bytes: np.ndarray = None  # type: ignore[assignment]
     # (T,) bool, tensors that are resident memory, as a parameter itself; None = the outputs of parameters
     resident_outputs: np.ndarray = None  # type: ignore[assignment]
+    # (T,) int64, the op to whose end each tensor lives, if both are on one device, or NOT_HELD: to its last use; None =
+    # all NOT_HELD; no part of the hash, so that placements of a graph captured before there was this field are its own
+    held_until: np.ndarray = None  # type: ignore[assignment]
     dtypes: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) what each computes in; None = float32
     kernels: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) one of KERNELS; None = none of special shape
     # (N,) what measured times are kept under, "" where unknown; no part of the hash, as nothing else depends on it
@@ -305,12 +309,22 @@ def _from_ops(name: str, ops: Sequence[Mapping[str, Any]], mode: str) -> Computa
                 valid = f"an index from 0 to {count - 1}" if count else "left out, as the op has no outputs"
                 raise GraphError(f"op {quote(record['name'])}: resident_outputs must be {valid}, not {output}")
     groups: dict[str | None, int] = {None: -1}
+    held = {}
+    for position, record in enumerate(records):
+        for last, output in record["held"]:
+            if last not in index or output >= len(record["outputs"]):
+                raise GraphError(
+                    f"op {quote(record['name'])}: held must be [op name, index of an output], not {[last, output]}"
+                )
+            held[position, output] = index[last]
     kinds = sorted({kind for record in records for kind in record["time_us"]})
     op_types = tuple(record["type"] for record in records)
     param_bytes = np.array([record["param_bytes"] for record in records], np.int64)
     output_ptr = np.cumsum([0, *(len(record["outputs"]) for record in records)], dtype=np.int64)
     given = ([record[key] for record in records] for key in graph_memory.FIELDS)
     memory = graph_memory.defaults(mode, op_types, param_bytes, output_ptr)
+    for (position, output), last in held.items():
+        memory["held_until"][output_ptr[position] + output] = last
     return ComputationGraph(
         name=name,
         mode=mode,

@@ -1,4 +1,4 @@
-"""A graph's memory fields: what of its tensors is resident anyway, which parameters are trained, and what by.
+"""A graph's memory fields: what of its tensors is resident anyway or held, which parameters are trained, and what by.
 
 All are optional: files and arrays without them mean what they always did, and so does their hash.
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
 
 FIELDS = ("trained_bytes", "resident_outputs", "state_bytes")
+NOT_HELD = -1
+"""Of a tensor that is released after its last use."""
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adam": 2, "adamw": 2}
 """Optimizer -> tensors that it keeps for each parameter, of the parameter's dtype, as PyTorch's do."""
 DEFAULT_OPTIMIZER = "adam"
@@ -34,11 +36,14 @@ def defaults(
 
     ``trained_bytes`` (N,) int64: all parameters in training, none in inference. ``resident_outputs`` (T,) bool: what
     an op of type "parameter" gives is the parameter. ``state_bytes`` (N,) int64: gradients and Adam's two moments.
+    ``held_until`` (T,) int64: `NOT_HELD`.
     """
     parameter = np.array([kind == "parameter" for kind in op_types], bool) & (param_bytes > 0)
     trained = param_bytes * (mode == "training")
     resident = np.repeat(parameter, np.diff(output_ptr))
-    return {"trained_bytes": trained, "resident_outputs": resident, "state_bytes": state_bytes(trained)}
+    held = np.full(len(resident), NOT_HELD)
+    state = state_bytes(trained)
+    return {"trained_bytes": trained, "resident_outputs": resident, "state_bytes": state, "held_until": held}
 
 
 def state_bytes(trained_bytes: np.ndarray, optimizer: str = DEFAULT_OPTIMIZER) -> np.ndarray:
@@ -138,8 +143,9 @@ def overwrite(
 
 
 def unusual(graph: ComputationGraph) -> dict[str, np.ndarray]:
-    """The fields that aren't the default."""
-    return {key: getattr(graph, key) for key, default in of(graph).items() if (getattr(graph, key) != default).any()}
+    """The fields of the hash that aren't the default."""
+    default = of(graph)
+    return {key: getattr(graph, key) for key in FIELDS if (getattr(graph, key) != default[key]).any()}
 
 
 def of(graph: ComputationGraph) -> dict[str, np.ndarray]:
@@ -159,6 +165,10 @@ def records(graph: ComputationGraph) -> list[dict[str, Any]]:
         op = int(np.searchsorted(graph.output_ptr, tensor, side="right")) - 1
         own = slice(graph.output_ptr[op], graph.output_ptr[op + 1])
         found[op]["resident_outputs"] = np.flatnonzero(graph.resident_outputs[own]).tolist()
+    for tensor in np.flatnonzero(graph.held_until != NOT_HELD).tolist():
+        op = int(np.searchsorted(graph.output_ptr, tensor, side="right")) - 1
+        last = graph.op_names[graph.held_until[tensor]]
+        found[op].setdefault("held", []).append([last, tensor - int(graph.output_ptr[op])])
     return found
 
 
@@ -178,6 +188,11 @@ def complete(graph: ComputationGraph, error: type[ValueError]) -> None:
             raise error(f"{key} must be {graph.num_ops} integers of 64 bits, one for each op")
     if resident.shape != graph.output_bytes.shape or resident.dtype != bool:
         raise error(f"resident_outputs must be {len(graph.output_bytes)} bools, one for each output")
+    held = graph.held_until
+    if held.shape != graph.output_bytes.shape or held.dtype != np.int64:
+        raise error(f"held_until must be {len(graph.output_bytes)} integers of 64 bits, one for each output")
+    if ((held < NOT_HELD) | (held >= graph.num_ops)).any():
+        raise error(f"held_until must be ops, from 0 to {graph.num_ops - 1}, or {NOT_HELD}")
     bad = (trained < 0) | (trained > default["trained_bytes"])
     if bad.any():
         op = int(bad.argmax())

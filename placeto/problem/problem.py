@@ -23,7 +23,7 @@ from placeto.problem.fields import INT64_MAX, quote
 from placeto.problem.flat import FIFO, LIST, PRIORITY, FlatProblems, concatenated, flatten, longest_path
 from placeto.problem.flat_sums import path_us
 from placeto.problem.graph import ComputationGraph, GraphError
-from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, OPTIMIZERS, live_bytes
+from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, NOT_HELD, OPTIMIZERS, live_bytes
 
 # Resident bytes per parameter byte where a graph doesn't say more: parameter, gradient and Adam's moments.
 PARAM_MULTIPLIER = {"training": 2 + OPTIMIZERS[DEFAULT_OPTIMIZER], "inference": 1}
@@ -82,6 +82,8 @@ class PlacementProblem:
         text = f"{self.graph.hash} {self.cluster.hash} {self.costs.name} {self.dispatch}"
         if any(self.graph.signatures):  # costs may go by them
             text += json.dumps(self.graph.signatures)
+        if (self.graph.held_until != NOT_HELD).any():
+            text += json.dumps(self.graph.held_until.tolist())
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property

@@ -156,7 +156,8 @@ class PlacedModule:
     def peak_bytes(self, *arguments: Any, **named: Any) -> tuple[Any, list[int]]:
         """What a step returns, and for each device the most bytes of its tensors, which are counted after every op.
 
-        Parameters, their gradients, buffers and inputs don't count. To be called while gradients are None.
+        Parameters, their gradients, buffers and inputs don't count. To be called while gradients are None. CPU cores,
+        which share what goes from one to another, are given copies here, as devices with memory of their own are.
         """
         known = [leaf for leaf in input_leaves(self._whole, *self._split(arguments, named)) if isinstance(leaf, Tensor)]
         self.step.check_process()

@@ -75,9 +75,10 @@ class PlacedStep:
         stamps: Sequence[Callable[[], Any]] | None = None,
     ) -> None:
         self.capture, self.devices = as_scheduled(capture, schedule), tuple(devices)
+        self.meters: list[Meter] | None = None  # if set, for each device what counts the memory of the next steps
         plan = _Plan(self.capture, schedule.placement, schedule.device_order, self.devices)
         self.generators = plan.generators()
-        self.programs = plan.programs(self.generators)
+        self.programs = plan.programs(self.generators, lambda: self.meters is not None)
         self.updates = plan.updates
         self._queues, self._owner = plan.queues, plan.owner
         self._outputs = plan.outputs
@@ -86,7 +87,6 @@ class PlacedStep:
         self._process = os.getpid()
         self._state = State(capture.traced, self.updates)
         self._functions = [executable(program, stamp) for program, stamp in self._each()]
-        self.meters: list[Meter] | None = None  # if set, for each device what counts the memory of the next steps
         self.stamps: list[Any] = []  # of the last step, for each device
 
     @property
@@ -272,14 +272,19 @@ class _Plan:
         ]
         return {number: torch.Generator() for number in drawing} if len(drawing) > 1 else {}
 
-    def programs(self, generators: Mapping[int, torch.Generator]) -> list[Program]:
-        """(D,) a program for each device, which returns a list of what it makes of the outputs."""
+    def programs(self, generators: Mapping[int, torch.Generator], apart: Callable[[], bool]) -> list[Program]:
+        """(D,) a program for each device, which returns a list of what it makes of the outputs.
+
+        Args:
+            generators: of random numbers, by device.
+            apart: whether CPU cores are to share no memory.
+        """
         made = []
         for number, device in enumerate(self.devices):
             receives, sends = {}, defaultdict(list)
             for (node, sender, receiver), queue in self.queues.items():
                 if receiver == number:
-                    receives[node] = _receiver(queue, device)
+                    receives[node] = _receiver(queue, device, apart)
                 if sender == number:
                     sends[node].append(_sender(queue, device))
             constants = {node: _constant(node, device.torch_device) for node in self.calls[number] if is_constant(node)}
@@ -351,9 +356,16 @@ def _sender(queue: SimpleQueue[Any], device: LocalDevice) -> Callable[[Any], Non
     return send
 
 
-def _receiver(queue: SimpleQueue[Any], device: LocalDevice) -> Callable[[], Any]:
-    """What waits for a value, and brings it to the device."""
+def _receiver(queue: SimpleQueue[Any], device: LocalDevice, apart: Callable[[], bool]) -> Callable[[], Any]:
+    """What waits for a value, and brings it to the device; see `_Plan.programs` for `apart`."""
     get, target = queue.get, device.torch_device
+
+    def bring(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        if part.device == target:
+            return part.clone() if device.is_cpu and apart() else part
+        return part.to(target, non_blocking=not device.is_cpu)
 
     def receive() -> Any:
         value = get()
@@ -362,8 +374,6 @@ def _receiver(queue: SimpleQueue[Any], device: LocalDevice) -> Callable[[], Any]
         if type(value) is tuple and len(value) == 2 and isinstance(value[1], torch.cuda.Event):
             value, event = value
             event.synchronize() if device.is_cpu else torch.cuda.current_stream().wait_event(event)
-        if isinstance(value, Tensor):
-            return value if value.device == target else value.to(target, non_blocking=not device.is_cpu)
-        return type(value)(moved_to(value, target))
+        return bring(value) if isinstance(value, Tensor) else type(value)(map(bring, value))
 
     return receive

@@ -1,17 +1,23 @@
 """Sums of gradients over micro-batches, as a schedule has them: what they add, on which device.
 
 A trace adds what the micro-batches give in a chain. A schedule adds what each device gives first: see
-`placeto.simulator.lowering`.
+`placeto.simulator.lowering`. As PyTorch adds to ``.grad``, a sum is computed in the memory of what it adds to, if
+nothing else needs that.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from placeto.capture.ops import is_view
 from placeto.capture.trace import Capture
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.costs import ROOFLINE
@@ -52,6 +58,9 @@ def as_scheduled(capture: Capture, schedule: Schedule) -> Capture:
             node.args = tuple(behind[tensor] for tensor in carried[op])
         whole.args = (behind[carried[home][0]],)
         _put_in_order([*chain, whole])
+        for node in chain:
+            if _may_be_overwritten(node.args[0], node):
+                node.target = torch.ops.aten.add_.Tensor
     made = GraphModule(capture.traced, graph)
     made.meta |= capture.traced.meta
     return replace(capture, traced=made)
@@ -67,6 +76,23 @@ def in_lists(graph: ComputationGraph, placement: np.ndarray, lists: Sequence[Seq
     links = np.ones((len(lists), len(lists)))
     problem = PlacementProblem(graph, Cluster("unknown", devices, links, 0.0 * links), ROOFLINE)
     return simulate(problem, placement, order=order_of_lists(graph, [list(ops) for ops in lists]))
+
+
+def _may_be_overwritten(total: Any, addition: Node) -> bool:
+    """Whether nothing but an addition needs the memory of what it adds to, and its sum fits there."""
+    if not isinstance(total, Node) or total.meta["val"].dtype != addition.meta["val"].dtype:
+        return False
+    user = addition
+    while set(total.users) == {user} and total.op == "call_function" and _has_own_memory(total.meta["val"]):
+        if not is_view(total.target):
+            return total.target is not operator.getitem or not is_view(total.all_input_nodes[0].target)
+        user, total = total, total.all_input_nodes[0]
+    return False
+
+
+def _has_own_memory(layout: Tensor) -> bool:
+    """Whether a tensor shows all of its storage, and no number twice."""
+    return layout.untyped_storage().nbytes() == layout.numel() * layout.element_size()
 
 
 def _put_in_order(nodes: list[Node]) -> None:

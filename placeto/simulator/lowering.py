@@ -299,6 +299,8 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
     n, ops = op1 - op0, len(wired.place)
     tail, rank = np.zeros(ops), np.empty(ops, np.int64)
     tail[:n], rank[:n], rank[n:] = flat.tail_us[op0:op1], flat.op_rank[op0:op1], sums.relay_rank
+    held = np.full(len(wired.src), -1)
+    held[: len(held) - len(sums.relay_rank)] = flat.held_until[flat.tensor_offset[p] : flat.tensor_offset[p + 1]]
     inputs, resident = np.ones(ops, np.int64), np.zeros(ops, np.int64)
     inputs[:n], resident[:n] = flat.num_inputs[op0:op1], flat.resident[op0:op1]
     priority, ranked = np.empty(ops, np.int64), np.empty(ops, np.int64)
@@ -343,6 +345,7 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
         tensor_src=wired.src,
         tensor_bytes=wired.size,
         storage=wired.storage,
+        held_until=held,
         live_bytes=wired.live,
         overhead_us=flat.overhead_us[device0:device1],
         memory=flat.memory[device0:device1],

@@ -59,8 +59,9 @@ def lives(
 
     A tensor is on its producer's device from the producer's start to its last use there (end of the producer, of the
     last consumer on that device, of the last send), a received copy from its arrival to the end of the last
-    consumer there. What is resident memory, such as a parameter, takes nothing more where it is made. Nor does a view
-    beside the tensor that it is a part of, which lives as long as the last of its views.
+    consumer there. An op until whose end the graph says that a tensor is held counts as a consumer on that device. What
+    is resident memory, such as a parameter, takes nothing more where it is made. Nor does a view beside the tensor that
+    it is a part of, which lives as long as the last of its views.
 
     What begins or ends a life is op i as i, the delivery of send s as N + s: see `event_us`. Tensors come
     first, then copies in the order of their sends.
@@ -71,6 +72,7 @@ def lives(
     tensor_ptr, tensor_child = flat.tensor_ptr[tensor0 + p : tensor1 + p + 1], flat.tensor_child[edge0:edge1]
     tensor_src, tensor_bytes = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
     live_bytes, storage = flat.live_bytes[tensor0:tensor1], flat.storage[tensor0:tensor1]
+    held_until = flat.held_until[tensor0:tensor1]
     finish, num_tensors = record.finish, tensor1 - tensor0
     most = num_tensors + edge1 - edge0
     born, ended = np.empty(most, np.int64), np.empty(most, np.int64)
@@ -85,6 +87,9 @@ def lives(
             child = tensor_child[k]
             if placement[child] == placement[src] and finish[child] > end[tensor]:
                 ended[tensor], end[tensor] = child, finish[child]
+        last = held_until[tensor]
+        if last >= 0 and placement[last] == placement[src] and finish[last] > end[tensor]:
+            ended[tensor], end[tensor] = last, finish[last]
     count = num_tensors
     copy_of = np.full(d, -1)
     for send in range(num_sends):

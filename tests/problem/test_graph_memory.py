@@ -54,9 +54,35 @@ def test_fields_are_kept_in_files_and_in_the_hash(tmp_path: Path) -> None:
     assert not ComputationGraph.from_ops("g", live.to_ops()).resident_outputs.any()
 
 
+def test_what_is_held_is_kept_in_files_and_no_part_of_the_hash_but_of_the_problems(tmp_path: Path) -> None:
+    held = graph(w={"held": [["norm", 0]]}, norm={"held": [["grad", 1]]})
+    assert held.held_until.tolist() == [1, -1, 2, -1, -1]
+    save_graph(held, tmp_path / "g.json")
+    assert load_graph(tmp_path / "g.json").held_until.tolist() == held.held_until.tolist()
+    assert held.hash == graph().hash
+    cluster = load_cluster("2xv100")
+    assert PlacementProblem(held, cluster).hash != PlacementProblem(graph(), cluster).hash
+
+
+def test_a_tensor_is_there_until_the_op_ends_that_it_is_held_for_on_its_device() -> None:
+    time: dict[str, Any] = {"time_us": {"*": 10.0}}
+    norm = {"outputs": [40, 9], **time}
+    plain = graph("inference", norm=norm, grad=time)
+    held = graph("inference", norm=norm | {"held": [["grad", 1]]}, grad=time)
+    for placement, more in (([0, 0, 0], 9), ([0, 0, 1], 0)):
+        before, after = (
+            simulate(PlacementProblem(one, load_cluster("2xk80")), np.array(placement)).peak_memory
+            for one in (plain, held)
+        )
+        # the product is made beside the first output of norm, which it reads, and the second, which it doesn't
+        assert (after - before).tolist() == [more, 0]
+
+
 @pytest.mark.parametrize(
     ("mode", "op", "fields", "message"),
     [
+        ("training", "w", {"held": [["nobody", 0]]}, "'w': held must be"),
+        ("training", "w", {"held": [["norm", 1]]}, "'w': held must be"),
         ("training", "w", {"trained_bytes": 101}, "'w': trained_bytes must be 0 to param_bytes = 100, not 101"),
         ("inference", "w", {"trained_bytes": 1}, "'w': trained_bytes must be 0 in inference, not 1"),
         ("training", "w", {"trained_bytes": -1}, "'w': trained_bytes"),

@@ -216,3 +216,21 @@ def test_an_order_that_contradicts_the_graph(devices: list[LocalDevice]) -> None
     schedule = simulate(problem, np.zeros(problem.num_ops, np.int64))
     with pytest.raises(RunError, match="the order of cpu:0 contradicts the graph"):
         PlacedModule(module, capture, [x], (), replace(schedule, order=schedule.order[::-1]), devices)
+
+
+class ThereAndBack(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        a = x.exp()
+        many = a.neg().sin().repeat(10).cos()
+        return a * many.sum()
+
+
+def test_memory_of_what_goes_from_core_to_core_counts_where_it_is_needed(devices: list[LocalDevice]) -> None:
+    """Cores share it, devices with memory of their own don't: the first one has sent away the exponential."""
+    x, kinds_of_other = torch.zeros(1000), ("aten.neg", "aten.mul")
+    module = ThereAndBack()
+    capture = trace_inference(module, [x])
+    placement = np.array([int(kind in kinds_of_other) for kind in capture.graph.op_types])
+    schedule = simulate(PlacementProblem(capture.graph, load_cluster("2xcpu-core")), placement)
+    _, peaks = PlacedModule(module, capture, [x], [], schedule, devices).peak_bytes(x)
+    assert peaks == schedule.peak_memory.tolist() == [20 * x.nbytes, 2 * x.nbytes + 4]

@@ -91,3 +91,34 @@ def test_the_chain_of_the_capture_stays_as_it_is() -> None:
     placement = np.where(capture.graph.micro_batches >= 0, capture.graph.micro_batches % 4, 0)
     PlacedModule(model(), capture, [X], [Y], simulate(problem, placement), threads(4))
     assert str(capture.traced.graph) == before
+
+
+def test_sums_of_gradients_take_no_memory_of_their_own() -> None:
+    """On one core the step holds what the simulator says, beside parameters and their gradients."""
+    module = model()
+    capture = trace_training(module, [X], nn.functional.cross_entropy, targets=[Y], micro_batches=4)
+    problem = PlacementProblem(capture.graph, load_cluster("2xcpu-core"))
+    schedule = simulate(problem, np.zeros(problem.num_ops, np.int64))
+    _, (measured, _) = PlacedModule(module, capture, [X], [Y], schedule, threads(2)).peak_bytes(X, Y)
+    assert measured == pytest.approx(schedule.peak_memory[0] - problem.resident_bytes.sum(), rel=0.05)
+
+
+def test_a_gradient_that_something_else_needs_is_not_overwritten() -> None:
+    """Two parameters that are added have one gradient, which is the first part of both sums."""
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ((self.one + self.other) * x).square().sum()
+
+    module = Sum()
+    capture = trace_training(module, [X], micro_batches=3)
+    problem = PlacementProblem(capture.graph, load_cluster("2xcpu-core"))
+    schedule = simulate(problem, np.zeros(problem.num_ops, np.int64))
+    PlacedModule(module, capture, [X], [], schedule, threads(2))(X)
+    expected = sum(4 * part.square().sum(0) / 3 for part in X.chunk(3))
+    for parameter in (module.one, module.other):
+        assert torch.allclose(parameter.grad, expected)

@@ -1,0 +1,152 @@
+"""How long eager execution keeps the memory of each tensor, seen while a step is traced.
+
+PyTorch often keeps a tensor beyond its last use: a function its arguments until it returns (a recurrent layer the gates
+of all time steps, until their results are stacked), autograd what it saved until its node has run, and a tensor changed
+in place as long as any of its parts. All of that happens on fake tensors as on real ones, so that it need not be
+modelled: each storage is asked to tell when it is freed.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils._mode_utils import no_dispatch
+
+HELD = "held"
+"""Under this key of a node's ``meta`` stands the last node that ran while the memory of its value was still there."""
+SOURCE = "source"
+"""Under this key of a node's ``meta`` stands the node of another trace that it was made for."""
+_TOGETHER = 4096  # tensors whose followers are found in one pass
+
+Part = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+class Lifetimes:
+    """Notes when the values of nodes are freed, while these are recorded."""
+
+    def __init__(self) -> None:
+        self._last: Node | None = None
+        # address of a storage -> the nodes whose values are in it, by the part that they take; None: not looked at
+        self._inside: dict[int, dict[Part, Node] | None] = {}
+
+    def ignore(self, tensor: Tensor) -> None:
+        """Of what goes into the step, nothing is noted."""
+        self._inside[_storage(tensor)._cdata] = None
+
+    def ran(self, node: Node) -> None:
+        """A node has run; what is freed from now on was there while it ran."""
+        self._last = node
+
+    def made(self, tensor: Tensor, node: Node, changed: bool) -> None:
+        """A node made a tensor, or changed it in place."""
+        storage = _storage(tensor)
+        key = storage._cdata
+        if key not in self._inside:
+            self._inside[key] = {_part(tensor): node}
+            weakref.finalize(storage, self._freed, key).atexit = False
+        elif changed and (inside := self._inside[key]) is not None:
+            # what is larger had the numbers of before
+            kept = {part: other for part, other in inside.items() if prod(part[1]) <= tensor.numel()}
+            self._inside[key] = kept | {_part(tensor): node}
+
+    def end(self) -> None:
+        """The step is over: what is there still is its result."""
+        self._inside.clear()
+
+    def _freed(self, key: int) -> None:
+        inside = self._inside.pop(key, None)
+        for node in (inside or {}).values():
+            node.meta[HELD] = self._last
+
+
+def _storage(tensor: Tensor) -> Any:
+    with no_dispatch():
+        return tensor.untyped_storage()
+
+
+def _part(tensor: Tensor) -> Part:
+    with no_dispatch():
+        return int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+
+
+def carry_over(traced: GraphModule, made: GraphModule) -> None:
+    """Give the nodes of a trace what is noted of those of another one, which they were made for: see `SOURCE`."""
+    of: dict[Node, list[Node]] = {}  # node -> those made for it
+    for node in made.graph.nodes:
+        node.meta.pop(HELD, None)
+        of.setdefault(node.meta.get(SOURCE), []).append(node)
+    value: dict[Node, Node] = {}  # node -> the one that has its value
+    latest: dict[Node, Node] = {}  # node -> the last one made until it has run
+    last: Node | None = None
+    for node in traced.graph.nodes:
+        own = [other for other in of.get(node, ()) if _alike(other, node)]
+        if node.target is operator.getitem and (whole := value.get(node.args[0])) is not None:
+            own = [user for user in whole.users if user.target is operator.getitem and user.args[1] == node.args[1]]
+        if own:
+            value[node] = own[-1]
+        last = next((other for other in reversed(of.get(node, ())) if other.target is not operator.getitem), last)
+        if last is not None:
+            latest[node] = last
+    for node, other in value.items():
+        if (until := latest.get(node.meta.get(HELD))) is not None:  # type: ignore[arg-type]
+            other.meta[HELD] = until
+
+
+def _alike(one: Node, other: Node) -> bool:
+    """Whether the values of two nodes are tensors of one shape, or of the same number of tensors."""
+    a, b = one.meta.get("val"), other.meta.get("val")
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype
+    return isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b)
+
+
+def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]) -> None:
+    """Let tensors live longer than to their last use.
+
+    A schedule may run ops in another order than eager execution did. So a tensor is held only until an op that can't
+    run before its last use, as it depends on that.
+
+    Args:
+        records: of the ops, in the order of the trace; those of tensors that are held say so.
+        until: of tensors, by op and output, the last op that ran before they were freed.
+    """
+    index = {record["name"]: op for op, record in enumerate(records)}
+    sources = [[(index[name], output) for name, output in record["inputs"]] for record in records]
+    used: dict[tuple[int, int], int] = {}  # tensor -> op of its last use, that of views included
+    for op in reversed(range(len(records))):
+        last = op
+        if _is_view(records[op]):
+            last = max((used.get((op, output), op) for output in range(len(records[op]["outputs"]))), default=op)
+        for tensor in sources[op]:
+            used[tensor] = max(used.get(tensor, 0), last)
+    wanted = [
+        (tensor, used.get(tensor, tensor[0]), last)
+        for tensor, last in until.items()
+        if last > used.get(tensor, tensor[0])
+    ]
+    for first in range(0, len(wanted), _TOGETHER):
+        some = wanted[first : first + _TOGETHER]
+        begun: dict[int, int] = {}  # op -> bits of the tensors whose last use it is
+        for number, (_, use, _) in enumerate(some):
+            begun[use] = begun.get(use, 0) | 1 << number
+        follows: list[int] = []  # of each op the bits of the tensors on whose last use it depends
+        for number, inputs in enumerate(sources):
+            bits = begun.get(number, 0)
+            for source, _ in inputs:
+                bits |= follows[source]
+            follows.append(bits)
+        for number, ((op, output), use, last) in enumerate(some):
+            end = next(other for other in range(last, use - 1, -1) if follows[other] >> number & 1)
+            if end > use:
+                records[op].setdefault("held", []).append((records[end]["name"], output))
+
+
+def _is_view(record: Mapping[str, Any]) -> bool:
+    """Whether an op does nothing but show a part of its input."""
+    return bool(record["inputs"]) and not record.get("flops") and not record.get("bytes_accessed")
