@@ -50,7 +50,6 @@ CHANGES: dict[str, dict[str, object]] = {
     "topological order": {"env.order": "topological"},
     "the paper's": {"placer": "placeto-paper"},
     "the paper's, no messages": {"placer": "placeto-paper", "policy.rounds": 0},
-    "the paper's, rewards at the end": {"placer": "placeto-paper", "learning.reward": "at-the-end"},
 }
 """Name -> settings that differ from the default, as the command line of `placeto train` names them."""
 

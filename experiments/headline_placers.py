@@ -28,7 +28,6 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.training.checkpoint import checkpoint_path, load_checkpoint
 from placeto.training.config import (
-    PAPER_LEARNING,
     AnyTrainConfig,
     TrainConfig,
     default_config,
@@ -48,10 +47,9 @@ def by_recipe(placer: str, recipe: RecipeName, problem: PlacementProblem, out: s
 
 
 def placeto_paper(problem: PlacementProblem, out: str) -> AnyTrainConfig:
-    """The recipe of Addanki et al. 2019, its episodes from one device."""
-    learning = replace(PAPER_LEARNING, graphs=1, starts="single")
+    """The policy and recipe of Addanki et al. 2019, from a random placement."""
     policy = PlacetoPaperConfig(devices=problem.num_devices)
-    return replace(default_config("placeto-paper", out), learning=learning, policy=policy)  # type: ignore[arg-type]
+    return replace(default_config("placeto-paper", out), policy=policy)
 
 
 def placeto(problem: PlacementProblem, out: str) -> AnyTrainConfig:

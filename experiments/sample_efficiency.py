@@ -46,7 +46,6 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import (
-    PAPER_LEARNING,
     AnyTrainConfig,
     LearningConfig,
     TrainConfig,
@@ -112,12 +111,11 @@ def recipe(placer: str, out: str, problem: PlacementProblem) -> tuple[AnyTrainCo
     name = label.removesuffix("-paper")
     by_paper = name != label and name in PAPERS
     config = recipe_config(name if by_paper else label, "paper" if by_paper else "ours", out)
-    if isinstance(config, TrainConfig) and isinstance(config.policy, PlacetoPaperConfig):
-        learning = replace(PAPER_LEARNING, graphs=1, starts="single")
-        return replace(config, learning=learning, policy=PlacetoPaperConfig(devices=problem.num_devices)), None
+    if isinstance(config.policy, PlacetoPaperConfig):
+        return replace(config, policy=PlacetoPaperConfig(devices=problem.num_devices)), None
     if isinstance(config, TrainConfig):
         return replace(config, learning=SCRATCH), None
-    return replace(config, learning=replace(config.learning, graphs=1)), None
+    return replace(config, learning=replace(config.learning, graphs=1)), None  # type: ignore[arg-type]
 
 
 def plan(config: SampleConfig) -> dict[Run, str]:

@@ -18,7 +18,7 @@ __all__ = ["POLICIES", "PolicyEntry"]
 class PolicyEntry:
     """What a learned placer is made of; its modules are imported when they are asked for."""
 
-    kind: Literal["iterative", "one-shot"]
+    kind: Literal["iterative", "traversal", "one-shot"]
     module: str  # of the policy and its settings, below this package
     name: str  # the policy is {name}Policy, its settings are {name}Config
     placing: tuple[str, str]  # module and function that make a placer
@@ -49,7 +49,7 @@ class PolicyEntry:
 _SAMPLING = "one_shot.sampling", "sampling_placer"
 POLICIES = {
     "placeto": PolicyEntry("iterative", "placeto", "Placeto", ("guided_search", "guided_placer")),
-    "placeto-paper": PolicyEntry("iterative", "placeto_paper", "PlacetoPaper", ("traversal", "traversal_placer")),
+    "placeto-paper": PolicyEntry("traversal", "placeto_paper", "PlacetoPaper", ("traversal", "traversal_placer")),
     "seq2seq": PolicyEntry("one-shot", "one_shot.seq2seq", "Seq2Seq", _SAMPLING),
     "grouper": PolicyEntry("one-shot", "one_shot.grouper", "Grouper", _SAMPLING),
     "gdp": PolicyEntry("one-shot", "one_shot.gdp", "Gdp", _SAMPLING),

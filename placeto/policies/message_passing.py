@@ -9,7 +9,6 @@ import itertools
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import MessagePassing
 
 
 def mlp(sizes: list[int], *, last_activation: bool = False) -> nn.Sequential:
@@ -18,53 +17,6 @@ def mlp(sizes: list[int], *, last_activation: bool = False) -> nn.Sequential:
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*(layers if last_activation else layers[:-1]))
-
-
-class DirectedMessagePassing(MessagePassing):
-    r"""One direction of the paper's message passing.
-
-    .. math:: m_v = g\Big(\sum_{u \to v} h(x_u) \Big) \quad
-
-    The sum is divided by the square root of the number of messages, so that hubs don't blow up.
-    Addanki et al. 2019 (arXiv 1906.08879), section 3.2.1.
-
-    Shapes: ``x`` (V, H), ``edge_index`` (2, M) -> (V, H).
-    """
-
-    def __init__(self, hidden: int, flow: str) -> None:
-        super().__init__(aggr="sum", flow=flow)
-        self.source = nn.Linear(hidden, hidden)
-        self.update_mlp = mlp([hidden, hidden, hidden])
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Messages received by each node."""
-        receiver = edge_index[1] if self.flow == "source_to_target" else edge_index[0]
-        degree = x.new_zeros(x.shape[0]).index_add_(0, receiver, x.new_ones(receiver.shape[0]))
-        total = self.propagate(edge_index, x=torch.relu(self.source(x)))
-        return self.update_mlp(total * degree.clamp(min=1).rsqrt()[:, None])
-
-
-class TwoWayMessagePassing(nn.Module):
-    """Rounds of message passing along and against the arcs, with separate weights for the two ways.
-
-    ``x <- x + along(x) + against(x)``, the same weights in every round, as in the paper (section 3.2.1).
-    Shapes as in `DirectedMessagePassing`.
-    """
-
-    def __init__(self, hidden: int, rounds: int) -> None:
-        super().__init__()
-        self.rounds = rounds
-        if rounds:
-            self.along = DirectedMessagePassing(hidden, "source_to_target")
-            self.against = DirectedMessagePassing(hidden, "target_to_source")
-            self.norm = nn.LayerNorm(hidden)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """(V, H) embeddings after all rounds."""
-        for _ in range(self.rounds):
-            y = self.norm(x)
-            x = x + self.along(y, edge_index) + self.against(y, edge_index)
-        return x
 
 
 class EdgeMessagePassing(nn.Module):

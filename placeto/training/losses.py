@@ -63,20 +63,21 @@ def replica_advantages(returns: Tensor, graph: Tensor, graphs: int) -> Tensor:
     return returns - (total / count)[:, graph]
 
 
-def step_baseline_update(history: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+def step_baseline(history: Tensor, returns: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
     """Placeto's reward baseline of one graph: the mean return at each step over the last rounds (section 3.3).
 
+    As in the paper's code, the present round is one of them.
+
     Args:
-        history: (R, T) returns of earlier rounds, oldest first; R may be 0.
-        returns: (T, K) returns of this round's episodes.
+        history: (R, T) mean returns of earlier rounds, oldest first; R may be 0.
+        returns: (T, B) returns of this round's episodes.
+        rounds: how many, this one included.
 
     Returns:
-        baseline (T,), the mean over earlier rounds (this round's where there is none), and the history with this
-        round's mean appended.
+        baseline (T,), and the last rounds (R, T) with this one.
     """
-    now = returns.mean(1)
-    baseline = history.mean(0) if len(history) else now
-    return baseline, torch.cat([history, now[None]])
+    history = torch.cat([history, returns.mean(1)[None]])[-rounds:]
+    return history.mean(0), history
 
 
 def normalise(advantages: Tensor) -> Tensor:

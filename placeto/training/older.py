@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _GONE = "pair_messages.", "shortcut."
+_PAPER_GONE = "message_passing.", "pooling."
+_LEARNING_BUILT_IN = {"algorithm": "ppo", "baseline": "replicas", "baseline_rounds": 10}
 _SEARCH_GONE = "levels", "timed_levels"  # sweeps join other groups now
 _ONE_SHOT_BUILT_IN = {"warmup": 0.0, "imitate_best": 0.0}
 
@@ -32,6 +34,9 @@ def modern(placer: str, config: Mapping[str, Any]) -> dict[str, Any]:
     policy = config.get("policy")
     if placer == "seq2seq" and isinstance(policy, Mapping):
         changed["policy"] = {"normalised": False, **policy}
+    if placer == "placeto" and isinstance(learning, Mapping):
+        gone = {name for name, value in _LEARNING_BUILT_IN.items() if learning.get(name) == value}
+        changed["learning"] = {name: value for name, value in learning.items() if name not in gone}
     search = config.get("search")
     if placer == "placeto" and isinstance(search, Mapping):
         changed["search"] = {name: value for name, value in search.items() if name not in _SEARCH_GONE}
@@ -46,3 +51,5 @@ def check_network(placer: str, parameters: Iterable[str]) -> None:
     """
     if placer == "placeto" and any(str(name).startswith(_GONE) for name in parameters):
         raise OlderError("made with messages between (group, device) pairs, a network that is gone")
+    if placer == "placeto-paper" and any(str(name).startswith(_PAPER_GONE) for name in parameters):
+        raise OlderError("made with a network that shares less with the paper's, and is gone")

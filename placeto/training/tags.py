@@ -17,8 +17,8 @@ TAGS: Mapping[str, str] = {
     "single device: the mean over the validation graphs.",
     "validation/to_heuristic": "The same, divided by the makespan of the best cheap heuristic: the mean over the "
     "validation graphs.",
-    "validation/kept": "Least mean of `validation/best_met` so far; the parameters that reached it are what a placer "
-    "uses.",
+    "validation/kept": "Least `validation/best_met` so far, of `placeto-paper` least `validation/end`; the parameters "
+    "that reached it are what a placer uses.",
     "validation/end/<graph>": "`validation/end` of one validation graph.",
     "validation/end_distribution": "`validation/end` of all validation graphs, as a histogram.",
     "validation/untrained_end": "Control: `validation/end` of the network before training.",

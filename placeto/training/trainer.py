@@ -36,6 +36,7 @@ from placeto.training.config import (
     OneShotLearningConfig,
     OneShotTrainConfig,
     TrainConfig,
+    TraversalLearningConfig,
     check_config,
     check_loaded,
     default_config,
@@ -262,12 +263,14 @@ def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, Pl
 def _check_ranks(config: AnyTrainConfig, problems: Mapping[str, PlacementProblem], ranks: Ranks) -> None:
     """Refuse more ranks than there are episodes to share."""
     learning = config.learning
+    graphs = 1 if isinstance(learning, TraversalLearningConfig) else min(learning.graphs, len(problems))
     if isinstance(learning, OneShotLearningConfig):
         episodes = {"samples": learning.samples}
+    elif isinstance(learning, TraversalLearningConfig):
+        episodes = {"episodes": learning.episodes}
     else:
         episodes = {"replicas": learning.replicas} if learning.reinforcement > 0.0 else {}
         episodes |= {"supervised_replicas": learning.supervised_replicas} if learning.supervised > 0.0 else {}
-    graphs = min(learning.graphs, len(problems))
     for name, each in episodes.items():
         if graphs * each < ranks.size:
             raise TrainingError(

@@ -25,7 +25,6 @@ from placeto.training.losses import (
     ppo_loss,
     reinforce_loss,
     replica_advantages,
-    step_baseline_update,
 )
 from placeto.training.ranks import ALONE, Ranks
 from placeto.training.rollout import DivergedError, Labels
@@ -69,29 +68,19 @@ def supervised_update(
     return dict(zip(names, ranks.sum((total / steps).tolist()), strict=True))
 
 
-def advantages(makespan: Tensor, config: LearningConfig, graph: np.ndarray, history: dict[int, Tensor]) -> Advantages:
+def advantages(makespan: Tensor, config: LearningConfig, graph: np.ndarray) -> Advantages:
     """Rewards, returns, their baseline and advantages, each (T, B), of an iteration's episodes.
 
     Args:
         makespan: (T+1, B), relative, as in `Rollout`, of all ranks' episodes.
-        config: reward, discount and reward baseline.
+        config: reward and discount.
         graph: (B,) training instance of each episode.
-        history: returns of earlier rounds by instance, for the "steps" baseline; updated in place.
     """
     rewards = find_reward(config.reward)(makespan)
     returns = discounted_returns(rewards, config.discount)
-    if config.baseline == "replicas":
-        which, replica = np.unique(graph, return_inverse=True)
-        advantage = replica_advantages(returns, torch.from_numpy(replica), len(which))
-        return Advantages(rewards, returns, returns - advantage, advantage)
-    baselines = torch.empty_like(returns)
-    for instance in np.unique(graph).tolist():
-        columns = torch.from_numpy(np.flatnonzero(graph == instance))
-        past = history.get(instance, returns.new_zeros(0, len(returns)))
-        baseline, past = step_baseline_update(past, returns[:, columns])
-        history[instance] = past[-config.baseline_rounds :]
-        baselines[:, columns] = baseline[:, None].expand(-1, len(columns))
-    return Advantages(rewards, returns, baselines, returns - baselines)
+    which, replica = np.unique(graph, return_inverse=True)
+    advantage = replica_advantages(returns, torch.from_numpy(replica), len(which))
+    return Advantages(rewards, returns, returns - advantage, advantage)
 
 
 @dataclass(frozen=True)

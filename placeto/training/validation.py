@@ -15,13 +15,13 @@ from placeto.training.tags import of_graph
 def validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) -> dict[str, float]:
     """Judge the average of the last parameters on the validation problems; the best one is kept.
 
-    Returns the numbers to log. The parameters that are kept are those of the least mean of the best makespans met.
+    Returns the numbers to log. Parameters are kept where the mean of what is judged by is the least so far.
     """
     with state.averaged():
         validation: Validation = ranks.made_by_first(lambda: learner.validate(state))
-    best_met = float(validation.best_met.mean())
-    if best_met < state.best_validation:
-        state.best_validation = best_met
+    judged = float(validation.judged.mean())
+    if judged < state.best_validation:
+        state.best_validation = judged
         state.best_parameters = dict(state.average)
         if ranks.first:
             first = next(iter(learner.validation.values()))
@@ -31,7 +31,7 @@ def validate(learner: Learner, state: TrainState, curves: Curves, ranks: Ranks) 
     ends = zip(learner.validation, validation.end.tolist(), strict=True)
     return {
         "validation/end": float(validation.end.mean()),
-        "validation/best_met": best_met,
+        "validation/best_met": float(validation.best_met.mean()),
         "validation/to_heuristic": float(validation.to_heuristic.mean()),
         "validation/kept": state.best_validation,
         **{of_graph(name): end for name, end in ends},

@@ -2,51 +2,87 @@ import numpy as np
 import pytest
 import torch
 
-from placeto.environment.instance import InstanceBatch, make_instance
-from placeto.environment.mdp import reset
+from placeto.environment.instance import make_instance
+from placeto.environment.walk import Walk
 from placeto.policies.base import PolicyError
-from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
+from placeto.policies.placeto_paper import Networks, PlacetoPaperConfig, PlacetoPaperPolicy, Surroundings
 from placeto.problem.problem import PlacementProblem
-from placeto.training.config import PAPER_ENV
-from tests.toys import random_graph, toy_cluster
+from tests.toys import fork_of_chains, random_graph, toy_cluster
 
 
 @pytest.fixture(scope="module")
-def batch():
-    problems = [PlacementProblem(random_graph(s, 15 + 5 * s), toy_cluster(2 + s)) for s in range(2)]
-    return InstanceBatch.of([make_instance(p) for p in problems])
+def walk():
+    return Walk(make_instance(PlacementProblem(random_graph(1, 30), toy_cluster(3))))
 
 
-def observation(batch, index):
-    random = np.random.default_rng(0)
-    placement = np.stack([random.integers(batch.num_devices[i], size=batch.max_groups) for i in index])
-    return reset(batch, PAPER_ENV, np.array(index), placement).data
+def policy(seed=0, **settings):
+    torch.manual_seed(seed)
+    return PlacetoPaperPolicy(PlacetoPaperConfig(**settings))
 
 
-def test_episodes_of_a_batch_do_not_influence_one_another(batch):
+def states(walk, count=5):
+    """Features and current groups of different states."""
+    random, state, found = np.random.default_rng(0), walk.begin(1, walk.random_start()), []
+    for _ in range(count):
+        found.append((torch.from_numpy(state.features[0]), state.current))
+        state = state.move(random.integers(3, size=1))
+    features, current = zip(*found, strict=True)
+    return torch.stack(features), torch.tensor(current)
+
+
+def test_networks_stand_side_by_side():
     torch.manual_seed(0)
-    policy = PlacetoPaperPolicy(PlacetoPaperConfig())
-    both, alone = observation(batch, [0, 1]), observation(batch, [0])
-    logits, change = policy(both)
-    assert logits.shape == change.shape == (len(both.batch), 3)
+    networks, x = Networks(2, [3, 4, 2], last_activation=True), torch.randn(2, 3, 6)
+    expected = []
+    for k in range(2):
+        hidden = torch.relu(networks.weight0[k] @ x[k] + networks.bias0[k])
+        expected.append(torch.relu(networks.weight1[k] @ hidden + networks.bias1[k]))
+    torch.testing.assert_close(networks(x), torch.stack(expected))
+    plain = Networks(2, [3, 4, 2], last_activation=False)
+    plain.load_state_dict(networks.state_dict())
+    assert (plain(x) < 0).any()
+
+
+def test_surroundings_by_hand():
+    """Two chains of two: each first op comes before its second, the other chain is beside them."""
+    walk = Walk(make_instance(fork_of_chains(2, 2)))
+    around = Surroundings.of(walk)
+    firsts, seconds = walk.instance.pairs
+    assert around.share[0, 0, seconds, 0].tolist() == around.share[1, 0, firsts, 0].tolist() == [1.0, 1.0]
+    assert around.share[0, 0, firsts, 0].tolist() == [0.0, 0.0]
+    before, after, beside = around.related[firsts[0]]
+    assert not before.any()
+    assert after.nonzero().flatten().tolist() == [seconds[0]]
+    assert sorted(beside.nonzero().flatten().tolist()) == sorted([firsts[1], seconds[1]])
+    torch.testing.assert_close(around.related.sum(-1).unique(), torch.tensor([0.0, 1.0]))
+
+
+def test_states_of_a_batch_do_not_influence_one_another(walk):
+    paper, around, (features, current) = policy(), Surroundings.of(walk), states(walk)
+    logits = paper(features, current, around)
+    assert logits.shape == (5, 3)
     assert logits.std() > 0
-    torch.testing.assert_close(logits[both.batch == 0][:, :2], policy(alone)[0], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(logits[1:2], paper(features[1:2], current[1:2], around), atol=1e-5, rtol=1e-4)
 
 
-def test_it_sees_the_features_of_the_paper_and_the_placement_alone(batch):
-    torch.manual_seed(0)
-    policy, data = PlacetoPaperPolicy(PlacetoPaperConfig()), observation(batch, [1])
-    before = policy(data)[0]
-    data.pair, data.edge_attr = torch.randn_like(data.pair), torch.randn_like(data.edge_attr)
-    assert torch.equal(policy(data)[0], before)
-    data.x.requires_grad_()
-    (gradient,) = torch.autograd.grad(policy(data)[0].abs().sum(), data.x)
-    assert gradient.any(0).sum() == 4
-    data.current = (data.current + 1) % 3
-    assert not torch.allclose(policy(data)[0], before)
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_messages_reach_as_far_as_their_rounds(rounds):
+    """Without what is pooled, the first op of a chain knows of the ops that its rounds reach.
+
+    Of several networks: a ReLU may let nothing through.
+    """
+    walk, touched = Walk(make_instance(fork_of_chains(1, 6))), np.zeros(6, bool)
+    around = Surroundings.of(walk)
+    alone = Surroundings(around.arcs, around.share, torch.zeros_like(around.related))
+    for seed in range(10):
+        features = torch.from_numpy(walk.begin(1, walk.random_start()).features).requires_grad_()
+        logits = policy(seed, rounds=rounds, devices=2)(features, torch.from_numpy(walk.order[:1]), alone)
+        (gradient,) = torch.autograd.grad(logits.square().sum(), features)
+        touched |= gradient[0].any(1).numpy()[walk.order]
+    assert touched.tolist() == [place <= rounds for place in range(6)]
 
 
-def test_more_devices_than_the_head_has_are_refused(batch):
-    policy = PlacetoPaperPolicy(PlacetoPaperConfig(devices=2))
+def test_more_devices_than_the_head_has_are_refused(walk):
+    features, current = states(walk)
     with pytest.raises(PolicyError, match=r"made for 2 devices at most, the cluster has 3: .*policy\.devices"):
-        policy(observation(batch, [1]))
+        policy(devices=2)(features, current, Surroundings.of(walk))

@@ -3,14 +3,13 @@ import pytest
 import torch
 from torch import nn
 
-from placeto.heuristics.local_search.starts import best_cheap
-from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
-from placeto.policies.traversal import TraversalPlacer
+from placeto.environment.instance import make_instance
+from placeto.environment.walk import CURRENT, Walk
+from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy, Surroundings
+from placeto.policies.traversal import TraversalPlacer, decide, traverse
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
-from placeto.training.config import PAPER_ENV
 from tests.toys import random_graph, toy_cluster
 
 
@@ -19,61 +18,78 @@ def problem():
     return PlacementProblem(random_graph(1, 30), toy_cluster(3))
 
 
-def heuristics(problem):
-    """What the best cheap start is worth, and what it takes."""
-    evaluator = Evaluator(problem, group_ops(problem))
-    best_cheap(evaluator)
-    return evaluator.best_score, evaluator.simulations
-
-
 def untrained():
     torch.manual_seed(0)
-    return TraversalPlacer(PlacetoPaperPolicy(PlacetoPaperConfig(devices=3)), PAPER_ENV)
+    return PlacetoPaperPolicy(PlacetoPaperConfig(devices=3))
 
 
 class ToTheFirst(nn.Module):
     """Wants every node on device 0."""
 
-    def forward(self, data):
-        logits = torch.zeros(data.offered.shape)
+    def __init__(self, devices):
+        super().__init__()
+        self.devices, self.asked = devices, []
+
+    def forward(self, features, current, around):
+        assert features[:, current[0], CURRENT].all()
+        self.asked += current.tolist()
+        logits = torch.zeros(len(features), self.devices)
         logits[:, 0] = 50.0
-        return logits, logits
+        return logits
 
 
 def test_without_a_budget_it_answers_after_one_traversal(problem):
-    score, spent = heuristics(problem)
-    result = untrained()(problem)
-    assert result.simulations == spent + group_ops(problem).num_groups
-    assert result.makespan_us == simulate(problem, result.placement).makespan_us <= score
+    result = TraversalPlacer(untrained())(problem)
+    walk = Walk(make_instance(problem))
+    end = traverse(untrained(), walk, Surroundings.of(walk), 1).end
+    assert result.simulations == end.simulated
+    assert result.makespan_us == simulate(problem, result.placement).makespan_us
+    assert result.makespan_us == pytest.approx(end.best[0] * problem.single_device_us)
 
 
 def test_a_budget_is_spent_on_traversals_and_kept(problem):
-    groups, (_, spent) = group_ops(problem).num_groups, heuristics(problem)
-    for budget in (spent, spent + groups // 2, spent + 3 * groups + 1):
-        result = untrained()(problem, simulations=budget)
+    for budget in (1, 10, 200):
+        result = TraversalPlacer(untrained())(problem, simulations=budget)
         assert result.simulations == budget
-    again = untrained()(problem, simulations=budget)
+    again = TraversalPlacer(untrained())(problem, simulations=budget)
     np.testing.assert_array_equal(result.placement, again.placement)
-    assert untrained()(problem, seconds=0.2).seconds < 2.0
+    assert TraversalPlacer(untrained())(problem, seconds=0.2).seconds < 2.0
 
 
 def test_it_visits_every_node_once_and_goes_where_the_policy_says():
     """The last placement of the traversal has all on device 0, the best of all where transfers take long."""
     problem = PlacementProblem(random_graph(0, 20), toy_cluster(2))
-    visited = []
-
-    class Watching(ToTheFirst):
-        def forward(self, data):
-            visited.append((data.legal.any(1).nonzero().flatten().tolist(), data.current.tolist()))
-            return super().forward(data)
-
-    TraversalPlacer(Watching(), PAPER_ENV)(problem)
-    asked = [node for nodes, _ in visited for node in nodes]
-    assert sorted(asked) == list(range(group_ops(problem).num_groups)), "one node at a time, each once"
-    left = {node for node, device in enumerate(visited[-1][1]) if device != 0}
-    assert left <= {asked[-1]}, "all that were asked before have moved"
+    policy = ToTheFirst(2)
+    result = TraversalPlacer(policy)(problem)
+    assert sorted(policy.asked) == list(range(group_ops(problem).num_groups)), "one node at a time, each once"
+    assert result.makespan_us <= problem.single_device_us
 
 
 def test_one_device_is_placed_on():
     problem = PlacementProblem(random_graph(0, 10), toy_cluster(1))
-    assert TraversalPlacer(ToTheFirst(), PAPER_ENV)(problem, simulations=50).makespan_us == problem.single_device_us
+    assert TraversalPlacer(ToTheFirst(1))(problem, simulations=50).makespan_us == problem.single_device_us
+
+
+def test_devices_are_drawn_as_likely_as_the_policy_says():
+    class Fixed(nn.Module):
+        def forward(self, features, current, around):
+            return torch.tensor([0.5, 0.3, 0.2]).log().expand(len(features), 3)
+
+    noise = torch.empty(20_000, 3).exponential_(generator=torch.Generator().manual_seed(0))
+    drawn = decide(Fixed(), torch.zeros(20_000, 1, 8), 0, None, noise)
+    torch.testing.assert_close(drawn.bincount() / 20_000, torch.tensor([0.5, 0.3, 0.2]), atol=0.015, rtol=0)
+    assert decide(Fixed(), torch.zeros(2, 1, 8), 0, None, None).tolist() == [0, 0]
+
+
+def test_a_traversal_has_what_is_learned_from(problem):
+    walk = Walk(make_instance(problem))
+    groups = walk.num_groups
+    noise = torch.empty(groups, 4, 3).exponential_(generator=torch.Generator().manual_seed(0))
+    parts = []
+    found = traverse(untrained(), walk, Surroundings.of(walk), 4, noise, parts.append)
+    assert found.features.shape == (groups, 4, groups, 8)
+    assert found.action.shape == (groups, 4)
+    np.testing.assert_array_equal(found.current, walk.order)
+    np.testing.assert_array_equal(found.end.placement[:, walk.order], found.action.T)
+    np.testing.assert_allclose(found.makespan[-1], found.end.makespan, rtol=1e-6)
+    assert set(parts) == {"simulation", "network"}

@@ -12,7 +12,7 @@ from placeto.training.losses import (
     ppo_loss,
     reinforce_loss,
     replica_advantages,
-    step_baseline_update,
+    step_baseline,
 )
 
 
@@ -29,13 +29,15 @@ def test_replica_advantages_have_zero_mean_within_each_graph():
     torch.testing.assert_close(advantages, torch.tensor([[-1.0, 1.0, -2.0, 2.0]]))
 
 
-def test_step_baseline_is_the_mean_over_earlier_rounds():
+def test_step_baseline_is_the_mean_over_the_last_rounds_this_one_included():
     empty = torch.zeros(0, 2)
-    baseline, history = step_baseline_update(empty, torch.tensor([[1.0, 3.0], [0.0, 2.0]]))
-    torch.testing.assert_close(baseline, torch.tensor([2.0, 1.0]))
-    baseline, history = step_baseline_update(history, torch.tensor([[9.0], [9.0]]))
-    torch.testing.assert_close(baseline, torch.tensor([2.0, 1.0]))
-    torch.testing.assert_close(history, torch.tensor([[2.0, 1.0], [9.0, 9.0]]))
+    baseline, history = step_baseline(empty, torch.tensor([[1.0, 3.0], [0.0, 2.0]]), 2)
+    assert baseline.tolist() == [2.0, 1.0]
+    baseline, history = step_baseline(history, torch.tensor([[9.0], [9.0]]), 2)
+    assert baseline.tolist() == [5.5, 5.0]
+    baseline, history = step_baseline(history, torch.tensor([[1.0], [1.0]]), 2)
+    assert baseline.tolist() == [5.0, 5.0]
+    assert history.tolist() == [[9.0, 9.0], [1.0, 1.0]]
 
 
 def test_what_decisions_were_worth_in_numbers():

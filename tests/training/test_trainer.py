@@ -15,17 +15,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
-from placeto.environment.mdp import reset
-from placeto.placers import load_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
-from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
 from placeto.problem.problem import PlacementProblem
 from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from placeto.training.config import PAPER_ENV, PAPER_LEARNING, ConfigError, LearningConfig, TrainConfig, default_config
+from placeto.training.config import ConfigError, LearningConfig, TrainConfig, TraversalLearningConfig, default_config
 from placeto.training.learners.base import TrainState
-from placeto.training.rollout import greedy_pass, rollout
+from placeto.training.rollout import greedy_pass
 from placeto.training.trainer import TrainingError, train
-from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques, two_kinds
+from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 QUICK = LearningConfig(
     reinforcement=0.5,
@@ -200,32 +197,6 @@ def test_learns_to_spread_independent_ops(tmp_path):
     assert best_of_one_pass(untrained, EnvConfig(tolerance=None), fork_of_chains(12, 1, 4)) > 31.0
 
 
-def test_the_papers_placeto_learns(tmp_path):
-    """From all on one device it learns to move what another one suits better; its checkpoint places graphs."""
-    learning = replace(PAPER_LEARNING, graphs=2, replicas=48, starts="single", lr=2e-2)
-    run = default_config("placeto-paper", str(tmp_path))
-    run = replace(run, policy=PlacetoPaperConfig(hidden=16, devices=2), learning=learning, iterations=60, seed=1)
-    family = {f"{one}, {other}": two_kinds(one, other) for one, other in ((2, 2), (1, 2), (3, 2))}
-    unseen = two_kinds(5, 4)
-    train(replace(run, validate_every=100), family, {"unseen": unseen})
-    torch.manual_seed(1)
-    trained, untrained = PlacetoPaperPolicy(run.policy), PlacetoPaperPolicy(run.policy)
-    trained.load_state_dict(load_checkpoint(tmp_path)["parameters"])
-    optimum = 50.0 / unseen.single_device_us  # .24
-    assert mean_end(untrained, unseen) > 0.6
-    assert optimum < mean_end(trained, unseen) < 0.4
-    problem = problems(1, 30)["r30"]
-    assert load_placer(tmp_path)(problem, simulations=60).simulations == 60
-
-
-def mean_end(policy, problem):
-    """Mean relative makespan at the end of traversals drawn from the policy, from all on the first device."""
-    batch, index = InstanceBatch.of([make_instance(problem)]), np.zeros(64, np.int64)
-    state = reset(batch, PAPER_ENV, index, np.zeros((64, batch.max_groups), np.int64))
-    episodes = rollout(policy, batch, PAPER_ENV, state, batch.max_groups, torch.Generator().manual_seed(0))
-    return float(episodes.makespan[-1].mean())
-
-
 @pytest.mark.parametrize(("toy", "optimum"), [(fork_of_chains(8, 2), 80.0), (two_cliques(), 71.0)])
 def test_trained_for_a_toy_it_keeps_the_optimum_that_it_starts_from(toy, optimum, tmp_path):
     """The best cheap placement, where episodes begin, is optimal here; a single graph validates itself."""
@@ -316,10 +287,10 @@ def test_settings_out_of_range_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="out is empty: give the directory of the run"):
         train(config(""), problems(2), problems(1, 10))
     paper = default_config("placeto-paper", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"learning\.reinforcement must be 1 for placeto-paper, .* not 0\.5"):
-        train(replace(paper, learning=QUICK), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"env\.order must be topological for placeto-paper, not policy"):
-        train(replace(paper, env=EnvConfig()), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"device must be cpu for placeto-paper, whose network is too narrow"):
+        train(replace(paper, device="cuda:0"), problems(2), problems(1, 10))
+    with pytest.raises(ConfigError, match=r"learning\.episodes must be at least 1, not 0"):
+        train(replace(paper, learning=TraversalLearningConfig(episodes=0)), problems(2), problems(1, 10))
 
 
 def test_numba_does_not_give_torch_its_threads(tmp_path):

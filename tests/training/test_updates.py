@@ -11,7 +11,7 @@ from placeto.environment.mdp import reset
 from placeto.policies.base import PairDistribution
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.problem import PlacementProblem
-from placeto.training.config import PAPER_LEARNING, LearningConfig
+from placeto.training.config import LearningConfig, OneShotLearningConfig
 from placeto.training.losses import normalise
 from placeto.training.rollout import DivergedError, greedy_pass, rollout
 from placeto.training.updates import (
@@ -57,7 +57,7 @@ def test_the_odds_of_the_best_moves_are_learned_beside_the_changes(setting, monk
     assert with_odds < without - 0.03
 
 
-@pytest.mark.parametrize("config", [LearningConfig(lr=3e-3), PAPER_LEARNING])
+@pytest.mark.parametrize("config", [LearningConfig(lr=3e-3), OneShotLearningConfig(algorithm="reinforce", lr=3e-3)])
 def test_policy_updates_raise_the_probability_of_what_turned_out_well(setting, config):
     policy, optimizer, episodes = setting
     advantage = torch.zeros(8, 4)
@@ -67,7 +67,7 @@ def test_policy_updates_raise_the_probability_of_what_turned_out_well(setting, c
 
     def scored(t):
         data = episodes.data[t]
-        distribution = PairDistribution.from_logits(policy(data)[0], data, config.temperature)
+        distribution = PairDistribution.from_logits(policy(data)[0], data)
         log_prob = distribution.log_prob(episodes.action[t])
         return Scored(log_prob, episodes.log_prob[t], normalise(advantage)[t], distribution.entropy(), 1.0)
 
@@ -107,32 +107,21 @@ def test_ppo_says_how_far_the_policy_moved_and_reinforce_has_not_moved(setting):
     assert moved["policy/kl"] > 0.01
     assert 0.0 < moved["policy/clipped_share"] < 1.0
     assert moved["policy/entropy_weight"] == 0.5
-    paper = policy_update(policy, optimizer, 8, score, PAPER_LEARNING, random, entropy=0.0)
+    reinforce = OneShotLearningConfig(algorithm="reinforce")
+    paper = policy_update(policy, optimizer, 8, score, reinforce, random, entropy=0.0)
     assert not {"policy/kl", "policy/clipped_share"} & set(paper)
 
 
 def test_replica_advantages_compare_episodes_of_one_graph(setting):
     _, _, episodes = setting
-    worth = advantages(episodes.makespan, LearningConfig(), np.array([0, 0, 0, 0]), {})
+    worth = advantages(episodes.makespan, LearningConfig(), np.array([0, 0, 0, 0]))
     torch.testing.assert_close(worth.advantage.mean(1), torch.zeros(8), atol=1e-6, rtol=0)
     torch.testing.assert_close(worth.baseline + worth.advantage, worth.returns)
     best = torch.cummin(episodes.makespan, 0).values
-    undiscounted = advantages(episodes.makespan, LearningConfig(discount=1.0), np.zeros(4, np.int64), {})
+    undiscounted = advantages(episodes.makespan, LearningConfig(discount=1.0), np.zeros(4, np.int64))
     torch.testing.assert_close(undiscounted.returns[0], best[0] - best[-1])
     torch.testing.assert_close(undiscounted.rewards.sum(0), best[0] - best[-1])
     assert (worth.returns <= undiscounted.returns + 1e-6).all()
-
-
-def test_the_papers_baseline_looks_back_over_rounds_of_the_same_graph(setting):
-    _, _, episodes = setting
-    history: dict[int, torch.Tensor] = {}
-    first = advantages(episodes.makespan, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
-    torch.testing.assert_close(first.advantage, first.returns - first.returns.mean(1, keepdim=True))
-    torch.testing.assert_close(first.baseline, first.returns.mean(1, keepdim=True).expand(-1, 4))
-    for _ in range(20):
-        advantages(episodes.makespan, PAPER_LEARNING, np.array([3, 3, 3, 3]), history)
-    assert set(history) == {3}
-    assert history[3].shape == (PAPER_LEARNING.baseline_rounds, 8)
 
 
 def test_errors_of_small_changes_weigh_more(setting):

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from placeto.training.learners.iterative import IterativeLearner
 from placeto.training.learners.one_shot import OneShotLearner
+from placeto.training.learners.traversal import TraversalLearner
 
 __all__ = ["LEARNERS"]
 
 LEARNERS = {
     "iterative": IterativeLearner,
+    "traversal": TraversalLearner,
     "one-shot": OneShotLearner,
 }
 """Kind of policy -> learner."""

@@ -116,6 +116,7 @@ class Validation:
     best_met: np.ndarray  # (C,) float64, likewise, the best on the way there
     to_heuristic: np.ndarray  # (C,) float64, the best met relative to the best cheap heuristic
     placement: np.ndarray  # (N,) int64, the best met, of the ops of the first problem
+    judged: np.ndarray  # (C,) float64, the one of these of which the least mean decides which parameters are kept
 
 
 class Learner(Protocol):

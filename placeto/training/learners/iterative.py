@@ -179,7 +179,7 @@ class IterativeLearner:
     def _reinforce(self, state: TrainState, episodes: Rollout, makespan: Tensor, index: np.ndarray) -> dict[str, float]:
         """A gradient update from episodes of this rank and makespans (T+1, B) of all; `index` (B,) their instances."""
         learning, ranks, policy = self.config.learning, self.ranks, state.policy
-        worth = advantages(makespan, learning, index, state.history)
+        worth = advantages(makespan, learning, index)
         mine = ranks.share(len(index))
         own = normalise(worth.advantage)[:, mine]
         weight = own.shape[1] / len(index)
@@ -233,7 +233,7 @@ class IterativeLearner:
         end = greedy_pass(state.policy, held_out.batch, self.config.env, index, held_out.best_starts)
         groups = held_out.batch.instances[0].groups
         ops = expand(groups, end.best_placement[0, : groups.num_groups])
-        return Validation(end.makespan, end.best, end.best / held_out.heuristic, ops)
+        return Validation(end.makespan, end.best, end.best / held_out.heuristic, ops, judged=end.best)
 
     def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
         """Makespans (C,) at the end and best met of random passes from the best start, means over some."""

@@ -162,7 +162,7 @@ class OneShotLearner:
         placements = np.concatenate([held_out.expand(i, sample.placement) for i, sample in enumerate(samples)])
         relative = held_out.score(np.arange(len(placements)), placements)[:, 0]
         first = held_out.batch.problems[0].num_ops
-        return Validation(relative, relative, relative / held_out.heuristic, placements[0, :first])
+        return Validation(relative, relative, relative / held_out.heuristic, placements[0, :first], judged=relative)
 
     def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
         """Makespans (C,) of random placements of each validation problem, means over some, and once more."""

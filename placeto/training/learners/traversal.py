@@ -1,0 +1,194 @@
+"""Learning of the Placeto paper's policy: REINFORCE on whole traversals of one graph, from one placement.
+
+Addanki et al. 2019, arXiv 1906.08879, section 3.3 and appendix; docs/placeto-paper.md has every departure.
+
+Legend: C training problems, B episodes, T = G moves of a traversal, D devices, R rounds of a graph.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from placeto.environment.instance import Measure, make_instance
+from placeto.environment.rewards import improvement
+from placeto.environment.walk import Walk
+from placeto.heuristics.local_search.starts import best_cheap
+from placeto.policies.placeto_paper import PlacetoPaperPolicy, Surroundings
+from placeto.policies.traversal import Traversed, traverse
+from placeto.problem.grouping import expand
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator
+from placeto.training.config import TraversalLearningConfig, TraversalTrainConfig
+from placeto.training.learners.base import RANDOM, TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.losses import Advantages, discounted_returns, step_baseline
+from placeto.training.ranks import ALONE, Ranks, concatenate
+from placeto.training.rollout import Stopwatch
+from placeto.training.updates import gradient_step
+
+REWARD_UNIT = 0.1  # of the best single device's makespan
+_COLUMNS = 4500  # nodes of all states that are scored together: what they take stays in the cache
+
+
+class TraversalLearner:
+    """Trains the policy of `placeto.policies.placeto_paper`; see `placeto.training.learners.base.Learner`."""
+
+    def __init__(
+        self,
+        config: TraversalTrainConfig,
+        problems: Mapping[str, PlacementProblem],
+        validation: Mapping[str, PlacementProblem],
+        report: Callable[[str], None],
+        ranks: Ranks = ALONE,
+        measure: Measure | None = None,
+    ) -> None:
+        self.config, self.ranks = config, ranks
+        self.problems, self.validation = problems, validation
+
+        def one(problem: PlacementProblem) -> tuple[Walk, Surroundings]:
+            walk = Walk(make_instance(problem))
+            return walk, Surroundings.of(walk)
+
+        self.held_out = prepare(validation, one, report)
+        self.heuristic = np.array([_best_heuristic(walk) for walk, _ in self.held_out])
+        walks = self.held_out if validation is problems else prepare(problems, one, report)
+        self.walks = [(Walk(walk.instance, measure, i), around) for i, (walk, around) in enumerate(walks)]
+
+    def initial_state(self) -> TrainState:
+        """A fresh policy; no placement met."""
+        config, most = self.config, max(walk.num_groups for walk, _ in self.walks)
+        torch.manual_seed(config.seed)
+        policy = PlacetoPaperPolicy(config.policy)
+        return TrainState(
+            policy=policy,
+            optimizer=torch.optim.Adam(policy.parameters(), lr=config.learning.lr),
+            torch_random=torch.Generator().manual_seed(config.seed),
+            random=np.random.default_rng(config.seed),
+            elite=np.zeros((len(self.walks), most), np.int64),
+            elite_score=np.full(len(self.walks), np.inf),
+        )
+
+    def iterate(self, state: TrainState, done: float) -> dict[str, float]:
+        """One gradient step: this rank's traversals of a graph, drawn at random. Returns the numbers to log."""
+        learning, ranks = self.config.learning, self.ranks
+        began, watch = time.perf_counter(), Stopwatch()
+        policy, index = _policy(state), int(state.random.integers(len(self.walks)))
+        walk, around = self.walks[index]
+        mine = ranks.share(learning.episodes)
+        noise = torch.empty(walk.num_groups, learning.episodes, walk.num_devices)
+        noise.exponential_(generator=state.torch_random)
+        episodes = traverse(policy, walk, around, mine.stop - mine.start, noise[:, mine], watch.lap)
+        makespan = self._merge(state, index, episodes)
+        worth = advantages(makespan, learning, state.history, index)
+        left = 1.0 - done
+        lr = set_learning_rate(state.optimizer, learning.lr * (0.1 + 0.9 * left))
+        entropy_weight = learning.entropy * left
+        state.optimizer.zero_grad()
+        loss, entropy = backward(policy, around, episodes, worth.advantage[:, mine], entropy_weight)
+        norm = gradient_step(policy, state.optimizer, learning.max_grad_norm, ranks)
+        decisions = makespan[1:].numel()
+        loss, entropy, norms = ranks.sum([loss, entropy / decisions, float(norm) / ranks.size])
+        watch.lap("network")
+        return {
+            "loss/policy": loss,
+            "policy/entropy": entropy,
+            "policy/entropy_weight": entropy_weight,
+            "train/gradient_norm": norms,
+            "train/learning_rate": lr,
+            **worth.numbers(),
+            "makespan/episode_end": float(makespan[-1].mean()),
+            "makespan/episode_best": float(makespan.min(0).values.mean()),
+            **seconds(watch, began),
+        }
+
+    def validate(self, state: TrainState) -> Validation:
+        """The most likely traversal of each validation problem."""
+        ends = [traverse(_policy(state), walk, around, 1).end for walk, around in self.held_out]
+        end, best = (np.concatenate([getattr(state, name) for state in ends]) for name in ("makespan", "best"))
+        groups = self.held_out[0][0].instance.groups
+        return Validation(end, best, best / self.heuristic, expand(groups, ends[0].best_placement[0]), judged=end)
+
+    def validate_random(self) -> tuple[np.ndarray, np.ndarray]:
+        """Makespans (C,) at the end and best met of random traversals, means over some."""
+        random, found = np.random.default_rng(self.config.seed), []
+        for walk, _ in self.held_out:
+            state = walk.begin(RANDOM, walk.random_start())
+            for _ in range(walk.num_groups):
+                state = state.move(random.integers(walk.num_devices, size=RANDOM))
+            found.append((state.makespan.mean(), state.best.mean()))
+        end, best = np.array(found).T
+        return end, best
+
+    def best_placement(self, state: TrainState, index: int) -> np.ndarray:
+        """(N,) best placement of a training problem's ops met so far."""
+        walk, _ = self.walks[index]
+        return expand(walk.instance.groups, state.elite[index, : walk.num_groups])
+
+    def _merge(self, state: TrainState, index: int, episodes: Traversed) -> Tensor:
+        """Remember the best placement met, whichever rank met it; (T+1, B) makespans of all ranks."""
+        end = episodes.end
+        best = int(end.best.argmin())
+        found = (end.best[best], end.best_placement[best], end.simulated, episodes.makespan.numpy())
+        scores, placements, simulated, makespans = zip(*self.ranks.gather(found), strict=True)
+        first = int(np.argmin(scores))
+        if scores[first] < state.elite_score[index]:
+            state.elite_score[index] = scores[first]
+            state.elite[index, : len(placements[first])] = placements[first]
+        state.simulations += sum(simulated)
+        return torch.from_numpy(concatenate(makespans, 1))
+
+
+def advantages(
+    makespan: Tensor, config: TraversalLearningConfig, history: dict[int, Tensor], problem: int
+) -> Advantages:
+    """Rewards, returns, their baseline and advantages, each (T, B), of traversals of one training problem.
+
+    Args:
+        makespan: (T+1, B), relative to the best single device.
+        config: discount and rounds of the baseline.
+        history: (R, T) mean returns of the last rounds by training problem; updated in place.
+        problem: which one this is.
+    """
+    rewards = improvement(makespan) / REWARD_UNIT
+    returns = discounted_returns(rewards, config.discount)
+    before = history.get(problem, returns.new_zeros(0, len(returns)))
+    baseline, history[problem] = step_baseline(before, returns, config.baseline_rounds)
+    return Advantages(rewards, returns, baseline[:, None].expand_as(returns), returns - baseline[:, None])
+
+
+def backward(
+    policy: PlacetoPaperPolicy, around: Surroundings, episodes: Traversed, advantage: Tensor, entropy_weight: float
+) -> tuple[float, float]:
+    """Add the gradient of the loss to the parameters', and return loss and entropy, all three sums over decisions.
+
+    ``advantage`` is (T, B), of these episodes.
+    """
+    moves, count, groups, _ = episodes.features.shape
+    together = max(1, _COLUMNS // (count * groups))
+    loss = entropy = 0.0
+    for t in range(0, moves, together):
+        part = slice(t, t + together)
+        current = episodes.current[part].repeat_interleave(count)
+        log_probs = policy(episodes.features[part].flatten(0, 1), current, around).log_softmax(-1)
+        chosen = log_probs.gather(1, episodes.action[part].reshape(-1, 1))[:, 0]
+        uncertainty = -(log_probs.exp() * log_probs).sum()
+        of_part = -(chosen * advantage[part].flatten()).sum() - entropy_weight * uncertainty
+        of_part.backward()
+        loss, entropy = loss + float(of_part.detach()), entropy + float(uncertainty.detach())
+    return loss, entropy
+
+
+def _best_heuristic(walk: Walk) -> float:
+    """Makespan of the best cheap heuristic, relative to the best single device."""
+    evaluator = Evaluator(walk.instance.problem, walk.instance.groups)
+    best_cheap(evaluator)
+    return evaluator.best_score / walk.instance.problem.single_device_us
+
+
+def _policy(state: TrainState) -> PlacetoPaperPolicy:
+    assert isinstance(state.policy, PlacetoPaperPolicy)
+    return state.policy
