@@ -24,7 +24,7 @@ from placeto.capture.flops import UncountedWarning, uncounted
 from placeto.capture.labels import Labels
 from placeto.capture.micro_batches import TRACED, accumulated, batch_length, completed, joined, split_batch
 from placeto.capture.names import with_names
-from placeto.capture.objects import closed, opened
+from placeto.capture.objects import Kept, closed, opened
 from placeto.capture.ops import computation_graph
 from placeto.capture.recorder import functional, mutates, record
 from placeto.capture.state import Snapshot, attribute
@@ -111,8 +111,16 @@ def capture_step(
             return function(arguments, extra, 0)
         outputs: list[Tensor | None] = []
         for number, values in enumerate(split_batch(arguments, extra, micro_batches)[:parts]):
+            kept = Kept()
+            kept.begin(values)
             with labels.of_micro_batch(number):
                 outputs += function(*values, number)
+            kept.finish(values, None)
+            if kept.changed:
+                raise CaptureError(
+                    f"{name}: forward changes a list, a dict or an object that it is given, which micro-batches don't "
+                    "give back: return what is new, or use micro_batches=1"
+                )
         return outputs
 
     whole = Whole(module, each_part, others, name)

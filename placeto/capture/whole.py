@@ -70,6 +70,13 @@ class Whole(nn.Module):
                     f"{self.title}: {where} assigns its buffer {name!r} anew, which was {was}, as {became}: "
                     "give it its last shape and dtype before, as a step keeps both"
                 )
+            for other, module, key, shared in buffers:
+                if shared is buffer and module._buffers.get(key, getattr(module, key, None)) is not new:
+                    raise CaptureError(
+                        f"{self.title}: {named(path, part)} assigns its buffer {name!r} anew, which "
+                        f"{named(other, module)} shares as {key!r} and keeps: change it in place, by copy_, or give "
+                        "each its own"
+                    )
             done.add(id(buffer))
             copies.append((buffer, new))
         storages = {buffer.untyped_storage()._cdata for buffer, _ in copies}

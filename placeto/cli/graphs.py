@@ -26,15 +26,13 @@ GraphArgument = Annotated[Positional[str], arg(metavar="GRAPH", help=ANY_GRAPH_H
 
 
 @dataclass(frozen=True)
-class StepOptions:
-    """Which step of a FACTORY's module is meant."""
+class TraceOptions:
+    """What of a FACTORY's module is traced."""
 
     inference: bool = False
     """the forward pass only, in evaluation mode"""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """what the run will use: the dtypes as they are, tf32 for products of float32, or autocast to 16 bits"""
-    optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
-    """whose state takes memory beside parameters and gradients"""
     micro_batches: int = 1
     """split the batch into so many parts, so that a placement is a pipeline"""
     loss: Annotated[str | None, arg(metavar="NAME")] = None
@@ -45,19 +43,28 @@ class StepOptions:
 
 
 @dataclass(frozen=True)
+class StepOptions(TraceOptions):
+    """Which step of a FACTORY's module is meant, and what it keeps in memory."""
+
+    optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
+    """whose state takes memory beside parameters and gradients"""
+    master_weights: bool = False
+    """keep parameters of 16 bits in float32 beside, and the optimizer's state too: 16 bytes a parameter under Adam"""
+
+
+@dataclass(frozen=True)
 class CaptureOptions(StepOptions):
     """How a FACTORY, or an ONNX file, becomes a graph."""
 
     optimizer_step: bool = False
     """add the optimizer's update, an op for each trained parameter"""
-    master_weights: bool = False
-    """keep parameters of 16 bits in float32 beside, and the optimizer's state too: 16 bytes a parameter under Adam"""
     run: bool = False
     """compute the step once, on the CPU, where sizes depend on values; the factory is called there, not on meta"""
     dimensions: Annotated[UseAppendAction[tuple[str, ...]], arg(name="dim", metavar="NAME=SIZE")] = ()
     """of an ONNX file: the size of a symbolic dimension, such as batch=8; may be given several times"""
 
 
+Trace = Annotated[TraceOptions, arg(name="")]
 Step = Annotated[StepOptions, arg(name="")]
 Captured = Annotated[CaptureOptions, arg(name="")]
 
@@ -123,9 +130,6 @@ def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[C
     if options.dimensions:
         raise UsageError(f"--dim {options.dimensions[0]}: is for ONNX files; a factory says how large its inputs are")
     check_step(options)
-    for option in ("optimizer_step", "master_weights"):
-        if options.inference and getattr(options, option):
-            raise UsageError(f"--{option.replace('_', '-')} is part of a training step, not of --inference")
     with filled() if options.run else nullcontext():
         made = make(factory, options.settings, "cpu" if options.run else "meta")
     module, inputs, loss, targets = step_of(made, factory, options)
@@ -147,7 +151,7 @@ def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[C
         raise
 
 
-def check_step(options: StepOptions) -> None:
+def check_step(options: TraceOptions) -> None:
     """Refuse what contradicts itself.
 
     Raises:
@@ -155,11 +159,12 @@ def check_step(options: StepOptions) -> None:
     """
     if options.micro_batches < 1:
         raise UsageError(f"--micro-batches must be at least 1, not {options.micro_batches}")
-    if options.inference and options.loss is not None:
-        raise UsageError("--loss is part of a training step, not of --inference")
+    for option in ("loss", "optimizer_step", "master_weights"):
+        if options.inference and getattr(options, option, None):
+            raise UsageError(f"--{option.replace('_', '-')} is part of a training step, not of --inference")
 
 
-def step_of(made: Any, factory: str, options: StepOptions) -> tuple[nn.Module, Any, Any, Any]:
+def step_of(made: Any, factory: str, options: TraceOptions) -> tuple[nn.Module, Any, Any, Any]:
     """(module, inputs, loss or None, targets) of what a factory has returned, with the loss of the options.
 
     Raises:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, arg
 
 from placeto.cli.common import OptionalPath, UsageError, check_output, check_positive, say
-from placeto.cli.factory import find_loss, make, step_parts
+from placeto.cli.factory import make
+from placeto.cli.graphs import Trace, TraceOptions, check_step, step_of
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ class Arguments:
     """write these devices, with what transfers between them take, to this cluster file"""
     seconds: float = 20.0
     """how long to run the steps; three passes are made in any case"""
-    inference: bool = False
-    """the forward pass only"""
-    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
-    """an argument of the factories, such as depth=4; may be given several times"""
+    options: Trace = field(default_factory=TraceOptions)
 
 
 def run(arguments: Arguments) -> None:
@@ -55,7 +52,7 @@ def run(arguments: Arguments) -> None:
     from placeto.runtime.profiling import profile
 
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
-    steps = [real_step_of(factory, arguments.settings, arguments.inference) for factory in arguments.factories]
+    steps = [real_step_of(factory, arguments.options) for factory in arguments.factories]
     name = (arguments.cluster_out or arguments.output).name.split(".")[0]
     made = profile(steps, devices, arguments.seconds, name)
     save_profiled(made.costs, arguments.output)
@@ -66,20 +63,23 @@ def run(arguments: Arguments) -> None:
     say(_table(made))
 
 
-def real_step_of(
-    factory: str, settings: Sequence[str], inference: bool, micro_batches: int = 1, loss_name: str | None = None
-) -> RealStep:
-    """The step of a factory, called on the CPU with tensors that hold numbers; a loss by name replaces its own."""
+def real_step_of(factory: str, options: TraceOptions) -> RealStep:
+    """The step of a factory, called on the CPU with tensors that hold numbers.
+
+    Raises:
+        UsageError, CaptureError, StepError: there is no such function, the options don't fit, or it can't be run.
+    """
     from placeto.runtime.steps import filled, real_inference, real_training
 
+    check_step(options)
     with filled():
-        made = make(factory, settings, device="cpu")
-    module, inputs, loss, targets = step_parts(made, factory)
-    loss = loss if loss_name is None else find_loss(loss_name)
-    name = factory.partition(":")[2]
-    if inference:
-        return real_inference(module, inputs, name=name, micro_batches=micro_batches)
-    return real_training(module, inputs, loss, targets=targets, name=name, micro_batches=micro_batches)
+        made = make(factory, options.settings, device="cpu")
+    module, inputs, loss, targets = step_of(made, factory, options)
+    how: dict[str, Any] = {"precision": options.precision, "micro_batches": options.micro_batches}
+    how["name"] = factory.partition(":")[2]
+    if options.inference:
+        return real_inference(module, inputs, **how)
+    return real_training(module, inputs, loss, targets=targets, **how)
 
 
 def _table(made: Profile) -> str:

@@ -61,7 +61,7 @@ def run(arguments: Arguments) -> None:
         graph = capture.graph
     else:
         capture = trace_training(module, inputs, loss, targets=targets, **how)
-        graph = with_optimizer(capture.graph, options.optimizer)
+        graph = with_optimizer(capture.graph, options.optimizer, options.master_weights)
     with within(PlacementError, arguments.placement):
         placement, order, names = file.on(graph, len(devices))
         schedule = in_lists(graph, placement, order)

@@ -151,6 +151,7 @@ def _train(
 
 def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> None:
     """Train on the graphs of factories, for these alone, by steps that are run."""
+    from placeto.cli.graphs import TraceOptions
     from placeto.cli.profile import real_step_of
     from placeto.problem.cluster_files import load_cluster, save_cluster
     from placeto.problem.profiled import load_profiled, save_profiled
@@ -166,7 +167,7 @@ def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> Non
     if getattr(config.learning, "supervised", 0.0):
         raise UsageError("--reward measured: the supervised stage is simulated; add --learning.reinforcement 1")
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
-    steps = {name: real_step_of(name, arguments.settings, inference=False) for name in arguments.graphs}
+    steps = {name: real_step_of(name, TraceOptions(settings=arguments.settings)) for name in arguments.graphs}
     files = out / "cluster.json", out / "costs.json"
     if not arguments.resume:
         made = profile(list(steps.values()), devices, _PROFILE_SECONDS)

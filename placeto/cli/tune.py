@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, arg
 
-from placeto.cli.common import OptionalPath, OptionalText, OutputPath, UsageError, check_output, check_positive, say
+from placeto.cli.common import OptionalPath, OutputPath, UsageError, check_output, check_positive, say
+from placeto.cli.graphs import Step, StepOptions
 from placeto.problem.units import format_us
 
 
@@ -29,22 +30,13 @@ class Arguments:
     """for all of it"""
     count: int = 4
     """how many placements to run in a round, beside one device"""
-    inference: bool = False
-    """the forward pass only"""
-    optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
-    """whose state takes memory beside parameters and gradients"""
-    micro_batches: int = 1
-    """split the batch into so many parts, so that a placement is a pipeline"""
-    loss: OptionalText = None
-    """in place of the factory's, as for `placeto capture`"""
     output: OutputPath = None
     """write the placement to this .json file, for `placeto run`"""
     logs: Annotated[OptionalPath, arg(name="logs")] = None
     """write tensorboard curves of the rounds to this folder"""
     seed: int = 0
     """of the placers' random choices"""
-    settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
-    """an argument of the factory, such as depth=4; may be given several times"""
+    options: Step = field(default_factory=StepOptions)
 
 
 def run(arguments: Arguments) -> None:
@@ -63,13 +55,10 @@ def run(arguments: Arguments) -> None:
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
     if len(devices) < 2:
         raise UsageError("--devices: at least two are needed, as cpu:0,cpu:1")
-    if arguments.inference and arguments.loss is not None:
-        raise UsageError("--loss is part of a training step, not of --inference")
-    step = real_step_of(
-        arguments.factory, arguments.settings, arguments.inference, arguments.micro_batches, arguments.loss
-    )
-    if not arguments.inference:
-        graph = with_optimizer(step.capture.graph, arguments.optimizer)
+    options = arguments.options
+    step = real_step_of(arguments.factory, options)
+    if not options.inference:
+        graph = with_optimizer(step.capture.graph, options.optimizer, options.master_weights)
         step = replace(step, capture=replace(step.capture, graph=graph))
     say(f"{'round':>5}  {'placement':<12} {'simulated':>10} {'measured':>10} {'spread':>9}  of one device")
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from placeto.capture.arguments import Inputs, call_module, input_leaves, own_loss
+from placeto.capture.precision import autocast
 from placeto.capture.trace import Capture, trace_inference, trace_training
 from placeto.problem.fields import quote
 
@@ -39,6 +40,7 @@ def real_training(
     *,
     targets: Sequence[Any] = (),
     name: str | None = None,
+    precision: str = "fp32",
     micro_batches: int = 1,
 ) -> RealStep:
     """A training step; see `placeto.capture.trace.trace_training`.
@@ -47,29 +49,41 @@ def real_training(
         CaptureError: it can't be captured.
         StepError: a tensor is on "meta", where nothing can be run.
     """
-    capture = trace_training(module, inputs, loss, targets=targets, name=name, micro_batches=micro_batches)
+    how: dict[str, Any] = {"name": name, "precision": precision, "micro_batches": micro_batches}
+    capture = trace_training(module, inputs, loss, targets=targets, **how)
     trained = [parameter for parameter in capture.of(module).parameters() if parameter.requires_grad]
 
     def eager() -> Any:
         with torch.enable_grad():
-            output = call_module(module, inputs)
-            value = own_loss(output) if loss is None else loss(output, *targets)
+            with autocast(precision):
+                output = call_module(module, inputs)
+                value = own_loss(output) if loss is None else loss(output, *targets)
             return torch.autograd.grad(value.reshape(()), trained, allow_unused=True)
 
     return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, targets), eager)
 
 
-def real_inference(module: nn.Module, inputs: Inputs, *, name: str | None = None, micro_batches: int = 1) -> RealStep:
+def real_inference(
+    module: nn.Module,
+    inputs: Inputs,
+    *,
+    name: str | None = None,
+    precision: str = "fp32",
+    micro_batches: int = 1,
+) -> RealStep:
     """Inference; see `placeto.capture.trace.trace_inference`. The module is put into evaluation mode.
 
     Raises:
         CaptureError, StepError: as `real_training`.
     """
     module.eval()
-    capture = trace_inference(module, inputs, name=name, micro_batches=micro_batches)
-    return RealStep(
-        capture.graph.name, capture, _leaves(capture, module, inputs, ()), lambda: call_module(module, inputs)
-    )
+    capture = trace_inference(module, inputs, name=name, precision=precision, micro_batches=micro_batches)
+
+    def eager() -> Any:
+        with autocast(precision):
+            return call_module(module, inputs)
+
+    return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, ()), eager)
 
 
 def real_step(module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequence[Any]) -> RealStep:

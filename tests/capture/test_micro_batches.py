@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import placeto
-from placeto.capture.trace import CaptureError, capture_training
+from placeto.capture.trace import CaptureError, capture_inference, capture_training
 from placeto.runtime.program import Program
 from placeto.runtime.steps import real_inference, real_training
 
@@ -89,3 +89,21 @@ def test_what_has_another_length_is_in_every_part() -> None:
 def test_what_cant_be_split(count: int, x: Tensor, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture_training(model(), [x], lambda y: y.sum(), micro_batches=count)
+
+
+def test_arguments_that_forward_changes_are_refused() -> None:
+    class Appends(nn.Linear):
+        def forward(self, x: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:
+            y = super().forward(x)
+            seen.append(y)
+            return y
+
+    module, arguments = Appends(6, 3), [X, []]
+    with pytest.raises(
+        CaptureError, match=r"Appends: forward changes a list.*return what is new, or use micro_batches=1"
+    ):
+        capture_training(module, arguments, lambda y: y.mean(), micro_batches=2)
+    with pytest.raises(CaptureError, match="Appends: forward changes a list"):
+        capture_inference(module, arguments, micro_batches=2)
+    assert capture_training(module, arguments, lambda y: y.mean()).num_ops
+    assert arguments[1] == []

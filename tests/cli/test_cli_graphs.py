@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from placeto import capture_inference, capture_training, load_cluster, load_placement, place
-from placeto.cli.graphs import CaptureOptions
+from placeto.cli.graphs import CaptureOptions, TraceOptions
 from placeto.cli.profile import real_step_of
 from placeto.cli.train import _problems
 from placeto.formats.report import page
@@ -300,7 +300,7 @@ def test_graphs_to_train_on(folder: Path) -> None:
 
 
 def test_a_step_to_be_run_takes_a_loss_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    step = real_step_of("net.py:bare", (), inference=False, loss_name="mean")
+    step = real_step_of("net.py:bare", TraceOptions(loss="mean"))
     assert step.capture.graph.hash == graph_of("bare", loss=lambda y: y.mean())
     words = ("tune", "net.py:bare", "--devices", "cpu:0,cpu:1", "--loss", "mean", "--inference")
     assert "--loss is part of a training step" in fails(capsys, *words)

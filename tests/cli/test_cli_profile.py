@@ -40,6 +40,14 @@ def test_inference_has_no_backward(tmp_path: Path, capsys: pytest.CaptureFixture
     assert {op.type for op in load_profiled(out).ops} == {"aten.embedding", "aten.addmm"}
 
 
+def test_ops_are_measured_in_the_precision_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "costs.json"
+    words = ("--precision", "bf16", "--inference", "--set", "size=4")
+    assert run("profile", FACTORY, "-o", out, "--seconds", "0.1", *words) == 0
+    (product,) = (op for op in load_profiled(out).ops if op.type == "aten.addmm")
+    assert "bf16" in product.signature
+
+
 def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "costs.json"
     for arguments, says in {

@@ -24,6 +24,9 @@ def towers(width=64):
     torch.manual_seed(0)
     return Towers(width), [torch.randn(16, width)], lambda y: y.square().mean()
 
+def half():
+    return Towers(512).bfloat16(), [torch.randn(16, 512)], lambda y: y.square().mean()
+
 def by_name():
     class Loss(nn.Module):
         def __init__(self):
@@ -76,6 +79,20 @@ def test_tune_then_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     placement.write_text(json.dumps(document))
     says = "the placement has no order"
     assert says in fails(capsys, "run", f"{model}:towers", "--placement", placement, "--devices", "cpu:0,cpu:1")
+
+
+def test_a_step_in_16_bits_is_tuned_and_run(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step, on, peaks = f"{model}:half", ("--devices", "cpu:0,cpu:1"), {}
+    for optimizer in ((), ("--master-weights",)):
+        placement = tmp_path / f"placement{len(optimizer)}.json"
+        assert run("tune", step, *on, "--minutes", 0.01, "--precision", "bf16", *optimizer, "-o", placement) == 0
+        capsys.readouterr()
+        assert run("run", step, "--placement", placement, *on, "--steps", 2, "--precision", "bf16", *optimizer) == 0
+        assert "loss" in capsys.readouterr().out
+        peaks[optimizer] = sum(load_placement(placement).peak_memory.values())
+    assert peaks[("--master-weights",)] > peaks[()]
+    words = ("run", step, "--placement", placement, *on, "--inference", "--master-weights")
+    assert "--master-weights is part of a training step" in fails(capsys, *words)
 
 
 def test_inputs_by_name(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

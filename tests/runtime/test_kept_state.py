@@ -103,6 +103,27 @@ def made_anew(self: Any, x: Tensor) -> Tensor:
     return self.layer(x)
 
 
+def shared(function: Any) -> Layer:
+    """Its buffer is the very tensor that its layer has as well."""
+    module = Layer(function, mean=torch.zeros(4))
+    module.layer.register_buffer("own", module.mean)
+    return module
+
+
+def moved(self: Any, x: Tensor) -> Tensor:
+    self.mean = 0.9 * self.mean + x.mean(0)
+    return self.layer(x) + self.layer.own + self.mean
+
+
+def moved_together(self: Any, x: Tensor) -> Tensor:
+    self.mean = self.layer.own = 0.9 * self.mean + x.mean(0)
+    return self.layer(x) + self.layer.own + self.mean
+
+
+def test_a_shared_buffer_that_all_assign_anew_is_as_in_eager() -> None:
+    assert_as_eager(shared(moved_together), [torch.randn(3, 4)], steps=3)
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
@@ -111,9 +132,10 @@ def made_anew(self: Any, x: Tensor) -> Tensor:
         (Layer(remembered, plain=torch.zeros(3, 4)), r"forward changes \.plain of the module, and the next step"),
         (Layer(listed, plain_list=[]), r"forward changes \.plain_list of the module"),
         (Layer(counted, plain=0), r"forward changes \.plain of the module, and the next step"),
+        (shared(moved), r"the module assigns its buffer 'mean' anew, which module 'layer' \(Linear\) shares as 'own'"),
         (Layer(made_anew), r"module 'layer' \(Linear\) assigns its parameter 'weight' anew"),
     ],
-    ids=["grown", "none", "tensor", "list", "number", "parameter"],
+    ids=["grown", "none", "tensor", "list", "number", "shared", "parameter"],
 )
 def test_state_that_would_be_lost_is_refused(module: nn.Module, message: str) -> None:
     before = copy.copy(vars(module))
