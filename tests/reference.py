@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from placeto.problem.cluster import Cluster, Device, SharedLink
+from placeto.problem.cluster import STATIC_ORDERS, Cluster, Device, SharedLink
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 
@@ -97,14 +97,14 @@ def reference(problem: PlacementProblem, placement: np.ndarray, given: dict[str,
         if problem.dispatch == "list":
             ahead = [op for op in listed[device] if op not in result.start][:1]
             return ahead[0] if ahead and ahead[0] in ready else None
-        if problem.dispatch == "priority":
+        if problem.dispatch in STATIC_ORDERS:
             alone = len(set(device_of.values())) == 1  # then any order takes as long: that of the program
             return min(ready, key=names.index if alone else place.__getitem__, default=None)
         return ready[0] if ready else None
 
     def next_send(link: Any) -> Send | None:
         queue = link_queue[link]
-        if problem.dispatch == "priority":
+        if problem.dispatch in STATIC_ORDERS:
             queue = sorted(queue, key=lambda send: min(place[child] for child in send.consumers))  # stable
         return queue[0] if queue else None
 
@@ -187,7 +187,7 @@ def reference(problem: PlacementProblem, placement: np.ndarray, given: dict[str,
                 cost = cluster.latency_us[s, d] + size[op, output] / cluster.bandwidth[s, d]
                 send.cost = max(send.cost, cost)
             result.sends += sends.values()
-            if problem.dispatch == "priority" and sends:  # they are chosen from when they exist
+            if problem.dispatch in STATIC_ORDERS and sends:  # they are chosen from when they exist
                 sends_of_op[op] = list(sends.values())
                 push(finish, JOIN, op)
             else:
@@ -204,7 +204,7 @@ def _places(problem: PlacementProblem) -> dict[str, int]:
     consumers = defaultdict(set)
     for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
         consumers[src].add(dst)
-    if problem.dispatch != "priority":
+    if problem.dispatch not in STATIC_ORDERS:
         return {graph.op_names[op]: place for place, op in enumerate(graph.topological_order.tolist())}
     longest: dict[int, float] = {}
     for op in TopologicalSorter({op: consumers[op] for op in range(graph.num_ops)}).static_order():

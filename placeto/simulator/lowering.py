@@ -221,9 +221,11 @@ def _wired(flat: FlatProblems, p: int, placement: np.ndarray, sums: Sums, hosts:
         np.empty(t + relays, np.int64),
         np.arange(t + relays),
     )
-    wired.place[:n] = placement[:n]
-    wired.src[:t], wired.size[:t] = flat.tensor_src[tensor0:tensor1], flat.tensor_bytes[tensor0:tensor1]
-    wired.live[:t], wired.storage[:t] = flat.live_bytes[tensor0:tensor1], flat.storage[tensor0:tensor1]
+    for op in range(n):
+        wired.place[op] = placement[op]
+    for i in range(t):
+        wired.src[i], wired.size[i] = flat.tensor_src[tensor0 + i], flat.tensor_bytes[tensor0 + i]
+        wired.live[i], wired.storage[i] = flat.live_bytes[tensor0 + i], flat.storage[tensor0 + i]
     _sum_up(sums, hosts, wired)
     _pass_on(sums, hosts, n, t, wired)
     return wired
@@ -237,7 +239,10 @@ def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
     for edge in range(len(dst)):
         out_ptr[src[tensor_of[edge]] + 1] += 1
         tensor_ptr[tensor_of[edge] + 1] += 1
-    out_ptr, tensor_ptr = np.cumsum(out_ptr), np.cumsum(tensor_ptr)
+    for op in range(len(wired.place)):
+        out_ptr[op + 1] += out_ptr[op]
+    for tensor in range(len(src)):
+        tensor_ptr[tensor + 1] += tensor_ptr[tensor]
     out_child, out_tensor = np.empty(len(dst), np.int64), np.empty(len(dst), np.int64)
     named_child, tensor_child = np.empty(len(dst), np.int64), np.empty(len(dst), np.int64)
     at, at_tensor = out_ptr.copy(), tensor_ptr.copy()
@@ -246,7 +251,7 @@ def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
         op = src[tensor]
         out_child[at[op]], out_tensor[at[op]] = dst[edge], tensor
         at[op] += 1
-    at[:] = out_ptr
+    at = out_ptr.copy()
     for edge in named:
         tensor = tensor_of[edge]
         op = src[tensor]
@@ -264,7 +269,8 @@ def _listed(priority: np.ndarray, sums: Sums, wired: Wired, out_ptr: np.ndarray,
     their parts of it never wait for each other in a circle.
     """
     n, key = len(priority), np.empty(len(wired.place))
-    key[:n] = priority
+    for op in range(n):
+        key[op] = priority[op]
     for s in range(len(sums.home)):
         changed = True
         while changed:
@@ -297,19 +303,25 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
     wired = _wired(flat, p, placement, sums, hosts)
     out_ptr, out_child, out_tensor, named_child, tensor_ptr, tensor_child = _sorted_edges(sums, wired)
     n, ops = op1 - op0, len(wired.place)
-    tail, rank = np.zeros(ops), np.empty(ops, np.int64)
-    tail[:n], rank[:n], rank[n:] = flat.tail_us[op0:op1], flat.op_rank[op0:op1], sums.relay_rank
+    tail, rank, priority, ranked = (
+        np.zeros(ops),
+        np.empty(ops, np.int64),
+        np.empty(ops, np.int64),
+        np.empty(ops, np.int64),
+    )
     held = np.full(len(wired.src), -1)
     held[: len(held) - len(sums.relay_rank)] = flat.held_until[flat.tensor_offset[p] : flat.tensor_offset[p + 1]]
     inputs, resident = np.ones(ops, np.int64), np.zeros(ops, np.int64)
-    inputs[:n], resident[:n] = flat.num_inputs[op0:op1], flat.resident[op0:op1]
-    priority, ranked = np.empty(ops, np.int64), np.empty(ops, np.int64)
+    for op in range(n):
+        tail[op], rank[op], priority[op] = flat.tail_us[op0 + op], flat.op_rank[op0 + op], flat.priority[op0 + op]
+        inputs[op], resident[op] = flat.num_inputs[op0 + op], flat.resident[op0 + op]
+    for relay in range(ops - n):
+        rank[n + relay], priority[n + relay] = sums.relay_rank[relay], sums.relay_priority[relay]
     if flat.dispatch[p] == LIST:
-        ranked[:] = _listed(flat.priority[op0:op1], sums, wired, out_ptr, out_child)
+        ranked = _listed(priority[:n], sums, wired, out_ptr, out_child)
         for position in range(ops):
             priority[ranked[position]] = position
     else:
-        priority[:n], priority[n:] = flat.priority[op0:op1], sums.relay_priority
         for op in range(ops):
             ranked[priority[op]] = op
 

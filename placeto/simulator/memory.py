@@ -213,7 +213,7 @@ def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: R
     return overflow
 
 
-@compiled(nogil=True)
+@compiled(nogil=True, inline="always")
 def run_and_measure(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float
 ) -> tuple[float, float, int]:
@@ -225,7 +225,7 @@ def run_and_measure(
     return makespan, memory_overflow(low, q, place, record, num_sends), num_sends
 
 
-@compiled(nogil=True)
+@compiled(nogil=True, inline="always")
 def score(flat: FlatProblems, p: int, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
     """Makespan and memory overflow of one placement; both inf above `cutoff`."""
     makespan, overflow, _ = run_and_measure(flat, p, placement, new_record(flat, p), cutoff)

@@ -164,7 +164,7 @@ def simulate(
         array = array.copy()
     flat = problem.arrays if order is None else in_order(problem, order)
     record = kernel.new_record(flat, LONE)
-    low, _, place = lowered(flat, LONE, array)
+    low, _, place = lowered(flat, LONE, array) if len(flat.lowering) else (flat, LONE, array)  # compiling takes a while
     makespan, num_sends = kernel.run(low, LONE, place, record, float(cutoff))
     if makespan == math.inf:
         num_sends = 0
