@@ -56,7 +56,7 @@ def test_one_command_makes_table_and_picture(
 ) -> None:
     monkeypatch.setattr("experiments.ablations.split_size", lambda family, split: 2)
     small = LearningConfig(graphs=1, supervised_moves=2, labels=2, annealed=0.0)
-    changes = {DEFAULT: {"learning": small}, "small": {"placer": "placeto-paper", "policy.hidden": 8}}
+    changes = {DEFAULT: {"learning": small}, "small": {"placer": "placeto-paper", "policy.rounds": 1}}
     monkeypatch.setattr("experiments.ablations.CHANGES", changes)
     config = AblationConfig(
         out=tmp_path / "out",

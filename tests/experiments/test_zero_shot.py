@@ -6,7 +6,7 @@ import pytest
 from experiments.runs import CHEAP, PRETRAINED
 from experiments.zero_shot import ZeroShotConfig, distribution, main, pretraining, table
 from placeto.evaluation.comparison import Row, load_rows
-from placeto.training.config import PAPER_LEARNING, LearningConfig, OneShotLearningConfig, default_config
+from placeto.training.config import LearningConfig, OneShotLearningConfig, TraversalLearningConfig, default_config
 
 
 def row(graph: str, placer: str, relative: float, seed: int = 0) -> Row:
@@ -40,7 +40,7 @@ def test_one_command_makes_tables_and_picture(
     monkeypatch.setattr("experiments.zero_shot.split_size", lambda family, split: 1)  # to train and to validate on
     small = {
         "placeto": LearningConfig(supervised_moves=2, labels=2, annealed=0.0),
-        "placeto-paper": replace(PAPER_LEARNING, replicas=2, moves=2),
+        "placeto-paper": TraversalLearningConfig(episodes=2),
         "gdp": OneShotLearningConfig(),
     }
     monkeypatch.setattr(

@@ -15,7 +15,6 @@ from placeto.policies.one_shot.sampling import SamplingPlacer
 from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy
 from placeto.policies.sweeps import Sweeper
 from placeto.policies.traversal import TraversalPlacer
-from placeto.environment.config import EnvConfig
 from placeto.simulator.schedule import simulate_batch
 from placeto.simulator.threads import set_threads
 from tests.toys import random_graph, toy_cluster
@@ -35,7 +34,7 @@ watch(GdpPolicy, "sample")
 watch(TraversalPlacer, "_traverse")
 torch.set_num_threads(2)
 problem = placeto.PlacementProblem(random_graph(2, 30), toy_cluster(3))
-paper = TraversalPlacer(PlacetoPaperPolicy(PlacetoPaperConfig()), EnvConfig(order="topological", tolerance=None))
+paper = TraversalPlacer(PlacetoPaperPolicy(PlacetoPaperConfig()))
 for place in placeto.load_placer("placeto"), SamplingPlacer(GdpPolicy(GdpConfig())), paper:
     place(problem, simulations=100)
     assert seen and set(seen) == {1}, seen

@@ -178,7 +178,6 @@ def test_compressed_files_are_not_unpacked(tmp_path: Path) -> None:
     [
         ("placeto", {"hidden": 65_536}),
         ("placeto", {"rounds": 100}),
-        ("placeto-paper", {"hidden": 65_536}),
         ("placeto-paper", {"devices": 65_536}),
         ("seq2seq", {"hidden": 65_536, "max_devices": 65_536}),
         ("grouper", {"groups": 65_536, "hidden": 65_536}),

@@ -32,6 +32,21 @@ def test_the_network_with_messages_between_pairs_is_refused_in_one_sentence(tmp_
     assert str(refused.value) == f"{tmp_path / 'old.pt'}: {says}"
 
 
+def test_the_network_of_before_that_shared_less_with_the_paper_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    saved = {"placer": "placeto-paper", "config": asdict(default_config("placeto-paper", "out"))}
+    save_checkpoint(saved | {"best_parameters": {"pooling.inner.0.0.weight": torch.ones(2)}}, tmp_path / "old.pt")
+    with pytest.raises(CheckpointError, match=r"old\.pt: made with a network that shares less .* gone; train again$"):
+        load_placer(tmp_path / "old.pt")
+
+
+def test_reinforcement_of_before_goes_on_where_it_was_ppo_with_replicas() -> None:
+    config = asdict(default_config("placeto", "out"))
+    before = {"algorithm": "ppo", "baseline": "replicas", "baseline_rounds": 10}
+    assert modern("placeto", config | {"learning": config["learning"] | before}) == config
+    kept = modern("placeto", config | {"learning": config["learning"] | before | {"algorithm": "reinforce"}})
+    assert kept["learning"]["algorithm"] == "reinforce"
+
+
 def test_configs_of_today_are_left_as_they_are() -> None:
     for placer in ("placeto", "placeto-paper", "seq2seq", "gdp", "mlp"):
         config = asdict(default_config(placer, "out"))

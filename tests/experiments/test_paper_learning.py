@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.paper_learning import OWN, RANDOMLY, TRAINED, UNTRAINED, PaperLearningConfig, main, plan, table
+from placeto.training.config import TraversalLearningConfig
+
+
+def test_runs_are_of_the_training_graphs_and_disjoint_from_the_test_graphs() -> None:
+    cells = plan(PaperLearningConfig(seeds=2))
+    named = [(cell.family, cell.cluster) for cell in cells]
+    assert named[:3] == [("nmt", "4xk80"), ("nmt", "4xv100"), ("ptb", "4xk80")]
+    assert [len(cell.trained) for cell in cells] == [2, 2, 1, 1, 1, 1]
+    runs = [run for cell in cells for run in (*cell.trained, *cell.own)]
+    assert len({run.config.out for run in runs}) == len(runs)
+    for cell in cells:
+        for run in cell.trained:
+            assert not set(run.graphs) & set(run.validation)
+            assert not {*run.graphs, *run.validation} & set(cell.graphs)
+        assert [run.graphs for run in cell.own] == [cell.graphs[:1]]
+
+
+def test_table_by_hand() -> None:
+    one = {who: np.array([[0.9, 0.7]]) for who in (UNTRAINED, RANDOMLY, "metis", "expert", "best cheap heuristic")}
+    end = one | {TRAINED: np.array([[0.5, 0.8], [0.3, 0.4]]), OWN: np.array([[0.45]]), "expert": np.array([[0.6, 0.8]])}
+    line = table({("nmt", "4xk80"): (end, {TRAINED: end[TRAINED], RANDOMLY: one[RANDOMLY]})})[2]
+    assert line[:3] == ["nmt, 4xk80", "0.500 ± 0.212", "0.500 ± 0.212"]
+    assert line[-2:] == ["75 %", "0.450; there the family's 0.400 ± 0.141"]
+
+
+def test_one_command_makes_table_and_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.paper_learning.split_size", lambda family, split: 2)
+    config = PaperLearningConfig(
+        out=tmp_path,
+        families=("ptb",),
+        clusters=("2xv100",),
+        minutes=0.002,
+        seeds=2,
+        count=1,
+        learning=TraversalLearningConfig(episodes=2),
+        processes=1,
+    )
+    main(config)
+    printed = capsys.readouterr().out
+    assert "| ptb, 2xv100 | 0." in printed
+    assert (tmp_path / "paper_learning.png").stat().st_size > 10_000
+    assert printed in (tmp_path / "paper_learning.md").read_text() + "\n"
