@@ -115,7 +115,7 @@ def test_what_contradicts_is_refused_in_one_line() -> None:
         simulate(problem, placement, order=np.array([2, 0, 1, 3]))
     with pytest.raises(OrderError, match="an order of 'fork' must have each of its 4 ops once"):
         simulate(problem, placement, order=np.array([0, 1, 2, 2]))
-    with pytest.raises(ValueError, match="dispatch must be one of fifo, list, priority, .*, not 'lifo'"):
+    with pytest.raises(ValueError, match=r"dispatch must be one of fifo, list, priority, .*, not 'lifo'"):
         PlacementProblem(graph, plain_cluster(2), dispatch="lifo")
     with pytest.raises(ClusterError, match="shared link 'card': there is no device 'gpu:9', but d0, d1"):
         plain_cluster(2, shared=(SharedLink("card", 1.0, ("d0",), ("gpu:9",)),))
