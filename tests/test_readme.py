@@ -32,10 +32,6 @@ def commands() -> list[str]:
     return [line for line in lines if line.split(" ")[0] in ("placeto", "tensorboard", "make", "pip")]
 
 
-def test_it_is_short() -> None:
-    assert len(TEXT.splitlines()) <= 150
-
-
 def test_python_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     simulated, run = blocks("python")

@@ -330,13 +330,13 @@ def check_config(config: AnyTrainConfig) -> None:
         raise ConfigError(f"placer {config.placer!r} needs a {expected.__name__} as policy, not {config.policy!r}")
     if not config.out.strip():
         raise ConfigError("out is empty: give the directory of the run")
+    if isinstance(config, TraversalTrainConfig) and config.device != "cpu":
+        raise ConfigError(f"device must be cpu for {config.placer}, whose network is too narrow for a GPU")
     _check_device(config.device)
     if isinstance(config, OneShotTrainConfig):
         _check_one_shot(config)
     elif isinstance(config, TrainConfig):
         _check_iterative(config)
-    elif config.device != "cpu":
-        raise ConfigError(f"device must be cpu for {config.placer}, whose network is too narrow for a GPU")
 
 
 def check_loaded(**parts: Any) -> None:

@@ -47,8 +47,8 @@ def test_train_for_one_graph_then_fine_tune(placer: str, tmp_path: Path, capsys:
     for i, path in enumerate((one, other)):
         save_graph(fork_of_chains(3 + i, 2).graph, path)
     on = ("--cluster", "2xv100")
-    small = ["--iterations", "1", "--learning.graphs", "1"]
-    small += ["--learning.replicas", "2", "--learning.moves", "2"] if "placeto" in placer else ["--policy.hidden", "16"]
+    settings = {"placeto": ("replicas", "moves"), "placeto-paper": ("episodes",)}.get(placer, ("samples",))
+    small = ["--iterations", "1", *(word for name in settings for word in (f"--learning.{name}", "2"))]
     assert run("train", one, *on, "--placer", placer, "--out", tmp_path / "a", *small) == 0
     captured = capsys.readouterr()
     assert "the training graphs choose the parameters" in captured.err

@@ -29,7 +29,7 @@ def test_rewards_are_measured_and_it_goes_on(
 ) -> None:
     out = tmp_path / "out"
     on = ("--reward", "measured", "--devices", "cpu:0,cpu:1", "--placer", placer, "--out", out)
-    few = ("--learning.samples", 3) if placer == "seq2seq" else ("--learning.replicas", 2, "--learning.moves", 2)
+    few = ("--learning.samples", 3) if placer == "seq2seq" else ("--learning.episodes", 2)
     assert run("train", factory, *on, *few, "--iterations", 1) == 0
     before = load_checkpoint(out)["simulations"]
     assert "us measured," in capsys.readouterr().out

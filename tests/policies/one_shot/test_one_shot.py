@@ -200,7 +200,7 @@ def test_learns_the_optimum_of_a_toy_op_by_op(placer, name, seed) -> None:
     state = learner.initial_state()
     single = toy.single_device_us
     while state.simulations < 60 * 128:
-        if max(learner.validate(state).relative[0], state.elite_score[0]) * single < optimum + 1e-3:
+        if max(learner.validate(state).end[0], state.elite_score[0]) * single < optimum + 1e-3:
             break
         learner.iterate(state, state.simulations / (96 * 128))
     result = SamplingPlacer(state.policy)(toy)
