@@ -339,7 +339,7 @@ class _Worker:
             "graph": job.graph,
             "cluster": self.cluster.name,
             "costs": self.costs.name,
-            "dispatch": problem.dispatch,
+            "dispatch": result.problem.dispatch,
             "placer": job.spec.label,
             "seed": job.seed,
             "makespan_us": float(result.makespan_us),

@@ -52,27 +52,28 @@ def try_plans(evaluator: Evaluator, seed: int, orders: tuple[str, ...] | None = 
     problem = evaluator.problem
     decided = orders_to_try(problem) if orders is None else orders
     plans = [Plan.balanced(problem, stages, by_stage) for stages, by_stage in _shapes(problem)]
-    best, least = plans[0], math.inf
+    placements = [plan.placement(problem) for plan in plans]  # the same under all orders
+    best, least = 0, math.inf
     for order in [name for name in FIRST_ORDERS if name in decided] or [problem.dispatch]:
         evaluator.reorder(order)
-        for plan in plans:
-            if not evaluator.exhausted and (score := evaluator.score_ops(plan.placement(problem))) < least:
-                best, least = plan, score
+        for number, placement in enumerate(placements):
+            if not evaluator.exhausted and (score := evaluator.score_ops(placement)) < least:
+                best, least = number, score
     choose_order(evaluator, decided)
     if not evaluator.exhausted:
-        _move_borders(evaluator, best, evaluator.score_ops(best.placement(problem)))
+        _move_borders(evaluator, problem, plans[best], evaluator.score_ops(placements[best]))
         choose_order(evaluator, decided)
 
 
-def _move_borders(evaluator: Evaluator, plan: Plan, score: float) -> None:
-    """Move borders of stages by a layer, the best first met, until none helps."""
+def _move_borders(evaluator: Evaluator, problem: PlacementProblem, plan: Plan, score: float) -> None:
+    """Move borders of stages by a layer, each move that helps at once, until none does."""
     better = True
     while better and not evaluator.exhausted:
         better = False
         for border in range(len(plan.borders)):
             for step in (-1, 1):
                 moved = plan.moved(border, step)
-                if moved is not None and (after := evaluator.score_ops(moved.placement(evaluator.problem))) < score:
+                if moved is not None and (after := evaluator.score_ops(moved.placement(problem))) < score:
                     plan, score, better = moved, after, True
 
 

@@ -111,4 +111,6 @@ def test_a_budget_holds() -> None:
     for simulations in (0, 1, 3, 9):
         assert pipeline(problem, simulations=simulations).simulations <= simulations
     single = PlacementProblem(chain(1), load_cluster("4xv100"))
-    assert pipeline(single).simulations == 1 + 2 * 3 or pipeline(single).problem is single
+    found = pipeline(single)
+    assert found.problem is single
+    assert found.makespan_us <= simulate(single, Plan.balanced(single, 4, True).placement(single)).makespan_us
