@@ -9,14 +9,24 @@ from collections.abc import Collection
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-__all__ = ["FAMILIES", "POLICIES", "REWARDS", "ExtensionError", "load_extension", "named_extensions"]
+__all__ = [
+    "FAMILIES",
+    "PLACEMENT_REWARDS",
+    "POLICIES",
+    "REWARDS",
+    "ExtensionError",
+    "load_extension",
+    "named_extensions",
+]
 
 FAMILIES = "placeto.families"
 """Entry points that name dictionaries of graph families; the names of these entry points don't count."""
 POLICIES = "placeto.policies"
 """Entry points that name an `ExternalPolicy` each, which is called as the entry point is."""
 REWARDS = "placeto.rewards"
-"""Entry points that name a reward each, which is called as the entry point is."""
+"""Entry points that name a reward of moves each, which is called as the entry point is."""
+PLACEMENT_REWARDS = "placeto.placement_rewards"
+"""Entry points that name a reward of whole placements each, which is called as the entry point is."""
 
 
 class ExtensionError(ValueError):

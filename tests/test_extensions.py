@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,12 +28,13 @@ from tests.toys import random_graph, toy_cluster
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
+REWARDS = rewards._others, rewards.find_reward, rewards.find_placement_reward
 PACKAGES = "pairwise", "log_drop", "twins"
 
 
 def forget() -> None:
     """What was found out of installed packages."""
-    for known in (external._others, external._load, rewards._others, rewards.find_reward, load_families):
+    for known in (external._others, external._load, *REWARDS, load_families):
         known.cache_clear()
 
 
@@ -90,9 +92,10 @@ def test_policies_of_packages_are_listed_by_the_command(installed: Path) -> None
 
 @pytest.mark.usefixtures("extended")
 def test_rewards_and_families_of_packages_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("list", "rewards") == run("list", "families") == 0
+    assert run("list", "rewards") == run("list", "placement-rewards") == run("list", "families") == 0
     listed = capsys.readouterr().out
     assert re.search("^log-drop +Drop of the logarithm", listed, re.MULTILINE)
+    assert re.search("^speed +How many steps are made", listed, re.MULTILINE)
     assert re.search("^twins +two towers of dense layers$", listed, re.MULTILINE)
 
 
@@ -105,6 +108,8 @@ def test_policies_of_packages_train_on_a_familys_graphs_place_and_are_evaluated(
     small = ["--iterations", "2", "--learning.graphs", "2", "--policy.hidden", "8"]
     if placer == "pairwise":
         small += ["--learning.reward", "log-drop", "--learning.replicas", "2", "--learning.moves", "3"]
+    else:
+        small += ["--learning.reward", "speed"]
     assert run("train", "--family", "twins", *on, "--placer", placer, "--out", out, *small) == 0
     checkpoint = load_checkpoint(out)
     assert checkpoint["config"]["policy"]["hidden"] == 8
@@ -147,6 +152,7 @@ def test_a_checkpoint_whose_package_is_gone_is_refused(
     [
         ({"reinforcement": 0.5}, r"learning\.reinforcement must be 1 for pairwise, which predicts no effects"),
         ({"reward": "lucky"}, r"learning\.reward must be .* or log-drop, not 'lucky'"),
+        ({"reward": "speed"}, r"learning\.reward must be .* or log-drop, not 'speed'"),
     ],
 )
 def test_settings_that_dont_fit_are_refused(learning: dict[str, object], says: str) -> None:
@@ -246,3 +252,9 @@ def test_a_reward_that_doesnt_fit_is_refused(adds: Callable[..., None]) -> None:
         rewards.find_reward("other")
     with pytest.raises(ExtensionError, match=r"returns \(3, 2\) for 2 moves, it must be \(2, 2\)"):
         rewards.find_reward("mine")(torch.ones(3, 2))
+
+
+def test_a_reward_of_placements_that_doesnt_fit_is_refused(adds: Callable[..., None]) -> None:
+    adds("placeto.placement_rewards", "mine = ours:reward", "def reward(x):\n    return x.mean()")
+    with pytest.raises(ExtensionError, match=r"returns float64 for makespans \(3, 2\), it must be as many"):
+        rewards.find_placement_reward("mine")(np.ones((3, 2)))

@@ -17,15 +17,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """List the graph families, clusters, placers or rewards, one a line."""
+    """List the graph families, clusters, placers, rewards of moves or rewards of whole placements, one a line."""
 
-    what: Positional[Literal["families", "clusters", "placers", "rewards"]]
+    what: Positional[Literal["families", "clusters", "placers", "rewards", "placement-rewards"]]
     """what to list"""
 
 
 def run(arguments: Arguments) -> None:
     """Print the list."""
-    tables = {"families": _families, "clusters": _clusters, "placers": placer_names, "rewards": _rewards}
+    tables = {
+        "families": _families,
+        "clusters": _clusters,
+        "placers": placer_names,
+        "rewards": _rewards,
+        "placement-rewards": _placement_rewards,
+    }
     table = tables[arguments.what]()
     width = max(map(len, table), default=0)
     for name, sentence in table.items():
@@ -46,6 +52,12 @@ def _rewards() -> dict[str, str]:
     from placeto.environment.rewards import find_reward, reward_names
 
     return {name: first_line(find_reward(name)) for name in reward_names()}
+
+
+def _placement_rewards() -> dict[str, str]:
+    from placeto.environment.rewards import find_placement_reward, placement_reward_names
+
+    return {name: first_line(find_placement_reward(name)) for name in placement_reward_names()}
 
 
 def _peaks(device: Device) -> str:

@@ -1,6 +1,7 @@
 """What the moves of an episode, or a whole placement, are worth to a policy that learns.
 
-Legend: T moves of an episode, B episodes. Makespans are relative to the best single device, penalised for memory.
+Legend: T moves of an episode, B episodes or graphs, K placements of a graph. Makespans are relative to the best single
+device, penalised for memory.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, wraps
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +20,8 @@ from placeto.extensions import ExtensionError, described, load_extension, named_
 
 Reward = Callable[[Tensor], Tensor]
 """Of relative makespans (T+1, B) of episodes, what each move is worth (T, B)."""
+PlacementReward = Callable[[np.ndarray], np.ndarray]
+"""Of relative makespans (B, K) of K placements of each of B graphs, what each placement is worth (B, K)."""
 
 
 def improvement(makespan: Tensor) -> Tensor:
@@ -60,48 +64,6 @@ REWARDS: dict[str, Reward] = {
 """Name -> reward of each move. Those of other packages are beside them in `find_reward`."""
 
 
-def reward_names() -> list[str]:
-    """Of all rewards of moves, those of other packages among them.
-
-    Raises:
-        ExtensionError: two packages have a reward of the same name, or one has a name of Placeto's.
-    """
-    return [*REWARDS, *_others()]
-
-
-@cache
-def find_reward(name: str) -> Reward:
-    """A reward of moves by its name; it raises an ExtensionError where it returns anything else than (T, B).
-
-    Raises:
-        KeyError: there is no such one.
-        ExtensionError: the package that has it can't be used.
-    """
-    others = _others()
-    if name in REWARDS:
-        return REWARDS[name]
-    point = others[name]
-    reward: Reward = load_extension(point)
-    if not callable(reward):
-        raise ExtensionError(f"{described(point)}: is no function, but {reward!r:.60}")
-
-    @wraps(reward)
-    def checked(makespan: Tensor) -> Tensor:
-        worth = reward(makespan)
-        if not isinstance(worth, Tensor) or worth.shape != makespan[1:].shape:
-            shape = tuple(worth.shape) if isinstance(worth, Tensor) else type(worth).__name__
-            expected = tuple(makespan[1:].shape)
-            raise ExtensionError(f"{described(point)}: returns {shape} for {expected[0]} moves, it must be {expected}")
-        return worth
-
-    return checked
-
-
-@cache
-def _others() -> dict[str, EntryPoint]:
-    return named_extensions(extensions.REWARDS, REWARDS)
-
-
 def square_root(relative: np.ndarray) -> np.ndarray:
     """Minus the square root of the makespan of a whole placement: Mirhoseini et al. 2017, section 3.1."""
     return -np.sqrt(relative)
@@ -117,9 +79,90 @@ def linear(relative: np.ndarray) -> np.ndarray:
     return -relative
 
 
-PLACEMENT_REWARDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+PLACEMENT_REWARDS: dict[str, PlacementReward] = {
     "sqrt": square_root,
     "log": logarithm,
     "linear": linear,
 }
-"""Name -> reward of each whole placement."""
+"""Name -> reward of each whole placement. Those of other packages are beside them in `find_placement_reward`."""
+
+
+def reward_names() -> list[str]:
+    """Of all rewards of moves, those of other packages among them.
+
+    Raises:
+        ExtensionError: two packages have a reward of the same name, or one has a name of Placeto's.
+    """
+    return [*REWARDS, *_others(extensions.REWARDS)]
+
+
+def placement_reward_names() -> list[str]:
+    """Of all rewards of whole placements, those of other packages among them.
+
+    Raises:
+        ExtensionError: two packages have a reward of the same name, or one has a name of Placeto's.
+    """
+    return [*PLACEMENT_REWARDS, *_others(extensions.PLACEMENT_REWARDS)]
+
+
+@cache
+def find_reward(name: str) -> Reward:
+    """A reward of moves by its name; it raises an ExtensionError where it returns anything else than (T, B).
+
+    Raises:
+        KeyError: there is no such one.
+        ExtensionError: the package that has it can't be used.
+    """
+    if name in REWARDS:
+        return REWARDS[name]
+    reward, words = _load(extensions.REWARDS, name)
+
+    @wraps(reward)
+    def checked(makespan: Tensor) -> Tensor:
+        worth = reward(makespan)
+        if not isinstance(worth, Tensor) or worth.shape != makespan[1:].shape:
+            expected = tuple(makespan[1:].shape)
+            raise ExtensionError(f"{words}: returns {_shape(worth)} for {expected[0]} moves, it must be {expected}")
+        return worth
+
+    return checked
+
+
+@cache
+def find_placement_reward(name: str) -> PlacementReward:
+    """A reward of whole placements by its name; it raises an ExtensionError where it returns anything else than (B, K).
+
+    Raises:
+        KeyError: there is no such one.
+        ExtensionError: the package that has it can't be used.
+    """
+    if name in PLACEMENT_REWARDS:
+        return PLACEMENT_REWARDS[name]
+    reward, words = _load(extensions.PLACEMENT_REWARDS, name)
+
+    @wraps(reward)
+    def checked(relative: np.ndarray) -> np.ndarray:
+        worth = reward(relative)
+        if not isinstance(worth, np.ndarray) or worth.shape != relative.shape:
+            raise ExtensionError(f"{words}: returns {_shape(worth)} for makespans {relative.shape}, it must be as many")
+        return worth
+
+    return checked
+
+
+@cache
+def _others(group: str) -> dict[str, EntryPoint]:
+    return named_extensions(group, list(REWARDS if group == extensions.REWARDS else PLACEMENT_REWARDS))
+
+
+def _load(group: str, name: str) -> tuple[Callable[[Any], Any], str]:
+    """A function of another package, and its entry point in words."""
+    point = _others(group)[name]
+    reward = load_extension(point)
+    if not callable(reward):
+        raise ExtensionError(f"{described(point)}: is no function, but {reward!r:.60}")
+    return reward, described(point)
+
+
+def _shape(worth: object) -> tuple[int, ...] | str:
+    return tuple(worth.shape) if isinstance(worth, Tensor | np.ndarray) else type(worth).__name__

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from placeto.environment.config import EnvConfig
-from placeto.environment.rewards import reward_names
+from placeto.environment.rewards import placement_reward_names, reward_names
 from placeto.policies.external import ExternalPolicy, find_policy, policy_names
 from placeto.policies.guided_search import GuidedConfig
 from placeto.policies.one_shot.gdp import GdpConfig
@@ -137,8 +137,9 @@ class OneShotLearningConfig:
     """Graphs of an iteration."""
     samples: int = 16
     """Placements of each graph of an iteration."""
-    reward: Literal["sqrt", "log", "linear"] = "sqrt"
-    """Minus the square root of the makespan, its logarithm, or the makespan, relative to the best single device."""
+    reward: str = "sqrt"
+    """Minus the square root of the makespan; log, its logarithm; linear, the makespan, each relative to the best single
+    device; or another of `placeto list placement-rewards`."""
     failed: float | None = None
     """Reward of a placement that doesn't fit into memory, from which the moving baseline begins too; none = the
     makespan counts more the less it fits."""
@@ -358,8 +359,7 @@ def _check_iterative(config: TrainConfig) -> None:
     if learning.reinforcement < 1 and not hasattr(find_policy(config.placer).policy, "changes"):
         raise ConfigError(f"learning.reinforcement must be 1 for {config.placer}, which predicts no effects of "
                           f"moves, not {learning.reinforcement}")  # fmt: skip
-    if learning.reward not in reward_names():
-        raise ConfigError(f"learning.reward must be {' or '.join(reward_names())}, not {learning.reward!r:.60}")
+    _check_reward(learning.reward, reward_names())
     episodes = learning.graphs * learning.supervised_replicas
     if learning.replay and learning.replay < episodes:
         raise ConfigError(f"learning.replay must be 0 or at least the {episodes} episodes of an iteration, "
@@ -368,10 +368,16 @@ def _check_iterative(config: TrainConfig) -> None:
 
 def _check_one_shot(config: OneShotTrainConfig) -> None:
     learning, policy = config.learning, config.policy
+    _check_reward(learning.reward, placement_reward_names())
     if learning.baseline in ("samples", "quantile") and learning.samples < 2:
         raise ConfigError(f"learning.samples must be at least 2 here, not {learning.samples}")
     if isinstance(policy, OneShotConfig):
         _check_widths(policy)
+
+
+def _check_reward(name: str, known: list[str]) -> None:
+    if name not in known:
+        raise ConfigError(f"learning.reward must be {' or '.join(known)}, not {name!r:.60}")
 
 
 def _check_widths(policy: OneShotConfig) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from placeto.environment.instance import Measure
-from placeto.environment.rewards import PLACEMENT_REWARDS
+from placeto.environment.rewards import find_placement_reward
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.external import find_policy
 from placeto.policies.one_shot.base import OneShotPolicy, Sample
@@ -254,7 +254,7 @@ def advantages(
         history: what earlier rounds left by training problem, the "moving" average () or the mean of "trials" with
             the number of these rounds (2,); updated in place.
     """
-    worth = PLACEMENT_REWARDS[config.reward](relative)
+    worth = find_placement_reward(config.reward)(relative)
     worth = worth if config.failed is None else np.where(fits, worth, config.failed)
     rewards, kept = torch.from_numpy(worth.astype(np.float32)), torch.from_numpy(counts)
     if config.baseline == "quantile":
