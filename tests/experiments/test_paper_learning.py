@@ -10,8 +10,8 @@ from placeto.training.config import TraversalLearningConfig
 def test_runs_are_of_the_training_graphs_and_disjoint_from_the_test_graphs() -> None:
     cells = plan(PaperLearningConfig(seeds=2))
     named = [(cell.family, cell.cluster) for cell in cells]
-    assert named[:3] == [("nmt", "4xk80"), ("nmt", "4xv100"), ("ptb", "4xk80")]
-    assert [len(cell.trained) for cell in cells] == [2, 2, 1, 1, 1, 1]
+    assert named[:4] == [("nmt", "4xv100"), ("ptb", "4xv100"), ("cifar10", "4xv100"), ("nmt", "4xk80")]
+    assert [len(cell.trained) for cell in cells] == [2, 1, 1, 2, 1, 1]
     runs = [run for cell in cells for run in (*cell.trained, *cell.own)]
     assert len({run.config.out for run in runs}) == len(runs)
     for cell in cells:
@@ -37,7 +37,8 @@ def test_one_command_makes_table_and_picture(
         out=tmp_path,
         families=("ptb",),
         clusters=("2xv100",),
-        minutes=0.002,
+        steps=2,
+        own_steps=1,
         seeds=2,
         count=1,
         learning=TraversalLearningConfig(episodes=2),
