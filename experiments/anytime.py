@@ -25,7 +25,6 @@ from experiments.tables import Table, cells, machine, markdown, publish, rule
 from placeto.evaluation.figures import panel_figure
 from placeto.evaluation.summary import Row, mean_curves
 from placeto.placers import load_placer, warm_up
-from placeto.problem.cluster_files import load_cluster
 from placeto.problem.problem import PlacementProblem
 
 
@@ -61,11 +60,10 @@ class AnytimeConfig:
 def anytime_rows(config: AnytimeConfig) -> list[Row]:
     """A row with its history for each graph, placer and seed."""
     placers = {GUIDED: load_placer(config.checkpoint), **{name: load_placer(name) for name in config.against}}
-    for placer in placers.values():
-        warm_up(placer, load_cluster(config.cluster), None, config.seconds)
 
     def make(graph: str, label: str, seed: int) -> Row:
         kept = problem_of(graph, config.cluster)
+        warm_up(placers[label], kept, None, config.seconds)
         problem = PlacementProblem(kept.graph, kept.cluster, kept.costs)  # each placer groups its ops itself
         result = placers[label](problem, seconds=config.seconds, seed=seed)
         return result_row(graph, config.cluster, label, seed, result)

@@ -15,7 +15,6 @@ from placeto.pretrained import pretrained_path
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph
 
 if TYPE_CHECKING:
-    from placeto.problem.cluster import Cluster
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.evaluator import PlacementResult
 
@@ -132,11 +131,11 @@ def zero_shot(placer: Placer, problem: PlacementProblem, seed: int = 0) -> Place
     return getattr(placer, "one_pass", placer)(problem, seed=seed)
 
 
-def warm_up(placer: Placer, cluster: Cluster, simulations: int | None, seconds: float | None) -> None:
+def warm_up(placer: Placer, problem: PlacementProblem, simulations: int | None, seconds: float | None) -> None:
     """Compile a placer's kernels, so that what it places next counts only work; see `placeto.simulator.warming`."""
     from placeto.simulator.warming import warm_up as make_ready
 
-    make_ready(placer, cluster, simulations, seconds)
+    make_ready(placer, problem, simulations, seconds)
 
 
 def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str, Placer]:

@@ -206,7 +206,7 @@ def place_problem(
     check_budget(simulations, seconds, seed)
     simulations = None if simulations is None else int(simulations)
     given = with_undivided(problem, undivided)
-    warm_up(place_by, problem.cluster, simulations, seconds)
+    warm_up(place_by, problem, simulations, seconds)
     with nullcontext() if shown is None else shown:
         result = place_by(given, simulations=simulations, seconds=seconds, seed=int(seed))
     return replace(result, problem=problem, whole_modules=undivided)

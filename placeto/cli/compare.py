@@ -84,7 +84,7 @@ def run(arguments: Arguments) -> None:
     problems = [PlacementProblem(graph, cluster, costs) for cluster in clusters]
     machines = []
     for problem in problems:
-        warm_up(placer, problem.cluster, budget.simulations, budget.seconds)
+        warm_up(placer, problem, budget.simulations, budget.seconds)
         machines.append(place_on(problem, placer, budget.simulations, budget.seconds, arguments.seed))
     say(f"graph {name}: {graph.num_ops} ops, {graph.mode}")
     say(machine_table(machines))

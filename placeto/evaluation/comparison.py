@@ -327,9 +327,9 @@ class _Worker:
     def run(self, job: Job) -> Row:
         if job.spec not in self.placers:
             self.placers[job.spec] = job.spec.load()
-            warm_up(self.placers[job.spec], self.cluster, job.spec.simulations, job.spec.seconds)
         graph = self.graphs[job.graph]
         problem = PlacementProblem(graph, self.cluster, self.costs)  # anew: grouping it is part of the seconds
+        warm_up(self.placers[job.spec], problem, job.spec.simulations, job.spec.seconds)
         budget: dict[str, Any] = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
         placer = self.placers[job.spec]
         limited = job.spec.simulations is not None or job.spec.seconds is not None

@@ -52,7 +52,7 @@ def _named(name: str, place: Callable[..., PlacementResult]) -> Callable[..., Pl
     @wraps(place)
     def named(problem: PlacementProblem, **budget: Any) -> PlacementResult:
         if (seconds := budget.get("seconds")) is not None:
-            warm_up(named, problem.cluster, budget.get("simulations"), seconds)
+            warm_up(named, problem, budget.get("simulations"), seconds)
         return replace(place(problem, **budget), placer=name)
 
     return named

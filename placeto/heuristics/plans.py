@@ -18,6 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.common import device_speeds, run
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.graph import ComputationGraph
@@ -26,6 +27,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
 _ON_ORDERS = 0.02  # of what is left after the starts
+_BOUNDED = 3  # of the best plans: how many are tried in orders made for them
 FIRST_ORDERS = ("priority", "earlier-0.02")
 """Orders under which all plans are tried; the best placement so far is then tried under all others."""
 
@@ -41,7 +43,8 @@ def try_plans(evaluator: Evaluator, seed: int, orders: tuple[str, ...] | None = 
     """The rule behind `pipeline`: all plans under the likeliest orders, and the best of all placements under each.
 
     Then borders of the best plan's stages move, a layer at a time, as long as that helps. The evaluator goes on under
-    the order of the best placement. Where there are no micro-batches, or the problem's dispatch is no static order,
+    the static order of the best placement. The best plans are also tried in orders made for them alone: see
+    `placeto.heuristics.bounded_orders`. Where there are no micro-batches, or the problem's dispatch is no static order,
     the order stays.
 
     Args:
@@ -53,20 +56,24 @@ def try_plans(evaluator: Evaluator, seed: int, orders: tuple[str, ...] | None = 
     decided = orders_to_try(problem) if orders is None else orders
     plans = [Plan.balanced(problem, stages, by_stage) for stages, by_stage in _shapes(problem)]
     placements = [plan.placement(problem) for plan in plans]  # the same under all orders
-    best, least = 0, math.inf
+    scores = np.full(len(plans), math.inf)
     for order in [name for name in FIRST_ORDERS if name in decided] or [problem.dispatch]:
         evaluator.reorder(order)
         for number, placement in enumerate(placements):
-            if not evaluator.exhausted and (score := evaluator.score_ops(placement)) < least:
-                best, least = number, score
+            scores[number] = min(scores[number], evaluator.score_ops(placement))
     choose_order(evaluator, decided)
+    best = np.argsort(scores, kind="stable")[:_BOUNDED]
     if not evaluator.exhausted:
-        _move_borders(evaluator, problem, plans[best], evaluator.score_ops(placements[best]))
+        moved = _move_borders(evaluator, problem, plans[best[0]], evaluator.score_ops(placements[best[0]]))
         choose_order(evaluator, decided)
+        placements.append(moved.placement(problem))
+        best = np.append(len(plans), best)
+    for number in best if decided else ():
+        _bound(evaluator, placements[number])
 
 
-def _move_borders(evaluator: Evaluator, problem: PlacementProblem, plan: Plan, score: float) -> None:
-    """Move borders of stages by a layer, each move that helps at once, until none does."""
+def _move_borders(evaluator: Evaluator, problem: PlacementProblem, plan: Plan, score: float) -> Plan:
+    """Move borders of stages by a layer, each move that helps at once, until none does; returns the plan."""
     better = True
     while better and not evaluator.exhausted:
         better = False
@@ -75,6 +82,14 @@ def _move_borders(evaluator: Evaluator, problem: PlacementProblem, plan: Plan, s
                 moved = plan.moved(border, step)
                 if moved is not None and (after := evaluator.score_ops(moved.placement(problem))) < score:
                     plan, score, better = moved, after, True
+    return plan
+
+
+def _bound(evaluator: Evaluator, placement: np.ndarray) -> None:
+    """Simulate a placement in orders made for it."""
+    orders = bounded_orders(evaluator.problem, placement)
+    while not evaluator.exhausted and (order := next(orders, None)) is not None:
+        evaluator.score_ops(placement, order)
 
 
 def orders_to_try(problem: PlacementProblem) -> tuple[str, ...]:
@@ -84,7 +99,7 @@ def orders_to_try(problem: PlacementProblem) -> tuple[str, ...]:
 
 
 def choose_order(evaluator: Evaluator, orders: tuple[str, ...]) -> None:
-    """Simulate the best placement under each order that it was not found under; go on under the best."""
+    """Simulate the best placement under each static order that it was not found under; go on under the best."""
     best = evaluator.best
     if best is None:
         return
@@ -98,13 +113,21 @@ def choose_order(evaluator: Evaluator, orders: tuple[str, ...]) -> None:
 
 @contextmanager
 def order_chosen_again(evaluator: Evaluator) -> Iterator[None]:
-    """Within it the budget is less a small share, for which the best placement is then simulated under each order."""
+    """Within it the budget is less a small share, for which the best placement is then simulated in other orders.
+
+    These are each static order, and those that are made for it. The best placement that keeps groups together, which
+    the search has found under the static order that it kept to, may gain more by them, and is tried as well.
+    """
     if not (orders := orders_to_try(evaluator.problem)):
         yield
         return
     with evaluator.limited_to(1.0 - _ON_ORDERS):
         yield
+    searched = evaluator.best_groups[0][evaluator.groups.group]
     choose_order(evaluator, orders)
+    if evaluator.best is not None and not np.array_equal(evaluator.best, searched):
+        _bound(evaluator, evaluator.best)
+    _bound(evaluator, searched)
 
 
 def num_micro_batches(graph: ComputationGraph) -> int:

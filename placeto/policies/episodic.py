@@ -54,7 +54,7 @@ class EpisodePlacer:
             PolicyError: the cluster has more devices than the policy knows.
         """
         if seconds is not None:
-            warm_up(self, problem.cluster, simulations, seconds)
+            warm_up(self, problem, simulations, seconds)
         began = time.perf_counter()
         with one_thread():
             instance = make_instance(problem)

@@ -84,7 +84,7 @@ class GuidedPlacer:
     ) -> PlacementResult:
         """Place a graph within a budget of simulations or seconds; see the class."""
         if seconds is not None:
-            warm_up(self, problem.cluster, simulations, seconds)
+            warm_up(self, problem, simulations, seconds)
         if simulations == 0:
             result = self.one_pass(problem, seconds=seconds, seed=seed)
             return replace(result, simulations=0, history=((0, result.seconds, result.makespan_us),))

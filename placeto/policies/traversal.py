@@ -59,7 +59,7 @@ class TraversalPlacer:
             PolicyError: the cluster has more devices than the policy knows.
         """
         if seconds is not None:
-            warm_up(self, problem.cluster, simulations, seconds)
+            warm_up(self, problem, simulations, seconds)
         began = time.perf_counter()
         with one_thread():
             walk = Walk(make_instance(problem))

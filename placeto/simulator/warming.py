@@ -15,32 +15,43 @@ import numpy as np
 from placeto import terminal
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.schedule import simulate, simulate_batch
 from placeto.simulator.watch import unwatched
 
 _SIMULATIONS = 256  # of which some are in batches that are worth several threads
 _READY: WeakKeyDictionary[Callable[..., Any], dict[object, float]] = WeakKeyDictionary()
-"""Placer -> what sort of cluster it was made ready for, and with how many simulations."""
+"""Placer -> what sort of problem it was made ready for, and with how many simulations."""
 
 
-def warm_up(placer: Callable[..., Any], cluster: Cluster, simulations: int | None, seconds: float | None) -> None:
-    """Compile a placer's kernels on a tiny graph, so that the seconds of the next graph count only work.
+def warm_up(
+    placer: Callable[..., Any], problem: PlacementProblem, simulations: int | None, seconds: float | None
+) -> None:
+    """Compile a placer's kernels on a tiny graph, so that the seconds that it then spends on a problem count only work.
 
-    `simulations` and `seconds` are the placer's budget. Seconds don't limit the compiling: it would stop half-way.
-    What a placer does only where memory is tight, or with batches worth several threads, is done beside. A placer that
-    is ready already is left alone. Where compiling takes a minute, this is said: on the command line as a note, else
-    as a warning of the logger "placeto".
+    The tiny graph is in micro-batches if the problem's is. `simulations` and `seconds` are the placer's budget. Seconds
+    don't limit the compiling: it would stop half-way. What a placer does only where memory is tight, or with batches
+    worth several threads, is done beside. A placer that is ready already is left alone. Where compiling takes a minute,
+    this is said: on the command line as a note, else as a warning of the logger "placeto".
     """
     if seconds is not None:
         simulations = _SIMULATIONS if simulations is None else simulations
     wanted = None if simulations is None else min(simulations, _SIMULATIONS)
-    sort = cluster.num_devices > 1, cluster.dispatch, cluster.transfers, cluster.link, bool(cluster.shared_links)
+    cluster, several = problem.cluster, bool((problem.graph.micro_batches != NO_MICRO_BATCH).any())
+    sort = (
+        several,
+        cluster.num_devices > 1,
+        cluster.dispatch,
+        cluster.transfers,
+        cluster.link,
+        bool(cluster.shared_links),
+    )
     ready = _READY.setdefault(placer, {})
     if (math.inf if wanted is None else wanted) <= ready.get(sort, -1):
         return
     with unwatched(), _told():
-        tiny = _tiny(cluster)
+        tiny = _tiny(cluster, several)
         placer(tiny, simulations=wanted, seed=0)
         on_one = np.zeros((1, tiny.num_ops), np.int64)
         _ = simulate(tiny, on_one[0]).peak_memory
@@ -63,8 +74,13 @@ def _told() -> Iterator[None]:
             terminal.on_compiling.remove(tell)
 
 
-def _tiny(cluster: Cluster) -> PlacementProblem:
+def _tiny(cluster: Cluster, several: bool) -> PlacementProblem:
     of = {"module": "m", "flops": 1e6, "outputs": [4]}  # ops of modules are grouped by kernels
     head = {"name": "m/a", **of}
     tail = [{"name": f"m/{name}", "inputs": [["m/a", 0]], **of} for name in "bcd"]
+    if several:
+        facts = {"micro_batch": 0, "pass": "forward"}, {"micro_batch": 0, "pass": "backward"}
+        tail = [
+            op | facts[name == "c"] | {"micro_batch": int(name == "d")} for op, name in zip(tail, "bcd", strict=True)
+        ]
     return PlacementProblem(ComputationGraph.from_ops("tiny", [head, *tail]), cluster)

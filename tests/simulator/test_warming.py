@@ -14,6 +14,11 @@ from placeto.simulator.warming import warm_up
 from placeto.simulator.watch import Watch, current, watching
 
 
+def on(cluster: str, *, several: bool = False) -> PlacementProblem:
+    """A problem on a cluster, in micro-batches or not."""
+    return warming._tiny(load_cluster(cluster), several)
+
+
 class Placer:
     """Notes what it is asked for."""
 
@@ -31,26 +36,28 @@ class Placer:
 def test_a_placer_is_made_ready_once_for_each_sort_of_cluster() -> None:
     placer = Placer()
     with watching(Watch()):
-        warm_up(placer, load_cluster("4xv100"), None, 3.0)
-        warm_up(placer, load_cluster("8xv100"), None, 5.0)
-        warm_up(placer, load_cluster("4xv100"), 100, None)
+        warm_up(placer, on("4xv100"), None, 3.0)
+        warm_up(placer, on("8xv100"), None, 5.0)
+        warm_up(placer, on("4xv100"), 100, None)
     assert placer.asked == [{"simulations": 256, "seed": 0}]
-    warm_up(placer, load_cluster("4xk80"), None, 3.0)
+    warm_up(placer, on("4xk80"), None, 3.0)
     assert len(placer.asked) == 2
+    warm_up(placer, on("4xk80", several=True), None, 3.0)
+    assert len(placer.asked) == 3
 
 
 def test_more_simulations_than_before_are_made_ready_for() -> None:
-    placer, cluster = Placer(), load_cluster("4xv100")
+    placer, problem = Placer(), on("4xv100")
     for simulations in (10, 5, 20, 5000, 6000, None, 10):
-        warm_up(placer, cluster, simulations, None)
+        warm_up(placer, problem, simulations, None)
     assert [budget["simulations"] for budget in placer.asked] == [10, 20, 256, None]
 
 
 def test_compiling_is_told_to_who_uses_the_package(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "placeto"):
-        warm_up(Placer(), load_cluster("4xv100"), None, 3.0)
+        warm_up(Placer(), on("4xv100"), None, 3.0)
         assert caplog.messages == []
-        warm_up(Placer(compiles=True), load_cluster("4xv100"), None, 3.0)
+        warm_up(Placer(compiles=True), on("4xv100"), None, 3.0)
     assert caplog.messages == [terminal.COMPILING]
     assert terminal.on_compiling == []
 
@@ -59,7 +66,7 @@ def test_compiling_is_told_to_who_uses_the_package(caplog: pytest.LogCaptureFixt
 def test_heuristics_are_made_ready_before_their_seconds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr("placeto.heuristics.warm_up", lambda placer, *budget: made.append((placer, budget)))
-    problem = PlacementProblem(warming._tiny(load_cluster("2xp100")).graph, load_cluster("2xp100"))
+    problem = on("2xp100")
     HEURISTICS[name](problem, seconds=0.05)
     HEURISTICS[name](problem, simulations=5)
-    assert made == [(HEURISTICS[name], (problem.cluster, None, 0.05))]
+    assert made == [(HEURISTICS[name], (problem, None, 0.05))]

@@ -56,7 +56,7 @@ class SamplingPlacer:
             PolicyError: the cluster has more devices than the policy knows.
         """
         if seconds is not None:
-            warm_up(self, problem.cluster, simulations, seconds)
+            warm_up(self, problem, simulations, seconds)
         began = time.perf_counter()
         with one_thread():
             return replace(self._place(problem, simulations, seconds, seed, began), placer=self.name)

@@ -1,0 +1,215 @@
+"""Orders for a placed step in micro-batches that bound how much of it each device holds at the same time.
+
+Greedy list scheduling, as for the zero-bubble schedules of Qi et al., ICLR 2024 (arXiv 2401.10241): of its ready ops a
+device first runs those of the backward pass for which other layers wait, then the forward pass, then gradients of
+weights, for which the sums of gradients alone wait. A device begins no further part of a forward pass while it holds as
+many as its bound: one that it has begun is held until its backward pass has ended there. Transfers are taken to wait
+for nothing, which matters little for an order: the simulator says what it is worth.
+
+A chunk is what one device runs of the forward pass of one micro-batch between two other devices, with what the backward
+pass does for it there. In a pipeline a device has one of each micro-batch, in an interleaved one several.
+
+Legend: N ops, R relays, D devices, C chunks, M micro-batches.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+
+from placeto.compiling import compiled
+from placeto.problem.flat import LONE, FlatProblems
+from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.lowering import lowered
+
+_SHARED, _BACKWARD, _FORWARD, _DEFERRED = range(4)
+"""Classes of ops, in the order in which a device prefers them: in no micro-batch, gradients that other layers wait for,
+the forward pass, gradients of weights."""
+_ENDS, _ARRIVES, _IDLE = range(3)
+
+
+def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator[np.ndarray]:
+    """Orders (N,) of all ops for a placement (N,); none where the graph has no micro-batches.
+
+    A device holds at most as many chunks as P, P + 1 or 2 P micro-batches have there, of P devices that a micro-batch
+    runs on. Where a device has several chunks of a micro-batch, the forward pass prefers later chunks, or P
+    micro-batches after each other to the next chunk.
+    """
+    graph, devices = problem.graph, problem.num_devices
+    micro_batch = graph.micro_batches
+    count = int(micro_batch.max(initial=NO_MICRO_BATCH)) + 1
+    if count < 2:
+        return
+    backward = np.array([kind in BACKWARD_PASSES for kind in graph.passes])
+    forward = ~backward & (micro_batch != NO_MICRO_BATCH)
+    place = np.ascontiguousarray(placement, np.int64)
+    time = problem.op_time[np.arange(len(place)), place]
+    flat = problem.arrays
+    depth, owner, deferred = _chunks(
+        graph.topological_order, flat.out_ptr, flat.out_child, place, micro_batch, backward, time
+    )
+    kind = np.where(backward, np.where(deferred, _DEFERRED, _BACKWARD), _FORWARD)
+    kind[micro_batch == NO_MICRO_BATCH] = _SHARED
+    key = (place * count + micro_batch) * (int(owner.max()) + 1) + owner
+    names, of_op = np.unique(key[owner >= 0], return_inverse=True)
+    chunk = np.full(len(place), -1)
+    chunk[owner >= 0] = of_op
+    begun = np.unique(chunk[forward])  # the chunks, each with its device and micro-batch
+    of_device, of_batch = np.divmod(names[begun] // (int(owner.max()) + 1), count)
+    visits = np.unique(of_device * count + of_batch)  # of micro-batches on devices
+    visited = np.bincount(visits // count, minlength=devices)
+    each = np.ceil(np.bincount(of_device, minlength=devices) / np.maximum(visited, 1)).astype(np.int64)
+    most = int(np.bincount(visits % count).max())  # P
+    path = problem.under("priority").priority
+    low, _, on = lowered(flat, LONE, place) if len(flat.lowering) else (flat, LONE, place)
+    relays = len(on) - len(place)
+    begins, chunk = np.append(forward, np.zeros(relays, bool)), np.append(chunk, np.full(relays, -1))
+    rules = [(np.where(forward, -depth, 0), micro_batch)]
+    if each.max() > 1:
+        rules.append((np.where(forward, micro_batch // most, 0), np.where(forward, depth, 0)))
+    for bound in dict.fromkeys(min(bound, count) for bound in (most, most + 1, 2 * most)):
+        for rule in rules:
+            rank = np.append(
+                relays + np.argsort(np.lexsort((path, micro_batch, *reversed(rule), kind))), np.arange(relays)
+            )
+            order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound * each))
+            yield order[order < len(place)]
+
+
+@compiled()
+def _chunks(
+    order: np.ndarray,
+    ptr: np.ndarray,
+    child: np.ndarray,
+    place: np.ndarray,
+    micro_batch: np.ndarray,
+    backward: np.ndarray,
+    time: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of all ops: how often the forward pass has changed devices before, the same of its chunk, whether it may wait.
+
+    The second is -1 for what belongs to no chunk. The third is true of gradients which nothing of their micro-batch
+    waits for, but for what takes no time.
+    """
+    ops = len(place)
+    depth, owner, deferred = np.zeros(ops, np.int64), np.full(ops, -1), np.zeros(ops, np.bool_)
+    for op in order:
+        if micro_batch[op] < 0:
+            continue
+        if not backward[op]:
+            owner[op] = depth[op]
+        for k in range(ptr[op], ptr[op + 1]):
+            next_op = child[k]
+            if micro_batch[next_op] != micro_batch[op]:
+                continue
+            if not backward[next_op]:
+                depth[next_op] = max(depth[next_op], depth[op] + (place[next_op] != place[op]))
+            elif place[next_op] == place[op] and (not backward[op] or owner[next_op] < 0):
+                owner[next_op] = max(owner[next_op], owner[op])
+    for op in order[::-1]:
+        if backward[op] and micro_batch[op] >= 0:
+            deferred[op] = True
+            for k in range(ptr[op], ptr[op + 1]):
+                if micro_batch[child[k]] >= 0 and (time[child[k]] > 0.0 or not deferred[child[k]]):
+                    deferred[op] = False
+    return depth, owner, deferred
+
+
+@compiled()
+def _list_schedule(
+    flat: FlatProblems,
+    place: np.ndarray,
+    rank: np.ndarray,
+    begins: np.ndarray,
+    chunk: np.ndarray,
+    bound: np.ndarray,
+) -> np.ndarray:
+    """(N+R,) ops in the order in which they start.
+
+    Args:
+        flat: a lowered problem.
+        place: (N+R,) devices of its ops.
+        rank: (N+R,) the lesser of the ops that are ready on a device goes first.
+        begins: (N+R,) bool, ops of the forward pass.
+        chunk: (N+R,) of each op, -1 = none.
+        bound: (D,) how many chunks a device holds at most. Where all devices wait for each other, one more begins.
+    """
+    devices, ops = len(bound), len(place)
+    missing, arrival, left = flat.num_inputs.copy(), np.zeros(ops), np.zeros(ops, np.int64)
+    ready, waiting = np.empty((devices, ops), np.int64), np.zeros(devices, np.int64)
+    busy, changed = np.zeros(devices, np.bool_), np.ones(devices, np.bool_)
+    begun, held = np.zeros(ops, np.bool_), np.zeros(devices, np.int64)
+    for op in range(ops):
+        if chunk[op] >= 0:
+            left[chunk[op]] += 1
+    events = [(0.0, _ARRIVES, op) for op in range(ops) if missing[op] == 0]
+    order, started, now, stuck = np.empty(ops, np.int64), 0, 0.0, False
+    while started < ops:
+        while len(events) > 0 and events[0][0] == now:
+            _, what, op = heapq.heappop(events)
+            device = place[op]
+            changed[device] = True
+            if what == _ARRIVES:
+                ready[device, waiting[device]] = op
+                waiting[device] += 1
+            elif what == _ENDS and flat.overhead_us[device] > 0.0 and flat.op_time[op * devices + device] > 0.0:
+                heapq.heappush(events, (now + flat.overhead_us[device], _IDLE, op))
+            else:
+                busy[device] = False
+            if what == _ENDS and chunk[op] >= 0:
+                left[chunk[op]] -= 1
+                if left[chunk[op]] == 0 and begun[chunk[op]]:
+                    held[device] -= 1
+            if what == _ENDS:
+                _send(flat, place, op, now, arrival, missing, events)
+        for device in range(devices):
+            if busy[device] or not (changed[device] or stuck):
+                continue
+            changed[device] = False
+            at, least = -1, ops
+            for i in range(waiting[device]):
+                op = ready[device, i]
+                if rank[op] < least and (not begins[op] or begun[chunk[op]] or held[device] < bound[device] or stuck):
+                    at, least = i, rank[op]
+            if at < 0:
+                continue
+            op = ready[device, at]
+            waiting[device] -= 1
+            ready[device, at] = ready[device, waiting[device]]
+            if begins[op] and not begun[chunk[op]]:
+                begun[chunk[op]] = True
+                held[device] += 1
+            busy[device], stuck = True, False
+            heapq.heappush(events, (now + flat.op_time[op * devices + device], _ENDS, op))
+            order[started] = op
+            started += 1
+        stuck = len(events) == 0
+        if not stuck:
+            now = events[0][0]
+    return order
+
+
+@compiled()
+def _send(
+    flat: FlatProblems,
+    place: np.ndarray,
+    op: int,
+    now: float,
+    arrival: np.ndarray,
+    missing: np.ndarray,
+    events: list[tuple[float, int, int]],
+) -> None:
+    """Send what an op makes to the devices of those who read it."""
+    device, devices = place[op], len(flat.overhead_us)
+    for k in range(flat.out_ptr[op], flat.out_ptr[op + 1]):
+        reader, there = flat.out_child[k], now
+        if place[reader] != device:
+            pair = device * devices + place[reader]
+            there += flat.latency_us[pair] + flat.tensor_bytes[flat.out_tensor[k]] / flat.bandwidth[pair]
+        arrival[reader] = max(arrival[reader], there)
+        missing[reader] -= 1
+        if missing[reader] == 0:
+            heapq.heappush(events, (arrival[reader], _ARRIVES, reader))

@@ -1,0 +1,89 @@
+"""Orders that bound what a device holds, against what pipelines of equal stages can reach at best."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from placeto.heuristics.bounded_orders import bounded_orders
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import Schedule, simulate
+from tests.toys import random_graph, toy_cluster
+
+
+def pipeline(
+    devices: int, chunks: int, micro_batches: int, *, back: bool = False
+) -> tuple[PlacementProblem, np.ndarray]:
+    """Stages of equal work on free links, `chunks` on each device: forward, gradients of inputs and of weights alike.
+
+    The stages go round the devices, or if `back` is set to the last device and back to the first.
+    """
+    stages, ops, placement = devices * chunks, [], []
+    for batch in range(micro_batches):
+
+        def add(kind: str, stage: int, *inputs: str, batch: int = batch) -> None:
+            of: dict[str, Any] = {"micro_batch": batch, "pass": "forward" if kind == "f" else "backward"}
+            name, reads = f"{kind}{stage}-{batch}", [[f"{each}-{batch}", 0] for each in inputs]
+            ops.append({"name": name, "inputs": reads, "outputs": [1], "time_us": {"*": 60.0 / chunks}, **of})
+            placement.append(2 * devices - 1 - stage if back and stage >= devices else stage % devices)
+
+        for stage in range(stages):
+            add("f", stage, *([f"f{stage - 1}"] if stage else []))
+        for stage in reversed(range(stages)):
+            add("i", stage, f"f{stage}", *([f"i{stage + 1}"] if stage < stages - 1 else []))
+            add("w", stage, f"f{stage}", f"i{stage}")
+    fast = np.full((devices, devices), 1e15)
+    cluster = replace(toy_cluster(devices), bandwidth=fast, link="free", dispatch="priority")
+    return PlacementProblem(ComputationGraph.from_ops("pipeline", ops), cluster), np.array(placement)
+
+
+def held(schedule: Schedule, device: int) -> int:
+    """The most chunks that a device has begun and not ended at the same time."""
+    names = schedule.problem.graph.op_names
+    here = [op for op in range(len(names)) if schedule.placement[op] == device]
+    begun = [(schedule.start_us[op], 1) for op in here if names[op][0] == "f"]
+    ended = [(schedule.finish_us[op], -1) for op in here if names[op][0] == "w"]
+    return int(np.cumsum([change for _, change in sorted(begun + ended)]).max())
+
+
+def orders(problem: PlacementProblem, placement: np.ndarray) -> list[tuple[float, int]]:
+    """Makespan in units of a stage's pass, and most chunks that any device holds, of each order."""
+    found = []
+    for order in bounded_orders(problem, placement):
+        schedule = simulate(problem, placement, order=order)
+        most = max(held(schedule, device) for device in range(problem.num_devices))
+        found.append((round(schedule.makespan_us / 60.0, 3), most))
+    return found
+
+
+@pytest.mark.parametrize(("devices", "micro_batches"), [(4, 8), (4, 16), (8, 16)])
+@pytest.mark.parametrize("back", [False, True])
+def test_interleaved_pipelines_have_no_bubble_but_at_their_ends(devices: int, micro_batches: int, back: bool) -> None:
+    # the least that is possible, and what torch's InterleavedZeroBubble and ZBVZeroBubble take and hold
+    least, chunks = 3 * micro_batches + (devices - 1) / 2, 2 * devices
+    assert (least, chunks) in orders(*pipeline(devices, 2, micro_batches, back=back))
+
+
+@pytest.mark.parametrize(("devices", "micro_batches"), [(4, 8), (4, 16), (8, 16)])
+def test_pipelines_hold_what_1f1b_holds_and_end_before_it(devices: int, micro_batches: int) -> None:
+    found = orders(*pipeline(devices, 1, micro_batches))
+    time, most = found[0]
+    assert most == devices
+    assert time < 3 * (micro_batches + devices - 1)  # 1F1B's
+    assert min(time for time, _ in found) == 3 * micro_batches + devices - 1  # its lower bound, for more memory
+
+
+def test_there_are_none_without_micro_batches() -> None:
+    problem = PlacementProblem(random_graph(0), toy_cluster(2))
+    assert list(bounded_orders(problem, np.zeros(problem.num_ops, np.int64))) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_placement_has_orders_that_run(seed: int) -> None:
+    problem, _ = pipeline(3, 2, 4)
+    placement = np.random.default_rng(seed).integers(3, size=problem.num_ops)
+    work = np.bincount(placement, problem.busy_us[:, 0]).max()
+    for order in bounded_orders(problem, placement):
+        assert work <= simulate(problem, placement, order=order).makespan_us <= problem.single_device_us
