@@ -229,27 +229,71 @@ def _deal(count: int, speed: np.ndarray) -> np.ndarray:
 def layers(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
     """(N,) the layer that each op belongs to, and the work of each layer, in microseconds of all micro-batches.
 
-    Layers are modules in the order in which the forward pass calls them first. What stands in no module goes with the
-    last layer that it reads from, in the backward pass with the first; parameters go with their first user; cached.
+    The forward pass of a micro-batch is cut where it goes on in another module, if fewer bytes cross the cut than the
+    cuts beside it: no layer reads from a later one. What stands in no module goes with the last layer that it reads
+    from. An op of the backward pass goes with the ops of its module whose tensors it reads, or with the last ones of
+    its module that come before what it reads; without a module, with the first layer that it reads from. Parameters go
+    with their first user; cached.
     """
     graph, busy = problem.graph, problem.busy_us.mean(axis=1)
+    modules, micro_batch = graph.modules, graph.micro_batches.tolist()
+    order = graph.topological_order.tolist()
     backward = [kind in BACKWARD_PASSES for kind in graph.passes]
-    order, modules = graph.topological_order.tolist(), graph.modules
-    number: dict[str, int] = {}
-    for op in order:
-        if modules[op] and busy[op] > 0.0 and not backward[op]:
-            number.setdefault(modules[op], len(number))
-    where = [number.get(module, -1) for module in modules]
     producers: list[list[int]] = [[] for _ in order]
     consumers: list[list[int]] = [[] for _ in order]
     for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
         producers[dst].append(src)
         consumers[src].append(dst)
+    where = _runs(graph, busy)
+    runs_of: dict[str, list[int]] = {}
     for op in order:
-        if where[op] < 0 and (near := [where[p] for p in producers[op] if where[p] >= 0]):
+        if where[op] >= 0 and where[op] not in (known := runs_of.setdefault(modules[op], [])):
+            known.append(where[op])
+    for op in order:
+        if where[op] >= 0:
+            continue
+        near = [where[p] for p in producers[op] if where[p] >= 0]
+        if runs := runs_of.get(modules[op]):
+            own = [where[p] for p in producers[op] if modules[p] == modules[op] and not backward[p] and where[p] >= 0]
+            before = [run for run in runs if not near or run <= min(near)]
+            where[op] = max(own or before or runs)
+        elif near:
             where[op] = min(near) if backward[op] else max(near)
     for op in reversed(order):
         if where[op] < 0 or graph.op_types[op] == "parameter":
             where[op] = min((where[c] for c in consumers[op] if where[c] >= 0), default=0)
-    layer = np.array(where, np.int64)
-    return layer, np.bincount(layer, weights=busy, minlength=len(number))
+    first = min(max(micro_batch), 0)
+    one = [op for op in order if micro_batch[op] == first and not backward[op]]
+    crossing = np.zeros(max(where) + 2, np.int64)  # bytes across the cut before each run, of one micro-batch
+    last = dict.fromkeys(one, 0)
+    for op in one:
+        last[op] = max([where[c] for c in consumers[op] if c in last], default=0)
+        size = int(graph.output_bytes[graph.output_ptr[op] : graph.output_ptr[op + 1]].sum())
+        if last[op] > where[op] and graph.op_types[op] != "parameter":
+            crossing[where[op] + 1] += size
+            crossing[last[op] + 1] -= size
+    crossing = crossing.cumsum()[1:-1]  # (runs - 1,)
+    beside = np.concatenate([[np.inf], crossing, [np.inf]])
+    cut = (crossing <= beside[:-2]) & (crossing <= beside[2:])
+    layer = np.concatenate([[0], cut.cumsum()])[where]
+    return layer, np.bincount(layer, weights=busy)
+
+
+def _runs(graph: ComputationGraph, busy: np.ndarray) -> list[int]:
+    """Of each op of the forward pass that stands in a module and takes time: which run of ops of one module it is in.
+
+    Runs are numbered in the order of one micro-batch, those of others by module and how often it has come before; -1
+    for all other ops.
+    """
+    number: dict[tuple[str, int], int] = {}
+    seen: dict[int, dict[str, int]] = {}
+    now: dict[int, str] = {}
+    where = [NO_MICRO_BATCH] * graph.num_ops
+    for op in graph.topological_order.tolist():
+        module, micro_batch = graph.modules[op], int(graph.micro_batches[op])
+        if module and busy[op] > 0.0 and graph.passes[op] not in (*BACKWARD_PASSES, "optimizer"):
+            met = seen.setdefault(micro_batch, {})
+            if now.get(micro_batch) != module:
+                met[module], now[micro_batch] = met.get(module, -1) + 1, module
+            where[op] = number.setdefault((module, met[module]), len(number))
+    return where
