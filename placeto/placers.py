@@ -121,7 +121,7 @@ def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:
             whole_modules(problem.graph, undivided), problem.cluster, problem.costs, problem.dispatch
         )
         result = placer(whole, simulations=simulations, seconds=seconds, seed=seed)
-        return replace(result, problem=problem)
+        return replace(result, problem=problem.under(result.problem.dispatch))
 
     return place
 

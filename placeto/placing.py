@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -92,7 +92,7 @@ def place(
     seconds: float | None = None,
     seed: int = 0,
     precision: str = "fp32",
-    micro_batches: int = 1,
+    micro_batches: int | Literal["auto"] = 1,
     costs: CostModel | str | Path | None = None,
     whole_modules: bool | Sequence[str] = False,
 ) -> PlacementResult:
@@ -115,7 +115,8 @@ def place(
         seconds: budget of the placer, which begins when its compiled parts are loaded.
         seed: of the placer's random choices.
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
-        micro_batches: into how many parts to split the batch; see `capture_training`.
+        micro_batches: into how many parts to split the batch; see `capture_training`. With "auto" the best of 1, 2, 4,
+            8 and 16: a third of the budget goes to all of them, the rest to the best; see `placeto.micro_batching`.
         costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it; "efficiency" if not
             given, or what is measured on the devices.
         whole_modules: keep each block of the model (a module whose path ends in a number), or else each module, on one
@@ -139,43 +140,58 @@ def place(
     check_budget(simulations, seconds, seed)
     if isinstance(model, str | Path):
         raise TypeError(f"place needs a module or a graph, not {quote(model)}: write load_graph({quote(str(model))})")
-    capture, machine = None, None
+    if micro_batches == "auto" and devices:
+        raise TypeError("micro_batches='auto' needs a cluster: ops are profiled in the sizes of one number of parts")
     if isinstance(model, ComputationGraph):
         if devices:
             raise TypeError("a graph can't be run: place needs the module to place on devices of this machine")
         of_module = inputs, targets, loss, training, precision, micro_batches, optimizer, master_weights
         _refuse_for_graphs(dict(zip(_OF_MODULES, of_module, strict=True)))
-        graph = model
-    else:
+    captures: dict[int, Capture] = {}
+    place_by = load_placer(placer)
+
+    def graph_of(count: int) -> ComputationGraph:
+        if isinstance(model, ComputationGraph):
+            return model
         from placeto.capture.trace import trace_inference, trace_training
 
+        how: dict[str, Any] = {"precision": precision, "micro_batches": count}
         if training or (training is None and loss is not None):
-            capture = trace_training(
-                model, inputs, loss, targets=targets, precision=precision, micro_batches=micro_batches
-            )
-            graph = with_optimizer(capture.graph, optimizer, master_weights)
-        else:
-            capture = trace_inference(model, inputs, precision=precision, micro_batches=micro_batches)
-            graph = capture.graph
+            captures[count] = capture = trace_training(model, inputs, loss, targets=targets, **how)
+            return with_optimizer(capture.graph, optimizer, master_weights)
+        captures[count] = capture = trace_inference(model, inputs, **how)
+        return capture.graph
+
+    def problem_of(count: int) -> PlacementProblem:
+        graph, on, by = graph_of(count), cluster, costs
         if devices:
-            machine = _profiled(model, capture, inputs, targets, devices)
-    if machine is not None:
-        cluster, costs = machine[0], machine[1] if costs is None else costs
-    assert cluster is not None
-    costs = "efficiency" if costs is None else costs
-    problem = PlacementProblem(
-        graph,
-        cluster if isinstance(cluster, Cluster) else load_cluster(cluster),
-        load_costs(costs) if isinstance(costs, str | Path) else costs,
-    )
-    result = place_problem(
-        problem, load_placer(placer), simulations, seconds, seed, undivided_modules(model, whole_modules, graph)
-    )
-    if capture is None or isinstance(model, ComputationGraph):
+            assert not isinstance(model, ComputationGraph)
+            on, measured = _profiled(model, captures[count], inputs, targets, devices)
+            by = measured if by is None else by
+        assert on is not None
+        by = "efficiency" if by is None else by
+        return PlacementProblem(
+            graph,
+            on if isinstance(on, Cluster) else load_cluster(on),
+            load_costs(by) if isinstance(by, str | Path) else by,
+        )
+
+    def place_one(problem: PlacementProblem, simulations: int | None, seconds: float | None) -> PlacementResult:
+        undivided = undivided_modules(model, whole_modules, problem.graph)
+        return place_problem(problem, place_by, simulations, seconds, seed, undivided)
+
+    if micro_batches == "auto":
+        from placeto.micro_batching import place_in_best
+
+        chosen = place_in_best(problem_of, place_one, simulations, seconds)
+        count, result = chosen.count, chosen.result
+    else:
+        count, result = micro_batches, place_one(problem_of(micro_batches), simulations, seconds)
+    if isinstance(model, ComputationGraph):
         return result
     found = {field.name: getattr(result, field.name) for field in fields(PlacementResult)}
     return PlacedModel(
-        **found, module=model, capture=capture, inputs=inputs, targets=targets, local=tuple(devices or ())
+        **found, module=model, capture=captures[count], inputs=inputs, targets=targets, local=tuple(devices or ())
     )
 
 
@@ -209,7 +225,7 @@ def place_problem(
     warm_up(place_by, problem, simulations, seconds)
     with nullcontext() if shown is None else shown:
         result = place_by(given, simulations=simulations, seconds=seconds, seed=int(seed))
-    return replace(result, problem=problem, whole_modules=undivided)
+    return replace(result, problem=problem.under(result.problem.dispatch), whole_modules=undivided)
 
 
 def undivided_modules(

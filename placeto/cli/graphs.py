@@ -33,8 +33,9 @@ class TraceOptions:
     """the forward pass only, in evaluation mode"""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """what the run will use: the dtypes as they are, tf32 for products of float32, or autocast to 16 bits"""
-    micro_batches: int = 1
-    """split the batch into so many parts, so that a placement is a pipeline"""
+    micro_batches: int | Literal["auto"] = 1
+    """split the batch into so many parts, so that a placement is a pipeline; auto, for `placeto place`: the best of 1,
+    2, 4, 8 and 16"""
     loss: Annotated[str | None, arg(metavar="NAME")] = None
     """in place of the factory's: sum or mean of the output, a function of torch.nn.functional such as cross_entropy, or
     file.py:function; called as loss(output, *targets)"""
@@ -157,6 +158,10 @@ def check_step(options: TraceOptions) -> None:
     Raises:
         UsageError: it does.
     """
+    if isinstance(options.micro_batches, str):
+        raise UsageError(
+            "--micro-batches auto: is for `placeto place` alone, which tells the best number: give that here"
+        )
     if options.micro_batches < 1:
         raise UsageError(f"--micro-batches must be at least 1, not {options.micro_batches}")
     for option in ("loss", "optimizer_step", "master_weights"):

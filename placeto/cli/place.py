@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -96,6 +96,7 @@ def run(arguments: Arguments) -> None:
 
             check_suffix(picture)
     from placeto.formats.placement import save_placement
+    from placeto.micro_batching import place_in_best
     from placeto.placing import place_problem, undivided_modules
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
@@ -104,16 +105,31 @@ def run(arguments: Arguments) -> None:
     budget = arguments.budget
     placer_name, placer = choose_placer(arguments.placer, budget.checkpoint)
     cluster = find_cluster(arguments.cluster, arguments.dispatch)
-    name, graph, module = find_graph(arguments.graph, arguments.options)
-    problem = PlacementProblem(graph, cluster, load_costs(arguments.costs))
     if arguments.workers is not None:
         if arguments.workers < 1:
             raise UsageError(f"--workers must be at least 1, not {arguments.workers}")
         set_threads(1, arguments.workers)
     whole: bool | tuple[str, ...] = arguments.whole or arguments.whole_modules
-    shown = _shown(name, problem.single_device_us, arguments.patience)
-    undivided = undivided_modules(module, whole, graph)
-    result = place_problem(problem, placer, budget.simulations, budget.seconds, arguments.seed, undivided, shown)
+    costs, name, undivided = load_costs(arguments.costs), "", None
+
+    def problem_of(count: int) -> PlacementProblem:
+        nonlocal name, undivided
+        name, graph, module = find_graph(arguments.graph, replace(arguments.options, micro_batches=count))
+        undivided = undivided_modules(module, whole, graph)
+        return PlacementProblem(graph, cluster, costs)
+
+    def place_by(problem: PlacementProblem, simulations: int | None, seconds: float | None) -> PlacementResult:
+        shown = _shown(name, problem.single_device_us, arguments.patience)
+        return place_problem(problem, placer, simulations, seconds, arguments.seed, undivided, shown)
+
+    chosen = None
+    if isinstance(count := arguments.options.micro_batches, int):
+        result = place_by(problem_of(count), budget.simulations, budget.seconds)
+    else:
+        chosen = place_in_best(problem_of, place_by, budget.simulations, budget.seconds)
+        result = chosen.result
+    problem = result.problem
+    graph = problem.graph
     schedule = result.schedule()
     if arguments.output is not None:
         save_placement(result, arguments.output)
@@ -127,6 +143,14 @@ def run(arguments: Arguments) -> None:
     say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"cluster      {cluster.name}, dispatch {result.problem.dispatch if result.order is None else 'list'}")
     say(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
+    if chosen is not None:
+        say(f"micro-batches {chosen.count}, the best of these:")
+        for count, first in chosen.first.items():
+            much = "" if first.fits else ", does not fit into memory"
+            say(f"  {count:>2}         {format_us(first.makespan_us)}{much}")
+        for count, why in chosen.left_out.items():
+            say(f"  {count:>2}         not tried: {why}")
+        note(f"give --micro-batches {chosen.count} where this placement is simulated, run or reported")
     say(describe(schedule))
     if arguments.report is not None:
         write_report(schedule, problem, arguments.report, name, placer_name, undivided)

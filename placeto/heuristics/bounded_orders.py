@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from placeto.compiling import compiled
+from placeto.problem.dispatch import order_of_lists
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
@@ -76,7 +77,8 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
                 relays + np.argsort(np.lexsort((path, micro_batch, *reversed(rule), kind))), np.arange(relays)
             )
             order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound * each))
-            yield order[order < len(place)]
+            order = order[order < len(place)]
+            yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as files keep it
 
 
 @compiled()

@@ -1,0 +1,85 @@
+"""The number of micro-batches is chosen by placing the step in each."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import placeto
+from placeto.micro_batching import COUNTS
+from placeto.placing import PlacedModel
+from tests.captures import meta
+from tests.command_line import fails, run
+
+FACTORY = """
+import torch
+from torch import nn
+
+def net(batch: int = 4096):
+    return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))), (torch.empty(batch, 1024),), lambda y: y.sum()
+"""
+
+
+def loss(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+def chain() -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+
+
+def test_the_best_number_gets_what_is_left_of_the_budget() -> None:
+    found = placeto.place(
+        chain(), (meta(8192, 1024),), cluster="4xv100", loss=loss, micro_batches="auto", simulations=300
+    )
+    assert isinstance(found, PlacedModel)
+    assert found.capture is not None
+    assert found.capture.micro_batches in COUNTS[1:], "a chain is no faster on several devices in one part"
+    assert found.simulations <= 300
+    assert found.schedule().makespan_us == found.makespan_us
+    alone = placeto.place(chain(), (meta(8192, 1024),), cluster="4xv100", loss=loss, simulations=300)
+    assert found.makespan_us < 0.6 * alone.makespan_us
+
+
+def test_numbers_that_dont_divide_the_batch_are_left_out_and_all_results_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "zoo.py").write_text(FACTORY)
+    step, on = f"{tmp_path}/zoo.py:net", ("--cluster", "2xv100")
+    many = "--micro-batches"
+    options = many, "auto", "--set", "batch=4100", "--simulations", "60", "-o", tmp_path / "placement.json"
+    assert run("place", step, *on, *options) == 0
+    printed, told = capsys.readouterr()
+    lines = {line.split()[0]: line for line in printed.splitlines()}
+    assert " not tried: net: a batch of 4100 can't be split into 8 micro-batches" in lines["8"]
+    tried = {count: float(lines[count].split()[1]) for count in ("1", "2", "4")}
+    best = min(tried, key=tried.__getitem__)
+    assert lines["micro-batches"] == f"micro-batches {best}, the best of these:"
+    assert f"give --micro-batches {best} where" in told
+    again = many, best, "--set", "batch=4100", "--placement", tmp_path / "placement.json"
+    assert run("simulate", step, *on, *again) == 0
+    assert lines["makespan"] in capsys.readouterr().out
+
+
+def test_auto_is_refused_where_nothing_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "zoo.py").write_text(FACTORY)
+    says = fails(capsys, "capture", f"{tmp_path}/zoo.py:net", "--micro-batches", "auto", "-o", tmp_path / "net.json")
+    assert says == (
+        "error: --micro-batches auto: is for `placeto place` alone, which tells the best number: give that here\n"
+    )
+    with pytest.raises(TypeError, match="needs a cluster"):
+        placeto.place(chain(), (meta(8, 1024),), micro_batches="auto", devices=["cpu:0"])
+    graph = placeto.capture_inference(chain(), (meta(8, 1024),))
+    with pytest.raises(TypeError, match="micro_batches is for modules"):
+        placeto.place(graph, cluster="2xv100", micro_batches="auto")
+
+
+def test_a_placement_keeps_the_order_that_was_chosen() -> None:
+    placed = placeto.place(
+        chain(), (meta(8192, 1024),), cluster="2xv100", loss=loss, micro_batches=8, placer="pipeline"
+    )
+    if placed.order is None:
+        assert placed.problem.dispatch != "priority"
+    assert placed.schedule().makespan_us == placed.makespan_us
