@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench gate clean
 
 demo: $(STAMP)
 	$(BIN)/python -m experiments.demo --out $(OUT) --results $(OUT)/results.md
@@ -28,6 +28,10 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m experiments.bench_simulator
 	$(BIN)/python -m experiments.bench
+
+# Some minutes: are placements as good as they were?
+gate: $(STAMP)
+	$(BIN)/python -m experiments.gate
 
 # Installs once, and again when the dependencies change. A half-made environment has no stamp: it is completed.
 $(STAMP): pyproject.toml constraints.txt

@@ -65,7 +65,7 @@ class MicroBatches:
 
 
 @cache
-def graph_of(layers: int, count: int) -> ComputationGraph:
+def transformer(layers: int, count: int) -> ComputationGraph:
     """The transformer's step in micro-batches."""
     size = Size(layers, SIZE.width, SIZE.heads, SIZE.key_heads, SIZE.inner)
     with torch.device("meta"):
@@ -113,7 +113,7 @@ def main(config: MicroBatches) -> None:
     values = {name: [""] * len(places) for name in lines}
     with ProgressBar("placing", total=len(lines) * len(places)) as bar:
         for column, (cluster, count) in enumerate(places):
-            problem = PlacementProblem(graph_of(config.layers, count), load_cluster(cluster))
+            problem = PlacementProblem(transformer(config.layers, count), load_cluster(cluster))
             work = float(problem.busy_us.min(axis=1).sum()) / float(_shares(problem).sum())
             for name, (measure, seeded) in lines.items():
                 seeds = range(config.seeds if seeded else 1)
