@@ -20,12 +20,15 @@ import numpy as np
 
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.common import device_speeds, run
+from placeto.heuristics.stage_program import stage_programs
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
+Stages = tuple[tuple[int, ...], ...]
+"""The devices of each stage."""
 _ON_ORDERS = 0.02  # of what is left after the starts
 _BOUNDED = 3  # of the best plans: how many are tried in orders made for them
 FIRST_ORDERS = ("priority", "earlier-0.02")
@@ -54,7 +57,8 @@ def try_plans(evaluator: Evaluator, seed: int, orders: tuple[str, ...] | None = 
     """
     problem = evaluator.problem
     decided = orders_to_try(problem) if orders is None else orders
-    plans = [Plan.balanced(problem, stages, by_stage) for stages, by_stage in _shapes(problem)]
+    plans = [Plan.balanced(problem, devices) for devices in _grids(problem)]
+    plans += [plan for plan in _programmed(problem) if plan.devices not in {each.devices for each in plans}]
     placements = [plan.placement(problem) for plan in plans]  # the same under all orders
     scores = np.full(len(plans), math.inf)
     for order in [name for name in FIRST_ORDERS if name in decided] or [problem.dispatch]:
@@ -135,35 +139,44 @@ def num_micro_batches(graph: ComputationGraph) -> int:
     return max(1, int(graph.micro_batches.max(initial=NO_MICRO_BATCH)) + 1)
 
 
-def _shapes(problem: PlacementProblem) -> list[tuple[int, bool]]:
-    """Numbers of stages, and whether replicas of a stage are neighbours or the stages of a replica are."""
-    devices, found = problem.num_devices, []
-    for stages in range(1, devices + 1):
-        replicas = devices // stages
-        if devices % stages == 0 and replicas <= num_micro_batches(problem.graph):
-            found += [(stages, True)] if 1 in (stages, replicas) else [(stages, True), (stages, False)]
-    return found
+def _grids(problem: PlacementProblem) -> list[Stages]:
+    """Stages of equally many devices, whose replicas are neighbours, or else the stages of each replica."""
+    devices, found = np.arange(problem.num_devices), []
+    for stages in range(1, len(devices) + 1):
+        replicas = len(devices) // stages
+        if len(devices) % stages == 0 and replicas <= num_micro_batches(problem.graph):
+            found += [devices.reshape(stages, replicas), devices.reshape(replicas, stages).T]
+    return list(dict.fromkeys(tuple(tuple(row) for row in grid.tolist()) for grid in found))
+
+
+def _programmed(problem: PlacementProblem) -> list[Plan]:
+    """Plans whose stages may have different numbers of replicas."""
+    cut, count = layers(problem), num_micro_batches(problem.graph)
+    speed = problem.busy_us.sum() / problem.num_devices / problem.busy_us.sum(axis=0)
+    programs = stage_programs(cut.work_us, cut.parameters, 2 * count * cut.crossing, speed, problem.cluster.bandwidth)
+    return [
+        Plan(devices, borders, len(cut.work_us)) for devices, borders in programs if max(map(len, devices)) <= count
+    ]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """P stages on D / P replicas each."""
+    """P stages of contiguous layers, each on devices of its own."""
 
-    stages: int
-    by_stage: bool  # replicas of a stage are neighbours, else the stages of a replica are
+    devices: Stages
     borders: tuple[int, ...]  # (P-1,) first layer of each stage but the first
     num_layers: int
 
     @classmethod
-    def balanced(cls, problem: PlacementProblem, stages: int, by_stage: bool) -> Plan:
+    def balanced(cls, problem: PlacementProblem, devices: Stages) -> Plan:
         """Stages whose work, by the speed of their devices, is as equal as whole layers allow."""
-        _, work = layers(problem)
-        speed = device_speeds(problem)[_devices(problem, stages, by_stage)].sum(axis=1)
+        work = layers(problem).work_us
+        speed = np.array([device_speeds(problem)[list(own)].sum() for own in devices])
         low, high = float(work.sum() / speed.sum()), float(work.sum() / speed.min())
         for _ in range(50):
             middle = (low + high) / 2
             low, high = (low, middle) if _filled(work, speed * middle)[1] else (middle, high)
-        return cls(stages, by_stage, _filled(work, speed * high)[0], len(work))
+        return cls(devices, _filled(work, speed * high)[0], len(work))
 
     def moved(self, border: int, step: int) -> Plan | None:
         """With a border moved by some layers; None where a stage would lose its last."""
@@ -178,29 +191,21 @@ class Plan:
 
         Parameters, and what belongs to no micro-batch, are spread over the replicas of their stage by their bytes.
         """
-        graph, device = problem.graph, _devices(problem, self.stages, self.by_stage)
-        speed = device_speeds(problem)[device]  # (P, R)
-        stage = np.searchsorted(self.borders, layers(problem)[0], side="right")
-        dealt = np.array([_deal(num_micro_batches(graph), of) for of in speed])  # (P, M) replica of each micro-batch
-        placement = device[stage, dealt[stage, np.maximum(graph.micro_batches, 0)]]
-        load, homes = np.zeros(speed.shape), {}
+        graph, speeds = problem.graph, device_speeds(problem)
+        stage = np.searchsorted(self.borders, layers(problem).number, side="right")
+        dealt = [np.array(own)[_deal(num_micro_batches(graph), speeds[list(own)])] for own in self.devices]
+        placement = np.array(dealt)[stage, np.maximum(graph.micro_batches, 0)]
+        load, homes = np.zeros(problem.num_devices), {}
         free = graph.micro_batches == NO_MICRO_BATCH
         for op in graph.topological_order[free[graph.topological_order]].tolist():
             key = (int(graph.colocation[op]), -1) if graph.colocation[op] >= 0 else (-1, op)
             if key not in homes:
-                replica = int(load[stage[op]].argmin())
-                load[stage[op], replica] += graph.param_bytes[op] + 1
-                homes[key] = device[stage[op], replica]
+                homes[key] = home = min(self.devices[stage[op]], key=lambda device: float(load[device]))
+                load[home] += graph.param_bytes[op] + 1
             placement[op] = homes[key]
         for op in np.flatnonzero(graph.colocation >= 0).tolist():
             placement[op] = homes.setdefault((int(graph.colocation[op]), -1), placement[op])
         return placement
-
-
-def _devices(problem: PlacementProblem, stages: int, by_stage: bool) -> np.ndarray:
-    """(P, R) device of each replica."""
-    number, replicas = np.arange(problem.num_devices), problem.num_devices // stages
-    return number.reshape(stages, replicas) if by_stage else number.reshape(replicas, stages).T
 
 
 def _filled(work: np.ndarray, room: np.ndarray) -> tuple[tuple[int, ...], bool]:
@@ -225,9 +230,19 @@ def _deal(count: int, speed: np.ndarray) -> np.ndarray:
     return dealt
 
 
+@dataclass(frozen=True)
+class Layers:
+    """L layers of a graph, one after the other."""
+
+    number: np.ndarray  # (N,) int64, of each op
+    work_us: np.ndarray  # (L,) of all micro-batches, a mean over devices
+    parameters: np.ndarray  # (L,) bytes of parameters
+    crossing: np.ndarray  # (L-1,) bytes that cross the border before each layer but the first, in one forward pass
+
+
 @lru_cache(maxsize=16)
-def layers(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) the layer that each op belongs to, and the work of each layer, in microseconds of all micro-batches.
+def layers(problem: PlacementProblem) -> Layers:
+    """The layers of a graph, between which a plan may cut it.
 
     The forward pass of a micro-batch is cut where it goes on in another module, if fewer bytes cross the cut than the
     cuts beside it: no layer reads from a later one. What stands in no module goes with the last layer that it reads
@@ -264,19 +279,29 @@ def layers(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
             where[op] = min((where[c] for c in consumers[op] if where[c] >= 0), default=0)
     first = min(max(micro_batch), 0)
     one = [op for op in order if micro_batch[op] == first and not backward[op]]
-    crossing = np.zeros(max(where) + 2, np.int64)  # bytes across the cut before each run, of one micro-batch
+    made, crossing = (
+        _bytes_made(graph),
+        np.zeros(max(where) + 2, np.int64),
+    )  # bytes across the cut before each run, of one micro-batch
     last = dict.fromkeys(one, 0)
     for op in one:
         last[op] = max([where[c] for c in consumers[op] if c in last], default=0)
-        size = int(graph.output_bytes[graph.output_ptr[op] : graph.output_ptr[op + 1]].sum())
         if last[op] > where[op] and graph.op_types[op] != "parameter":
-            crossing[where[op] + 1] += size
-            crossing[last[op] + 1] -= size
+            crossing[where[op] + 1] += made[op]
+            crossing[last[op] + 1] -= made[op]
     crossing = crossing.cumsum()[1:-1]  # (runs - 1,)
     beside = np.concatenate([[np.inf], crossing, [np.inf]])
     cut = (crossing <= beside[:-2]) & (crossing <= beside[2:])
     layer = np.concatenate([[0], cut.cumsum()])[where]
-    return layer, np.bincount(layer, weights=busy)
+    parameters = np.where(np.array(graph.op_types) == "parameter", _bytes_made(graph), 0)
+    work_us, held = (np.bincount(layer, weights=of) for of in (busy, parameters))
+    return Layers(layer, work_us, held, crossing[cut])
+
+
+def _bytes_made(graph: ComputationGraph) -> np.ndarray:
+    """(N,) bytes of all outputs of each op."""
+    of_op = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
+    return np.bincount(of_op, weights=graph.output_bytes, minlength=graph.num_ops).astype(np.int64)
 
 
 def _runs(graph: ComputationGraph, busy: np.ndarray) -> list[int]:

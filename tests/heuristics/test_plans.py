@@ -33,8 +33,11 @@ GRAPH = chain(8)
 
 def test_layers_follow_the_forward_pass() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
-    layer, work = layers(problem)
+    cut = layers(problem)
+    layer, work = cut.number, cut.work_us
     assert len(work) == LAYERS + 1  # and the loss
+    assert cut.parameters.tolist() == [4 * 1024**2] * LAYERS + [0]
+    assert cut.crossing.tolist() == [4 * 1024 * BATCH // 8] * LAYERS
     for op, module in enumerate(GRAPH.modules):
         if module.isdigit():
             assert layer[op] == int(module)
@@ -43,38 +46,48 @@ def test_layers_follow_the_forward_pass() -> None:
 
 def test_a_plan_divides_layers_by_stage_and_micro_batches_by_replica() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
-    plan = Plan.balanced(problem, stages=2, by_stage=True)
+    plan = Plan.balanced(problem, ((0, 1), (2, 3)))
     assert plan.borders == (LAYERS // 2,)
-    placement, layer = plan.placement(problem), layers(problem)[0]
+    placement, layer = plan.placement(problem), layers(problem).number
     assert (placement // 2 == (layer >= plan.borders[0])).all()
     for micro_batch in range(8):
         used = {int(device) % 2 for device in placement[GRAPH.micro_batches == micro_batch]}
         assert used == {micro_batch % 2}
-    across = Plan.balanced(problem, stages=2, by_stage=False).placement(problem)
-    assert (across % 2 == (layer >= plan.borders[0])).all()
+    other = Plan.balanced(problem, ((0, 2), (1, 3))).placement(problem)
+    assert (other % 2 == (layer >= plan.borders[0])).all()
     for colour in set(GRAPH.colocation[GRAPH.colocation >= 0].tolist()):
         assert len(set(placement[GRAPH.colocation == colour].tolist())) == 1
 
 
 def test_faster_devices_get_more_layers_and_more_micro_batches() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("2xv100+2xp100"))
-    load = np.bincount(Plan.balanced(problem, 1, True).placement(problem)[GRAPH.micro_batches >= 0])
+    load = np.bincount(Plan.balanced(problem, ((0, 1, 2, 3),)).placement(problem)[GRAPH.micro_batches >= 0])
     assert load[0] == load[1] > load[2] == load[3] > 0
-    (border,) = Plan.balanced(problem, 2, True).borders
+    (border,) = Plan.balanced(problem, ((0, 1), (2, 3))).borders
     assert border > LAYERS // 2
-    assert Plan.balanced(problem, 2, True).moved(0, -border) is None
-    moved = Plan.balanced(problem, 2, True).moved(0, 1)
+    assert Plan.balanced(problem, ((0, 1), (2, 3))).moved(0, -border) is None
+    moved = Plan.balanced(problem, ((0, 1), (2, 3))).moved(0, 1)
     assert moved is not None
     assert moved.borders == (border + 1,)
+
+
+def grid(stages: int) -> tuple[tuple[int, ...], ...]:
+    """Eight devices in equal stages of neighbours."""
+    return tuple(tuple(row) for row in np.arange(8).reshape(stages, -1).tolist())
+
+
+def across(stages: int) -> tuple[tuple[int, ...], ...]:
+    """Eight devices in equal stages, of which neighbours make a pipeline."""
+    return tuple(tuple(row) for row in np.arange(8).reshape(-1, stages).T.tolist())
 
 
 def test_plans_and_orders_are_chosen_by_simulation() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("2x4xv100"))
     found = pipeline(problem)
     every = [
-        simulate(problem.under(order), Plan.balanced(problem, stages, by_stage).placement(problem)).makespan_us
+        simulate(problem.under(order), Plan.balanced(problem, devices).placement(problem)).makespan_us
         for order in ("priority", "earlier-0.02")
-        for stages, by_stage in ((1, True), (2, True), (2, False), (4, True), (4, False), (8, True))
+        for devices in (grid(1), grid(2), across(2), grid(4), across(4), grid(8), ((0, 1, 2, 3, 4, 5), (6, 7)))
     ]
     assert found.makespan_us <= min(every)
     assert found.schedule().makespan_us == found.makespan_us
@@ -99,7 +112,7 @@ def test_searches_choose_the_order_again_at_their_end() -> None:
         assert found.simulations <= 200
         assert found.schedule().makespan_us == found.makespan_us <= pipeline(problem).makespan_us
         orders = [simulate(problem.under(order), found.placement).makespan_us for order in STATIC_ORDERS]
-        assert found.makespan_us == min(orders)
+        assert found.makespan_us <= min(orders)
 
 
 def test_an_evaluator_goes_on_under_the_order_of_the_best() -> None:
@@ -118,4 +131,7 @@ def test_a_budget_holds() -> None:
     single = PlacementProblem(chain(1), load_cluster("4xv100"))
     found = pipeline(single)
     assert found.problem is single
-    assert found.makespan_us <= simulate(single, Plan.balanced(single, 4, True).placement(single)).makespan_us
+    assert (
+        found.makespan_us
+        <= simulate(single, Plan.balanced(single, ((0,), (1,), (2,), (3,))).placement(single)).makespan_us
+    )

@@ -1,0 +1,77 @@
+"""Stages with different numbers of replicas, by dynamic programming over layers and devices.
+
+After PipeDream (Narayanan et al., SOSP 2019), DAPPLE (Fan et al., PPoPP 2021) and Tarnawski et al., NeurIPS 2020: the
+slowest stage is to be as fast as possible. A stage takes the work of its layers divided by the speed of its devices,
+and the time in which its replicas sum their gradients by a ring; what crosses its border takes the time of the link.
+Devices are taken in the order of the cluster, in which those of a host are neighbours.
+
+Legend: L layers, D devices, P stages.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+MOST_DEVICES, MOST_STAGES = 16, 8
+"""Above so many devices, and of more stages, nothing is sought: the tables grow with the square of the devices."""
+
+
+def stage_programs(
+    work_us: np.ndarray, parameters: np.ndarray, crossing: np.ndarray, speed: np.ndarray, bandwidth: np.ndarray
+) -> list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]]:
+    """For each number of stages from 2 on: the devices of each stage, and the first layer of each but the first.
+
+    Args:
+        work_us: (L,) microseconds of each layer on a device of speed 1, forward and backward, of the whole batch.
+        parameters: (L,) bytes of gradients.
+        crossing: (L-1,) bytes that cross the border before each layer but the first, both ways, of the whole batch.
+        speed: (D,) of the devices.
+        bandwidth: (D, D) of the links, bytes a microsecond.
+    """
+    num_layers, num_devices = len(work_us), len(speed)
+    if num_devices > MOST_DEVICES:
+        return []
+    work, bytes_of = np.append(0.0, np.cumsum(work_us)), np.append(0.0, np.cumsum(parameters))
+    worked, summed = work[None, :] - work[:, None], bytes_of[None, :] - bytes_of[:, None]  # [j, l] of layers j to l - 1
+    impossible = np.tril(np.ones((num_layers + 1, num_layers + 1), bool))
+
+    def stage_us(first: int, last: int) -> np.ndarray:
+        """(L+1, L+1) time of a stage of layers j to l - 1 on devices first to last - 1."""
+        replicas = last - first
+        time = worked / speed[first:last].sum()
+        if replicas > 1:
+            links = bandwidth[first:last, first:last][~np.eye(replicas, dtype=bool)]
+            time = time + 2.0 * (replicas - 1) / replicas * summed / links.min()
+        return np.where(impossible, np.inf, time)
+
+    least = np.full((num_devices + 1, num_layers + 1), np.inf)  # [d, l] of l layers on d devices
+    for d in range(1, num_devices + 1):
+        least[d] = stage_us(0, d)[0]
+    chosen: list[np.ndarray] = []
+    found = []
+    for stages in range(2, min(num_devices, num_layers, MOST_STAGES) + 1):
+        before, least = least, np.full_like(least, np.inf)
+        choice = np.zeros((num_devices + 1, num_layers + 1, 2), np.int64)  # devices and layers of the stages before
+        for d in range(stages, num_devices + 1):
+            for first in range(stages - 1, d):
+                sent = np.append(np.inf, np.append(crossing, np.inf)) / bandwidth[first - 1, first]
+                slowest = np.maximum(np.maximum(before[first], sent)[:, None], stage_us(first, d))
+                at = slowest.argmin(axis=0)
+                time = np.take_along_axis(slowest, at[None], 0)[0]
+                better = time < least[d]
+                least[d][better] = time[better]
+                choice[d][better] = np.stack([np.full(len(at), first), at], 1)[better]
+        chosen.append(choice)
+        if np.isfinite(least[num_devices, num_layers]):
+            found.append(_traced(chosen, num_devices, num_layers))
+    return found
+
+
+def _traced(chosen: list[np.ndarray], d: int, layer: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    devices, borders = [], []
+    for choice in reversed(chosen):
+        first, before = choice[d, layer].tolist()
+        devices.append(tuple(range(first, d)))
+        borders.append(before)
+        d, layer = first, before
+    return (tuple(range(d)), *reversed(devices)), tuple(reversed(borders))
