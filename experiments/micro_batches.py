@@ -4,7 +4,8 @@ python -m experiments.micro_batches [--clusters 2x4xv100 ...] [--counts 8 16] [-
 
 A decoder-only transformer of twelve layers is captured in micro-batches. Searches begin at the best placement by a rule
 (METIS, ETF, HEFT, the expert's, one device) and keep to one static order of the ops; then plans, stages of contiguous
-layers on replicas, are run under each order; then `multilevel` and `placeto` choose among orders and begin at rules and
+layers on replicas, are run under each order; `pipeline` is the best plan, orders made for it among them; then
+`multilevel`, the search of `placeto` with a fresh network and `placeto` choose among orders and begin at rules and
 plans. Makespans are divided by the work of a device if all shared it equally, which no placement is below.
 
 Legend: M micro-batches.
@@ -22,12 +23,13 @@ import torch
 import tyro
 
 from experiments.command import command
+from experiments.headline_placers import untrained
 from experiments.tables import markdown, rule
 from graphs.llama import Network, Size, training_step
 from placeto.capture.trace import capture_training
 from placeto.heuristics.local_search.annealing import annealing_of_parts
 from placeto.heuristics.local_search.starts import CHEAP
-from placeto.heuristics.plans import try_plans
+from placeto.heuristics.plans import all_plans
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.cluster_files import load_cluster
@@ -37,6 +39,7 @@ from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import Evaluator
 
 SIZE, LENGTH, BATCH = Size(12, 1024, 16, 16, 2816), 512, 32
+UNTRAINED = "untrained"
 Measure = Callable[[PlacementProblem, int, int], float]
 """Makespan in microseconds of a problem, at most so many simulations, a seed."""
 
@@ -56,8 +59,13 @@ class MicroBatches:
     """numbers of micro-batches"""
     layers: int = SIZE.layers
     """of the transformer"""
-    placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ("multilevel", "placeto")
-    """names, or checkpoints, of those that choose among orders"""
+    placers: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = (
+        "pipeline",
+        "multilevel",
+        UNTRAINED,
+        "placeto",
+    )
+    """names, or checkpoints, of those that choose among orders; untrained: the search of placeto with a fresh network"""
     simulations: int = 1000
     """of each search"""
     seeds: int = 2
@@ -85,13 +93,13 @@ def by_rules(order: str, problem: PlacementProblem, simulations: int, seed: int)
 def by_plan(order: str, problem: PlacementProblem, simulations: int, seed: int) -> float:
     """The best plan under one order."""
     evaluator = Evaluator(problem.under(order))
-    try_plans(evaluator, seed, (order,))
-    return evaluator.best_score
+    return min(evaluator.score_ops(plan.placement(problem)) for plan in all_plans(problem))
 
 
 def by_placer(name: str, problem: PlacementProblem, simulations: int, seed: int) -> float:
     """A placer that chooses among orders, and begins at rules and plans."""
-    return load_placer(name)(problem, simulations=simulations, seed=seed).makespan_us
+    placer = untrained(seed) if name == UNTRAINED else load_placer(name)
+    return placer(problem, simulations=simulations, seed=seed).makespan_us
 
 
 def rows(config: MicroBatches) -> dict[str, tuple[Measure, bool]]:
@@ -102,7 +110,7 @@ def rows(config: MicroBatches) -> dict[str, tuple[Measure, bool]]:
     for order in STATIC_ORDERS:
         found[f"best plan, {order}"] = partial(by_plan, order), False
     for name in config.placers:
-        found[f"{name}, orders and plans"] = partial(by_placer, name), True
+        found[f"{name}, orders and plans"] = partial(by_placer, name), name != "pipeline"
     return found
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.common import device_speeds, run
+from placeto.heuristics.naive import try_single
 from placeto.heuristics.stage_program import stage_programs
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.graph import ComputationGraph
@@ -38,8 +39,13 @@ FIRST_ORDERS = ("priority", "earlier-0.02")
 def pipeline(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """Stages of contiguous layers on replicas: the best plan and order for a step in micro-batches."""
-    return run(try_plans, problem, simulations, seconds, seed)
+    """Stages of contiguous layers on replicas, or one device: the best plan and order for a step in micro-batches."""
+    return run(_try_all, problem, simulations, seconds, seed)
+
+
+def _try_all(evaluator: Evaluator, seed: int) -> None:
+    try_single(evaluator, seed)
+    try_plans(evaluator, seed)
 
 
 def try_plans(evaluator: Evaluator, seed: int, orders: tuple[str, ...] | None = None) -> None:
@@ -57,8 +63,7 @@ def try_plans(evaluator: Evaluator, seed: int, orders: tuple[str, ...] | None = 
     """
     problem = evaluator.problem
     decided = orders_to_try(problem) if orders is None else orders
-    plans = [Plan.balanced(problem, devices) for devices in _grids(problem)]
-    plans += [plan for plan in _programmed(problem) if plan.devices not in {each.devices for each in plans}]
+    plans = all_plans(problem)
     placements = [plan.placement(problem) for plan in plans]  # the same under all orders
     scores = np.full(len(plans), math.inf)
     for order in [name for name in FIRST_ORDERS if name in decided] or [problem.dispatch]:
@@ -137,6 +142,12 @@ def order_chosen_again(evaluator: Evaluator) -> Iterator[None]:
 def num_micro_batches(graph: ComputationGraph) -> int:
     """M, 1 where the graph has no micro-batches."""
     return max(1, int(graph.micro_batches.max(initial=NO_MICRO_BATCH)) + 1)
+
+
+def all_plans(problem: PlacementProblem) -> list[Plan]:
+    """The plans that are tried: grids, stages of equally many devices, and those of a program over layers."""
+    grids = [Plan.balanced(problem, devices) for devices in _grids(problem)]
+    return grids + [plan for plan in _programmed(problem) if plan.devices not in {grid.devices for grid in grids}]
 
 
 def _grids(problem: PlacementProblem) -> list[Stages]:
