@@ -65,7 +65,7 @@ class MicroBatches:
         UNTRAINED,
         "placeto",
     )
-    """names, or checkpoints, of those that choose among orders; untrained: the search of placeto with a fresh network"""
+    """names, or checkpoints, of those that choose orders; untrained: the search of placeto with a fresh network"""
     simulations: int = 1000
     """of each search"""
     seeds: int = 2
