@@ -149,6 +149,9 @@ CLUSTERS: dict[str, Callable[[], Cluster]] = {
     # Desktops: two slots share 16 lanes of PCIe 4.0, and drivers of these boards copy through the host's memory.
     "2xrtx3090": partial(_cluster, "2xrtx3090", [RTX3090] * 2, PCIE4 / 2, SOCKETS_LATENCY_US),
     "2xrtx4090": partial(_cluster, "2xrtx4090", [RTX4090] * 2, PCIE4 / 2, SOCKETS_LATENCY_US),
+    "2xrtx3090+1xrtx4090": partial(
+        _cluster, "2xrtx3090+1xrtx4090", [RTX3090] * 2 + [RTX4090], PCIE4 / 2, SOCKETS_LATENCY_US
+    ),
     # A board in a box on Thunderbolt 4, which tunnels 32 Gb/s of PCIe: 4e9 bytes/s on paper.
     "cpu-laptop+1xrtx3090": partial(_cluster, "cpu-laptop+1xrtx3090", [CPU_LAPTOP, RTX3090], 2.8e9, 20.0),
     # Unified memory: a copy reads and writes it, at 800e9 bytes/s together.
