@@ -98,7 +98,7 @@ def failures(change: dict[str, float]) -> list[str]:
 
 def main(config: Gate) -> int:
     """Print the table; the exit code."""
-    if unknown := [cell for cell in config.cells if cell not in CELLS]:
+    if unknown := [cell for cell in config.cells or ("",) if cell not in CELLS]:
         print(f"error: there is no cell {unknown[0]!r}; there are {', '.join(CELLS)}", file=sys.stderr)
         return 2
     found: dict[str, tuple[str, float]] = {}

@@ -1,4 +1,4 @@
-"""Into how many micro-batches a step is split best: it is placed in several numbers of them, and the best goes on.
+"""Into how many micro-batches a step is split best: it is placed in several numbers of them, then in the best again.
 
 More micro-batches let more devices of a pipeline work at the same time, and fewer keep ops large: which number is best
 depends on the model, the batch, the cluster and the placement, so that nothing but placing tells.
@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 
 from placeto.capture.errors import CaptureError
 from placeto.heuristics.local_search.starts import DEFAULT_SIMULATIONS
+from placeto.placing import PlacingError
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 
 COUNTS = (1, 2, 4, 8, 16)
 """Numbers of micro-batches that are tried, as far as they divide the batch."""
+LEAST = 30
+"""Simulations for each number at least: with a third of them no search is worth anything."""
 _FIRST = 1 / 3  # of the budget, for all numbers together; the best of them gets the rest
 
 Place = Callable[[PlacementProblem, int | None, float | None], PlacementResult]
@@ -43,12 +46,13 @@ def place_in_best(
     Args:
         problem_of: the step in so many micro-batches, on the cluster.
         place: a placer. What it needs to be made ready is no part of its seconds.
-        simulations: budget of all together; 1,000 where there is none at all.
+        simulations: budget of all together, at least `LEAST` for each number; 1,000 where there is none at all.
         seconds: likewise.
 
     Raises:
-        CaptureError: the step can't be captured, not even in one part. Numbers that it can't be split into are left
-            out.
+        CaptureError: the step can't be captured, not even in one part. Numbers that it can't be split into, and those
+            above one that the placer refuses, are left out.
+        PlacingError: too few simulations to compare the numbers.
     """
     if simulations is None and seconds is None:
         simulations = DEFAULT_SIMULATIONS
@@ -56,19 +60,37 @@ def place_in_best(
     for count in COUNTS:
         try:
             problems[count] = problem_of(count)
-        except CaptureError as problem:
+        except CaptureError as refused:
             if count == 1:
                 raise
-            left_out[count] = str(problem)
-    share = _FIRST / len(problems)
-    first = {count: place(problem, *_part(simulations, seconds, share)) for count, problem in problems.items()}
+            left_out[count] = str(refused)
+    if simulations is not None and simulations < LEAST * len(problems):
+        raise PlacingError(
+            f"{simulations} simulations are too few to compare {len(problems)} numbers of micro-batches: "
+            f"give at least {LEAST * len(problems)}, or a number"
+        )
+    share, spent, took = _FIRST / len(problems), 0, 0.0
+    first: dict[int, PlacementResult] = {}
+    for count, problem in problems.items():
+        counted = None if simulations is None else int(simulations * share)
+        try:
+            found = place(problem, counted, None if seconds is None else seconds * share)
+        except ValueError as refused:
+            if count == 1:
+                raise
+            left_out[count] = str(refused)
+            continue
+        first[count] = _after(found, spent, took)
+        spent, took = spent + found.simulations, took + found.seconds
     count = min(first, key=lambda each: (not first[each].fits, first[each].makespan_us))
-    again = place(problems[count], *_part(simulations, seconds, 1 - _FIRST))
+    counted = None if simulations is None else simulations - spent
+    again = place(problems[count], counted, None if seconds is None else seconds * (1 - _FIRST))
+    spent, took, again = spent + again.simulations, took + again.seconds, _after(again, spent, took)
     best = min(again, first[count], key=lambda each: (not each.fits, each.makespan_us))
-    spent = [*first.values(), again]
-    total = replace(best, simulations=sum(e.simulations for e in spent), seconds=sum(e.seconds for e in spent))
-    return Chosen(count, total, first, left_out)
+    return Chosen(count, replace(best, simulations=spent, seconds=took), first, left_out)
 
 
-def _part(simulations: int | None, seconds: float | None, share: float) -> tuple[int | None, float | None]:
-    return None if simulations is None else int(simulations * share), None if seconds is None else seconds * share
+def _after(result: PlacementResult, simulations: int, seconds: float) -> PlacementResult:
+    """A result whose history counts what other numbers have spent before."""
+    history = tuple((simulations + count, seconds + at, us) for count, at, us in result.history)
+    return replace(result, history=history)

@@ -116,7 +116,8 @@ def place(
         seed: of the placer's random choices.
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
         micro_batches: into how many parts to split the batch; see `capture_training`. With "auto" the best of 1, 2, 4,
-            8 and 16: a third of the budget goes to all of them, the rest to the best; see `placeto.micro_batching`.
+            8 and 16: a third of the budget, 1,000 simulations if none is given, goes to all of them, and with the rest
+            the step is placed once more in the best; see `placeto.micro_batching`.
         costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it; "efficiency" if not
             given, or what is measured on the devices.
         whole_modules: keep each block of the model (a module whose path ends in a number), or else each module, on one
@@ -131,7 +132,7 @@ def place(
         LoadError, ClusterError, CostsError: no such placer, cluster or cost model.
         DeviceError, StepError: the devices aren't here, or the module can't be run.
         ExportError: whole modules of a graph that has none, or not those.
-        PlacingError: a budget or a seed that is none.
+        PlacingError: a budget or a seed that is none, or too small a budget to compare numbers of micro-batches.
         TypeError: no module and no graph, not one of cluster and devices, or another argument that is something else.
     """
     _check_devices(devices)

@@ -7,10 +7,14 @@ import torch
 from torch import Tensor, nn
 
 import placeto
-from placeto.micro_batching import COUNTS
+from placeto.micro_batching import COUNTS, place_in_best
+from placeto.placers import load_placer
 from placeto.placing import PlacedModel
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import PlacementResult
 from tests.captures import meta
 from tests.command_line import fails, run
+from tests.toys import random_graph, toy_cluster
 
 FACTORY = """
 import torch
@@ -39,6 +43,9 @@ def test_the_best_number_gets_what_is_left_of_the_budget() -> None:
     assert found.capture.micro_batches in COUNTS[1:], "a chain is no faster on several devices in one part"
     assert found.simulations <= 300
     assert found.schedule().makespan_us == found.makespan_us
+    counts = [count for count, _, _ in found.history]
+    assert counts == sorted(counts)
+    assert counts[-1] <= found.simulations
     alone = placeto.place(chain(), (meta(8192, 1024),), cluster="4xv100", loss=loss, simulations=300)
     assert found.makespan_us < 0.6 * alone.makespan_us
 
@@ -49,7 +56,7 @@ def test_numbers_that_dont_divide_the_batch_are_left_out_and_all_results_are_tol
     (tmp_path / "zoo.py").write_text(FACTORY)
     step, on = f"{tmp_path}/zoo.py:net", ("--cluster", "2xv100")
     many = "--micro-batches"
-    options = many, "auto", "--set", "batch=4100", "--simulations", "60", "-o", tmp_path / "placement.json"
+    options = many, "auto", "--set", "batch=4100", "--simulations", "90", "-o", tmp_path / "placement.json"
     assert run("place", step, *on, *options) == 0
     printed, told = capsys.readouterr()
     lines = {line.split()[0]: line for line in printed.splitlines()}
@@ -74,6 +81,28 @@ def test_auto_is_refused_where_nothing_is_chosen(tmp_path: Path, capsys: pytest.
     graph = placeto.capture_inference(chain(), (meta(8, 1024),))
     with pytest.raises(TypeError, match="micro_batches is for modules"):
         placeto.place(graph, cluster="2xv100", micro_batches="auto")
+
+
+def test_too_few_simulations_to_compare_numbers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "zoo.py").write_text(FACTORY)
+    options = "--cluster", "2xv100", "--micro-batches", "auto", "--simulations", "20"
+    assert fails(capsys, "place", f"{tmp_path}/zoo.py:net", *options) == (
+        "error: 20 simulations are too few to compare 5 numbers of micro-batches: give at least 150, or a number\n"
+    )
+
+
+def test_numbers_that_the_placer_refuses_are_left_out() -> None:
+    problems = {count: PlacementProblem(random_graph(count, 20), toy_cluster(2)) for count in COUNTS}
+
+    def place(problem: PlacementProblem, simulations: int | None, seconds: float | None) -> PlacementResult:
+        if problem is problems[2]:
+            raise ValueError("not two")
+        return load_placer("multilevel")(problem, simulations=simulations, seconds=seconds)
+
+    chosen = place_in_best(problems.__getitem__, place, simulations=200)
+    assert chosen.left_out == {2: "not two"}
+    assert chosen.result.simulations <= 200
+    assert chosen.count == min(chosen.first, key=lambda count: chosen.first[count].makespan_us)
 
 
 def test_a_placement_keeps_the_order_that_was_chosen() -> None:

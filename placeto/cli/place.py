@@ -128,7 +128,7 @@ def run(arguments: Arguments) -> None:
     else:
         chosen = place_in_best(problem_of, place_by, budget.simulations, budget.seconds)
         result = chosen.result
-    problem = result.problem
+    problem = result.problem.under(cluster.dispatch)
     graph = problem.graph
     schedule = result.schedule()
     if arguments.output is not None:
@@ -150,6 +150,8 @@ def run(arguments: Arguments) -> None:
             say(f"  {count:>2}         {format_us(first.makespan_us)}{much}")
         for count, why in chosen.left_out.items():
             say(f"  {count:>2}         not tried: {why}")
+        single_us = min(first.problem.single_device_us for first in chosen.first.values())
+        say(f"             {schedule.makespan_us / single_us:.4f} of the best single device in any of these numbers")
         note(f"give --micro-batches {chosen.count} where this placement is simulated, run or reported")
     say(describe(schedule))
     if arguments.report is not None:

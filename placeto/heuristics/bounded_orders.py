@@ -33,7 +33,7 @@ _ENDS, _ARRIVES, _IDLE = range(3)
 
 
 def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator[np.ndarray]:
-    """Orders (N,) of all ops for a placement (N,); none where the graph has no micro-batches.
+    """Orders (N,) of all ops for a placement (N,); none where the graph has no micro-batches, or they no forward pass.
 
     A device holds at most as many chunks as P, P + 1 or 2 P micro-batches have there, of P devices that a micro-batch
     runs on. Where a device has several chunks of a micro-batch, the forward pass prefers later chunks, or P
@@ -42,10 +42,10 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
     graph, devices = problem.graph, problem.num_devices
     micro_batch = graph.micro_batches
     count = int(micro_batch.max(initial=NO_MICRO_BATCH)) + 1
-    if count < 2:
-        return
     backward = np.array([kind in BACKWARD_PASSES for kind in graph.passes])
     forward = ~backward & (micro_batch != NO_MICRO_BATCH)
+    if count < 2 or not forward.any():
+        return
     place = np.ascontiguousarray(placement, np.int64)
     time = problem.op_time[np.arange(len(place)), place]
     flat = problem.arrays

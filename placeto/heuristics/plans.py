@@ -4,7 +4,7 @@ One stage is data parallelism, one replica a pipeline. After PipeDream (Narayana
 al., NeurIPS 2019). A stage's share of the work follows from the speed of its devices, a replica's share of the
 micro-batches from its own.
 
-Legend: N ops, D devices, P stages, R replicas of each, M micro-batches.
+Legend: N ops, D devices, P stages, M micro-batches, L layers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _try_all(evaluator: Evaluator, seed: int) -> None:
     try_plans(evaluator, seed)
 
 
-def try_plans(evaluator: Evaluator, seed: int, orders: tuple[str, ...] | None = None) -> None:
+def try_plans(evaluator: Evaluator, seed: int) -> None:
     """The rule behind `pipeline`: all plans under the likeliest orders, and the best of all placements under each.
 
     Then borders of the best plan's stages move, a layer at a time, as long as that helps. The evaluator goes on under
@@ -59,12 +59,13 @@ def try_plans(evaluator: Evaluator, seed: int, orders: tuple[str, ...] | None = 
     Args:
         evaluator: scores, and keeps the best.
         seed: has no say.
-        orders: among which to choose; those of `orders_to_try` if not given.
     """
     problem = evaluator.problem
-    decided = orders_to_try(problem) if orders is None else orders
-    plans = all_plans(problem)
-    placements = [plan.placement(problem) for plan in plans]  # the same under all orders
+    decided = orders_to_try(problem)
+    different: dict[bytes, tuple[Plan, np.ndarray]] = {}
+    for plan in all_plans(problem):  # with more devices than layers or micro-batches some place alike
+        different.setdefault((placement := plan.placement(problem)).tobytes(), (plan, placement))
+    plans, placements = (list(of) for of in zip(*different.values(), strict=True))
     scores = np.full(len(plans), math.inf)
     for order in [name for name in FIRST_ORDERS if name in decided] or [problem.dispatch]:
         evaluator.reorder(order)
@@ -74,9 +75,10 @@ def try_plans(evaluator: Evaluator, seed: int, orders: tuple[str, ...] | None = 
     best = np.argsort(scores, kind="stable")[:_BOUNDED]
     if not evaluator.exhausted:
         moved = _move_borders(evaluator, problem, plans[best[0]], evaluator.score_ops(placements[best[0]]))
-        choose_order(evaluator, decided)
-        placements.append(moved.placement(problem))
-        best = np.append(len(plans), best)
+        if moved != plans[best[0]]:
+            choose_order(evaluator, decided)
+            placements.append(moved.placement(problem))
+            best = np.append(len(plans), best)
     for number in best if decided else ():
         _bound(evaluator, placements[number])
 
@@ -163,11 +165,10 @@ def _grids(problem: PlacementProblem) -> list[Stages]:
 def _programmed(problem: PlacementProblem) -> list[Plan]:
     """Plans whose stages may have different numbers of replicas."""
     cut, count = layers(problem), num_micro_batches(problem.graph)
-    speed = problem.busy_us.sum() / problem.num_devices / problem.busy_us.sum(axis=0)
-    programs = stage_programs(cut.work_us, cut.parameters, 2 * count * cut.crossing, speed, problem.cluster.bandwidth)
-    return [
-        Plan(devices, borders, len(cut.work_us)) for devices, borders in programs if max(map(len, devices)) <= count
-    ]
+    speed = problem.num_devices * device_speeds(problem)
+    sent, bandwidth = 2 * count * cut.crossing, problem.cluster.bandwidth
+    programs = stage_programs(cut.work_us, cut.parameters, sent, speed, bandwidth, count)
+    return [Plan(devices, borders, len(cut.work_us)) for devices, borders in programs]
 
 
 @dataclass(frozen=True)
@@ -280,9 +281,10 @@ def layers(problem: PlacementProblem) -> Layers:
             continue
         near = [where[p] for p in producers[op] if where[p] >= 0]
         if runs := runs_of.get(modules[op]):
-            own = [where[p] for p in producers[op] if modules[p] == modules[op] and not backward[p] and where[p] >= 0]
-            before = [run for run in runs if not near or run <= min(near)]
-            where[op] = max(own or before or runs)
+            own = [where[p] for p in producers[op] if modules[p] == modules[op] and not backward[p] and busy[p] > 0.0]
+            later = [where[p] for p in producers[op] if backward[p] and where[p] >= 0]
+            before = [run for run in runs if not later or run <= min(later)]
+            where[op] = max([run for run in own if run in before] or before or runs)
         elif near:
             where[op] = min(near) if backward[op] else max(near)
     for op in reversed(order):

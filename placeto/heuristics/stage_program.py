@@ -17,7 +17,12 @@ MOST_DEVICES, MOST_STAGES = 16, 8
 
 
 def stage_programs(
-    work_us: np.ndarray, parameters: np.ndarray, crossing: np.ndarray, speed: np.ndarray, bandwidth: np.ndarray
+    work_us: np.ndarray,
+    parameters: np.ndarray,
+    crossing: np.ndarray,
+    speed: np.ndarray,
+    bandwidth: np.ndarray,
+    replicas: int,
 ) -> list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]]:
     """For each number of stages from 2 on: the devices of each stage, and the first layer of each but the first.
 
@@ -27,6 +32,7 @@ def stage_programs(
         crossing: (L-1,) bytes that cross the border before each layer but the first, both ways, of the whole batch.
         speed: (D,) of the devices.
         bandwidth: (D, D) of the links, bytes a microsecond.
+        replicas: at most so many of a stage: no more than there are micro-batches.
     """
     num_layers, num_devices = len(work_us), len(speed)
     if num_devices > MOST_DEVICES:
@@ -37,15 +43,15 @@ def stage_programs(
 
     def stage_us(first: int, last: int) -> np.ndarray:
         """(L+1, L+1) time of a stage of layers j to l - 1 on devices first to last - 1."""
-        replicas = last - first
+        count = last - first
         time = worked / speed[first:last].sum()
-        if replicas > 1:
-            links = bandwidth[first:last, first:last][~np.eye(replicas, dtype=bool)]
-            time = time + 2.0 * (replicas - 1) / replicas * summed / links.min()
+        if count > 1:
+            links = bandwidth[first:last, first:last][~np.eye(count, dtype=bool)]
+            time = time + 2.0 * (count - 1) / count * summed / links.min()
         return np.where(impossible, np.inf, time)
 
     least = np.full((num_devices + 1, num_layers + 1), np.inf)  # [d, l] of l layers on d devices
-    for d in range(1, num_devices + 1):
+    for d in range(1, min(replicas, num_devices) + 1):
         least[d] = stage_us(0, d)[0]
     chosen: list[np.ndarray] = []
     found = []
@@ -53,7 +59,7 @@ def stage_programs(
         before, least = least, np.full_like(least, np.inf)
         choice = np.zeros((num_devices + 1, num_layers + 1, 2), np.int64)  # devices and layers of the stages before
         for d in range(stages, num_devices + 1):
-            for first in range(stages - 1, d):
+            for first in range(max(stages - 1, d - replicas), d):
                 sent = np.append(np.inf, np.append(crossing, np.inf)) / bandwidth[first - 1, first]
                 slowest = np.maximum(np.maximum(before[first], sent)[:, None], stage_us(first, d))
                 at = slowest.argmin(axis=0)

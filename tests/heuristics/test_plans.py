@@ -44,6 +44,23 @@ def test_layers_follow_the_forward_pass() -> None:
     assert work.sum() == pytest.approx(problem.busy_us.mean(axis=1).sum())
 
 
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.SiLU(), nn.ReLU()])
+def test_no_layer_reads_from_a_later_one_nor_its_backward_pass_from_an_earlier_ones(activation: nn.Module) -> None:
+    with torch.device("meta"):  # one activation is called again and again, and the last two layers are one
+        dense = [nn.Linear(64, 64) for _ in range(4)]
+        module = nn.Sequential(*(part for layer in [*dense, dense[-1]] for part in (layer, activation)))
+        x = torch.empty(512, 64)
+    graph = capture_training(module, [x], lambda y: y.square().mean(), micro_batches=4)
+    number = layers(PlacementProblem(graph, load_cluster("4xv100"))).number
+    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
+        if graph.micro_batches[src] == graph.micro_batches[dst] != -1:
+            passes = graph.passes[src], graph.passes[dst]
+            if passes == ("forward", "forward"):
+                assert number[src] <= number[dst], (graph.op_names[src], graph.op_names[dst])
+            elif passes == ("backward", "backward"):
+                assert number[src] >= number[dst], (graph.op_names[src], graph.op_names[dst])
+
+
 def test_a_plan_divides_layers_by_stage_and_micro_batches_by_replica() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
     plan = Plan.balanced(problem, ((0, 1), (2, 3)))
@@ -122,6 +139,14 @@ def test_an_evaluator_goes_on_under_the_order_of_the_best() -> None:
     before = evaluator.best_score
     choose_order(evaluator, STATIC_ORDERS)
     assert evaluator.best_score == before
+
+
+def test_graphs_whose_micro_batches_have_no_forward_pass_are_placed() -> None:
+    of = {"pass": "backward", "flops": 1e6, "outputs": [4]}
+    ops = [{"name": f"b{number}", "micro_batch": number, **of} for number in range(2)]
+    problem = PlacementProblem(ComputationGraph.from_ops("backward", ops), load_cluster("2xv100"))
+    for placer in ("pipeline", "multilevel"):
+        assert load_placer(placer)(problem, simulations=20).fits
 
 
 def test_a_budget_holds() -> None:

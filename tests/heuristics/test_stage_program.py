@@ -49,22 +49,27 @@ def test_no_plan_has_a_faster_slowest_stage(seed: int) -> None:
     speed = random.choice([0.5, 1.0], 4)
     link = random.uniform(5, 20, (4, 4))
     costs = work, parameters, crossing, speed, np.minimum(link, link.T)
-    found = stage_programs(*costs)
+    found = stage_programs(*costs, replicas=4)
     assert [len(devices) for devices, _ in found] == [2, 3, 4]
     for program in found:
         best = min(slowest_us(each, *costs) for each in every_program(6, 4, len(program[0])))
         assert slowest_us(program, *costs) == pytest.approx(best)
 
 
+def test_no_stage_has_more_replicas_than_asked_for() -> None:
+    plans = stage_programs(np.ones(6), np.zeros(6), np.zeros(5), np.ones(4), np.ones((4, 4)), replicas=2)
+    assert [max(map(len, devices)) for devices, _ in plans] == [2, 2, 1]
+
+
 def test_layers_of_many_weights_get_one_replica() -> None:
     work, weights = np.array([30.0, 30.0, 30.0, 30.0]), np.array([0.0, 0.0, 0.0, 1e6])
-    plans = stage_programs(work, weights, np.ones(3), np.ones(4), np.full((4, 4), 1e3))
+    plans = stage_programs(work, weights, np.ones(3), np.ones(4), np.full((4, 4), 1e3), replicas=4)
     assert plans[0] == (((0, 1, 2), (3,)), (3,))
 
 
 def test_of_many_devices_nothing_is_sought() -> None:
     count = MOST_DEVICES + 1
-    assert stage_programs(np.ones(3), np.ones(3), np.ones(2), np.ones(count), np.ones((count, count))) == []
+    assert stage_programs(np.ones(3), np.ones(3), np.ones(2), np.ones(count), np.ones((count, count)), replicas=9) == []
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs profiles that are not in the repository")
@@ -80,7 +85,7 @@ def test_vgg_gets_the_plan_that_pipedream_prints() -> None:
     rows = sorted([float(value) for value in found.groups()] for line in lines if (found := cost.match(line)))
     _, forward, backward, activation, parameters = np.array(rows).T
     work, bytes_per_us = 1e3 * (forward + backward), 1e4
-    program = stage_programs(work, parameters, 2 * activation[:-1], np.ones(4), np.full((4, 4), bytes_per_us))[0]
+    program = stage_programs(work, parameters, 2 * activation[:-1], np.ones(4), np.full((4, 4), bytes_per_us), 4)[0]
     first, last = (int(number) for number in re.findall(r"(\d+)-\d+ on", plan["plan"]))
     replicas = [int(number) for number in re.findall(r"on (\d+)", plan["plan"])]
     assert [len(devices) for devices in program[0]] == replicas
