@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from placeto.capture.errors import CaptureError
 from placeto.heuristics.local_search.starts import DEFAULT_SIMULATIONS
-from placeto.placing import PlacingError
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 
@@ -20,6 +19,11 @@ COUNTS = (1, 2, 4, 8, 16)
 LEAST = 30
 """Simulations for each number at least: with a third of them no search is worth anything."""
 _FIRST = 1 / 3  # of the budget, for all numbers together; the best of them gets the rest
+
+
+class MicroBatchingError(ValueError):
+    """A budget that is too small to compare numbers of micro-batches; the message says what would do."""
+
 
 Place = Callable[[PlacementProblem, int | None, float | None], PlacementResult]
 """Places a problem within a budget of simulations or seconds."""
@@ -52,7 +56,7 @@ def place_in_best(
     Raises:
         CaptureError: the step can't be captured, not even in one part. Numbers that it can't be split into, and those
             above one that the placer refuses, are left out.
-        PlacingError: too few simulations to compare the numbers.
+        MicroBatchingError: too few simulations to compare the numbers.
     """
     if simulations is None and seconds is None:
         simulations = DEFAULT_SIMULATIONS
@@ -65,7 +69,7 @@ def place_in_best(
                 raise
             left_out[count] = str(refused)
     if simulations is not None and simulations < LEAST * len(problems):
-        raise PlacingError(
+        raise MicroBatchingError(
             f"{simulations} simulations are too few to compare {len(problems)} numbers of micro-batches: "
             f"give at least {LEAST * len(problems)}, or a number"
         )
@@ -76,7 +80,7 @@ def place_in_best(
         try:
             found = place(problem, counted, None if seconds is None else seconds * share)
         except ValueError as refused:
-            if count == 1:
+            if count == 1 or not type(refused).__module__.startswith("placeto."):
                 raise
             left_out[count] = str(refused)
             continue

@@ -132,7 +132,8 @@ def place(
         LoadError, ClusterError, CostsError: no such placer, cluster or cost model.
         DeviceError, StepError: the devices aren't here, or the module can't be run.
         ExportError: whole modules of a graph that has none, or not those.
-        PlacingError: a budget or a seed that is none, or too small a budget to compare numbers of micro-batches.
+        PlacingError: a budget or a seed that is none.
+        MicroBatchingError: too small a budget to compare numbers of micro-batches.
         TypeError: no module and no graph, not one of cluster and devices, or another argument that is something else.
     """
     _check_devices(devices)

@@ -29,6 +29,7 @@ FLOORS = {
     "runtime": 5,
     "training": 6,
     "placers": 7,
+    "micro_batching": 7,
     "placing": 8,
     "evaluation": 8,
     "cli": 9,

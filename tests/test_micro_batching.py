@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import placeto
-from placeto.micro_batching import COUNTS, place_in_best
+from placeto.micro_batching import COUNTS, MicroBatchingError, place_in_best
 from placeto.placers import load_placer
 from placeto.placing import PlacedModel
 from placeto.problem.problem import PlacementProblem
@@ -96,7 +96,7 @@ def test_numbers_that_the_placer_refuses_are_left_out() -> None:
 
     def place(problem: PlacementProblem, simulations: int | None, seconds: float | None) -> PlacementResult:
         if problem is problems[2]:
-            raise ValueError("not two")
+            raise MicroBatchingError("not two")
         return load_placer("multilevel")(problem, simulations=simulations, seconds=seconds)
 
     chosen = place_in_best(problems.__getitem__, place, simulations=200)

@@ -13,17 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from placeto.problem.dispatch import order_of_lists
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.chunks import Chunks
 from placeto.simulator.memory import penalised, score
 from placeto.simulator.result import PlacementResult as PlacementResult
-from placeto.simulator.schedule import PARALLEL_OPS, Schedule, check_placement, in_order, simulate, simulate_batch
+from placeto.simulator.schedule import (
+    PARALLEL_OPS,
+    Schedule,
+    as_listed,
+    check_placement,
+    in_order,
+    simulate,
+    simulate_batch,
+)
 from placeto.simulator.watch import current
 
 _BEST = "_best", "_best_key", "_best_makespan", "_best_order", "_best_dispatch"
-_ROUNDS = 5  # after which the lists of an order are taken as they are
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
 
 
@@ -327,7 +333,7 @@ class Evaluator:
         else:
             placement, makespan, fits = self._best, self._best_makespan, not self._best_key[0]
         if order is not None and len(problem.arrays.lowering):
-            order, makespan = _as_listed(problem, placement, order)
+            order, makespan = as_listed(problem, placement, order)
         return PlacementResult(
             placement, makespan, fits, self.simulations, self.seconds, tuple(self._history), problem, order=order
         )
@@ -368,17 +374,6 @@ class Evaluator:
                 self._best_groups, self._best_groups_score = per_group, key[1]
         if self._watch is not None:
             self._watch.look(self._spent(*self._whole), self._best_key)
-
-
-def _as_listed(problem: PlacementProblem, placement: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, float]:
-    """An order as its devices' lists tell it, and the makespan: where sums wait for another device's part they move."""
-    for _ in range(_ROUNDS):
-        schedule = simulate(problem, placement, order=order)
-        listed = order_of_lists(problem.graph, [ops.tolist() for ops in schedule.device_order])
-        if np.array_equal(listed, order):
-            break
-        order = listed
-    return order, simulate(problem, placement, order=order).makespan_us
 
 
 def _best_of(evaluator: Evaluator) -> dict[str, Any]:

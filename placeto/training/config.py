@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-
 from placeto.environment.config import EnvConfig
 from placeto.environment.rewards import placement_reward_names, reward_names
 from placeto.policies.external import ExternalPolicy, find_policy, policy_names
@@ -17,7 +15,7 @@ from placeto.policies.one_shot.mlp import MlpConfig
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
-from placeto.training.settings import ConfigError, check_settings
+from placeto.training.settings import ConfigError, check_device, check_settings
 
 OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig | MlpConfig
 
@@ -333,7 +331,7 @@ def check_config(config: AnyTrainConfig) -> None:
         raise ConfigError("out is empty: give the directory of the run")
     if isinstance(config, TraversalTrainConfig) and config.device != "cpu":
         raise ConfigError(f"device must be cpu for {config.placer}, whose network is too narrow for a GPU")
-    _check_device(config.device)
+    check_device(config.device)
     if isinstance(config, OneShotTrainConfig):
         _check_one_shot(config)
     elif isinstance(config, TrainConfig):
@@ -385,14 +383,6 @@ def _check_widths(policy: OneShotConfig) -> None:
         raise ConfigError(f"policy.hidden must be even, not {policy.hidden}")
     if isinstance(policy, GdpConfig) and policy.hidden % policy.heads:
         raise ConfigError(f"policy.hidden must be a multiple of policy.heads {policy.heads}, not {policy.hidden}")
-
-
-def _check_device(device: str) -> None:
-    kind, _, number = device.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
-        raise ConfigError(f"device must be cpu or cuda, not {device!r}")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {device}: torch finds {torch.cuda.device_count()} GPUs here; cpu is always there")
 
 
 def _ranges(settings: Any) -> dict[str, tuple[float, float]]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import torch
+
 _LARGEST = 2**63  # of whole numbers
 
 
@@ -71,3 +73,16 @@ def _fits(value: Any, hint: Any) -> bool:
 def _described(hint: Any) -> str:
     kinds = get_args(hint) or (hint,)
     return " or ".join("none" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in kinds)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device of networks that isn't here.
+
+    Raises:
+        ConfigError: it isn't.
+    """
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise ConfigError(f"device must be cpu or cuda, not {device!r}")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {device}: torch finds {torch.cuda.device_count()} GPUs here; cpu is always there")
