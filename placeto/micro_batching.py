@@ -17,7 +17,7 @@ from placeto.simulator.evaluator import PlacementResult
 COUNTS = (1, 2, 4, 8, 16)
 """Numbers of micro-batches that are tried, as far as they divide the batch."""
 LEAST = 30
-"""Simulations for each number at least: with a third of them no search is worth anything."""
+"""Simulations for each number at least, of which a third compare the numbers."""
 _FIRST = 1 / 3  # of the budget, for all numbers together; the best of them gets the rest
 
 
@@ -36,7 +36,7 @@ class Chosen:
     count: int
     result: PlacementResult
     first: dict[int, PlacementResult]  # what each number came to with its share of the budget
-    left_out: dict[int, str]  # why a number was not tried
+    left_out: dict[int, str]  # why a number could not be captured or placed
 
 
 def place_in_best(

@@ -110,15 +110,15 @@ def run(arguments: Arguments) -> None:
             raise UsageError(f"--workers must be at least 1, not {arguments.workers}")
         set_threads(1, arguments.workers)
     whole: bool | tuple[str, ...] = arguments.whole or arguments.whole_modules
-    costs, name, undivided = load_costs(arguments.costs), "", None
+    costs, name, module = load_costs(arguments.costs), "", None
 
     def problem_of(count: int) -> PlacementProblem:
-        nonlocal name, undivided
+        nonlocal name, module
         name, graph, module = find_graph(arguments.graph, replace(arguments.options, micro_batches=count))
-        undivided = undivided_modules(module, whole, graph)
         return PlacementProblem(graph, cluster, costs)
 
     def place_by(problem: PlacementProblem, simulations: int | None, seconds: float | None) -> PlacementResult:
+        undivided = undivided_modules(module, whole, problem.graph)
         shown = _shown(name, problem.single_device_us, arguments.patience)
         return place_problem(problem, placer, simulations, seconds, arguments.seed, undivided, shown)
 
@@ -155,7 +155,7 @@ def run(arguments: Arguments) -> None:
         note(f"give --micro-batches {chosen.count} where this placement is simulated, run or reported")
     say(describe(schedule))
     if arguments.report is not None:
-        write_report(schedule, problem, arguments.report, name, placer_name, undivided)
+        write_report(schedule, problem, arguments.report, name, placer_name, result.whole_modules)
     if result.problem.unmeasured:
         boards = ", ".join(result.problem.unmeasured)
         note(f"no ops were measured on {boards}: their times are estimates; give your own with --costs")

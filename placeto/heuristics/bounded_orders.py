@@ -36,8 +36,8 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
     """Orders (N,) of all ops for a placement (N,); none where the graph has no micro-batches, or they no forward pass.
 
     A device holds at most as many chunks as P, P + 1 or 2 P micro-batches have there, of P devices that a micro-batch
-    runs on. Where a device has several chunks of a micro-batch, the forward pass prefers later chunks, or P
-    micro-batches after each other to the next chunk.
+    runs on. The forward pass prefers later chunks. Where a device has several chunks of a micro-batch, there are also
+    orders in which it takes the micro-batches in rounds of P: the first chunk of all of them, then the second of all.
     """
     graph, devices = problem.graph, problem.num_devices
     micro_batch = graph.micro_batches

@@ -292,21 +292,18 @@ def layers(problem: PlacementProblem) -> Layers:
             where[op] = min((where[c] for c in consumers[op] if where[c] >= 0), default=0)
     first = min(max(micro_batch), 0)
     one = [op for op in order if micro_batch[op] == first and not backward[op]]
-    made, crossing = (
-        _bytes_made(graph),
-        np.zeros(max(where) + 2, np.int64),
-    )  # bytes across the cut before each run, of one micro-batch
-    last = dict.fromkeys(one, 0)
+    members, made = set(one), _bytes_made(graph)
+    crossing = np.zeros(max(where) + 2, np.int64)  # bytes across the cut before each run, of one micro-batch
     for op in one:
-        last[op] = max([where[c] for c in consumers[op] if c in last], default=0)
-        if last[op] > where[op] and graph.op_types[op] != "parameter":
+        last = max([where[c] for c in consumers[op] if c in members], default=0)
+        if last > where[op] and graph.op_types[op] != "parameter":
             crossing[where[op] + 1] += made[op]
-            crossing[last[op] + 1] -= made[op]
+            crossing[last + 1] -= made[op]
     crossing = crossing.cumsum()[1:-1]  # (runs - 1,)
     beside = np.concatenate([[np.inf], crossing, [np.inf]])
     cut = (crossing <= beside[:-2]) & (crossing <= beside[2:])
     layer = np.concatenate([[0], cut.cumsum()])[where]
-    parameters = np.where(np.array(graph.op_types) == "parameter", _bytes_made(graph), 0)
+    parameters = np.where(np.array(graph.op_types) == "parameter", made, 0)
     work_us, held = (np.bincount(layer, weights=of) for of in (busy, parameters))
     return Layers(layer, work_us, held, crossing[cut])
 

@@ -18,15 +18,8 @@ from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.chunks import Chunks
 from placeto.simulator.memory import penalised, score
 from placeto.simulator.result import PlacementResult as PlacementResult
-from placeto.simulator.schedule import (
-    PARALLEL_OPS,
-    Schedule,
-    as_listed,
-    check_placement,
-    in_order,
-    simulate,
-    simulate_batch,
-)
+from placeto.simulator.result import as_listed
+from placeto.simulator.schedule import PARALLEL_OPS, Schedule, check_placement, in_order, simulate, simulate_batch
 from placeto.simulator.watch import current
 
 _BEST = "_best", "_best_key", "_best_makespan", "_best_order", "_best_dispatch"
@@ -333,7 +326,8 @@ class Evaluator:
         else:
             placement, makespan, fits = self._best, self._best_makespan, not self._best_key[0]
         if order is not None and len(problem.arrays.lowering):
-            order, makespan = as_listed(problem, placement, order)
+            order, schedule = as_listed(problem, placement, order)
+            makespan, fits = schedule.makespan_us, schedule.fits
         return PlacementResult(
             placement, makespan, fits, self.simulations, self.seconds, tuple(self._history), problem, order=order
         )

@@ -10,10 +10,13 @@ from functools import cached_property
 
 import numpy as np
 
+from placeto.problem.dispatch import order_of_lists
 from placeto.problem.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_us
 from placeto.simulator.schedule import Schedule, simulate
+
+_ROUNDS = 5  # after which the lists of an order are taken as they are
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,3 +58,17 @@ class PlacementResult:
         """Name of each op -> name of its device."""
         names, graph = self.problem.cluster.device_names, self.problem.graph
         return {op: names[device] for op, device in zip(graph.op_names, self.placement.tolist(), strict=True)}
+
+
+def as_listed(problem: PlacementProblem, placement: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, Schedule]:
+    """An order (N,) as its devices' lists tell it, and its schedule.
+
+    Where a sum of gradients waits for another device's part it moves in its device's list.
+    """
+    schedule = simulate(problem, placement, order=order)
+    for _ in range(_ROUNDS):
+        listed = order_of_lists(problem.graph, [ops.tolist() for ops in schedule.device_order])
+        if np.array_equal(listed, order):
+            break
+        order, schedule = listed, simulate(problem, placement, order=listed)
+    return order, schedule

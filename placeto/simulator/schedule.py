@@ -23,7 +23,7 @@ import numpy as np
 from numba import prange
 
 from placeto.compiling import compiled
-from placeto.problem.dispatch import order_of_lists, places
+from placeto.problem.dispatch import places
 from placeto.problem.fields import quote
 from placeto.problem.flat import LIST, LONE, FlatProblems
 from placeto.problem.flat_sums import copied_tensors
@@ -35,7 +35,6 @@ from placeto.simulator.slack import fill_slack
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
 
 SERIAL_BELOW = 3  # rows of a batch: waking a second thread takes longer than so few do, most of all on a busy machine
-_ROUNDS = 5  # after which the lists of an order are taken as they are
 PARALLEL_OPS = 6_000  # of all rows together, from which on even two are worth it: a millisecond's
 
 
@@ -207,20 +206,6 @@ def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
     place, ranked = places(problem.graph, order), np.array(order, np.int64)
     dispatch = np.array([LIST], np.int64)
     return problem.arrays._replace(dispatch=dispatch, priority=place, ranked=ranked)
-
-
-def as_listed(problem: PlacementProblem, placement: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, float]:
-    """An order (N,) as its devices' lists tell it, and its makespan in microseconds.
-
-    Where a sum of gradients waits for another device's part it moves in its device's list.
-    """
-    for _ in range(_ROUNDS):
-        schedule = simulate(problem, placement, order=order)
-        listed = order_of_lists(problem.graph, [ops.tolist() for ops in schedule.device_order])
-        if np.array_equal(listed, order):
-            break
-        order = listed
-    return order, simulate(problem, placement, order=order).makespan_us
 
 
 def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
