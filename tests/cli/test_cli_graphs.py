@@ -315,11 +315,14 @@ def test_the_optimizer_decides_the_memory(folder: Path) -> None:
 
 
 def test_the_page_on_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its factory, and its commands that place it and simulate the placement, work as they stand there."""
+    """Its factories, and its commands that place them and simulate a placement, work as they stand there."""
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[2] / "docs" / "capture.md").read_text()
-    (program,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    Path("zoo.py").write_text(program)
+    zoo, encoder = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    Path("zoo.py").write_text(zoo)
+    Path("encoder.py").write_text(encoder.replace("layers: int = 6", "layers: int = 1"))
+    (chosen,) = re.findall(r"`placeto (place encoder\.py:net .*) --simulations 600`", text)
+    assert run(*chosen.split(), "--simulations", "150") == 0
     commands = re.findall(r"^placeto ((?:place|simulate) zoo\.py:net .*)$", text, re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["place", "simulate"]
     for command in commands:
