@@ -1,4 +1,4 @@
-"""Pages: their length, their links, their examples, and that numbers in RESULTS come from printed tables."""
+"""Pages: their links, their examples, and that numbers in RESULTS come from printed tables."""
 
 import json
 import re
@@ -37,11 +37,23 @@ def test_numbers_of_results_stand_in_the_full_tables() -> None:
     assert sorted(number for number in numbers if number not in printed) == []
 
 
+def prose(page: Path) -> str:
+    """The text of a page without its code blocks."""
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of a page ends in: lower case, no punctuation, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_resolve(page: Path) -> None:
-    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    links = re.findall(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)", prose)
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", prose(page))
+    found = [(page.parent / path if path else page, path, anchor) for path, anchor in links]
+    assert [path for to, path, _ in found if not to.exists()] == []
+    assert [f"{path}#{anchor}" for to, path, anchor in found if anchor and anchor not in anchors(to)] == []
 
 
 def test_every_experiment_stands_in_the_list() -> None:
