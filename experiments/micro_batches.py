@@ -122,7 +122,7 @@ def main(config: MicroBatches) -> None:
     with ProgressBar("placing", total=len(lines) * len(places)) as bar:
         for column, (cluster, count) in enumerate(places):
             problem = PlacementProblem(transformer(config.layers, count), load_cluster(cluster))
-            work = float(problem.busy_us.min(axis=1).sum()) / float(_shares(problem).sum())
+            work = float(problem.busy_us.min(axis=1).sum()) / float(shares(problem).sum())
             for name, (measure, seeded) in lines.items():
                 seeds = range(config.seeds if seeded else 1)
                 found = [measure(problem, config.simulations, seed) / work for seed in seeds]
@@ -138,7 +138,7 @@ def main(config: MicroBatches) -> None:
     print(markdown(table))
 
 
-def _shares(problem: PlacementProblem) -> np.ndarray:
+def shares(problem: PlacementProblem) -> np.ndarray:
     """(D,) speed of each device on this graph, of the fastest's."""
     busy = problem.busy_us.sum(axis=0)
     return busy.min() / busy

@@ -4,6 +4,10 @@ One stage is data parallelism, one replica a pipeline. After PipeDream (Narayana
 al., NeurIPS 2019). A stage's share of the work follows from the speed of its devices, a replica's share of the
 micro-batches from its own.
 
+In an interleaved plan devices have several stages each: they come in the same order again (Narayanan et al., SC 2021,
+arXiv 2104.04473) or back in the opposite one (Qi et al., NeurIPS 2024, arXiv 2405.15362). Pipelines then fill sooner,
+and where they come back, the first and the last layers share a device, so that a parameter of both needn't travel.
+
 Legend: N ops, D devices, P stages, M micro-batches, L layers.
 """
 
@@ -14,22 +18,23 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.common import device_speeds, run
+from placeto.heuristics.layers import layers
 from placeto.heuristics.naive import try_single
 from placeto.heuristics.stage_program import stage_programs
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph_checks import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
 Stages = tuple[tuple[int, ...], ...]
 """The devices of each stage."""
+_INTERLEAVED = 2, 3  # stages of each device; four were best in none of 30 cases
 _ON_ORDERS = 0.02  # of what is left after the starts
 _BOUNDED = 3  # of the best plans: how many are tried in orders made for them
 FIRST_ORDERS = ("priority", "earlier-0.02")
@@ -147,48 +152,64 @@ def num_micro_batches(graph: ComputationGraph) -> int:
 
 
 def all_plans(problem: PlacementProblem) -> list[Plan]:
-    """The plans that are tried: grids, stages of equally many devices, and those of a program over layers."""
-    grids = [Plan.balanced(problem, devices) for devices in _grids(problem)]
-    return grids + [plan for plan in _programmed(problem) if plan.devices not in {grid.devices for grid in grids}]
+    """The plans that are tried: grids, stages of equally many devices, and those of a program over layers.
+
+    Where modules run more than once, as in a recurrent network, there are also those that keep modules whole.
+    """
+    several, found = not np.array_equal(layers(problem, True).number, layers(problem, False).number), []
+    for whole in (False, True) if several else (False,):
+        grids = {devices: Plan.balanced(problem, devices, whole) for devices in _grids(problem, whole)}
+        found += [*grids.values(), *(plan for plan in _programmed(problem, whole) if plan.devices not in grids)]
+    return found
 
 
-def _grids(problem: PlacementProblem) -> list[Stages]:
-    """Stages of equally many devices, whose replicas are neighbours, or else the stages of each replica."""
+def _grids(problem: PlacementProblem, whole: bool) -> list[Stages]:
+    """Stages of equally many devices, whose replicas are neighbours, or else the stages of each replica.
+
+    Then the same interleaved: devices have several stages each, as far as there are layers.
+    """
     devices, found = np.arange(problem.num_devices), []
     for stages in range(1, len(devices) + 1):
         replicas = len(devices) // stages
         if len(devices) % stages == 0 and replicas <= num_micro_batches(problem.graph):
             found += [devices.reshape(stages, replicas), devices.reshape(replicas, stages).T]
-    return list(dict.fromkeys(tuple(tuple(row) for row in grid.tolist()) for grid in found))
+    grids = [tuple(tuple(row) for row in grid.tolist()) for grid in found]
+    num_layers = len(layers(problem, whole).work_us)
+    for each, grid in itertools.product(_INTERLEAVED, tuple(grids)):
+        if 1 < len(grid) <= num_layers // each:
+            turns = [grid if turn % 2 == 0 else grid[::-1] for turn in range(each)]
+            grids += [grid * each, tuple(itertools.chain(*turns))]
+    return list(dict.fromkeys(grids))
 
 
-def _programmed(problem: PlacementProblem) -> list[Plan]:
+def _programmed(problem: PlacementProblem, whole: bool) -> list[Plan]:
     """Plans whose stages may have different numbers of replicas."""
-    cut, count = layers(problem), num_micro_batches(problem.graph)
+    cut, count = layers(problem, whole), num_micro_batches(problem.graph)
     speed = problem.num_devices * device_speeds(problem)
     sent, bandwidth = 2 * count * cut.crossing, problem.cluster.bandwidth
     programs = stage_programs(cut.work_us, cut.parameters, sent, speed, bandwidth, count)
-    return [Plan(devices, borders, len(cut.work_us)) for devices, borders in programs]
+    return [Plan(devices, borders, len(cut.work_us), whole) for devices, borders in programs]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """P stages of contiguous layers, each on devices of its own."""
+    """P stages of contiguous layers, each on some devices; interleaved where two are on the same."""
 
     devices: Stages
     borders: tuple[int, ...]  # (P-1,) first layer of each stage but the first
     num_layers: int
+    whole: bool = False  # whether the layers keep modules whole
 
     @classmethod
-    def balanced(cls, problem: PlacementProblem, devices: Stages) -> Plan:
+    def balanced(cls, problem: PlacementProblem, devices: Stages, whole: bool = False) -> Plan:
         """Stages whose work, by the speed of their devices, is as equal as whole layers allow."""
-        work = layers(problem).work_us
+        work = layers(problem, whole).work_us
         speed = np.array([device_speeds(problem)[list(own)].sum() for own in devices])
         low, high = float(work.sum() / speed.sum()), float(work.sum() / speed.min())
         for _ in range(50):
             middle = (low + high) / 2
             low, high = (low, middle) if _filled(work, speed * middle)[1] else (middle, high)
-        return cls(devices, _filled(work, speed * high)[0], len(work))
+        return cls(devices, _filled(work, speed * high)[0], len(work), whole)
 
     def moved(self, border: int, step: int) -> Plan | None:
         """With a border moved by some layers; None where a stage would lose its last."""
@@ -204,7 +225,7 @@ class Plan:
         Parameters, and what belongs to no micro-batch, are spread over the replicas of their stage by their bytes.
         """
         graph, speeds = problem.graph, device_speeds(problem)
-        stage = np.searchsorted(self.borders, layers(problem).number, side="right")
+        stage = np.searchsorted(self.borders, layers(problem, self.whole).number, side="right")
         dealt = [np.array(own)[_deal(num_micro_batches(graph), speeds[list(own)])] for own in self.devices]
         placement = np.array(dealt)[stage, np.maximum(graph.micro_batches, 0)]
         load, homes = np.zeros(problem.num_devices), {}
@@ -240,95 +261,3 @@ def _deal(count: int, speed: np.ndarray) -> np.ndarray:
         dealt[micro_batch] = replica = int(((done + 1) / speed).argmin())
         done[replica] += 1
     return dealt
-
-
-@dataclass(frozen=True)
-class Layers:
-    """L layers of a graph, one after the other."""
-
-    number: np.ndarray  # (N,) int64, of each op
-    work_us: np.ndarray  # (L,) of all micro-batches, a mean over devices
-    parameters: np.ndarray  # (L,) bytes of parameters
-    crossing: np.ndarray  # (L-1,) bytes that cross the border before each layer but the first, in one forward pass
-
-
-@lru_cache(maxsize=16)
-def layers(problem: PlacementProblem) -> Layers:
-    """The layers of a graph, between which a plan may cut it.
-
-    The forward pass of a micro-batch is cut where it goes on in another module, if fewer bytes cross the cut than the
-    cuts beside it: no layer reads from a later one. What stands in no module goes with the last layer that it reads
-    from. An op of the backward pass goes with the ops of its module whose tensors it reads, or with the last ones of
-    its module that come before what it reads; without a module, with the first layer that it reads from. Parameters go
-    with their first user; cached.
-    """
-    graph, busy = problem.graph, problem.busy_us.mean(axis=1)
-    modules, micro_batch = graph.modules, graph.micro_batches.tolist()
-    order = graph.topological_order.tolist()
-    backward = [kind in BACKWARD_PASSES for kind in graph.passes]
-    producers: list[list[int]] = [[] for _ in order]
-    consumers: list[list[int]] = [[] for _ in order]
-    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
-        producers[dst].append(src)
-        consumers[src].append(dst)
-    where = _runs(graph, busy)
-    runs_of: dict[str, list[int]] = {}
-    for op in order:
-        if where[op] >= 0 and where[op] not in (known := runs_of.setdefault(modules[op], [])):
-            known.append(where[op])
-    for op in order:
-        if where[op] >= 0:
-            continue
-        near = [where[p] for p in producers[op] if where[p] >= 0]
-        if runs := runs_of.get(modules[op]):
-            own = [where[p] for p in producers[op] if modules[p] == modules[op] and not backward[p] and busy[p] > 0.0]
-            later = [where[p] for p in producers[op] if backward[p] and where[p] >= 0]
-            before = [run for run in runs if not later or run <= min(later)]
-            where[op] = max([run for run in own if run in before] or before or runs)
-        elif near:
-            where[op] = min(near) if backward[op] else max(near)
-    for op in reversed(order):
-        if where[op] < 0 or graph.op_types[op] == "parameter":
-            where[op] = min((where[c] for c in consumers[op] if where[c] >= 0), default=0)
-    first = min(max(micro_batch), 0)
-    one = [op for op in order if micro_batch[op] == first and not backward[op]]
-    members, made = set(one), _bytes_made(graph)
-    crossing = np.zeros(max(where) + 2, np.int64)  # bytes across the cut before each run, of one micro-batch
-    for op in one:
-        last = max([where[c] for c in consumers[op] if c in members], default=0)
-        if last > where[op] and graph.op_types[op] != "parameter":
-            crossing[where[op] + 1] += made[op]
-            crossing[last + 1] -= made[op]
-    crossing = crossing.cumsum()[1:-1]  # (runs - 1,)
-    beside = np.concatenate([[np.inf], crossing, [np.inf]])
-    cut = (crossing <= beside[:-2]) & (crossing <= beside[2:])
-    layer = np.concatenate([[0], cut.cumsum()])[where]
-    parameters = np.where(np.array(graph.op_types) == "parameter", made, 0)
-    work_us, held = (np.bincount(layer, weights=of) for of in (busy, parameters))
-    return Layers(layer, work_us, held, crossing[cut])
-
-
-def _bytes_made(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bytes of all outputs of each op."""
-    of_op = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
-    return np.bincount(of_op, weights=graph.output_bytes, minlength=graph.num_ops).astype(np.int64)
-
-
-def _runs(graph: ComputationGraph, busy: np.ndarray) -> list[int]:
-    """Of each op of the forward pass that stands in a module and takes time: which run of ops of one module it is in.
-
-    Runs are numbered in the order of one micro-batch, those of others by module and how often it has come before; -1
-    for all other ops.
-    """
-    number: dict[tuple[str, int], int] = {}
-    seen: dict[int, dict[str, int]] = {}
-    now: dict[int, str] = {}
-    where = [NO_MICRO_BATCH] * graph.num_ops
-    for op in graph.topological_order.tolist():
-        module, micro_batch = graph.modules[op], int(graph.micro_batches[op])
-        if module and busy[op] > 0.0 and graph.passes[op] not in (*BACKWARD_PASSES, "optimizer"):
-            met = seen.setdefault(micro_batch, {})
-            if now.get(micro_batch) != module:
-                met[module], now[micro_batch] = met.get(module, -1) + 1, module
-            where[op] = number.setdefault((module, met[module]), len(number))
-    return where

@@ -1,13 +1,13 @@
 """Stages on replicas, and the order in which steps in micro-batches run."""
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
 from placeto.capture.trace import capture_training
 from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.plans import Plan, choose_order, layers, pipeline, try_plans
+from placeto.heuristics.layers import layers
+from placeto.heuristics.plans import Plan, all_plans, choose_order, pipeline, try_plans
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.cluster_files import load_cluster
@@ -31,41 +31,11 @@ def chain(micro_batches: int, width: int = 1024) -> ComputationGraph:
 GRAPH = chain(8)
 
 
-def test_layers_follow_the_forward_pass() -> None:
-    problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
-    cut = layers(problem)
-    layer, work = cut.number, cut.work_us
-    assert len(work) == LAYERS + 1  # and the loss
-    assert cut.parameters.tolist() == [4 * 1024**2] * LAYERS + [0]
-    assert cut.crossing.tolist() == [4 * 1024 * BATCH // 8] * LAYERS
-    for op, module in enumerate(GRAPH.modules):
-        if module.isdigit():
-            assert layer[op] == int(module)
-    assert work.sum() == pytest.approx(problem.busy_us.mean(axis=1).sum())
-
-
-@pytest.mark.parametrize("activation", [nn.GELU(), nn.SiLU(), nn.ReLU()])
-def test_no_layer_reads_from_a_later_one_nor_its_backward_pass_from_an_earlier_ones(activation: nn.Module) -> None:
-    with torch.device("meta"):  # one activation is called again and again, and the last two layers are one
-        dense = [nn.Linear(64, 64) for _ in range(4)]
-        module = nn.Sequential(*(part for layer in [*dense, dense[-1]] for part in (layer, activation)))
-        x = torch.empty(512, 64)
-    graph = capture_training(module, [x], lambda y: y.square().mean(), micro_batches=4)
-    number = layers(PlacementProblem(graph, load_cluster("4xv100"))).number
-    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
-        if graph.micro_batches[src] == graph.micro_batches[dst] != -1:
-            passes = graph.passes[src], graph.passes[dst]
-            if passes == ("forward", "forward"):
-                assert number[src] <= number[dst], (graph.op_names[src], graph.op_names[dst])
-            elif passes == ("backward", "backward"):
-                assert number[src] >= number[dst], (graph.op_names[src], graph.op_names[dst])
-
-
 def test_a_plan_divides_layers_by_stage_and_micro_batches_by_replica() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
     plan = Plan.balanced(problem, ((0, 1), (2, 3)))
     assert plan.borders == (LAYERS // 2,)
-    placement, layer = plan.placement(problem), layers(problem).number
+    placement, layer = plan.placement(problem), layers(problem, False).number
     assert (placement // 2 == (layer >= plan.borders[0])).all()
     for micro_batch in range(8):
         used = {int(device) % 2 for device in placement[GRAPH.micro_batches == micro_batch]}
@@ -114,6 +84,39 @@ def test_plans_and_orders_are_chosen_by_simulation() -> None:
         for order in bounded_orders(problem, found.placement)
     ]
     assert found.makespan_us == min(orders + made_for_it)
+
+
+class Tied(nn.Module):
+    """The first and the last layer have one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layers = nn.Embedding(16384, 512), nn.Sequential(*(nn.Linear(512, 512) for _ in range(LAYERS)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.layers(self.words(x)), self.words.weight)
+
+
+def test_devices_may_have_several_stages_so_that_the_first_and_the_last_layer_share_one() -> None:
+    with torch.device("meta"):
+        module, words = Tied(), torch.zeros(4096, dtype=torch.long)
+    graph = capture_training(module, [words], lambda y: y.square().mean(), micro_batches=8)
+    problem = PlacementProblem(graph, load_cluster("2x4xv100"))
+    cut = layers(problem, False)
+    plans = all_plans(problem)
+    assert grid(4) * 2 in {plan.devices for plan in plans}
+    back = Plan.balanced(problem, grid(2) + grid(2)[::-1])
+    assert back in plans
+    assert not any(len(plan.devices) > len(cut.work_us) for plan in plans)
+    placement = back.placement(problem)
+    matrix = graph.index["words.weight"]
+    readers = placement[graph.edge_dst[graph.edge_src == matrix]]
+    assert {0, len(cut.work_us) - 1} <= set(cut.number[graph.edge_dst[graph.edge_src == matrix]].tolist())
+    assert set(readers // 4) == {placement[matrix] // 4} == {0}
+    once = [plan for plan in plans if len({d for own in plan.devices for d in own}) == sum(map(len, plan.devices))]
+    evaluator = Evaluator(problem)
+    alone = min(evaluator.score_ops(plan.placement(problem)) for plan in once)
+    assert evaluator.score_ops(placement) < 0.9 * alone
 
 
 def test_an_order_that_is_asked_for_stays() -> None:

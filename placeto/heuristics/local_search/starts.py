@@ -17,7 +17,7 @@ from placeto.heuristics.list_scheduling import try_etf, try_heft
 from placeto.heuristics.local_search.part_of_cluster import on_best_part, start_on_parts
 from placeto.heuristics.naive import try_fastest, try_roundrobin, try_single
 from placeto.heuristics.partition import try_expert, try_metis
-from placeto.heuristics.plans import order_chosen_again, orders_to_try, try_plans
+from placeto.heuristics.plans import choose_order, order_chosen_again, orders_to_try, try_plans
 from placeto.heuristics.repair import repair
 from placeto.problem.grouping import Groups, cut_groups
 from placeto.problem.problem import PlacementProblem
@@ -47,16 +47,19 @@ Method = Callable[[Evaluator, np.ndarray, np.random.Generator], None]
 def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
     """Run the constructive placers within the budget: the best placement (G,) of groups, and its penalised makespan.
 
-    Some of them are tried on parts of the cluster, too: see `start_on_parts`. What doesn't fit into memory is repaired,
-    as these placers do. m-SCT does without linear programs above `LP_OPS`
-    ops. If the best placement is one op by op, it is rounded to groups (each goes where most of its work is) and
-    counts too.
+    Steps in micro-batches begin with plans, by far the best start there, and go on under the order that was best for
+    them. Some of the placers are tried on parts of the cluster, too: see `start_on_parts`. What doesn't fit into memory
+    is repaired, as these placers do. m-SCT does without linear programs above `LP_OPS` ops. If the best placement is
+    one op by op, it is rounded to groups (each goes where most of its work is) and counts too.
     """
     at_work("heuristics")
     began = evaluator.seconds
-    _follow_rules(evaluator, CONSTRUCTIVE, seed)
-    if orders_to_try(evaluator.problem):
+    if orders := orders_to_try(evaluator.problem):
         try_plans(evaluator, seed)
+    planned = evaluator.best_score
+    _follow_rules(evaluator, CONSTRUCTIVE, seed)
+    if evaluator.best_score < planned:
+        choose_order(evaluator, orders)
     start_on_parts(evaluator, lambda inner: _follow_rules(inner, ON_PARTS, seed), evaluator.seconds - began)
     round_best(evaluator)
     return evaluator.best_groups

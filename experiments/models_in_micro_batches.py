@@ -1,0 +1,221 @@
+"""What is left between the placements of steps in micro-batches and the bound, for many models on many machines.
+
+python -m experiments.models_in_micro_batches [--seconds 10] [--models NAME ...] [--clusters NAME ...] [--workers 1]
+
+Each model's training step is captured in 1, 4, 8 and 16 micro-batches. `pipeline` places each; the rest of a row is
+about the number with the least makespan. A search begins at rules (METIS, ETF, HEFT...) under one order; then the best
+plan whose devices have one stage each, under the best static order; then `pipeline`; then what `multilevel`, the search
+of `placeto` with a fresh network, and `placeto` make of it within equal seconds. Makespans are divided by the work of a
+device if all shared it equally, which no placement is below. A file is kept for each row: run again after an
+interruption.
+
+Legend: M micro-batches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor, nn
+
+from experiments.command import command
+from experiments.headline_placers import untrained
+from experiments.micro_batches import UNTRAINED, shares
+from experiments.tables import Table, machine, markdown, publish, rule
+from graphs import bert, gnmt, llama, moe, recurrent, unet
+from graphs.family import TrainingStep
+from placeto.capture.trace import capture_training
+from placeto.evaluation.comparison import in_processes, start_process
+from placeto.heuristics.local_search.annealing import annealing_of_parts
+from placeto.heuristics.local_search.starts import CHEAP
+from placeto.heuristics.plans import Plan, all_plans
+from placeto.placers import load_placer
+from placeto.problem.cluster import STATIC_ORDERS
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.files import write_text
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.progress import ProgressBar
+from placeto.simulator.evaluator import Evaluator
+
+COUNTS = (1, 4, 8, 16)
+RULES, PLANS, SEARCHES = "search from rules", "plan, static order", ("multilevel", UNTRAINED, "placeto")
+COLUMNS = (RULES, PLANS, "pipeline", *SEARCHES)
+
+
+class VisionTransformer(nn.Module):
+    """ViT (Dosovitskiy et al., ICLR 2021): patches, layers, a classifier of the first position."""
+
+    def __init__(self, layers: int, width: int, patch: int = 16, pixels: int = 224) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.positions = nn.Parameter(torch.empty((pixels // patch) ** 2, width))
+        layer = partial(nn.TransformerEncoderLayer, width, width // 64, 4 * width, 0.0, "gelu")
+        self.layers = nn.Sequential(*(layer(batch_first=True, norm_first=True) for _ in range(layers)))
+        self.norm, self.classifier = nn.LayerNorm(width), nn.Linear(width, 1000)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) -> (B, 1000)."""
+        x = self.patches(images).flatten(2).transpose(1, 2) + self.positions
+        return self.classifier(self.norm(self.layers(x)[:, 0]))
+
+
+class BatchFirst(nn.Module):
+    """A translator of words (S, B) that takes them as (B, S)."""
+
+    def __init__(self, translator: nn.Module) -> None:
+        super().__init__()
+        self.translator = translator
+
+    def forward(self, source: Tensor, target: Tensor) -> list[Tensor]:
+        """Words (B, S) and (B, T) -> logits of each block of target steps."""
+        return self.translator(source.T, target.T)
+
+
+def _gpt(layers: int, width: int) -> TrainingStep:
+    size = llama.Size(layers, width, width // 64, width // 64, 4 * width)
+    return llama.training_step(llama.Network(size, 512, 32))
+
+
+def _vit() -> TrainingStep:
+    labels = torch.zeros(64, dtype=torch.long)
+    return TrainingStep(
+        VisionTransformer(12, 768), (torch.empty(64, 3, 224, 224),), (labels,), nn.functional.cross_entropy
+    )
+
+
+def _gnmt() -> TrainingStep:
+    network = gnmt.Network(4, steps=20, batch=128)
+    words = torch.zeros(network.batch, network.steps, dtype=torch.long)
+
+    def loss(outputs: list[Tensor], target: Tensor) -> Tensor:
+        return recurrent.loss(outputs, target.T.flatten())
+
+    return TrainingStep(BatchFirst(gnmt.Translator(network)), (words, words), (words,), loss)
+
+
+MODELS: Mapping[str, Callable[[], TrainingStep]] = {
+    "GPT 12": lambda: _gpt(12, 768),
+    "GPT 24": lambda: _gpt(24, 1024),
+    "Llama 1.1B": lambda: llama.training_step(llama.Network(llama.LLAMA_1B, 512, 16)),
+    "BERT-large": lambda: bert.training_step(bert.Network(24, 1024, 128, 64)),
+    "mixture of experts": lambda: moe.training_step(moe.Network(12, 1024, 8, 2, 512, 16)),
+    "U-net": lambda: unet.training_step(unet.Network(4, 64, 512, 16)),
+    "GNMT 4": _gnmt,
+    "ViT": _vit,
+}
+CLUSTERS = ("4xv100", "2x4xv100", "2x8xh100", "2xv100+2xp100", "4xa100", "2xrtx3090+1xrtx4090")
+
+
+@dataclass(frozen=True)
+class ModelsInMicroBatches:
+    """Place many models on many machines."""
+
+    out: Path = Path("runs/models_in_micro_batches")
+    """folder for a file of each row, and for the table"""
+    models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(MODELS)
+    """which"""
+    clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = CLUSTERS
+    """presets or files"""
+    seconds: float = 10.0
+    """of each search"""
+    seed: int = 0
+    """of the searches"""
+    workers: int | None = 1
+    """processes; more disturb each other's seconds"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model on a cluster."""
+
+    model: str
+    cluster: str
+    seconds: float
+    seed: int
+
+
+@cache
+def captured(model: str, count: int) -> ComputationGraph:
+    """The model's step in micro-batches."""
+    with torch.device("meta"):
+        step = MODELS[model]()
+    return capture_training(step.module, step.inputs, step.loss, targets=step.targets, micro_batches=count)
+
+
+def placed(row: Row) -> dict[str, float]:
+    """Microseconds by column; also M, the bound, and `pipeline` in each number of micro-batches."""
+    cluster = load_cluster(row.cluster)
+    problems = {count: PlacementProblem(captured(row.model, count), cluster) for count in COUNTS}
+    planned = {count: load_placer("pipeline")(problem) for count, problem in problems.items()}
+    best = min(planned, key=lambda count: (not planned[count].fits, planned[count].makespan_us))
+    problem = problems[best]
+    bound = float(problem.busy_us.min(axis=1).sum()) / float(shares(problem).sum())
+    found = {"M": best, "bound": bound, **{f"M = {count}": planned[count].makespan_us for count in COUNTS}}
+    rules = Evaluator(problem, None, None, row.seconds)
+    for each in CHEAP:
+        each(rules, row.seed)
+    annealing_of_parts(rules, rules.best_groups[0], np.random.default_rng(row.seed))
+    found[RULES] = rules.best_score
+    grids, plain = Evaluator(problem), [plan.placement(problem) for plan in all_plans(problem) if one_stage_each(plan)]
+    for order in STATIC_ORDERS:
+        grids.reorder(order)
+        for placement in plain:
+            grids.score_ops(placement)
+    found[PLANS], found["pipeline"] = grids.best_score, planned[best].makespan_us
+    for name in SEARCHES:
+        placer = untrained(row.seed) if name == UNTRAINED else load_placer(name)
+        found[name] = placer(problem, seconds=row.seconds, seed=row.seed).makespan_us
+    return found
+
+
+def one_stage_each(plan: Plan) -> bool:
+    """Whether no device has several stages."""
+    return len({device for own in plan.devices for device in own}) == sum(map(len, plan.devices))
+
+
+def main(config: ModelsInMicroBatches) -> None:
+    """Place what is missing, print the table and write it."""
+    config.out.mkdir(parents=True, exist_ok=True)
+    rows = [Row(*names, config.seconds, config.seed) for names in product(config.models, config.clusters)]
+    files = {row: config.out / f"{row.model}_{row.cluster}_{row.seconds:g}_{row.seed}.json" for row in rows}
+    missing = [row for row in rows if not files[row].exists()]
+    with ProgressBar("placing", total=len(missing)) as bar:
+        for row, found in in_processes(placed, missing, config.workers or 1, start_process):
+            write_text(json.dumps(found), files[row])
+            bar.advance(note=f"{row.model} on {row.cluster}")
+    kept = {row: json.loads(files[row].read_text()) for row in rows}
+    lines = [
+        f"Searches of {config.seconds:g} s, seed {config.seed}; {machine()}. Makespans / (work / devices). "
+        "The number of micro-batches, M, is the best of 1, 4, 8 and 16 by `pipeline`.",
+        markdown(table(kept)),
+    ]
+    publish(config.out, "models_in_micro_batches", lines, None)
+
+
+def table(found: Mapping[Row, Mapping[str, float]]) -> Table:
+    """A line for each row, then geometric means by cluster and of all."""
+    head = ["model", "cluster", "M", "work / devices, ms", *COLUMNS]
+    lines: list[Sequence[str]] = [head, ["---", "---", *rule(len(head) - 1)[1:]]]
+    ratios = {row: [us[name] / us["bound"] for name in COLUMNS] for row, us in found.items()}
+    for row, us in found.items():
+        numbers = [f"{value:.3f}" for value in ratios[row]]
+        lines.append([row.model, row.cluster, f"{us['M']:.0f}", f"{us['bound'] / 1e3:.1f}", *numbers])
+    for cluster in [*dict.fromkeys(row.cluster for row in found), "all"]:
+        own = np.array([values for row, values in ratios.items() if cluster in (row.cluster, "all")])
+        means = np.exp(np.log(own).mean(axis=0))
+        lines.append(["geometric mean", cluster, "", "", *(f"{value:.3f}" for value in means)])
+    return lines
+
+
+if __name__ == "__main__":
+    command(main, ModelsInMicroBatches, "models_in_micro_batches", __doc__)
