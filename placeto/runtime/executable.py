@@ -39,7 +39,7 @@ class PlacedModule:
     CPU cores are those of the module itself on one thread (with oneDNN off for recurrent layers), to the bit.
 
     Args:
-        module: what was captured; its parameters are moved to their devices.
+        module: what was captured; its parameters and buffers are moved to their devices.
         capture: its training step or inference.
         inputs: what it was captured with.
         targets: likewise, of the loss.
@@ -69,13 +69,9 @@ class PlacedModule:
         self._prefix = "" if self._whole is module else "module."
         inputs_of = [node.meta["val"] for node in capture.traced.graph.nodes if node.op == "placeholder"]
         self._tensors = {path: _like(tensor) for path, tensor in zip(capture.paths, inputs_of, strict=False)}
-        parameters = list(self._whole.parameters())
-        nodes = {node.name: node for node in capture.traced.graph.nodes}
-        places = {node: i for i, node in enumerate(n for n in nodes.values() if n.op == "placeholder")}
-        for op, names in enumerate(capture.nodes):  # CPU tensors are where they must be
-            if (place := places.get(nodes[names[0]], len(places))) < len(parameters):
-                home = devices[int(schedule.placement[op])].torch_device
-                parameters[place].data = parameters[place].data.to(home)
+        own = [*self._whole.parameters(), *self._whole.buffers()]
+        for place, home in self.step.homes.items():  # CPU tensors are where they must be
+            own[place].data = own[place].data.to(home)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """One step; if another thread is in one, after that.

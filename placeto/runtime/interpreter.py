@@ -109,11 +109,9 @@ class _Graph:
 
     def _inputs(self) -> list[int]:
         """Which placeholders are needed."""
-        used = {i for call in self.program.calls if call not in self.program.receives for i in call.all_input_nodes}
-        used |= {leaf for leaf in tree_flatten(self.program.outputs)[0] if isinstance(leaf, Node)}
         found = []
         for place, node in enumerate(self.program.inputs):
-            if node in used:
+            if node in self.program.reads:
                 if not isinstance(node.meta.get("val"), Tensor):
                     raise NotInterpreted(f"{node.name} is no tensor")
                 self.values[node] = self.graph.addInput()

@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from placeto.runtime.devices import DeviceError, LocalDevice
 from placeto.runtime.interpreter import executable
-from placeto.runtime.program import Program, moved_to
+from placeto.runtime.program import Program
 from placeto.runtime.steps import RealStep
 from placeto.runtime.stopwatch import CudaStopwatch, clock, stopwatch
 
@@ -65,7 +65,7 @@ def measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> l
 def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> list[Measured]:
     watch = stopwatch(device)
     programs = [Program.of(step.capture.traced, device.torch_device) for step in steps]
-    inputs = [moved_to(step.leaves, device.torch_device) for step in steps]
+    inputs = [program.moved(step.leaves) for program, step in zip(programs, steps, strict=True)]
     stamped = [executable(program, watch.stamp) for program in programs]
     plain = [executable(program) for program in programs]
     by_host = [np.array([not program.runs_here(node) for node in program.calls]) for program in programs]

@@ -1,7 +1,8 @@
 """A captured step on several devices: a program for each, in the order of a schedule, with queues between them.
 
 Each device runs its program in its own thread. A value that another device needs goes through a queue as soon as it is
-made: between CPU cores the tensor itself, else a copy, made on the receiver's stream once the sender's has come so far.
+made: between CPU cores the tensor itself, else a copy, made once the sender's stream has come so far: on a receiving
+GPU's stream, or, to a core, on a stream of its own, as the sender's may have been given more work since.
 On CPU cores torch's interpreter runs the programs; what fails there is run again by Python, to be named. Parameters,
 buffers, inputs and constants, and views of them, are on every device that uses them.
 
@@ -18,7 +19,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -32,10 +33,11 @@ from torch.utils._pytree import tree_map
 from placeto.capture.ops import CONSTANT_LIKE
 from placeto.capture.trace import Capture
 from placeto.problem.fields import quote
+from placeto.runtime.crossing import FAILED, Stopped, receiver, sender_to
 from placeto.runtime.devices import LocalDevice
 from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.meter import Meter
-from placeto.runtime.program import Program, draws, moved_to, needed_by
+from placeto.runtime.program import Program, draws, needed_by
 from placeto.runtime.state import State
 from placeto.runtime.sums import as_scheduled
 from placeto.simulator.schedule import Schedule
@@ -45,13 +47,6 @@ class RunError(ValueError):
     """A placed step that can't go on; the message names the op and its module."""
 
     node: Node | None = None  # the call that failed
-
-
-class _Stopped(Exception):
-    """Another device has failed."""
-
-
-_FAILED = object()  # in place of a value: its sender has failed
 
 
 class PlacedStep:
@@ -83,6 +78,7 @@ class PlacedStep:
         self._queues, self._owner = plan.queues, plan.owner
         self._outputs = plan.outputs
         self._where = {node: index for index, node in enumerate(plan.inputs)}
+        self.homes = {self._where[node]: home for node, home in plan.kept.items()}
         self._stamps = stamps
         self._process = os.getpid()
         self._state = State(capture.traced, self.updates)
@@ -93,6 +89,24 @@ class PlacedStep:
     def crossing(self) -> int:
         """How many values go from one device to another in a step."""
         return len(self._queues)
+
+    def settled(self, leaves: Sequence[Any], copies: dict[tuple[int, torch.device], Tensor]) -> list[Any]:
+        """What goes in, with parameters and buffers on the devices that they are placed on.
+
+        Args:
+            leaves: what goes in.
+            copies: on other devices, by place and device; those that are missing are made.
+
+        Raises:
+            RunError: a device lacks the memory.
+        """
+        found = list(leaves)
+        with _told():
+            for place, home in self.homes.items():
+                if found[place].device != home:
+                    key = place, home
+                    found[place] = copies[key] = copies[key] if key in copies else found[place].to(home)
+        return found
 
     def run(self, leaves: Sequence[Any]) -> list[Any]:
         """Outputs of the trace for what goes in, see `placeto.capture.arguments.input_leaves`.
@@ -105,8 +119,9 @@ class PlacedStep:
         for generator in self.generators.values():
             generator.manual_seed(int(torch.randint(2**62, ())))
         before = self._state.save(leaves)
+        given = self._moved(leaves)
         try:
-            results = self._attempt(self._functions, leaves)
+            results = self._attempt(self._functions, given)
         except RunError as error:
             self._state.restore(leaves, before)
             if not any(isinstance(function, Interpreted) for function in self._functions):
@@ -114,7 +129,8 @@ class PlacedStep:
                 raise
             by_python = [program.compile(stamp) for program, stamp in self._each()]
             try:
-                results = self._attempt(by_python, leaves)  # which knows the op
+                given = self._moved(leaves)
+                results = self._attempt(by_python, given)  # which knows the op
             except RunError as known:
                 self._state.restore(leaves, before)
                 self._state.go_to(known.node, leaves)
@@ -132,6 +148,8 @@ class PlacedStep:
                 return node
             return leaves[self._where[node]] if node in self._where else made[self._owner[node]][node]
 
+        calls = [program.calls for program in self.programs]
+        self._state.gather(leaves, before, list(zip(given, calls, strict=True)))
         for buffer, node in self.updates:
             leaves[self._where[buffer]].copy_(value(node))
         return [value(node) for node in self._outputs]
@@ -154,11 +172,16 @@ class PlacedStep:
         stamps: Sequence[Callable[[], Any] | None] = self._stamps if self._stamps else [None] * len(self.programs)
         return zip(self.programs, stamps, strict=True)
 
-    def _attempt(self, functions: Sequence[Callable[..., Any]], leaves: Sequence[Any]) -> list[Any]:
-        """What each program gives."""
+    def _moved(self, leaves: Sequence[Any]) -> list[list[Any]]:
+        """What is given to each program."""
+        with _told():
+            return [program.moved(leaves) for program in self.programs]
+
+    def _attempt(self, functions: Sequence[Callable[..., Any]], given: Sequence[Sequence[Any]]) -> list[Any]:
+        """What each program gives for what is given to it."""
         try:
             futures = [
-                device.thread.submit(self._work, number, functions[number], moved_to(leaves, device.torch_device))
+                device.thread.submit(self._work, number, functions[number], given[number])
                 for number, device in enumerate(self.devices)
             ]
         except RuntimeError as problem:
@@ -166,7 +189,7 @@ class PlacedStep:
             raise RunError(f"the thread of a device is gone: {problem}") from problem
         wait(futures)
         errors = [future.exception() for future in futures]
-        failed = [error for error in errors if error is not None and not isinstance(error, _Stopped)]
+        failed = [error for error in errors if error is not None and not isinstance(error, Stopped)]
         if failed or any(errors):
             self._drain()
             error = failed[0] if failed else RunError("a device has stopped")
@@ -177,7 +200,7 @@ class PlacedStep:
         try:
             with torch.no_grad(), self.meters[number] if self.meters else nullcontext():
                 return function(*leaves)
-        except _Stopped:
+        except Stopped:
             self._fail([number])
             raise
         except BaseException as problem:
@@ -188,7 +211,7 @@ class PlacedStep:
         """Let all that wait for these devices go on to fail."""
         for (_, sender, _), queue in self._queues.items():
             if sender in numbers:
-                queue.put(_FAILED)
+                queue.put(FAILED)
 
     def _drain(self) -> None:
         for queue in self._queues.values():
@@ -209,6 +232,16 @@ class PlacedStep:
         error = RunError(f"{where} on {self.devices[number].name}: {type(problem).__name__}: {reason}")
         error.node = node
         return error
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Within it parameters and inputs go to devices."""
+    try:
+        yield
+    except RuntimeError as problem:
+        reason = next(iter(str(problem).strip().splitlines()), "")
+        raise RunError(f"parameters and inputs can't be brought to their devices: {reason}") from problem
 
 
 class _Plan:
@@ -235,8 +268,11 @@ class _Plan:
         wanted = [node for node in (*self.outputs, *(value for _, value in self.updates)) if isinstance(node, Node)]
         needed = needed_by(wanted)
         self.home: dict[Node, int] = {}  # where each call is made; nowhere: wherever it is needed
+        self.kept: dict[Node, torch.device] = {}  # where parameters and buffers are
         for op, names in enumerate(capture.nodes):
-            if nodes[names[0]].op != "placeholder":
+            if nodes[names[0]].op == "placeholder":
+                self.kept[nodes[names[0]]] = devices[int(placement[op])].torch_device
+            else:
                 self.home |= {nodes[name]: int(placement[op]) for name in names}
         self.of_ops = set(self.home)
         stray: dict[int, list[Node]] = defaultdict(list)
@@ -246,6 +282,11 @@ class _Plan:
                 if homes:
                     self.home[node] = homes[0]
                     stray[homes[0]].append(node)
+        for node in self.inputs[: len(capture.paths)]:
+            if node not in self.kept and node.users:  # a buffer, which is no op of the graph
+                self.kept[node] = devices[
+                    next((self.home[user] for user in node.users if user in self.home), 0)
+                ].torch_device
         self.calls: list[list[Node]] = [[] for _ in devices]
         self.done: list[set[Node]] = [set(self.inputs) for _ in devices]
         self.queues: dict[tuple[Node, int, int], SimpleQueue[Any]] = {}  # of (value, sender, receiver)
@@ -282,11 +323,11 @@ class _Plan:
         made = []
         for number, device in enumerate(self.devices):
             receives, sends = {}, defaultdict(list)
-            for (node, sender, receiver), queue in self.queues.items():
-                if receiver == number:
-                    receives[node] = _receiver(queue, device, apart)
+            for (node, sender, taker), queue in self.queues.items():
+                if taker == number:
+                    receives[node] = receiver(queue, self.devices[sender], device, apart)
                 if sender == number:
-                    sends[node].append(_sender(queue, device))
+                    sends[node].append(sender_to(queue, device))
             constants = {node: _constant(node, device.torch_device) for node in self.calls[number] if is_constant(node)}
             outputs = [node for node, owner in self.owner.items() if owner == number]
             made.append(
@@ -342,38 +383,3 @@ def _constant(node: Node, device: torch.device) -> Callable[[], Any]:
     arguments = tree_map(shape_of, list(node.args), is_leaf=lambda value: isinstance(value, Node))
     function: Any = node.target
     return partial(function, *arguments, **{**node.kwargs, "device": device})
-
-
-def _sender(queue: SimpleQueue[Any], device: LocalDevice) -> Callable[[Any], None]:
-    if device.is_cpu:
-        return queue.put
-
-    def send(value: Any) -> None:
-        event = torch.cuda.Event()
-        event.record()
-        queue.put((value, event))
-
-    return send
-
-
-def _receiver(queue: SimpleQueue[Any], device: LocalDevice, apart: Callable[[], bool]) -> Callable[[], Any]:
-    """What waits for a value, and brings it to the device; see `_Plan.programs` for `apart`."""
-    get, target = queue.get, device.torch_device
-
-    def bring(part: Any) -> Any:
-        if not isinstance(part, Tensor):
-            return part
-        if part.device == target:
-            return part.clone() if device.is_cpu and apart() else part
-        return part.to(target, non_blocking=not device.is_cpu)
-
-    def receive() -> Any:
-        value = get()
-        if value is _FAILED:
-            raise _Stopped
-        if type(value) is tuple and len(value) == 2 and isinstance(value[1], torch.cuda.Event):
-            value, event = value
-            event.synchronize() if device.is_cpu else torch.cuda.current_stream().wait_event(event)
-        return bring(value) if isinstance(value, Tensor) else type(value)(map(bring, value))
-
-    return receive

@@ -17,11 +17,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 _LITERALS = (bool, int, float, str, type(None))
 
@@ -49,6 +50,19 @@ class Program:
         inputs = tuple(node for node in nodes if node.op == "placeholder")
         calls = tuple(node for node in nodes if node.op in ("call_function", "get_attr") and node in needed)
         return cls(inputs, calls, nodes[-1].args[0], torch.device(device))
+
+    @cached_property
+    def reads(self) -> frozenset[Node]:
+        """The placeholders whose values calls and outputs need."""
+        used = {node for call in self.calls if call not in self.receives for node in call.all_input_nodes}
+        return frozenset(self.inputs) & (used | {leaf for leaf in tree_leaves(self.outputs) if isinstance(leaf, Node)})
+
+    def moved(self, leaves: Sequence[Any]) -> list[Any]:
+        """Values of all placeholders: tensors that the program reads are on its device, others where they were."""
+        return [
+            leaf.to(self.device) if node in self.reads and isinstance(leaf, torch.Tensor) else leaf
+            for node, leaf in zip(self.inputs, leaves, strict=True)
+        ]
 
     def compile(self, stamp: Callable[[], Any] | None = None) -> Callable[..., Any]:
         """The program as a function of its inputs.
@@ -173,8 +187,3 @@ def _on_host(target: Any, device: torch.device) -> Callable[..., Any]:
         return moved(target(*moved(arguments, host), **moved(named, host)), device)
 
     return call
-
-
-def moved_to(leaves: Sequence[Any], device: torch.device) -> list[Any]:
-    """Inputs of a program on its device."""
-    return [leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

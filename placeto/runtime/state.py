@@ -1,8 +1,12 @@
-"""Buffers of a step that fails: they are left as the module itself would have left them."""
+"""Buffers that a step changes: devices with memory of their own change copies; a step that fails is undone.
+
+Then they are left as the module itself would have left them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +17,7 @@ from placeto.runtime.program import Program, needed_by
 
 aten = torch.ops.aten
 _BATCH_NORMS = {aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm}
-_RUNNING, _TRAINING = slice(3, 5), 5  # their arguments: statistics, which change where this is true
+_RUNNING, _TRAINING, _MOMENTUM = slice(3, 5), 5, 6  # their arguments: statistics, which change where this is true
 
 
 class State:
@@ -32,10 +36,35 @@ class State:
         self._norms = [node for node in self._norms if node.args[_TRAINING] is True]
         statistics = dict.fromkeys(one for node in self._norms for one in node.args[_RUNNING])
         self._changed = [self.places[one] for one in statistics if isinstance(one, Node) and one in self.places]
+        self._by_place = {
+            place: {node for node in self._norms if any(self.places.get(one) == place for one in node.args[_RUNNING])}
+            for place in self._changed
+        }
 
     def save(self, leaves: Sequence[Any]) -> list[Tensor]:
         """What ops change while the step runs, as it was."""
         return [leaves[place].clone() for place in self._changed]
+
+    def gather(
+        self, leaves: Sequence[Any], before: Sequence[Tensor], copies: Sequence[tuple[Sequence[Any], Collection[Node]]]
+    ) -> None:
+        """Give statistics that devices changed in memory of their own back to the buffers.
+
+        A batch norm makes ``(1 - momentum) * old + momentum * batch`` of a statistic. Where several devices made some
+        each, of the same old one, the result is that of one after the other, in the order of the devices.
+
+        Args:
+            leaves: the buffers among them.
+            before: what `save` returned.
+            copies: for each device its own leaves, and the calls that it made.
+        """
+        for place, old in zip(self._changed, before, strict=True):
+            buffer = leaves[place]
+            for own, calls in copies:
+                norms = [node for node in calls if node in self._by_place[place]]
+                if norms and own[place] is not buffer:
+                    kept = math.prod(1.0 - _momentum(node) for node in norms)
+                    buffer.copy_(own[place].to(buffer.device) + kept * (buffer - old))
 
     def restore(self, leaves: Sequence[Any], saved: Sequence[Tensor]) -> None:
         """Put back what was saved."""
@@ -60,3 +89,8 @@ class State:
         with torch.no_grad():
             for (buffer, _), value in zip(updates, program.compile()(*leaves), strict=True):
                 leaves[self.places[buffer]].copy_(value)
+
+
+def _momentum(norm: Node) -> float:
+    momentum: Any = norm.args[_MOMENTUM]
+    return float(momentum)

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.profiled import Profiled
@@ -99,15 +101,16 @@ def tune(
     made = profile([step], devices, _ON_PROFILE * seconds)
     costs, best = made.costs, None
     rounds: list[Round] = []
+    copies: dict[tuple[int, torch.device], Tensor] = {}
     end = began + (1.0 - _ON_CHECK) * seconds
     while True:
         problem = PlacementProblem(step.capture.graph, made.cluster, costs)
         single = _on_one(problem)
         found = _distinct([*place(problem, len(rounds)), *([] if best is None else [_again(problem, best.result)])])
         new = [single, *found[:count]]
-        runs = [placed_step(step, result, devices) for result in new]
+        runs = [_runner(step, result, devices, copies) for result in new]
         left = max(end - time.perf_counter(), 0.0)
-        times = in_turns([_runner(run, step.leaves) for run in runs], min(left, seconds / 4))
+        times = in_turns(runs, min(left, seconds / 4))
         candidates = [
             Candidate(result, float(np.median(of)), float(np.diff(np.percentile(of, [10, 90]))[0]))
             for result, of in zip(new, times, strict=True)
@@ -126,7 +129,7 @@ def tune(
     problem = PlacementProblem(step.capture.graph, made.cluster, costs)
     single, final = _on_one(problem), _again(problem, best.result)
     check = in_turns(
-        [_runner(placed_step(step, result, devices), step.leaves) for result in (final, single)],
+        [_runner(step, result, devices, copies) for result in (final, single)],
         max(began + seconds - time.perf_counter(), _ON_CHECK * seconds / 2),
     )
     ours, one = (float(np.median(of)) for of in check)
@@ -154,9 +157,9 @@ def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices:
     """Costs in which each op takes what it took in a placement, where several devices are at work."""
     watches = [device.run(stopwatch, device) for device in devices]
     run = placed_step(step, result, devices, stamps=[watch.stamp for watch in watches])
-    passes = []
+    passes, leaves = [], run.settled(step.leaves, {})
     for _ in range(LEAST + 1):
-        run.run(step.leaves)
+        run.run(leaves)
         passes.append([watch.times_us(stamps) for watch, stamps in zip(watches, run.stamps, strict=True)])
     took: dict[tuple[str, str], list[float]] = {}
     graph = step.capture.graph
@@ -174,7 +177,16 @@ def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices:
     return Profiled(costs.torch, costs.machine, tuple(ops), costs.fits, costs.steps)
 
 
-def _runner(run: PlacedStep, leaves: Sequence[Any]) -> Callable[[], object]:
+def _runner(
+    step: RealStep,
+    result: PlacementResult,
+    devices: Sequence[LocalDevice],
+    copies: dict[tuple[int, torch.device], Tensor],
+) -> Callable[[], object]:
+    """What runs a step as a placer's result says; see `PlacedStep.settled` for the copies."""
+    run = placed_step(step, result, devices)
+    leaves = run.settled(step.leaves, copies)
+
     def timed() -> None:
         run.run(leaves)
         run.synchronize()

@@ -1,6 +1,7 @@
 """Placed steps against eager execution, to the bit."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from placeto.capture.arguments import input_leaves
 from placeto.capture.trace import Capture, trace_inference, trace_training
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.runtime.devices import LocalDevice, open_devices
 from placeto.runtime.executable import PlacedModule
-from placeto.runtime.placed import RunError
+from placeto.runtime.placed import PlacedStep, RunError
+from placeto.runtime.program import Program
 from placeto.simulator.schedule import simulate
 
 
@@ -234,3 +237,17 @@ def test_memory_of_what_goes_from_core_to_core_counts_where_it_is_needed(devices
     schedule = simulate(PlacementProblem(capture.graph, load_cluster("2xcpu-core")), placement)
     _, peaks = PlacedModule(module, capture, [x], [], schedule, devices).peak_bytes(x)
     assert peaks == schedule.peak_memory.tolist() == [20 * x.nbytes, 2 * x.nbytes + 4]
+
+
+def test_parameters_and_buffers_settle_on_the_device_that_they_are_placed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Program, "runs_here", lambda self, node: True)  # nothing is run
+    module = conv()
+    capture = trace_training(module, [torch.randn(2, 3, 8, 8)], lambda y: y.square().sum())
+    problem = PlacementProblem(capture.graph, load_cluster("2xv100"))
+    core, other = (LocalDevice(name, name, torch.device(name), 1, ThreadPoolExecutor(1)) for name in ("cpu", "meta"))
+    step = PlacedStep(capture, simulate(problem, np.ones(problem.num_ops, np.int64)), [core, other])
+    leaves, copies = input_leaves(module, [torch.randn(2, 3, 8, 8)]), {}  # type: ignore[var-annotated]
+    settled = step.settled(leaves, copies)
+    assert [leaf.device.type for leaf in settled[:-1]] == ["meta"] * 8 + ["cpu"]  # a counter, which is no op's
+    assert settled[-1] is leaves[-1]
+    assert all(a is b for a, b in zip(settled, step.settled(leaves, copies), strict=True))

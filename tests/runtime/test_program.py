@@ -77,3 +77,16 @@ def test_calls_without_a_kernel_there_run_on_the_host() -> None:
     call = _on_host(torch.ops.aten.add.Tensor, torch.device("meta"))
     assert call(torch.ones(2), torch.ones(2)).device.type == "meta"
     assert _on_host(torch.ops.aten.add.Tensor, torch.device("cpu"))(torch.ones(2), torch.ones(2)).tolist() == [2, 2]
+
+
+def test_a_program_is_given_what_it_reads_on_its_device_and_nothing_else() -> None:
+    real = step()
+    whole = Program.of(real.capture.traced)
+    head = [node for node in whole.calls if node.name.startswith("convolution")][:1]
+    program = Program(whole.inputs, tuple(head), head, torch.device("meta"))
+    moved = program.moved(real.leaves)
+    assert {node for node, leaf in zip(whole.inputs, moved, strict=True) if leaf.is_meta} == set(
+        head[0].all_input_nodes
+    )
+    assert program.reads == set(head[0].all_input_nodes)
+    assert all(leaf is given for leaf, given in zip(moved, real.leaves, strict=True) if not leaf.is_meta)

@@ -1,0 +1,62 @@
+"""Statistics of batch norms that devices change in memory of their own."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.nn import functional
+
+import placeto
+from placeto.capture.trace import trace_training
+from placeto.runtime.program import Program
+from placeto.runtime.state import State
+from tests.runtime.true import square
+
+
+def running(parts: list[Tensor]) -> list[Tensor]:
+    """Mean and variance after some batches, one after the other."""
+    mean, var = torch.full((3,), 0.5), torch.full((3,), 2.0)
+    for part in parts:
+        functional.batch_norm(part, mean, var, training=True, momentum=0.1)
+    return [mean, var]
+
+
+@pytest.mark.parametrize("split", [(3,), (1, 2), (0, 3), (1, 1, 1)])
+def test_statistics_of_several_devices_are_those_of_one_after_the_other(split: tuple[int, ...]) -> None:
+    parts = list(torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(0)))
+    norm = nn.BatchNorm1d(3)
+    capture = trace_training(norm, [torch.randn(12, 3)], square, micro_batches=3)
+    norms = [node for node in capture.traced.graph.nodes if node.target is torch.ops.aten.native_batch_norm.default]
+    state, leaves = State(capture.traced, []), [torch.ones(3), torch.zeros(3), *running([])]
+    before, first = state.save(leaves), 0
+    copies: list[tuple[list[Tensor], list[Node]]] = []
+    for count in split:
+        own = range(first, first + count)
+        copies.append(([*leaves[:2], *running([parts[i] for i in own])], [norms[i] for i in own]))
+        first += count
+    state.gather(leaves, before, copies)
+    for made, wanted in zip(leaves[2:], running(parts), strict=True):
+        assert torch.allclose(made, wanted, rtol=1e-6)
+        assert torch.equal(made, wanted) or sum(count > 0 for count in split) > 1
+
+
+def test_buffers_of_devices_with_memory_of_their_own_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on GPUs: what a program is given is a copy."""
+
+    def moved(self: Program, leaves: list[Any]) -> list[Any]:
+        return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    monkeypatch.setattr(Program, "moved", moved)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.BatchNorm1d(3))
+    other, x = nn.Sequential(*[type(part)(*part.weight.shape[::-1]) for part in module]), torch.randn(5, 4)
+    other.load_state_dict(module.state_dict())
+    made: Any = placeto.place(module, [x], cluster="2xv100", placer="roundrobin", loss=square)
+    step = made.compile(devices=["cpu:0", "cpu:1"])
+    for _ in range(2):
+        step(x)
+        other(x)
+    for mine, its in zip(module.buffers(), other.buffers(), strict=True):
+        assert torch.equal(mine, its)
