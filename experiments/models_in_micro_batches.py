@@ -1,12 +1,12 @@
 """What is left between the placements of steps in micro-batches and the bound, for many models on many machines.
 
-python -m experiments.models_in_micro_batches [--seconds 10] [--models NAME ...] [--clusters NAME ...] [--workers 1]
+python -m experiments.models_in_micro_batches [--simulations 600] [--models NAME ...] [--workers 1]
 
 Each model's training step is captured in 1, 4, 8 and 16 micro-batches. `pipeline` places each; the rest of a row is
 about the number with the least makespan. A search begins at rules (METIS, ETF, HEFT...) under one order; then the best
 plan whose devices have one stage each, under the best static order; then `pipeline`; then what `multilevel`, the search
-of `placeto` with a fresh network, and `placeto` make of it within equal seconds. Makespans are divided by the work of a
-device if all shared it equally, which no placement is below. A file is kept for each row: run again after an
+of `placeto` with a fresh network, and `placeto` make of it with equally many simulations. Makespans are divided by the
+work of a device if all shared it equally, which no placement is below. A file is kept for each row: run again after an
 interruption.
 
 Legend: M micro-batches.
@@ -15,6 +15,7 @@ Legend: M micro-batches.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -126,12 +127,12 @@ class ModelsInMicroBatches:
     """which"""
     clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = CLUSTERS
     """presets or files"""
-    seconds: float = 10.0
+    simulations: int = 600
     """of each search"""
     seed: int = 0
     """of the searches"""
-    workers: int | None = 1
-    """processes; more disturb each other's seconds"""
+    workers: int | None = None
+    """processes; all cores if not given"""
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Row:
 
     model: str
     cluster: str
-    seconds: float
+    simulations: int
     seed: int
 
 
@@ -161,7 +162,7 @@ def placed(row: Row) -> dict[str, float]:
     problem = problems[best]
     bound = float(problem.busy_us.min(axis=1).sum()) / float(shares(problem).sum())
     found = {"M": best, "bound": bound, **{f"M = {count}": planned[count].makespan_us for count in COUNTS}}
-    rules = Evaluator(problem, None, None, row.seconds)
+    rules = Evaluator(problem, None, row.simulations)
     for each in CHEAP:
         each(rules, row.seed)
     annealing_of_parts(rules, rules.best_groups[0], np.random.default_rng(row.seed))
@@ -174,7 +175,7 @@ def placed(row: Row) -> dict[str, float]:
     found[PLANS], found["pipeline"] = grids.best_score, planned[best].makespan_us
     for name in SEARCHES:
         placer = untrained(row.seed) if name == UNTRAINED else load_placer(name)
-        found[name] = placer(problem, seconds=row.seconds, seed=row.seed).makespan_us
+        found[name] = placer(problem, simulations=row.simulations, seed=row.seed).makespan_us
     return found
 
 
@@ -186,16 +187,16 @@ def one_stage_each(plan: Plan) -> bool:
 def main(config: ModelsInMicroBatches) -> None:
     """Place what is missing, print the table and write it."""
     config.out.mkdir(parents=True, exist_ok=True)
-    rows = [Row(*names, config.seconds, config.seed) for names in product(config.models, config.clusters)]
-    files = {row: config.out / f"{row.model}_{row.cluster}_{row.seconds:g}_{row.seed}.json" for row in rows}
+    rows = [Row(*names, config.simulations, config.seed) for names in product(config.models, config.clusters)]
+    files = {row: config.out / f"{row.model}_{row.cluster}_{row.simulations}_{row.seed}.json" for row in rows}
     missing = [row for row in rows if not files[row].exists()]
     with ProgressBar("placing", total=len(missing)) as bar:
-        for row, found in in_processes(placed, missing, config.workers or 1, start_process):
+        for row, found in in_processes(placed, missing, config.workers or os.cpu_count() or 1, start_process):
             write_text(json.dumps(found), files[row])
             bar.advance(note=f"{row.model} on {row.cluster}")
     kept = {row: json.loads(files[row].read_text()) for row in rows}
     lines = [
-        f"Searches of {config.seconds:g} s, seed {config.seed}; {machine()}. Makespans / (work / devices). "
+        f"Searches of {config.simulations} simulations, seed {config.seed}; {machine()}. Makespans / (work / devices). "
         "The number of micro-batches, M, is the best of 1, 4, 8 and 16 by `pipeline`.",
         markdown(table(kept)),
     ]

@@ -13,8 +13,9 @@ from placeto.formats.placement import PlacementError, PlacementFile, load_placem
 from placeto.placers import load_placer
 from placeto.problem.cluster import Cluster, ClusterError, Device, SharedLink
 from placeto.problem.cluster_files import load_cluster
-from placeto.problem.dispatch import OrderError
+from placeto.problem.dispatch import OrderError, fixed_edges, order_of_lists
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import topological_order
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.reference import random_problem
@@ -183,3 +184,14 @@ def test_a_device_that_has_all_ops_keeps_to_the_order_of_the_program() -> None:
     assert schedule.start_us.tolist() == [0.0, 1.0, 3.0, 6.0]
     assert schedule.makespan_us == problem.single_device_us == 16.0
     assert simulate(problem, np.array([0, 0, 0, 1])).start_us.tolist() == [0.0, 4.0, 1.0, 8.0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_order_of_lists_keeps_them_and_takes_of_the_ops_that_may_come_next_the_first(seed: int) -> None:
+    problem, placement = random_problem(np.random.default_rng(seed), "unicast", "egress")
+    graph = problem.graph
+    lists = [ops.tolist() for ops in simulate(problem, placement).device_order]
+    found, kept = order_of_lists(graph, lists), fixed_edges(graph)
+    src = [*graph.edge_src[kept], *(op for ops in lists for op in ops[:-1])]
+    dst = [*graph.edge_dst[kept], *(op for ops in lists for op in ops[1:])]
+    assert np.array_equal(found, topological_order(graph.num_ops, np.array(src, int), np.array(dst, int)))
