@@ -38,7 +38,7 @@ from placeto.capture.trace import capture_training
 from placeto.evaluation.comparison import in_processes, start_process
 from placeto.heuristics.local_search.annealing import annealing_of_parts
 from placeto.heuristics.local_search.starts import CHEAP
-from placeto.heuristics.plans import Plan, all_plans
+from placeto.heuristics.plans import all_plans
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.cluster_files import load_cluster
@@ -167,7 +167,7 @@ def placed(row: Row) -> dict[str, float]:
         each(rules, row.seed)
     annealing_of_parts(rules, rules.best_groups[0], np.random.default_rng(row.seed))
     found[RULES] = rules.best_score
-    grids, plain = Evaluator(problem), [plan.placement(problem) for plan in all_plans(problem) if one_stage_each(plan)]
+    grids, plain = Evaluator(problem), [plan.placement(problem) for plan in all_plans(problem) if not plan.interleaved]
     for order in STATIC_ORDERS:
         grids.reorder(order)
         for placement in plain:
@@ -177,11 +177,6 @@ def placed(row: Row) -> dict[str, float]:
         placer = untrained(row.seed) if name == UNTRAINED else load_placer(name)
         found[name] = placer(problem, simulations=row.simulations, seed=row.seed).makespan_us
     return found
-
-
-def one_stage_each(plan: Plan) -> bool:
-    """Whether no device has several stages."""
-    return len({device for own in plan.devices for device in own}) == sum(map(len, plan.devices))
 
 
 def main(config: ModelsInMicroBatches) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from placeto.formats.placement import PlacementFile, load_placement, save_placement
     from placeto.placers import Placer, load_placer
     from placeto.placing import place
+    from placeto.planning import plan
     from placeto.problem.cluster import Cluster, Device
     from placeto.problem.cluster_files import load_cluster, save_cluster
     from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
@@ -49,6 +50,7 @@ _MODULES = {
     "load_placement": "formats.placement",
     "load_placer": "placers",
     "place": "placing",
+    "plan": "planning",
     "save_cluster": "problem.cluster_files",
     "save_graph": "problem.graph",
     "save_placement": "formats.placement",
@@ -71,6 +73,7 @@ __all__ = [  # noqa: RUF022 - in the order in which one meets them
     "Schedule",
     "simulate",
     "place",
+    "plan",
     "PlacementResult",
     "Placer",
     "load_placer",

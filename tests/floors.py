@@ -31,6 +31,7 @@ FLOORS = {
     "placers": 7,
     "micro_batching": 7,
     "placing": 8,
+    "planning": 8,
     "evaluation": 8,
     "cli": 9,
     "__init__": 10,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -30,6 +30,7 @@ from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph_checks import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.subclusters import halves, subclusters
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
 Stages = tuple[tuple[int, ...], ...]
@@ -56,6 +57,8 @@ def _try_all(evaluator: Evaluator, seed: int) -> None:
 def try_plans(evaluator: Evaluator, seed: int) -> None:
     """The rule behind `pipeline`: all plans under the likeliest orders, and the best of all placements under each.
 
+    Plans on a part of the cluster are tried where its devices could do the work in less time than the best so far.
+
     Then borders of the best plan's stages move, a layer at a time, as long as that helps. The evaluator goes on under
     the static order of the best placement. The best plans are also tried in orders made for them alone: see
     `placeto.heuristics.bounded_orders`. Where there are no micro-batches, or the problem's dispatch is no static order,
@@ -67,15 +70,23 @@ def try_plans(evaluator: Evaluator, seed: int) -> None:
     """
     problem = evaluator.problem
     decided = orders_to_try(problem)
-    different: dict[bytes, tuple[Plan, np.ndarray]] = {}
-    for plan in all_plans(problem):  # with more devices than layers or micro-batches some place alike
-        different.setdefault((placement := plan.placement(problem)).tobytes(), (plan, placement))
-    plans, placements = (list(of) for of in zip(*different.values(), strict=True))
-    scores = np.full(len(plans), math.inf)
-    for order in [name for name in FIRST_ORDERS if name in decided] or [problem.dispatch]:
-        evaluator.reorder(order)
-        for number, placement in enumerate(placements):
-            scores[number] = min(scores[number], evaluator.score_ops(placement))
+    first = [name for name in FIRST_ORDERS if name in decided] or [problem.dispatch]
+    plans, placements, scores, met = list[Plan](), list[np.ndarray](), list[float](), set[bytes]()
+    for devices in parts_to_plan(problem):
+        if evaluator.exhausted or least_us(problem, devices) >= evaluator.best_score:
+            continue
+        before = len(plans)
+        for plan in all_plans(problem, devices):  # with more devices than layers or micro-batches some place alike
+            placement = plan.placement(problem)
+            if placement.tobytes() not in met:
+                met.add(placement.tobytes())
+                plans.append(plan)
+                placements.append(placement)
+        scores += [math.inf] * (len(plans) - before)
+        for order in first:
+            evaluator.reorder(order)
+            for number in range(before, len(plans)):
+                scores[number] = min(scores[number], evaluator.score_ops(placements[number]))
     choose_order(evaluator, decided)
     best = np.argsort(scores, kind="stable")[:_BOUNDED]
     if not evaluator.exhausted:
@@ -85,7 +96,7 @@ def try_plans(evaluator: Evaluator, seed: int) -> None:
             placements.append(moved.placement(problem))
             best = np.append(len(plans), best)
     for number in best if decided else ():
-        _bound(evaluator, placements[number])
+        try_bounded_orders(evaluator, placements[number])
 
 
 def _move_borders(evaluator: Evaluator, problem: PlacementProblem, plan: Plan, score: float) -> Plan:
@@ -101,8 +112,8 @@ def _move_borders(evaluator: Evaluator, problem: PlacementProblem, plan: Plan, s
     return plan
 
 
-def _bound(evaluator: Evaluator, placement: np.ndarray) -> None:
-    """Simulate a placement in orders made for it."""
+def try_bounded_orders(evaluator: Evaluator, placement: np.ndarray) -> None:
+    """Simulate a placement in orders made for it: see `placeto.heuristics.bounded_orders`."""
     orders = bounded_orders(evaluator.problem, placement)
     while not evaluator.exhausted and (order := next(orders, None)) is not None:
         evaluator.score_ops(placement, order)
@@ -142,8 +153,8 @@ def order_chosen_again(evaluator: Evaluator) -> Iterator[None]:
     searched = evaluator.best_groups[0][evaluator.groups.group]
     choose_order(evaluator, orders)
     if evaluator.best is not None and not np.array_equal(evaluator.best, searched):
-        _bound(evaluator, evaluator.best)
-    _bound(evaluator, searched)
+        try_bounded_orders(evaluator, evaluator.best)
+    try_bounded_orders(evaluator, searched)
 
 
 def num_micro_batches(graph: ComputationGraph) -> int:
@@ -151,24 +162,40 @@ def num_micro_batches(graph: ComputationGraph) -> int:
     return max(1, int(graph.micro_batches.max(initial=NO_MICRO_BATCH)) + 1)
 
 
-def all_plans(problem: PlacementProblem) -> list[Plan]:
+def parts_to_plan(problem: PlacementProblem) -> list[tuple[int, ...]]:
+    """Devices to plan for: all of them, then parts of the cluster such as a host."""
+    cluster = problem.cluster
+    return [tuple(range(problem.num_devices)), *subclusters(cluster), *halves(cluster)]
+
+
+def least_us(problem: PlacementProblem, devices: Sequence[int]) -> float:
+    """Microseconds that some devices need at least for the work of a problem."""
+    return float(problem.busy_us[:, list(devices)].min(axis=1).sum()) / len(devices)
+
+
+def all_plans(problem: PlacementProblem, devices: Sequence[int] | None = None) -> list[Plan]:
     """The plans that are tried: grids, stages of equally many devices, and those of a program over layers.
 
     Where modules run more than once, as in a recurrent network, there are also those that keep modules whole.
+
+    Args:
+        problem: whose graph is cut.
+        devices: to use, neighbours side by side; all of the cluster's if not given.
     """
+    own = np.arange(problem.num_devices) if devices is None else np.array(devices)
     several, found = not np.array_equal(layers(problem, True).number, layers(problem, False).number), []
     for whole in (False, True) if several else (False,):
-        grids = {devices: Plan.balanced(problem, devices, whole) for devices in _grids(problem, whole)}
-        found += [*grids.values(), *(plan for plan in _programmed(problem, whole) if plan.devices not in grids)]
+        grids = {stages: Plan.balanced(problem, stages, whole) for stages in _grids(problem, own, whole)}
+        found += [*grids.values(), *(plan for plan in _programmed(problem, own, whole) if plan.devices not in grids)]
     return found
 
 
-def _grids(problem: PlacementProblem, whole: bool) -> list[Stages]:
+def _grids(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[Stages]:
     """Stages of equally many devices, whose replicas are neighbours, or else the stages of each replica.
 
     Then the same interleaved: devices have several stages each, as far as there are layers.
     """
-    devices, found = np.arange(problem.num_devices), []
+    found = []
     for stages in range(1, len(devices) + 1):
         replicas = len(devices) // stages
         if len(devices) % stages == 0 and replicas <= num_micro_batches(problem.graph):
@@ -182,13 +209,17 @@ def _grids(problem: PlacementProblem, whole: bool) -> list[Stages]:
     return list(dict.fromkeys(grids))
 
 
-def _programmed(problem: PlacementProblem, whole: bool) -> list[Plan]:
+def _programmed(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[Plan]:
     """Plans whose stages may have different numbers of replicas."""
     cut, count = layers(problem, whole), num_micro_batches(problem.graph)
-    speed = problem.num_devices * device_speeds(problem)
-    sent, bandwidth = 2 * count * cut.crossing, problem.cluster.bandwidth
+    speed = problem.num_devices * device_speeds(problem)[devices]
+    sent, bandwidth = 2 * count * cut.crossing, problem.cluster.bandwidth[np.ix_(devices, devices)]
     programs = stage_programs(cut.work_us, cut.parameters, sent, speed, bandwidth, count)
-    return [Plan(devices, borders, len(cut.work_us), whole) for devices, borders in programs]
+    num_layers = len(cut.work_us)
+    return [
+        Plan(tuple(tuple(devices[list(own)].tolist()) for own in stages), borders, num_layers, whole)
+        for stages, borders in programs
+    ]
 
 
 @dataclass(frozen=True)
@@ -210,6 +241,11 @@ class Plan:
             middle = (low + high) / 2
             low, high = (low, middle) if _filled(work, speed * middle)[1] else (middle, high)
         return cls(devices, _filled(work, speed * high)[0], len(work), whole)
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether a device has several stages."""
+        return len({device for own in self.devices for device in own}) < sum(map(len, self.devices))
 
     def moved(self, border: int, step: int) -> Plan | None:
         """With a border moved by some layers; None where a stage would lose its last."""

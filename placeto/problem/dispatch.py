@@ -22,7 +22,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from placeto.compiling import compiled
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.fields import quote
 from placeto.problem.flat import longest_path
@@ -131,8 +130,10 @@ def order_of_lists(graph: ComputationGraph, lists: Sequence[Sequence[int]]) -> n
     fixed = fixed_edges(graph)
     src = np.concatenate([graph.edge_src[fixed], *(np.array(ops[:-1], np.int64) for ops in lists)])
     dst = np.concatenate([graph.edge_dst[fixed], *(np.array(ops[1:], np.int64) for ops in lists)])
+    from placeto.problem.order_kernels import first_ready  # which takes a compiler: who reads a graph needs none
+
     by_src = np.argsort(src, kind="stable")
-    order = _first_ready(
+    order = first_ready(
         np.searchsorted(src[by_src], np.arange(graph.num_ops + 1)),
         dst[by_src],
         np.bincount(dst, minlength=graph.num_ops),
@@ -141,25 +142,3 @@ def order_of_lists(graph: ComputationGraph, lists: Sequence[Sequence[int]]) -> n
         op = min(set(range(graph.num_ops)) - set(order.tolist()))
         raise OrderError(f"op {quote(graph.op_names[op])} would wait for itself: the order contradicts the graph")
     return order
-
-
-@compiled()
-def _first_ready(ptr: np.ndarray, child: np.ndarray, missing: np.ndarray) -> np.ndarray:
-    """(N,) ops, of those that may come next the first; shorter where there is a cycle: as `topological_order`, faster.
-
-    Args:
-        ptr: (N+1,) where the children of each op begin.
-        child: (E,) of the edges, by their producers.
-        missing: (N,) how many producers each op waits for; is changed.
-    """
-    ready = [op for op in range(len(missing)) if missing[op] == 0]
-    order, count = np.empty(len(missing), np.int64), 0
-    while len(ready) > 0:
-        op = heapq.heappop(ready)
-        order[count] = op
-        count += 1
-        for k in range(ptr[op], ptr[op + 1]):
-            missing[child[k]] -= 1
-            if missing[child[k]] == 0:
-                heapq.heappush(ready, child[k])
-    return order[:count]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 _FLOP = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
 _TIMES = ("us", "ms", "s")
@@ -16,6 +18,26 @@ def format_bytes(size: float) -> str:
     ('16.0 GB', '-2.50 MB')
     """
     return f"{size:.0f} B" if abs(size) < 999.5 else _scaled(size, _BYTES)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size in decimal units, or without one.
+
+    >>> parse_bytes("1GB"), parse_bytes("512 MB"), parse_bytes("0"), parse_bytes("1.5kB")
+    (1000000000, 512000000, 0, 1500)
+
+    Raises:
+        ValueError: it is no size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = (
+        None
+        if match is None
+        else {name.upper(): 1000**power for power, name in enumerate(_BYTES)}.get(match[2].upper() or "B")
+    )
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is no size such as 1GB or 512MB")
+    return round(float(match[1]) * unit)
 
 
 def format_flop(work: float) -> str:

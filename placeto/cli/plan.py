@@ -1,0 +1,104 @@
+"""``placeto plan``: which way to run a model on given devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from placeto.cli.common import CostsText, OutputPath, UsageError, check_output, find_cluster, note, say
+from placeto.cli.graphs import FACTORY_HELP, Step, StepOptions, check_step, is_factory, step_of
+from placeto.micro_batching import COUNTS
+from placeto.progress import ProgressBar
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Say which way to run a model's training step on a cluster: a table, best first, and a sentence.
+
+    Ways are one device; data parallelism with the same batch, by which each device gets a part of it, with the whole
+    optimizer on each device or a part of it; pipelines of stages with replicas, straight, or interleaved, by which a
+    device has several stages; and a free placement of single ops. Each is shown in the number of micro-batches (M) and
+    the order of execution that are best for it; numbers are 1, 2, 4, 8 and 16, or else 1 and that of --micro-batches.
+    "fullest device" is what the device holds that has the least room left: weights, gradients, optimizer, activations,
+    and what it receives.
+    """
+
+    factory: Annotated[Positional[str], arg(metavar="FACTORY", help=FACTORY_HELP)]
+    cluster: str
+    """a name from `placeto list clusters`, or a cluster file"""
+    headroom: Annotated[str, arg(metavar="SIZE")] = "0"
+    """memory of each device that stays free, such as 1GB"""
+    simulations: Annotated[int, arg(metavar="INT")] = 300
+    """of the search for a free placement, by the policy that comes trained; 0 leaves it out"""
+    costs: CostsText = "efficiency"
+    """how long ops take: efficiency, roofline, or a file of costs"""
+    seed: int = 0
+    """of that search"""
+    output: OutputPath = None
+    """write the placement of the best way to this .json file"""
+    step: Step = field(default_factory=partial(StepOptions, micro_batches="auto"))
+
+
+def run(arguments: Arguments) -> None:
+    """Plan, print the table and the sentence, write what was asked for."""
+    check_output("--out", arguments.output, json=True)
+    if not is_factory(arguments.factory):
+        raise UsageError(
+            f"{arguments.factory!r}: a plan needs a model, which it splits into micro-batches: {FACTORY_HELP}"
+        )
+    if arguments.step.inference:
+        raise UsageError("--inference: plans are for training steps; place an inference by `placeto place`")
+    several = arguments.step.micro_batches
+    counts = COUNTS if isinstance(several, str) else tuple(dict.fromkeys((1, several)))
+    check_step(replace(arguments.step, micro_batches=counts[-1]))
+    if arguments.simulations < 0 or arguments.seed < 0:
+        raise UsageError("--simulations and --seed must be at least 0")
+    from placeto.capture.micro_batches import batch_length
+    from placeto.capture.trace import capture_training
+    from placeto.cli.factory import make, parted
+    from placeto.formats.placement import save_placement
+    from placeto.planning import plans_of, with_headroom
+    from placeto.problem.costs import load_costs
+    from placeto.problem.problem import PlacementProblem
+
+    cluster = with_headroom(find_cluster(arguments.cluster, None), size_of(arguments.headroom))
+    costs, options = load_costs(arguments.costs), arguments.step
+    module, inputs, loss, targets = step_of(make(arguments.factory, options.settings), arguments.factory, options)
+    name = parted(arguments.factory)[1].partition("(")[0].strip()
+    how = {"name": name, "precision": options.precision, "targets": targets, "optimizer": options.optimizer}
+
+    with ProgressBar("planning", total=len(counts)) as bar:
+
+        def problem_of(count: int) -> PlacementProblem:
+            bar.advance(note=f"{count} micro-batches")
+            graph = capture_training(
+                module, inputs, loss, micro_batches=count, master_weights=options.master_weights, **how
+            )
+            return PlacementProblem(graph, cluster, costs)
+
+        plans = plans_of(problem_of, batch_length(inputs, targets), counts, arguments.simulations, arguments.seed)
+    say(f"{name} on {cluster.name}: batch {plans.best.batch}, {options.precision}, {options.optimizer}")
+    say(str(plans))
+    for count, why in plans.left_out.items():
+        say(f"{count} micro-batches are not tried: {why}")
+    say(plans.advice())
+    if arguments.output is not None:
+        save_placement(plans.best.result, arguments.output)
+        note(f"the placement is of the step in {plans.best.micro_batches} micro-batches: give --micro-batches with it")
+
+
+def size_of(text: str) -> int:
+    """Bytes, such as 1GB or 512MB.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    from placeto.problem.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise UsageError(f"--headroom {text!r}: must be a size such as 1GB or 512MB") from None

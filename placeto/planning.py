@@ -1,0 +1,380 @@
+"""What to run of a model on given devices: ways to train it, each in its best number of micro-batches and order.
+
+Ways are one device, replicas, pipelines of stages with replicas, straight or interleaved, and a free placement of ops.
+All are placements, and simulated by the same events: gradients of replicas are summed over the links that there are.
+
+Legend: D devices, M micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from placeto.heuristics.plans import (
+    FIRST_ORDERS,
+    Plan,
+    all_plans,
+    choose_order,
+    least_us,
+    num_micro_batches,
+    orders_to_try,
+    parts_to_plan,
+    try_bounded_orders,
+)
+from placeto.micro_batching import COUNTS
+from placeto.placers import load_placer, warm_up
+from placeto.problem.cluster import Cluster
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.costs import load_costs
+from placeto.problem.graph_memory import DEFAULT_OPTIMIZER
+from placeto.problem.grouping import Groups, group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.units import format_bytes, format_us
+from placeto.simulator.evaluator import Evaluator, PlacementResult, best_single
+from placeto.simulator.memory_timeline import peak_by_category
+from placeto.simulator.schedule import Schedule, simulate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from placeto.capture.arguments import Inputs
+    from placeto.problem.costs import CostModel
+
+ONE, REPLICAS, SHARDED = "one device", "data parallel", "data parallel, optimizer sharded"
+PIPELINE, INTERLEAVED, FREE = "pipeline", "interleaved pipeline", "free placement"
+DEFAULT_SIMULATIONS = 300
+"""Of the search for a free placement."""
+SHOWN = 3
+"""Shapes of each kind, at most."""
+_SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
+
+
+class PlanningError(ValueError):
+    """A step for which there are no plans; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedStep:
+    """One way to run a step."""
+
+    kind: str
+    shape: str  # "2 stages x 4"
+    micro_batches: int
+    result: PlacementResult
+    memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the device that has the least room left
+    room: int  # bytes of that device
+    batch: int  # samples of a step
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What runs where and when."""
+        return self.result.schedule()
+
+    @property
+    def step_us(self) -> float:
+        """Simulated microseconds of a step."""
+        return self.result.makespan_us
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples of the batch over the time of a step."""
+        return self.batch * 1e6 / self.step_us
+
+    @property
+    def used(self) -> int:
+        """Bytes of the device that has the least room left."""
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device exceeds its memory."""
+        return self.used <= self.room
+
+    @property
+    def idle(self) -> float:
+        """Share of the step in which the devices, in the mean over all of the cluster, compute nothing: the bubble."""
+        schedule = self.schedule
+        return 1.0 - float(schedule.busy_us.sum()) / (self.result.problem.num_devices * schedule.makespan_us)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of all transfers between devices."""
+        schedule = self.schedule
+        return int(schedule.lowering.flat.tensor_bytes[schedule.send_tensor].sum())
+
+    @property
+    def order(self) -> str:
+        """In which order devices run their ops: the name of a dispatch, or "own list" where one was made for it."""
+        return self.result.problem.dispatch if self.result.order is None else "own list"
+
+
+@dataclass(frozen=True, eq=False)
+class Plans:
+    """Ways to run a step, best first: those that fit, by their time, then the others."""
+
+    steps: tuple[PlannedStep, ...]
+    left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
+
+    @property
+    def best(self) -> PlannedStep:
+        """The first."""
+        return self.steps[0]
+
+    def advice(self) -> str:
+        """Which to use and why, and what the next best would take, in two sentences."""
+        best, others = self.best, self.steps[1:]
+        if not best.fits:
+            lacks = format_bytes(best.used - best.room)
+            return f"None of these fits: {_name(best)} lacks the least, {lacks}. Use more devices, or a smaller batch."
+        one = next((step for step in self.steps if step.kind == ONE), None)
+        gain = "" if one is None or best is one else f", {one.step_us / best.step_us:.2f} times as fast as one device"
+        if one is not None and not one.fits:
+            gain = ", and one device hasn't the memory"
+        text = f"Use {_name(best)}: a step takes {format_us(best.step_us)}{gain}."
+        if second := next((step for step in others if step.fits and step.kind != best.kind), None):
+            more = 100.0 * (second.step_us / best.step_us - 1.0)
+            text += f" Next is {_name(second)}: {more:.1f} % longer, and {format_bytes(second.used)} on the fullest "
+            text += f"device in place of {format_bytes(best.used)}."
+        return text
+
+    def __str__(self) -> str:
+        head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent"]
+        rows = [
+            [
+                step.kind,
+                step.shape,
+                f"{step.micro_batches}",
+                step.order,
+                format_us(step.step_us),
+                f"{step.samples_per_second:.4g}",
+                " ".join(f"{_SHORT[name]} {format_bytes(size)}" for name, size in step.memory.items() if size),
+                format_bytes(step.room) if step.fits else f"{format_bytes(step.room)}: too little",
+                f"{100.0 * step.idle:.1f} %",
+                format_bytes(step.sent_bytes),
+            ]
+            for step in self.steps
+        ]
+        widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in [head, *rows]
+        )
+
+
+def plan(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    cluster: Cluster | str | Path,
+    loss: Callable[..., Any] | None = None,
+    targets: Sequence[Any] = (),
+    optimizer: str = DEFAULT_OPTIMIZER,
+    master_weights: bool = False,
+    precision: str = "fp32",
+    costs: CostModel | str | Path = "efficiency",
+    micro_batches: Iterable[int] = COUNTS,
+    headroom: int = 0,
+    simulations: int = DEFAULT_SIMULATIONS,
+    seed: int = 0,
+) -> Plans:
+    """Say which way to run a model's training step on a cluster, with the same batch whichever way it is.
+
+    Args:
+        model: a module, which is captured as `capture_training` does.
+        inputs: arguments of the module, in order or by name; the batch is the first size of the first tensor.
+        cluster: or its name, or its file.
+        loss: ``loss(output, *targets)`` -> scalar; without one the module returns it.
+        targets: further arguments of the loss.
+        optimizer: whose state needs memory: sgd, momentum, adagrad, rmsprop, lion, adam, adamw.
+        master_weights: whether parameters of 16 bits have a copy in float32 beside.
+        precision: what the run will use, "fp32", "tf32", "bf16" or "fp16".
+        costs: a cost model, or its name or file.
+        micro_batches: numbers that are tried, as far as they divide the batch.
+        headroom: bytes of each device that stay free.
+        simulations: budget of the search for a free placement; 0 = none is sought.
+        seed: of that search.
+
+    Raises:
+        CaptureError: the module can't be traced.
+        ClusterError, CostsError: no such cluster or cost model, or a headroom that leaves a device no memory.
+        PlanningError: no number of micro-batches.
+    """
+    from placeto.capture.micro_batches import batch_length
+    from placeto.capture.trace import capture_training
+
+    on = with_headroom(cluster if isinstance(cluster, Cluster) else load_cluster(cluster), headroom)
+    by = costs if not isinstance(costs, str) and hasattr(costs, "op_time_us") else load_costs(costs)
+
+    def problem_of(count: int) -> PlacementProblem:
+        how: dict[str, Any] = {"precision": precision, "micro_batches": count}
+        how |= {"optimizer": optimizer, "master_weights": master_weights}
+        return PlacementProblem(capture_training(model, inputs, loss, targets=targets, **how), on, by)
+
+    return plans_of(problem_of, batch_length(inputs, targets), micro_batches, simulations, seed)
+
+
+def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
+    """A cluster whose devices have so many bytes less.
+
+    Raises:
+        ClusterError: a device has no more than that.
+    """
+    if headroom == 0:
+        return cluster
+    return replace(cluster, devices=tuple(replace(of, memory=of.memory - headroom) for of in cluster.devices))
+
+
+def plans_of(
+    problem_of: Callable[[int], PlacementProblem],
+    batch: int,
+    counts: Iterable[int] = COUNTS,
+    simulations: int = DEFAULT_SIMULATIONS,
+    seed: int = 0,
+) -> Plans:
+    """The ways to run a step that is captured in several numbers of micro-batches.
+
+    Args:
+        problem_of: the step in so many micro-batches, on the cluster.
+        batch: samples of a step.
+        counts: numbers of micro-batches.
+        simulations: budget of the search for a free placement, in the number of micro-batches that is best without.
+        seed: of that search.
+
+    Raises:
+        CaptureError: the step can't be captured in any of them.
+        PlanningError: no number of micro-batches.
+    """
+    from placeto.capture.errors import CaptureError
+
+    left_out: dict[int, str] = {}
+    found: list[PlannedStep] = []
+    refused = None
+    problems: dict[int, PlacementProblem] = {}
+    for count in dict.fromkeys(counts):
+        try:
+            problems[count] = problem_of(count)
+        except CaptureError as error:
+            refused, left_out[count] = error, str(error)
+            continue
+        found += _in_parts(problems[count], count, batch)
+    if not problems:
+        raise refused or PlanningError("no number of micro-batches: give at least one, such as 8")
+    best: dict[str, dict[str, PlannedStep]] = {}
+    for step in sorted(found, key=_rank):
+        if len(own := best.setdefault(step.kind, {})) < SHOWN:
+            own.setdefault(step.shape, step)
+    steps = sorted((step for own in best.values() for step in own.values()), key=_rank)
+    if simulations > 0 and steps[0].result.problem.num_devices > 1:
+        steps = sorted([*steps, _searched(problems, steps[0], simulations, seed)], key=_rank)
+    return Plans(tuple(steps), left_out)
+
+
+def _rank(step: PlannedStep) -> tuple[bool, float, int]:
+    return (not step.fits, step.step_us if step.fits else float(step.used - step.room), step.used)
+
+
+def _in_parts(problem: PlacementProblem, count: int, batch: int) -> list[PlannedStep]:
+    """All ways in one number of micro-batches: of each shape the best."""
+    single = best_single(problem)
+    if single is None:
+        busy = problem.busy_us.sum(axis=0)
+        single = simulate(problem, np.full(problem.num_ops, busy.argmin()))
+    found = [_planned(ONE, problem.cluster.devices[single.placement[0]].name, count, _alone(single), batch)]
+    if num_micro_batches(problem.graph) == 1:
+        return found
+    groups, orders, best = group_ops(problem), orders_to_try(problem), dict[str, list[tuple[float, str, np.ndarray]]]()
+    evaluator = Evaluator(problem, groups)
+    scored: list[tuple[float, Plan, np.ndarray]] = []
+    for devices in parts_to_plan(problem):
+        if least_us(problem, devices) < evaluator.best_score:
+            plans = [(plan, plan.placement(problem)) for plan in all_plans(problem, devices)]
+            scores = np.full(len(plans), math.inf)
+            for order in [name for name in FIRST_ORDERS if name in orders] or [problem.dispatch]:
+                evaluator.reorder(order)
+                scores = np.minimum(scores, [evaluator.score_ops(placement) for _, placement in plans])
+            scored += [(score, *plan) for score, plan in zip(scores.tolist(), plans, strict=True)]
+    for score, plan, placement in sorted(scored, key=lambda each: each[0]):
+        shape = _shape(plan, problem.num_devices)
+        others = best.setdefault(_kind(plan), [])
+        if len(others) < SHOWN and shape not in [known for _, known, _ in others]:
+            others.append((score, shape, placement))
+    for kind, shape, placement in ((kind, *of[1:]) for kind, those in best.items() for of in those):
+        result = _in_best_order(problem, groups, orders, placement)
+        if kind == REPLICAS:
+            found.append(_planned(SHARDED, shape, count, result, batch))
+            found.append(replace(found[-1], kind=REPLICAS, **_of_replica(problem)))
+        else:
+            found.append(_planned(kind, shape, count, result, batch))
+    return found
+
+
+def _in_best_order(
+    problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], placement: np.ndarray
+) -> PlacementResult:
+    evaluator = Evaluator(problem, groups)
+    evaluator.score_ops(placement)
+    choose_order(evaluator, orders)
+    if orders:
+        try_bounded_orders(evaluator, placement)
+    return evaluator.result()
+
+
+def _kind(plan: Plan) -> str:
+    return REPLICAS if len(plan.devices) == 1 else INTERLEAVED if plan.interleaved else PIPELINE
+
+
+def _shape(plan: Plan, devices: int) -> str:
+    """Such as "2 stages x 4", "stages of 6, 2", "8 replicas"; where not all devices are used, also how many."""
+    sizes = [len(own) for own in plan.devices]
+    used = len({device for own in plan.devices for device in own})
+    some = "" if used == devices else f" on {used} devices"
+    if len(sizes) == 1:
+        return f"{sizes[0]} replicas"
+    shape = f"{len(sizes)} stages x {sizes[0]}" if len(set(sizes)) == 1 else f"stages of {', '.join(map(str, sizes))}"
+    if not plan.interleaved:
+        return shape + some
+    turns = [number for number, own in enumerate(plan.devices) if own == plan.devices[0]]
+    return f"{shape}, {'and back' if turns[1] != len(sizes) // len(turns) else 'again'}{some}"
+
+
+def _alone(schedule: Schedule) -> PlacementResult:
+    makespan, fits = schedule.makespan_us, schedule.fits
+    return PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), schedule.problem)
+
+
+def _planned(kind: str, shape: str, count: int, result: PlacementResult, batch: int) -> PlannedStep:
+    schedule, memory = result.schedule(), result.problem.cluster.memory
+    fullest = int((schedule.peak_memory - memory).argmax())
+    return PlannedStep(kind, shape, count, result, peak_by_category(schedule, fullest), int(memory[fullest]), batch)
+
+
+def _of_replica(problem: PlacementProblem) -> dict[str, Any]:
+    """What a device holds that has the whole model: the same as if it ran all micro-batches alone."""
+    memory = problem.cluster.memory
+    device = int(memory.argmin())
+    alone = simulate(problem, np.full(problem.num_ops, device))
+    return {"memory": peak_by_category(alone, device), "room": int(memory[device])}
+
+
+def _searched(
+    problems: Mapping[int, PlacementProblem], before: PlannedStep, simulations: int, seed: int
+) -> PlannedStep:
+    """What the default placer finds in the number of micro-batches that was best before it."""
+    placer, problem = load_placer("placeto"), problems[before.micro_batches]
+    warm_up(placer, problem, simulations, None)
+    result = placer(problem, simulations=simulations, seed=seed)
+    devices = len(np.unique(result.placement))
+    return _planned(FREE, f"on {devices} devices", before.micro_batches, result, before.batch)
+
+
+def _name(step: PlannedStep) -> str:
+    parts = "" if step.micro_batches == 1 else f" in {step.micro_batches} micro-batches"
+    return f"{step.kind} ({step.shape}){parts}"

@@ -1,0 +1,67 @@
+"""``placeto plan``."""
+
+from pathlib import Path
+
+import pytest
+
+from placeto.cli.command import main
+from placeto.formats.placement import load_placement
+
+NET = """
+import torch
+from torch import nn
+
+
+def net(batch=64):
+    module = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
+    return module, (torch.empty(batch, 512),), lambda y: y.square().mean()
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return int(ended.value.code or 0)
+
+
+def test_a_table_and_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "net.py:net", "--cluster", "4xv100", "--micro-batches", "4", "--simulations", "60", "-o", "p.json")
+    assert run(*words) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("net on 4xv100: batch 64, fp32, adam\n")
+    for way in ("one device", "data parallel", "pipeline", "interleaved pipeline", "free placement"):
+        assert f"\n{way}" in out
+    assert "\nUse " in out
+    assert "give --micro-batches" in err
+    assert load_placement("p.json").placement
+    assert run("plan", "net.py:net", "--cluster", "4xv100", "--headroom", "15.999GB", "--simulations", "0") == 0
+    assert "too little" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("cifar10:test:0",), "a plan needs a model"),
+        (("net.py:net", "--inference"), "place an inference by `placeto place`"),
+        (("net.py:net", "--headroom", "much"), "must be a size such as 1GB"),
+        (("net.py:net", "--headroom", "99GB"), "memory"),
+        (("net.py:net", "--micro-batches", "0"), "must be at least 1"),
+        (("net.py:net", "--simulations", "-1"), "must be at least 0"),
+        (("net.py:nothing",), "nothing"),
+        (("net.py:net", "-o", "p.txt"), "must end in .json"),
+    ],
+)
+def test_what_can_not_be_planned_is_refused(
+    words: tuple[str, ...], told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", *words, "--cluster", "4xv100") == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert error[-1].startswith("error: ")
+    assert told in error[-1]

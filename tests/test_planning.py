@@ -1,0 +1,146 @@
+"""Ways to run a step, each in its best number of micro-batches and order."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import placeto
+from placeto.capture.errors import CaptureError
+from placeto.capture.trace import capture_training
+from placeto.heuristics.plans import pipeline
+from placeto.planning import (
+    FREE,
+    INTERLEAVED,
+    ONE,
+    PIPELINE,
+    REPLICAS,
+    SHARDED,
+    SHOWN,
+    PlanningError,
+    Plans,
+    plan,
+    plans_of,
+    with_headroom,
+)
+from placeto.problem.cluster import Cluster
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.problem import PlacementProblem
+from placeto.problem.topology import ClusterError
+from placeto.simulator.schedule import simulate
+
+BATCH = 4096
+
+
+def chain(batch: int = BATCH) -> tuple[nn.Module, list[torch.Tensor]]:
+    with torch.device("meta"):
+        return nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8))), [torch.empty(batch, 1024)]
+
+
+def loss(y: torch.Tensor) -> torch.Tensor:
+    return y.square().mean()
+
+
+@pytest.fixture(scope="module")
+def plans() -> Plans:
+    module, inputs = chain()
+    return placeto.plan(module, inputs, cluster="2x4xv100", loss=loss, simulations=150)
+
+
+def test_all_ways_are_there_best_first(plans: Plans) -> None:
+    kinds = [step.kind for step in plans.steps]
+    assert {*kinds} == {ONE, REPLICAS, SHARDED, PIPELINE, INTERLEAVED, FREE}
+    assert max(kinds.count(kind) for kind in kinds) <= SHOWN
+    assert plans.best is plans.steps[0]
+    times = [step.step_us for step in plans.steps if step.fits]
+    assert times == sorted(times)
+    assert not plans.left_out
+
+
+def test_each_way_is_a_placement_that_is_simulated(plans: Plans) -> None:
+    for step in plans.steps:
+        result, used = step.result, len(set(step.result.placement.tolist()))
+        assert (used == 1) == (step.kind == ONE)
+        assert result.schedule().makespan_us == step.step_us
+        assert simulate(result.problem, result.placement, order=result.order).makespan_us == step.step_us
+        if step.kind in (PIPELINE, INTERLEAVED) and used < 8:
+            assert step.shape.endswith(f" on {used} devices")
+        assert step.samples_per_second == pytest.approx(BATCH / (step.step_us * 1e-6))
+        assert 0.0 <= step.idle < 1.0
+        assert (step.sent_bytes == 0) == (step.kind == ONE)
+
+
+def test_none_is_slower_than_the_best_plan_of_its_number(plans: Plans) -> None:
+    module, inputs = chain()
+    for count in (8, 16):
+        graph = capture_training(module, inputs, loss, micro_batches=count)
+        alone = pipeline(PlacementProblem(graph, load_cluster("2x4xv100")))
+        assert plans.best.step_us <= alone.makespan_us
+
+
+def test_what_devices_hold(plans: Plans) -> None:
+    by_kind = {step.kind: step for step in reversed(plans.steps)}
+    whole = 8 * 4 * 1024**2
+    for kind in (ONE, REPLICAS):
+        memory = by_kind[kind].memory
+        assert (memory["weights"], memory["gradients"], memory["optimizer"]) == (whole, whole, 2 * whole)
+        assert memory["received"] == 0
+    sharded, replicas = by_kind[SHARDED], by_kind[REPLICAS]
+    assert sharded.memory["weights"] == whole / int(sharded.shape.split()[0])
+    assert (sharded.step_us, sharded.shape) == (replicas.step_us, replicas.shape)
+    for step in plans.steps:
+        if step.kind != REPLICAS:
+            peak = step.schedule.peak_memory
+            assert step.used == peak.max()
+            assert step.room == 16e9
+
+
+def test_what_has_not_the_memory_comes_last_and_is_told() -> None:
+    module, inputs = chain()
+    whole = 8 * 4 * 1024**2
+    small = load_cluster("4xv100")
+    small = replace(small, devices=tuple(replace(of, memory=3 * whole) for of in small.devices))
+    found = plan(module, inputs, cluster=small, loss=loss, simulations=0)
+    fits = [step.fits for step in found.steps]
+    assert fits == sorted(fits, reverse=True)
+    assert {step.fits for step in found.steps if step.kind in (ONE, REPLICAS)} == {False}
+    assert found.best.fits
+    assert "one device hasn't the memory" in found.advice()
+    assert "too little" in str(found)
+    tiny = replace(small, devices=tuple(replace(of, memory=whole // 8) for of in small.devices))
+    none = plan(module, inputs, cluster=tiny, loss=loss, micro_batches=[4], simulations=0)
+    assert "None of these fits" in none.advice()
+
+
+def test_headroom_is_left_free() -> None:
+    cluster = load_cluster("2xv100")
+    assert with_headroom(cluster, 10**9).memory.tolist() == [15 * 10**9] * 2
+    with pytest.raises(ClusterError):
+        with_headroom(cluster, 16 * 10**9)
+
+
+def test_numbers_that_do_not_divide_the_batch_are_left_out() -> None:
+    module, inputs = chain(6)
+    found = plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[2, 4], simulations=0)
+    assert list(found.left_out) == [4]
+    assert {step.micro_batches for step in found.steps} == {2}
+    with pytest.raises(CaptureError, match="can't be split into 4"):
+        plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[4], simulations=0)
+    with pytest.raises(PlanningError, match="at least one"):
+        plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[], simulations=0)
+
+
+def test_on_one_device_there_is_one_way() -> None:
+    module, inputs = chain(8)
+    cluster = _one_device()
+
+    def problem_of(count: int) -> PlacementProblem:
+        return PlacementProblem(capture_training(module, inputs, loss, micro_batches=count), cluster)
+
+    assert {step.kind for step in plans_of(problem_of, 8).steps} <= {ONE, REPLICAS, SHARDED}
+
+
+def _one_device() -> Cluster:
+    one = load_cluster("2xv100")
+    return Cluster("one", one.devices[:1], one.bandwidth[:1, :1], one.latency_us[:1, :1])
