@@ -43,12 +43,23 @@ def pipeline(
     return run(_try_all, problem, simulations, seconds, seed)
 
 
+def torch_pipeline(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """As pipeline, of plans that torch.distributed runs: stages have equally many replicas; see `placeto export`."""
+    return run(_try_even, problem, simulations, seconds, seed)
+
+
 def _try_all(evaluator: Evaluator, seed: int) -> None:
     try_single(evaluator, seed)
     try_plans(evaluator, seed)
 
 
-def try_plans(evaluator: Evaluator, seed: int) -> None:
+def _try_even(evaluator: Evaluator, seed: int) -> None:
+    try_plans(evaluator, seed, even=True)
+
+
+def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
     """The rule behind `pipeline`: all plans under the likeliest orders, and the best of all placements under each.
 
     Then borders of the best plan's stages move, a layer at a time, as long as that helps. The evaluator goes on under
@@ -59,11 +70,12 @@ def try_plans(evaluator: Evaluator, seed: int) -> None:
     Args:
         evaluator: scores, and keeps the best.
         seed: has no say.
+        even: of plans whose stages deal the micro-batches in the same way, equally many to each replica, if there are.
     """
     problem = evaluator.problem
     decided = orders_to_try(problem)
     different: dict[bytes, tuple[Plan, np.ndarray]] = {}
-    for plan in all_plans(problem):  # with more devices than layers or micro-batches some place alike
+    for plan in _even(problem) if even else all_plans(problem):  # with more devices than micro-batches some place alike
         different.setdefault((placement := plan.placement(problem)).tobytes(), (plan, placement))
     plans, placements = (list(of) for of in zip(*different.values(), strict=True))
     scores = np.full(len(plans), math.inf)
@@ -152,6 +164,12 @@ def all_plans(problem: PlacementProblem) -> list[Plan]:
     return grids + [plan for plan in _programmed(problem) if plan.devices not in {grid.devices for grid in grids}]
 
 
+def _even(problem: PlacementProblem) -> list[Plan]:
+    """Of all plans those that are even, or all where none is."""
+    plans = all_plans(problem)
+    return [plan for plan in plans if plan.even(problem)] or plans
+
+
 def _grids(problem: PlacementProblem) -> list[Stages]:
     """Stages of equally many devices, whose replicas are neighbours, or else the stages of each replica."""
     devices, found = np.arange(problem.num_devices), []
@@ -197,6 +215,14 @@ class Plan:
         if any(a >= b for a, b in itertools.pairwise([0, *borders, self.num_layers])):
             return None
         return replace(self, borders=tuple(borders))
+
+    def even(self, problem: PlacementProblem) -> bool:
+        """Whether all stages have equally many replicas, which take turns and get equally many micro-batches."""
+        count, replicas, speeds = num_micro_batches(problem.graph), len(self.devices[0]), device_speeds(problem)
+        turns = np.arange(count) % replicas
+        dealt = [_deal(count, speeds[list(own)]) for own in self.devices]
+        same = all(len(own) == replicas for own in self.devices) and count % replicas == 0
+        return same and all(np.array_equal(row, turns) for row in dealt)
 
     def placement(self, problem: PlacementProblem) -> np.ndarray:
         """(N,) devices of the ops.
