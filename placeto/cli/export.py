@@ -142,6 +142,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     options, folder, names = arguments.options, arguments.output, schedule.problem.cluster.device_names
     made = torch_pipeline(schedule)
     factory = arguments.graph if is_factory(arguments.graph) else None
+    kept = (folder / "run.py").exists()
     save_torch_pipeline(made, folder, factory, settings_of(options.settings), options.loss)
     devices, modules = made.stages.devices, made.stages.modules
     micro_batches = sum(map(len, made.stages.micro_batches))
@@ -152,6 +153,8 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     whole, free = made.order.schedule.makespan_us, schedule.makespan_us
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
     say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")
+    if kept:
+        note(f"{folder / 'run.py'} was there already and stays as it is; remove it for a new one")
     if factory is None:
         note(f"{arguments.graph} is no function that makes the model: give run.py one, --factory file.py:function")
     if options.precision != "fp32":

@@ -50,7 +50,7 @@ def save_torch_pipeline(
     settings: Mapping[str, Any] | None = None,
     loss: str | None = None,
 ) -> None:
-    """Write the folder, which may exist.
+    """Write the folder, which may exist. A `run.py` that is there stays, as it may have been changed.
 
     Args:
         made: what to write.
@@ -91,4 +91,5 @@ def save_torch_pipeline(
         "replicas": replicas,
     }
     (folder / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
-    (folder / "run.py").write_text(Path(__file__).with_name("torch_run.py").read_text())
+    if not (folder / "run.py").exists():
+        (folder / "run.py").write_text(Path(__file__).with_name("torch_run.py").read_text())
