@@ -192,7 +192,7 @@ def _others(
         elif made:
             stage[op] = min(own[own >= max(made)], default=max(made))
         known = of_module.get(graph.modules[op], own)
-        if busy[op] and stage[op] >= 0 and graph.modules[op] != LOSS and stage[op] not in known:
+        if busy[op] and gradients and graph.modules[op] != LOSS and stage[op] not in known:
             raise ExportError(
                 f"{graph.name}: {graph.op_names[op]} of the backward pass runs on another device than the forward pass "
                 f"of {graph.modules[op] or 'the model'}; torch runs both in one stage: {_PLACE}"
