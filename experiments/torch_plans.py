@@ -2,9 +2,10 @@
 
 python -m experiments.torch_plans [--steps 20]
 
-Each plan of a small transformer is placed by hand, exported, and run by `torch.distributed.pipelining` on as many
-processes as it has ranks, with gloo on the CPU. Every rank trains the whole model beside, micro-batch by micro-batch.
-The second table simulates whole chunks where ops could be run in any order: the best orders of plans of a larger one.
+Each plan of a small transformer or convolutional network is placed by hand, exported, and run by
+`torch.distributed.pipelining` on as many processes as it has ranks, with gloo on the CPU. Every rank trains the whole
+model beside, micro-batch by micro-batch. The second table simulates whole chunks where ops could be run in any order:
+plans of a larger transformer, in the best orders that are made for them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 
-FACTORY = f"{torch_model.__file__}:net"
+FILE = torch_model.__file__
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Case:
     devices: tuple[tuple[int, ...], ...]  # of each stage, its replicas
     order: str  # a static order, or bounded
     micro_batches: int = 4
+    model: str = "net"
 
 
 CASES = {
@@ -49,6 +51,7 @@ CASES = {
     "longest path first": Case(((0,), (1,)), "priority", 6),
     "interleaved, 2 stages a rank": Case(((0,), (1,), (0,), (1,)), "bounded"),
     "V, first and last on one rank": Case(((0,), (1,), (0,)), "bounded", 6),
+    "convolutions, interleaved": Case(((0,), (1,), (0,), (1,)), "bounded", 6, "convolutions"),
     "two replicas of one stage": Case(((0, 1),), "bounded", 6),
     "two replicas of two stages": Case(((0, 1), (2, 3)), "bounded"),
 }
@@ -130,11 +133,12 @@ def main(config: TorchPlans) -> None:
     ]
     table = [head, rule(len(head))]
     for name, case in CASES.items():
-        graph = capture_factory(FACTORY, CaptureOptions(micro_batches=case.micro_batches), "net")[0]
+        factory = f"{FILE}:{case.model}"
+        graph = capture_factory(factory, CaptureOptions(micro_batches=case.micro_batches), case.model)[0]
         schedule = placed(case, graph)
         made = torch_pipeline(schedule)
         with tempfile.TemporaryDirectory() as folder:
-            save_torch_pipeline(made, Path(folder), FACTORY)
+            save_torch_pipeline(made, Path(folder), factory)
             start = time.perf_counter()
             found = trained(Path(folder), made.num_ranks, config.steps)
         ops, chunks = schedule.makespan_us / 1e3, made.order.schedule.makespan_us / 1e3
@@ -155,7 +159,7 @@ def _whole_chunks(config: TorchPlans) -> None:
         options = CaptureOptions(
             micro_batches=count, settings=(f"layers={config.layers}", f"width={config.width}", "batch=64")
         )
-        problem = PlacementProblem(capture_factory(FACTORY, options, "net")[0], load_cluster(cluster))
+        problem = PlacementProblem(capture_factory(f"{FILE}:net", options, "net")[0], load_cluster(cluster))
         for plan in all_plans(problem):
             if len(plan.devices) < 2 or not plan.even(problem):
                 continue

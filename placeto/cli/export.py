@@ -17,6 +17,7 @@ from placeto.cli.common import (
     OptionalInt,
     UsageError,
     check_output,
+    missing_memory,
     note,
     say,
 )
@@ -153,6 +154,14 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     whole, free = made.order.schedule.makespan_us, schedule.makespan_us
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
     say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")
+    if made.order.moved > 0.0:
+        note(
+            f"{made.order.moved:.1%} of the time is moved to where torch computes it: to the stage of its forward pass"
+        )
+    if missing := missing_memory(made.order.schedule):
+        note(f"as torch runs it, it doesn't fit in the memory of {schedule.problem.cluster.name}: {missing} too much")
+    if "recomputation" in schedule.problem.graph.passes:
+        note("torch traces the model without its activation checkpoints: it takes more memory, and less time")
     if kept:
         note(f"{folder / 'run.py'} was there already and stays as it is; remove it for a new one")
     if factory is None:

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from placeto.formats.exports.torch_orders import torch_order
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
 from placeto.problem.graph_checks import BACKWARD_PASSES
-from placeto.simulator.schedule import Schedule
+from placeto.simulator.schedule import Schedule, simulate
 from tests.formats.torch_toys import captured, chain, planned
 
 GRAPH = captured(chain())
@@ -131,3 +131,17 @@ def test_whole_chunks_take_the_work_of_the_ops() -> None:
     assert made.schedule.placement.tolist() == schedule.placement.tolist()
     np.testing.assert_allclose(made.schedule.busy_us, schedule.busy_us)
     assert 0.9 < made.schedule.makespan_us / schedule.makespan_us < 1.2
+    assert made.moved == 0.0
+
+
+def test_what_is_moved_is_told() -> None:
+    schedule = planned(GRAPH, PLANS["straight"])
+    placement = schedule.placement.copy()
+    time = schedule.finish_us - schedule.start_us
+    backward = [op for op, kind in enumerate(GRAPH.op_types) if kind == "aten.mm" and GRAPH.modules[op] == "3"]
+    placement[backward] = 0
+    elsewhere = simulate(schedule.problem, placement)
+    made = torch_order(elsewhere, torch_stages(elsewhere))
+    assert made.schedule.placement.tolist() == schedule.placement.tolist()
+    own = torch_stages(schedule).stage >= 0
+    assert made.moved == pytest.approx(time[backward].sum() / time[own].sum())

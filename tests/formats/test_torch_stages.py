@@ -65,7 +65,7 @@ def test_a_border_in_a_block_is_cut_at_the_beginning_or_the_end_of_a_module() ->
         splits[paths[border], module] = side
     assert splits["layers.0", "layers.0.self_attn"] == "end"  # the sum behind it
     assert splits["layers.0.norm1", "layers.0.norm1"] == "beginning"
-    assert splits["layers.1.self_attn", "layers.1"] == "beginning"
+    assert splits["layers.1.self_attn", "layers.1.self_attn"] == "beginning"
     assert splits["layers.0", "layers.0.linear2"] == "end"
 
 
@@ -99,8 +99,14 @@ def test_what_no_pipeline_is_is_refused() -> None:
     )
     name = next(GRAPH.op_names[op] for op, module in enumerate(GRAPH.modules) if module == "1" and _forward(op, 2))
     refused(moved(name, 1), "micro-batch 2 .* torch runs the same stages for all: place with --placer torch-pipeline")
-    name = next(GRAPH.op_names[op] for op, module in enumerate(GRAPH.modules) if module == "3" and _backward(op))
-    refused(moved(name, 0), "3.*grad.* on another device than the forward pass of 3; .* --placer torch-pipeline")
+
+
+def test_gradients_are_moved_to_the_stage_of_their_forward_pass() -> None:
+    as_planned = torch_stages(planned(GRAPH, [(0,), (1,)]))
+    for op in (op for op, module in enumerate(GRAPH.modules) if module.isdigit() and _backward(op)):
+        for device in range(3):
+            found = torch_stages(moved(GRAPH.op_names[op], device))
+            assert found.stage.tolist() == as_planned.stage.tolist(), GRAPH.op_names[op]
 
 
 def _forward(op: int, micro_batch: int) -> bool:

@@ -31,6 +31,7 @@ class TorchOrder:
 
     chunks: tuple[tuple[Chunk, ...], ...]  # (D,) of each device, in its order
     schedule: Schedule  # the placement with ops in the order of the chunks
+    moved: float  # share of the time that torch computes elsewhere than where it is placed
 
     def rows(self, stages: TorchStages, replica: int) -> list[list[str]]:
         """(P, ...) the cells of the CSV file of a replica: a row a rank, whose micro-batches count from 0."""
@@ -54,7 +55,11 @@ def torch_order(schedule: Schedule, stages: TorchStages) -> TorchOrder:
         replica[list(micro_batches)] = number
     placement = schedule.placement.copy()
     own = stage >= 0
-    placement[own] = np.array(stages.devices)[replica[of[own]], stage[own]]  # what takes no time may stand elsewhere
+    placement[own] = np.array(stages.devices)[
+        replica[of[own]], stage[own]
+    ]  # gradients run where their forward pass does
+    time = np.where(own, schedule.finish_us - schedule.start_us, 0.0)
+    moved = float(time[placement != schedule.placement].sum() / time.sum())
     ops = schedule.order[schedule.order < problem.num_ops]
     base = simulate(problem, placement, order=ops)
     kind, sent = _kinds(base, stage)
@@ -65,7 +70,7 @@ def torch_order(schedule: Schedule, stages: TorchStages) -> TorchOrder:
     lists: list[list[Chunk]] = [[] for _ in range(problem.num_devices)]
     for chunk in _ordered(base, members, sent):
         lists[placement[members[chunk][0]]].append(chunk)
-    return TorchOrder(tuple(map(tuple, lists)), _simulated(base, lists, members, sent))
+    return TorchOrder(tuple(map(tuple, lists)), _simulated(base, lists, members, sent), moved)
 
 
 def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray]:

@@ -104,9 +104,9 @@ def part(tree: Any, rows: Tensor, length: int) -> Any:
     return tree_map(of, tree)
 
 
-def not_views(_: nn.Module, __: Any, output: Any) -> Any:
-    """torch detaches what a stage gives in place, which views of other tensors don't allow."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf._is_view() else leaf, output)
+def copied(_: nn.Module, __: Any, output: Any) -> Any:
+    """torch detaches in place what a stage gives: it can't, where that is a view or is saved for the backward pass."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf, output)
 
 
 def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> Any:
@@ -150,8 +150,9 @@ def main() -> None:
     # The model, the same on all ranks.
     torch.manual_seed(given.seed)
     made = find(factory)(**plan["settings"])
-    module, inputs, loss, targets = (*made, None, ())[:4] if len(made) < 4 else made
-    loss = find_loss(plan["loss"]) if plan["loss"] else loss
+    module, inputs, *rest = made
+    loss = find_loss(plan["loss"]) if plan["loss"] else rest[0]
+    targets = rest[1] if len(rest) > 1 else ()
     length = next(len(leaf) for leaf in tensors_of((inputs, targets)) if leaf.dim() > 0)
     size = length // plan["micro_batches"]
     whole = copy.deepcopy(module).to(device) if given.check else None
@@ -182,7 +183,7 @@ def main() -> None:
     )
     schedule._load_csv(str(HERE / mine["schedule"]))
     for stage in stages:
-        stage.submod.register_forward_hook(not_views)
+        stage.submod.register_forward_hook(copied)
     trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]
     optimizer = getattr(torch.optim, given.optimizer)(trained, lr=given.lr)
     beside = getattr(torch.optim, given.optimizer)(whole.parameters(), lr=given.lr) if whole else None

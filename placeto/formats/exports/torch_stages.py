@@ -72,7 +72,7 @@ def torch_stages(schedule: Schedule) -> TorchStages:
         raise ExportError(f"{name}: {min(twice)} alone is a stage, which torch can't cut out: join it with another one")
     stage = np.full(len(of), -1, np.int64)
     stage[program] = np.searchsorted(cuts, np.arange(program.shape[1]), side="right")
-    _others(graph, placement, stage, replicas[groups], busy)
+    _others(graph, placement, stage, replicas[groups])
     _check(graph, stage)
     return TorchStages(
         stage,
@@ -138,8 +138,8 @@ def _replicas(name: str, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _split(graph: ComputationGraph, program: np.ndarray, last: int, first: int) -> tuple[tuple[str, str], int]:
     """Where a model is cut between two places in its program (F,), and the place at which the later stage begins.
 
-    Before the outermost module that begins there, or after the outermost one that ends there; between them stand only
-    ops that take no time.
+    Before a module that begins there, or after one that ends there, the innermost one: lists of modules aren't called.
+    Between the cut and the two places stand only ops that take no time.
     """
     paths = [graph.modules[op] for op in program.tolist()]
     before, behind = paths[last], paths[first]
@@ -147,7 +147,7 @@ def _split(graph: ComputationGraph, program: np.ndarray, last: int, first: int) 
     forward[program] = True
     for here, there, where in ((behind, before, BEGINNING), (before, behind, END)):
         parts = here.split(".") if here else []
-        for depth in range(1, len(parts) + 1):
+        for depth in range(len(parts), 0, -1):
             module = ".".join(parts[:depth])
             own = [place for place, path in enumerate(paths) if inside(path, module)]
             cut = own[0] if where == BEGINNING else own[-1] + 1
@@ -161,21 +161,21 @@ def _split(graph: ComputationGraph, program: np.ndarray, last: int, first: int) 
     )
 
 
-def _others(
-    graph: ComputationGraph, placement: np.ndarray, stage: np.ndarray, devices: np.ndarray, busy: np.ndarray
-) -> None:
-    """Fill in the stage of the loss, which is the last, and of each op of a backward pass, by what it reads.
+def _others(graph: ComputationGraph, placement: np.ndarray, stage: np.ndarray, devices: np.ndarray) -> None:
+    """Fill in the stage of the loss, which is the last, and of each op of a backward pass.
 
-    Gradients come from the stage itself or a later one: an op has the last stage of its device that is none behind what
-    it reads. Where it reads no gradient, what it reads comes from the stage itself or an earlier one.
+    An op of the backward pass belongs to a stage that runs its module. Gradients come from the stage itself or a later
+    one, so it is the last such stage that is none behind what the op reads. Where it reads no gradient, what it reads
+    comes from the stage itself or an earlier one. Of several that can be, one on the op's device is preferred.
     """
-    last = devices.shape[1] - 1
+    stages = set(range(devices.shape[1]))
+    last = max(stages)
     reads: list[list[int]] = [[] for _ in graph.op_names]
     readers: list[list[int]] = [[] for _ in graph.op_names]
     for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
         reads[dst].append(src)
         readers[src].append(dst)
-    of_module: dict[str, set[int]] = {}
+    of_module: dict[str, set[int]] = {LOSS: {last}}
     for op in np.flatnonzero(stage >= 0).tolist():
         of_module.setdefault(graph.modules[op], set()).add(int(stage[op]))
     backward = [kind in BACKWARD_PASSES for kind in graph.passes]
@@ -184,19 +184,16 @@ def _others(
             continue
         made = [int(stage[src]) for src in reads[op] if stage[src] >= 0]
         gradients = [int(stage[src]) for src in reads[op] if stage[src] >= 0 and backward[src]]
-        own = np.flatnonzero(devices[graph.micro_batches[op]] == placement[op])
-        if not backward[op] or graph.modules[op] == LOSS:
+        able = of_module.get(graph.modules[op], stages)
+        here = {number for number in able if devices[graph.micro_batches[op], number] == placement[op]}
+        if not backward[op]:
             stage[op] = last
         elif gradients:
-            stage[op] = max(own[own <= min(gradients)], default=min(gradients))
+            bound = min(gradients)
+            stage[op] = max([n for n in here if n <= bound] or [n for n in able if n <= bound], default=bound)
         elif made:
-            stage[op] = min(own[own >= max(made)], default=max(made))
-        known = of_module.get(graph.modules[op], own)
-        if busy[op] and gradients and graph.modules[op] != LOSS and stage[op] not in known:
-            raise ExportError(
-                f"{graph.name}: {graph.op_names[op]} of the backward pass runs on another device than the forward pass "
-                f"of {graph.modules[op] or 'the model'}; torch runs both in one stage: {_PLACE}"
-            )
+            bound = max(made)
+            stage[op] = min([n for n in here if n >= bound] or [n for n in able if n >= bound], default=bound)
     for op in graph.topological_order[::-1].tolist():
         if stage[op] < 0 and graph.micro_batches[op] != NO_MICRO_BATCH:  # reads nothing of the step
             stage[op] = max((int(stage[reader]) for reader in readers[op]), default=last)
