@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
+from placeto.placers import load_placer
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.problem import PlacementProblem
 from tests.command_line import fails, run
 from tests.formats.torch_toys import captured, chain, planned
 
@@ -36,6 +39,16 @@ def test_the_plan_says_which_rank_runs_what(tmp_path: Path) -> None:
         rows = list(csv.reader((tmp_path / "out" / replica["schedule"]).read_text().splitlines()))
         assert len(rows) == 2
         assert all(re.fullmatch(r"[01][FIWB][01]", cell) for row in rows for cell in row)
+
+
+@pytest.mark.parametrize("cluster", ["2xk80", "4xv100", "2x4xv100", "2xv100+2xp100"])
+@pytest.mark.parametrize("micro_batches", [4, 6])
+def test_the_placer_finds_what_torch_runs(cluster: str, micro_batches: int) -> None:
+    problem = PlacementProblem(captured(chain(8), micro_batches), load_cluster(cluster))
+    found = load_placer("torch-pipeline")(problem)
+    made = torch_pipeline(found.schedule())
+    assert made.order.moved < 0.1
+    assert made.num_ranks > 1
 
 
 def test_ranks_are_the_devices_that_have_a_stage(tmp_path: Path) -> None:
