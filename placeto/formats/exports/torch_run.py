@@ -228,14 +228,20 @@ def main() -> None:
 def compare(
     whole: nn.Module, stages: Any, inputs: Any, targets: Any, loss: Any, length: int, count: int, gradients: bool
 ) -> float:
-    """The loss of the whole model, whose gradients are computed; says by how much the stages' differ from them."""
+    """The loss of the whole model, whose gradients are computed; says by how much the stages' differ from them.
+
+    Both are sums over micro-batches, divided at the end, as torch does it: so they are rounded alike.
+    """
     device, total = next(whole.parameters()).device, 0.0
     for rows in torch.arange(length).chunk(count):
         model = OfTensors(whole, inputs)
         output = model(*(leaf.to(device) for leaf in tensors_of(part(inputs, rows, length))))
-        value = loss(output, *part(targets, rows, length)) / count
+        value = loss(output, *part(targets, rows, length))
         value.backward()
         total += value.item()
+    for parameter in whole.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= count
     if gradients:
         named = {f"model.{name}": p for name, p in whole.named_parameters(remove_duplicate=False)}
         for stage in stages:
@@ -245,7 +251,7 @@ def compare(
                 if p.grad is not None
             ]
             print(f"stage {stage.stage_index}: {len(apart)} gradients, off by {max(apart, default=0.0):.2g} at most")
-    return total
+    return total / count
 
 
 if __name__ == "__main__":
