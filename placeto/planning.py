@@ -22,6 +22,7 @@ from placeto.heuristics.plans import (
     all_plans,
     choose_order,
     least_us,
+    move_borders,
     num_micro_batches,
     orders_to_try,
     parts_to_plan,
@@ -290,24 +291,24 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int) -> list[Planned
     found = [_planned(ONE, problem.cluster.devices[single.placement[0]].name, count, _alone(single), batch)]
     if num_micro_batches(problem.graph) == 1:
         return found
-    groups, orders, best = group_ops(problem), orders_to_try(problem), dict[str, list[tuple[float, str, np.ndarray]]]()
+    groups, orders, best = group_ops(problem), orders_to_try(problem), dict[str, list[tuple[str, Plan]]]()
     evaluator = Evaluator(problem, groups)
-    scored: list[tuple[float, Plan, np.ndarray]] = []
+    scored: list[tuple[float, Plan]] = []
     for devices in parts_to_plan(problem):
         if least_us(problem, devices) < evaluator.best_score:
-            plans = [(plan, plan.placement(problem)) for plan in all_plans(problem, devices)]
-            scores = np.full(len(plans), math.inf)
+            plans = all_plans(problem, devices)
+            placements, scores = [plan.placement(problem) for plan in plans], np.full(len(plans), math.inf)
             for order in [name for name in FIRST_ORDERS if name in orders] or [problem.dispatch]:
                 evaluator.reorder(order)
-                scores = np.minimum(scores, [evaluator.score_ops(placement) for _, placement in plans])
-            scored += [(score, *plan) for score, plan in zip(scores.tolist(), plans, strict=True)]
-    for score, plan, placement in sorted(scored, key=lambda each: each[0]):
+                scores = np.minimum(scores, [evaluator.score_ops(placement) for placement in placements])
+            scored += zip(scores.tolist(), plans, strict=True)
+    for _, plan in sorted(scored, key=lambda each: each[0]):
         shape = _shape(plan, problem.num_devices)
         others = best.setdefault(_kind(plan), [])
-        if len(others) < SHOWN and shape not in [known for _, known, _ in others]:
-            others.append((score, shape, placement))
-    for kind, shape, placement in ((kind, *of[1:]) for kind, those in best.items() for of in those):
-        result = _in_best_order(problem, groups, orders, placement)
+        if len(others) < SHOWN and shape not in [known for known, _ in others]:
+            others.append((shape, plan))
+    for kind, shape, plan in ((kind, *each) for kind, those in best.items() for each in those):
+        result = _in_best_order(problem, groups, orders, plan)
         if kind == REPLICAS:
             found.append(_planned(SHARDED, shape, count, result, batch))
             found.append(replace(found[-1], kind=REPLICAS, **_of_replica(problem)))
@@ -316,14 +317,16 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int) -> list[Planned
     return found
 
 
-def _in_best_order(
-    problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], placement: np.ndarray
-) -> PlacementResult:
-    evaluator = Evaluator(problem, groups)
+def _in_best_order(problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], plan: Plan) -> PlacementResult:
+    """A plan in the best order, with its borders moved as far as that helps."""
+    evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
     evaluator.score_ops(placement)
     choose_order(evaluator, orders)
-    if orders:
-        try_bounded_orders(evaluator, placement)
+    moved = move_borders(evaluator, problem, plan, evaluator.score_ops(placement))
+    if moved != plan:
+        choose_order(evaluator, orders)
+    for each in dict.fromkeys((plan, moved)) if orders else ():
+        try_bounded_orders(evaluator, each.placement(problem))
     return evaluator.result()
 
 

@@ -17,10 +17,11 @@ from placeto.cli.common import (
     OptionalInt,
     UsageError,
     check_output,
+    missing_memory,
     note,
     say,
 )
-from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument
+from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, is_factory
 from placeto.cli.report import check_page, simulate_file, write_report
 from placeto.problem.units import format_us
 
@@ -35,9 +36,10 @@ class Arguments:
     """Write a placement for other tools.
 
     device-map: JSON, module -> device, for accelerate and Hugging Face's models. stages: JSON, contiguous pipeline
-    stages and where to split, for torch.distributed.pipelining. dot: modules coloured by device, for graphviz.
-    graphml: ops and tensors, for networkx or Gephi. trace: the schedule, for https://ui.perfetto.dev. html: the page
-    that `placeto report` writes.
+    stages and where to split, for torch.distributed.pipelining. torch-pipeline: a folder, from which torchrun trains
+    the stages and replicas of a placement in micro-batches, in its order. dot: modules coloured by device, for
+    graphviz. graphml: ops and tensors, for networkx or Gephi. trace: the schedule, for https://ui.perfetto.dev. html:
+    the page that `placeto report` writes.
     """
 
     graph: GraphArgument
@@ -45,10 +47,10 @@ class Arguments:
     """a placement file, as `placeto place -o` writes it"""
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
-    format: Literal["device-map", "stages", "dot", "graphml", "trace", "html"]
+    format: Literal["device-map", "stages", "torch-pipeline", "dot", "graphml", "trace", "html"]
     """what to write"""
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
-    """the file to write"""
+    """the file to write; of torch-pipeline the folder"""
     dispatch: DispatchOption = None
     """which ready op a device runs next: fifo, list or a static order such as priority; the file's if not given"""
     costs: CostsText = "efficiency"
@@ -64,7 +66,8 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Simulate the placement, write, say what the format's limits cost."""
-    check_output("--out", arguments.output)
+    if arguments.format != "torch-pipeline" or not arguments.output.is_dir():
+        check_output("--out", arguments.output)
     name, file, schedule = simulate_file(
         arguments.graph,
         arguments.placement,
@@ -79,6 +82,8 @@ def run(arguments: Arguments) -> None:
         _device_map(schedule, arguments)
     elif arguments.format == "stages":
         _stages(schedule, arguments)
+    elif arguments.format == "torch-pipeline":
+        _torch_pipeline(schedule, arguments)
     elif arguments.format == "dot":
         from placeto.formats.exports import modules_dot
 
@@ -129,6 +134,40 @@ def _stages(schedule: Schedule, arguments: Arguments) -> None:
         say(f"{names[number]:<12} {format_us(float(us)):>10}, {modules[0]} to {modules[-1]}")
     say(f"agreement    {made.agreement:.1%} of the time is divided as the placement divides it")
     _notes([str(warning.message) for warning in caught])
+
+
+def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
+    from placeto.cli.factory import settings_of
+    from placeto.formats.exports import save_torch_pipeline, torch_pipeline
+
+    options, folder, names = arguments.options, arguments.output, schedule.problem.cluster.device_names
+    made = torch_pipeline(schedule)
+    factory = arguments.graph if is_factory(arguments.graph) else None
+    kept = (folder / "run.py").exists()
+    save_torch_pipeline(made, folder, factory, settings_of(options.settings), options.loss)
+    devices, modules = made.stages.devices, made.stages.modules
+    micro_batches = sum(map(len, made.stages.micro_batches))
+    say(f"pipeline     {folder}: stages {len(modules)}, replicas {len(devices)}, micro-batches {micro_batches}")
+    for number, (own, at) in enumerate(zip(modules, zip(*devices, strict=True), strict=True)):
+        where = ", ".join(names[device] for device in at)
+        say(f"stage {number:<6} {where}: {own[0]}{f' to {own[-1]}' if len(own) > 1 else ''}")
+    whole, free = made.order.schedule.makespan_us, schedule.makespan_us
+    say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
+    say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")
+    if made.order.moved > 0.0:
+        note(
+            f"{made.order.moved:.1%} of the time is moved to where torch computes it: to the stage of its forward pass"
+        )
+    if missing := missing_memory(made.order.schedule):
+        note(f"as torch runs it, it doesn't fit in the memory of {schedule.problem.cluster.name}: {missing} too much")
+    if "recomputation" in schedule.problem.graph.passes:
+        note("torch traces the model without its activation checkpoints: it takes more memory, and less time")
+    if kept:
+        note(f"{folder / 'run.py'} was there already and stays as it is; remove it for a new one")
+    if factory is None:
+        note(f"{arguments.graph} is no function that makes the model: give run.py one, --factory file.py:function")
+    if options.precision != "fp32":
+        note(f"run.py trains the model as the factory makes it, not in {options.precision}: change it there")
 
 
 def _notes(sentences: Sequence[str]) -> None:

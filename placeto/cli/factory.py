@@ -47,13 +47,10 @@ def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
             f"{factory!r}: name the function in it that {_RETURNS.replace('must return', 'returns')}: {there}"
         )
     name, positional, named = _parse(call, factory)
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals or not key.isidentifier():
-            raise UsageError(f"--set {setting!r}: must be name=value")
+    for key, value in settings_of(settings).items():
         if key in named:
-            raise UsageError(f"--set {setting!r}: {key} is given twice")
-        named[key] = _literal(value)
+            raise UsageError(f"--set {key}: is given twice")
+        named[key] = value
     function = _find(where, name, factory)
     try:
         inspect.signature(function).bind(*positional, **named)
@@ -68,6 +65,23 @@ def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
         raise
     except BaseException as problem:  # SystemExit, and what else a user's code may raise
         raise UsageError(f"{factory}: {explain(problem)}") from problem
+
+
+def settings_of(settings: Sequence[str]) -> dict[str, Any]:
+    """Arguments given as ``name=value``; what is no Python literal is text.
+
+    Raises:
+        UsageError: one is not given so, or twice.
+    """
+    named: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.isidentifier():
+            raise UsageError(f"--set {setting!r}: must be name=value")
+        if key in named:
+            raise UsageError(f"--set {setting!r}: {key} is given twice")
+        named[key] = _literal(value)
+    return named
 
 
 def parted(factory: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from placeto.heuristics.local_search.annealing import anneal, multilevel
 from placeto.heuristics.local_search.descents import hillclimb, ils
 from placeto.heuristics.naive import fastest, random, roundrobin, single
 from placeto.heuristics.partition import expert, metis
-from placeto.heuristics.plans import pipeline
+from placeto.heuristics.plans import pipeline, torch_pipeline
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.warming import warm_up
@@ -32,6 +32,7 @@ _PLACERS: dict[str, Callable[..., PlacementResult]] = {
     "roundrobin": roundrobin,
     "expert": expert,
     "pipeline": pipeline,
+    "torch-pipeline": torch_pipeline,
     "metis": metis,
     "heft": heft,
     "etf": etf,

@@ -49,12 +49,23 @@ def pipeline(
     return run(_try_all, problem, simulations, seconds, seed)
 
 
+def torch_pipeline(
+    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+) -> PlacementResult:
+    """As pipeline, of plans that torch.distributed runs: stages have equally many replicas; see `placeto export`."""
+    return run(_try_even, problem, simulations, seconds, seed)
+
+
 def _try_all(evaluator: Evaluator, seed: int) -> None:
     try_single(evaluator, seed)
     try_plans(evaluator, seed)
 
 
-def try_plans(evaluator: Evaluator, seed: int) -> None:
+def _try_even(evaluator: Evaluator, seed: int) -> None:
+    try_plans(evaluator, seed, even=True)
+
+
+def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
     """The rule behind `pipeline`: all plans under the likeliest orders, and the best of all placements under each.
 
     Plans on a part of the cluster are tried where its devices could do the work in less time than the best so far.
@@ -67,6 +78,7 @@ def try_plans(evaluator: Evaluator, seed: int) -> None:
     Args:
         evaluator: scores, and keeps the best.
         seed: has no say.
+        even: of plans whose stages deal the micro-batches in the same way, equally many to each replica, if there are.
     """
     problem = evaluator.problem
     decided = orders_to_try(problem)
@@ -76,7 +88,7 @@ def try_plans(evaluator: Evaluator, seed: int) -> None:
         if evaluator.exhausted or least_us(problem, devices) >= evaluator.best_score:
             continue
         before = len(plans)
-        for plan in all_plans(problem, devices):  # with more devices than layers or micro-batches some place alike
+        for plan in (_even if even else all_plans)(problem, devices):  # some may place alike
             placement = plan.placement(problem)
             if placement.tobytes() not in met:
                 met.add(placement.tobytes())
@@ -90,7 +102,7 @@ def try_plans(evaluator: Evaluator, seed: int) -> None:
     choose_order(evaluator, decided)
     best = np.argsort(scores, kind="stable")[:_BOUNDED]
     if not evaluator.exhausted:
-        moved = _move_borders(evaluator, problem, plans[best[0]], evaluator.score_ops(placements[best[0]]))
+        moved = move_borders(evaluator, problem, plans[best[0]], evaluator.score_ops(placements[best[0]]))
         if moved != plans[best[0]]:
             choose_order(evaluator, decided)
             placements.append(moved.placement(problem))
@@ -99,7 +111,7 @@ def try_plans(evaluator: Evaluator, seed: int) -> None:
         try_bounded_orders(evaluator, placements[number])
 
 
-def _move_borders(evaluator: Evaluator, problem: PlacementProblem, plan: Plan, score: float) -> Plan:
+def move_borders(evaluator: Evaluator, problem: PlacementProblem, plan: Plan, score: float) -> Plan:
     """Move borders of stages by a layer, each move that helps at once, until none does; returns the plan."""
     better = True
     while better and not evaluator.exhausted:
@@ -190,6 +202,12 @@ def all_plans(problem: PlacementProblem, devices: Sequence[int] | None = None) -
     return found
 
 
+def _even(problem: PlacementProblem, devices: Sequence[int]) -> list[Plan]:
+    """Of all plans those that are even, or all where none is."""
+    plans = all_plans(problem, devices)
+    return [plan for plan in plans if plan.even(problem)] or plans
+
+
 def _grids(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[Stages]:
     """Stages of equally many devices, whose replicas are neighbours, or else the stages of each replica.
 
@@ -254,6 +272,14 @@ class Plan:
         if any(a >= b for a, b in itertools.pairwise([0, *borders, self.num_layers])):
             return None
         return replace(self, borders=tuple(borders))
+
+    def even(self, problem: PlacementProblem) -> bool:
+        """Whether all stages have equally many replicas, which take turns and get equally many micro-batches."""
+        count, replicas, speeds = num_micro_batches(problem.graph), len(self.devices[0]), device_speeds(problem)
+        turns = np.arange(count) % replicas
+        dealt = [_deal(count, speeds[list(own)]) for own in self.devices]
+        same = all(len(own) == replicas for own in self.devices) and count % replicas == 0
+        return same and all(np.array_equal(row, turns) for row in dealt)
 
     def placement(self, problem: PlacementProblem) -> np.ndarray:
         """(N,) devices of the ops.

@@ -4,6 +4,7 @@ from placeto.formats.exports.device_map import DeviceMap, device_map, whole_modu
 from placeto.formats.exports.dot import modules_dot
 from placeto.formats.exports.graphml import save_graphml
 from placeto.formats.exports.stages import ExportWarning, Stages, pipeline_stages
+from placeto.formats.exports.torch_pipeline import TorchPipeline, save_torch_pipeline, torch_pipeline
 from placeto.formats.exports.units import ExportError
 
 __all__ = [
@@ -11,9 +12,12 @@ __all__ = [
     "ExportError",
     "ExportWarning",
     "Stages",
+    "TorchPipeline",
     "device_map",
     "modules_dot",
     "pipeline_stages",
     "save_graphml",
+    "save_torch_pipeline",
+    "torch_pipeline",
     "whole_modules",
 ]

@@ -83,7 +83,7 @@ def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray)
         elif graph.modules[dst] == LOSS and forward[src]:
             loss[src].append(dst)
     for number, name in enumerate(names):
-        if number and _called_again(graph, forward, name):
+        if number and called_again(graph, forward, name):
             reasons[number] = f"{name} is called more than once"
     last_op = int(begin.max(initial=0))
     behind = int(np.flatnonzero(forward & (unit >= 0))[-1])
@@ -131,7 +131,7 @@ def first_forward(graph: ComputationGraph) -> np.ndarray:
     return in_forward(graph) & first & np.array([module != LOSS for module in graph.modules])
 
 
-def _called_again(graph: ComputationGraph, forward: np.ndarray, name: str) -> bool:
+def called_again(graph: ComputationGraph, forward: np.ndarray, name: str) -> bool:
     """Whether every module of a unit that computes does so in several calls."""
     calls: dict[str, int] = {}
     for op in np.flatnonzero(forward).tolist():

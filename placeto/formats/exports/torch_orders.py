@@ -1,0 +1,150 @@
+"""The order in which `torch.distributed.pipelining` runs the chunks of a pipeline, and what the step then takes.
+
+torch runs whole chunks: F, the forward pass of a stage for a micro-batch; I, the gradients that the stage before waits
+for; W, those of weights; or B, both at once. A device's list of ops becomes an order of chunks: F and W stand where the
+list begins them, I where it has computed the last of what is sent. The first stage has B for W: nobody waits for it.
+Orders of all devices are parts of one order of all chunks, in which each comes after those that it needs, so that no
+device waits for ever.
+
+Legend: N ops, S stages, R replicas, M micro-batches, P devices of a replica, D devices.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from placeto.formats.exports.torch_stages import TorchStages
+from placeto.problem.dispatch import order_of_lists
+from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.simulator.schedule import Schedule, simulate
+
+Chunk = tuple[int, str, int]
+"""Stage, kind (F, I, W or B), micro-batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class TorchOrder:
+    """What each device runs."""
+
+    chunks: tuple[tuple[Chunk, ...], ...]  # (D,) of each device, in its order
+    schedule: Schedule  # the placement with ops in the order of the chunks
+    moved: float  # share of the time that torch computes elsewhere than where it is placed
+
+    def rows(self, stages: TorchStages, replica: int) -> list[list[str]]:
+        """(P, ...) the cells of the CSV file of a replica: a row a rank, whose micro-batches count from 0."""
+        number = {micro_batch: place for place, micro_batch in enumerate(stages.micro_batches[replica])}
+        return [
+            [f"{stage}{kind}{number[micro_batch]}" for stage, kind, micro_batch in self.chunks[device]]
+            for device in stages.ranks[replica]
+        ]
+
+
+def torch_order(schedule: Schedule, stages: TorchStages) -> TorchOrder:
+    """The order of a placement's chunks, and the placement simulated in it.
+
+    Args:
+        schedule: of the placement.
+        stages: as `torch_stages` finds them in it.
+    """
+    problem, of, stage = schedule.problem, schedule.problem.graph.micro_batches, stages.stage
+    replica = np.zeros(max(map(max, stages.micro_batches)) + 1, np.int64)
+    for number, micro_batches in enumerate(stages.micro_batches):
+        replica[list(micro_batches)] = number
+    placement = schedule.placement.copy()
+    own = stage >= 0
+    placement[own] = np.array(stages.devices)[
+        replica[of[own]], stage[own]
+    ]  # gradients run where their forward pass does
+    time = np.where(own, schedule.finish_us - schedule.start_us, 0.0)
+    moved = float(time[placement != schedule.placement].sum() / time.sum())
+    ops = schedule.order[schedule.order < problem.num_ops]
+    base = simulate(problem, placement, order=ops)
+    kind, sent = _kinds(base, stage)
+    members: dict[Chunk, list[int]] = {}
+    for op in base.order[base.order < problem.num_ops].tolist():
+        if own[op]:
+            members.setdefault((int(stage[op]), kind[op], int(of[op])), []).append(op)
+    lists: list[list[Chunk]] = [[] for _ in range(problem.num_devices)]
+    for chunk in _ordered(base, members, sent):
+        lists[placement[members[chunk][0]]].append(chunk)
+    return TorchOrder(tuple(map(tuple, lists)), _simulated(base, lists, members, sent), moved)
+
+
+def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """(N,) F, I, W or B, "" of what is in no chunk; (N,) bool, the last gradients that the stage before waits for."""
+    graph = schedule.problem.graph
+    backward = np.array([part in BACKWARD_PASSES for part in graph.passes]) & (stage >= 0)
+    needed, sent = np.zeros(len(stage), bool), np.zeros(len(stage), bool)
+    both = backward[graph.edge_src] & backward[graph.edge_dst]
+    edges = sorted(zip(graph.edge_src[both].tolist(), graph.edge_dst[both].tolist(), strict=True), reverse=True)
+    for src, dst in edges:  # ops of a captured graph are in program order
+        sent[src] |= stage[dst] < stage[src]
+        needed[src] |= sent[src] or (needed[dst] and stage[dst] == stage[src])
+    for src, dst in edges:
+        sent[src] &= not (needed[dst] and stage[dst] == stage[src])
+    flows = {(int(stage[op]), int(graph.micro_batches[op])) for op in np.flatnonzero(needed).tolist()}
+    kind = [""] * len(stage)
+    for op in np.flatnonzero(stage >= 0).tolist():
+        chunk = (int(stage[op]), int(graph.micro_batches[op]))
+        kind[op] = "F" if not backward[op] else "B" if chunk not in flows else "I" if needed[op] else "W"
+    return kind, sent
+
+
+def _ordered(schedule: Schedule, members: dict[Chunk, list[int]], sent: np.ndarray) -> list[Chunk]:
+    """All chunks, each after those that it needs, earlier ones of the schedule first."""
+    start, finish = schedule.start_us, schedule.finish_us
+    time = {
+        chunk: float(finish[[op for op in ops if sent[op]]].max() if chunk[1] == "I" else start[ops].min())
+        for chunk, ops in members.items()
+    }
+    waits: dict[Chunk, int] = dict.fromkeys(members, 0)
+    behind: dict[Chunk, list[Chunk]] = {chunk: [] for chunk in members}
+    for chunk in members:
+        stage, kind, of = chunk
+        gradients = [(stage, "F", of), (stage + 1, "I", of), (stage + 1, "B", of)]
+        for needed in {"F": [(stage - 1, "F", of)], "W": [(stage, "I", of)]}.get(kind, gradients):
+            if needed in members:
+                waits[chunk] += 1
+                behind[needed].append(chunk)
+    ready = [(time[chunk], chunk) for chunk, missing in waits.items() if not missing]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        order.append(heapq.heappop(ready)[1])
+        for chunk in behind[order[-1]]:
+            waits[chunk] -= 1
+            if not waits[chunk]:
+                heapq.heappush(ready, (time[chunk], chunk))
+    return order
+
+
+def _simulated(
+    schedule: Schedule, lists: list[list[Chunk]], members: dict[Chunk, list[int]], sent: np.ndarray
+) -> Schedule:
+    """The schedule with the ops of each device in the order of its chunks.
+
+    What the stage before waits for a chunk computes last. Sums of gradients, and what else belongs to no micro-batch,
+    come behind the last chunk that they need, or at the end where they need something of another device.
+    """
+    problem, low = schedule.problem, schedule.lowering
+    ops = problem.num_ops
+    place = np.full(ops, -1.0)  # among the chunks of its device
+    for chunks in lists:
+        for number, chunk in enumerate(chunks):
+            place[members[chunk]] = number
+    reads: list[list[int]] = [[] for _ in low.placement]
+    for src in range(len(low.placement)):
+        for reader in low.flat.out_child[low.flat.out_ptr[src] : low.flat.out_ptr[src + 1]].tolist():
+            reads[reader].append(src)
+    started = schedule.order[schedule.order < ops]
+    shared = problem.graph.micro_batches == NO_MICRO_BATCH
+    for op in started[shared[started]].tolist():
+        here = all(src < ops and low.placement[src] == low.placement[op] for src in reads[op])
+        place[op] = max((place[src] for src in reads[op]), default=-1.0) if here else np.inf
+    order = np.lexsort((np.argsort(started), sent, shared, place))
+    device = low.placement[order]
+    found = order_of_lists(problem.graph, [order[device == number] for number in range(problem.num_devices)])
+    return simulate(problem, schedule.placement, order=found)

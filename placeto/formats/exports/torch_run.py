@@ -1,0 +1,258 @@
+"""Trains a model in the pipeline of plan.json, which lies beside this file: torchrun --nproc-per-node RANKS run.py
+
+Each rank builds the whole model, cuts it into stages, and keeps its own. torch.distributed.pipelining runs them in the
+order of schedule-R.csv, of replica R. After a step the replicas of a stage average their gradients. Take your own data
+in `batches`; --check trains the whole model beside, on each rank, and says by how much the two differ.
+
+`placeto export --format torch-pipeline` has written this file. It needs torch (2.13) alone: change it as you like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import SplitPoint, pipeline
+from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+HERE = Path(__file__).parent
+
+
+def batches(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
+    """The whole batch of each step, all replicas' parts of it, in the shapes of the factory's. Replace by your data."""
+    while True:
+        yield inputs, targets
+
+
+def find(name: str) -> Callable[..., Any]:
+    """The function that file.py:function or package.module:function names; file.py:function(depth=4) is called."""
+    where, _, call = name.rpartition(":") if "(" not in name else name.partition("(")[0].rpartition(":")
+    call += name[name.index("(") :] if "(" in name else ""
+    if where.endswith(".py"):
+        if not Path(where).is_file():
+            sys.exit(f"error: {name}: there is no file {where} in {Path.cwd()}: go where it is, or give --factory")
+        sys.path.insert(0, str(Path(where).absolute().parent))
+        spec = spec_from_file_location(Path(where).stem, where)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[spec.name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, str(Path.cwd()))
+        module = import_module(where)
+    node = ast.parse(call, mode="eval").body
+    if not isinstance(node, ast.Call):
+        return getattr(module, call)
+    function = getattr(module, ast.unparse(node.func))
+    positional = [ast.literal_eval(argument) for argument in node.args]
+    named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+    return lambda **more: function(*positional, **named, **more)
+
+
+def find_loss(name: str) -> Callable[..., Any]:
+    """As --loss of placeto names it."""
+    if ":" in name:
+        return find(name)
+    return {"sum": torch.sum, "mean": torch.mean}.get(name) or getattr(nn.functional, name)
+
+
+class OfTensors(nn.Module):
+    """A model that takes the tensors of its inputs one by one, and the rest of them as it was in the first batch."""
+
+    def __init__(self, model: nn.Module, inputs: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.leaves, self.spec = tree_flatten(inputs if isinstance(inputs, Tensor | Mapping) else tuple(inputs))
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """What the model gives."""
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        inputs = tree_unflatten(leaves, self.spec)
+        if isinstance(inputs, Tensor):
+            return self.model(inputs)
+        return self.model(**inputs) if isinstance(inputs, Mapping) else self.model(*inputs)
+
+
+def tensors_of(inputs: Any) -> list[Tensor]:
+    """All tensors in order."""
+    return [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
+
+
+def part(tree: Any, rows: Tensor, length: int) -> Any:
+    """The rows of all tensors that are as long as the batch; others as they are."""
+
+    def of(leaf: Any) -> Any:
+        split = isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == length
+        return leaf[rows.to(leaf.device)] if split else leaf
+
+    return tree_map(of, tree)
+
+
+def copied(_: nn.Module, __: Any, output: Any) -> Any:
+    """torch detaches in place what a stage gives: it can't, where that is a view or is saved for the backward pass."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf, output)
+
+
+def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> Any:
+    """The model cut into its stages, traced on the tensors of a micro-batch."""
+    where = {"beginning": SplitPoint.BEGINNING, "end": SplitPoint.END}
+    spec = {f"model.{module}": where[side] for module, side in plan["split_points"]}
+    cut = pipeline(model, mb_args=tuple(tensors), split_spec=spec)
+    if cut.num_stages != len(spec) + 1:
+        sys.exit(f"error: the model was cut into {cut.num_stages} stages, not {len(spec) + 1}: it is another one")
+    return cut
+
+
+def arguments() -> argparse.Namespace:
+    """Those of the command line."""
+    parser = argparse.ArgumentParser(description="Trains a model in the pipeline of plan.json.")
+    parser.add_argument("--factory", help="file.py:function that makes the model; that of plan.json if not given")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--optimizer", default="Adam", help="a class of torch.optim")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0, help="all ranks begin with the same weights")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--check", action="store_true", help="train the whole model beside, on each rank")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Build, cut, train."""
+    given, plan = arguments(), json.loads((HERE / "plan.json").read_text())
+    ranks = sum(len(replica["ranks"]) for replica in plan["replicas"])
+    if int(os.environ.get("WORLD_SIZE", "0")) != ranks:
+        sys.exit(f"error: the plan is for {ranks} ranks: torchrun --standalone --nproc-per-node {ranks} {sys.argv[0]}")
+    factory = given.factory or plan["factory"]
+    if factory is None:
+        sys.exit("error: the plan was exported without its model: give --factory file.py:function")
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if given.device == "cuda" else given.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank = dist.get_rank()
+
+    # The model, the same on all ranks.
+    torch.manual_seed(given.seed)
+    made = find(factory)(**plan["settings"])
+    module, inputs, *rest = made
+    loss = find_loss(plan["loss"]) if plan["loss"] else rest[0]
+    targets = rest[1] if len(rest) > 1 else ()
+    length = next(len(leaf) for leaf in tensors_of((inputs, targets)) if leaf.dim() > 0)
+    size = length // plan["micro_batches"]
+    whole = copy.deepcopy(module).to(device) if given.check else None
+    model = OfTensors(module, inputs)
+    cut = stages_of(model, tensors_of(part(inputs, torch.arange(size), length)), plan)
+
+    # Groups: the ranks of a replica, in the order of the rows of its schedule, and those of a stage, of all replicas.
+    of_replica = [dist.new_group(replica["ranks"]) for replica in plan["replicas"]]
+    of_stage = [dist.new_group(sorted(row)) for row in zip(*(r["stages"] for r in plan["replicas"]), strict=True)]
+    number = next(i for i, replica in enumerate(plan["replicas"]) if rank in replica["ranks"])
+    mine = plan["replicas"][number]
+    stages = [
+        cut.build_stage(stage, device, of_replica[number]) for stage, at in enumerate(mine["stages"]) if at == rank
+    ]
+    del cut, model, module
+    now: dict[str, Any] = {}
+
+    def loss_of(output: Any, rows: Tensor) -> Tensor:
+        """Of a micro-batch; torch passes on the numbers of its rows in place of targets."""
+        return loss(output, *part(now["targets"], rows, length))
+
+    batched = [leaf.dim() > 0 and len(leaf) == length for leaf in tensors_of(inputs)]
+    schedule = _PipelineScheduleRuntime(
+        stages,
+        len(mine["micro_batches"]),
+        loss_fn=loss_of,
+        args_chunk_spec=tuple(TensorChunkSpec(0) if split else _Replicate() for split in batched),
+    )
+    schedule._load_csv(str(HERE / mine["schedule"]))
+    for stage in stages:
+        stage.submod.register_forward_hook(copied)
+    trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]
+    optimizer = getattr(torch.optim, given.optimizer)(trained, lr=given.lr)
+    beside = getattr(torch.optim, given.optimizer)(whole.parameters(), lr=given.lr) if whole else None
+    rows = torch.cat([torch.arange(of * size, (of + 1) * size) for of in mine["micro_batches"]])
+
+    for step, (batch, wanted) in zip(range(given.steps), batches(inputs, targets), strict=False):
+        start = time.perf_counter()
+        now["targets"] = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tuple(wanted))
+        optimizer.zero_grad()
+        losses: list[Tensor] = []
+        first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
+        args = [leaf.to(device) for leaf in tensors_of(part(batch, rows, length))] if first else []
+        schedule.step(*args, target=rows if last else None, losses=losses, return_outputs=False)
+        sums = [
+            dist.all_reduce(parameter.grad, group=of_stage[stage.stage_index], async_op=True)
+            for stage in stages
+            for parameter in stage.submod.parameters()
+            if parameter.grad is not None
+        ]
+        for done in sums:
+            done.wait()
+        for parameter in trained:
+            if parameter.grad is not None:
+                parameter.grad /= len(plan["replicas"])
+        mean = torch.stack(losses).mean().detach() if last else torch.zeros(())
+        if last:
+            dist.all_reduce(mean, group=of_stage[-1])
+            mean /= len(plan["replicas"])
+        text = f"step {step}: loss {mean.item():.6g}, {1e3 * (time.perf_counter() - start):.1f} ms"
+        if whole is not None and beside is not None:
+            beside.zero_grad()
+            expected = compare(whole, stages, batch, now["targets"], loss, length, plan["micro_batches"], step == 0)
+            text += f"; whole model: loss {expected:.6g}"
+            beside.step()
+        if last and rank == plan["replicas"][0]["stages"][-1]:
+            print(text, flush=True)
+        optimizer.step()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def compare(
+    whole: nn.Module, stages: Any, inputs: Any, targets: Any, loss: Any, length: int, count: int, gradients: bool
+) -> float:
+    """The loss of the whole model, whose gradients are computed; says by how much the stages' differ from them.
+
+    Both are sums over micro-batches, divided at the end, as torch does it: so they are rounded alike.
+    """
+    device, total = next(whole.parameters()).device, 0.0
+    for rows in torch.arange(length).chunk(count):
+        model = OfTensors(whole, inputs)
+        output = model(*(leaf.to(device) for leaf in tensors_of(part(inputs, rows, length))))
+        value = loss(output, *part(targets, rows, length))
+        value.backward()
+        total += value.item()
+    for parameter in whole.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= count
+    if gradients:
+        named = {f"model.{name}": p for name, p in whole.named_parameters(remove_duplicate=False)}
+        for stage in stages:
+            apart = [
+                float((p.grad - named[name].grad).abs().max())
+                for name, p in stage.submod.named_parameters()
+                if p.grad is not None
+            ]
+            print(f"stage {stage.stage_index}: {len(apart)} gradients, off by {max(apart, default=0.0):.2g} at most")
+    return total / count
+
+
+if __name__ == "__main__":
+    main()

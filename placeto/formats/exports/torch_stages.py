@@ -1,0 +1,249 @@
+"""The pipeline that a placement of a step in micro-batches is, as `torch.distributed.pipelining` runs one.
+
+A placement file says where each op runs, not by which plan. Stages are found again from it: in program order, a stage
+ends where a micro-batch's forward pass goes on on another device. Micro-batches on the same devices belong to one
+replica. torch (2.13) cuts a model before or after a call of a module, sends between neighbouring stages only, gives the
+model's inputs to the first stage and takes the output from the last one; what it can't run is refused here.
+
+Legend: N ops, S stages, R replicas, M micro-batches, F ops of the forward pass of a micro-batch, the loss aside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from placeto.formats.exports.splits import called_again
+from placeto.formats.exports.units import LOSS, ExportError, in_forward, inside, paths_of
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.simulator.schedule import Schedule
+
+BEGINNING, END = "beginning", "end"
+_PLACE = "place with --placer torch-pipeline"
+
+
+@dataclass(frozen=True, eq=False)
+class TorchStages:
+    """S stages of contiguous modules on R replicas."""
+
+    stage: np.ndarray  # (N,) int64 of the ops of micro-batches, -1 of parameters, sums of gradients and the optimizer
+    devices: tuple[tuple[int, ...], ...]  # (R, S) where each replica has each stage; a device may have several
+    micro_batches: tuple[tuple[int, ...], ...]  # (R, M / R) of each replica, in order
+    splits: tuple[tuple[str, str], ...]  # (S-1,) the module at whose beginning or end each stage but the first begins
+    modules: tuple[tuple[str, ...], ...]  # (S,) the modules of each stage, as few names as say it
+
+    @property
+    def ranks(self) -> tuple[tuple[int, ...], ...]:
+        """(R, P) the devices of each replica, in the cluster's order: the ranks of its process group."""
+        return tuple(tuple(sorted(set(row))) for row in self.devices)
+
+
+def torch_stages(schedule: Schedule) -> TorchStages:
+    """The stages and replicas of a placed training step.
+
+    Args:
+        schedule: of the placement.
+
+    Raises:
+        ExportError: the step has no micro-batches, or torch can't run the placement; the message says where and why.
+    """
+    graph, placement = schedule.problem.graph, schedule.placement
+    name = graph.name
+    paths_of(graph)  # which refuses graphs without modules
+    of = graph.micro_batches
+    count = int(of.max(initial=NO_MICRO_BATCH)) + 1
+    if graph.mode != "training" or count < 2:
+        raise ExportError(f"{name} is no training step in micro-batches: capture it with --micro-batches 2 or more")
+    if LOSS not in graph.modules:
+        raise ExportError(f"{name}: the model computes its loss itself; let it return its output, and give a loss")
+    program = _forward_ops(graph, count)
+    busy = schedule.problem.op_time[np.arange(len(of)), placement] > 0.0
+    computing = np.flatnonzero(busy[program[0]])  # (C,) places in F
+    starts, devices = _runs(graph, program[:, computing], placement)
+    replicas, groups = _replicas(name, devices)
+    splits, cuts = [], []
+    for border in starts[1:].tolist():
+        split, cut = _split(graph, program[0], int(computing[border - 1]), int(computing[border]))
+        splits.append(split)
+        cuts.append(cut)
+    if twice := {split for split, _ in splits if sum(other == split for other, _ in splits) > 1}:
+        raise ExportError(f"{name}: {min(twice)} alone is a stage, which torch can't cut out: join it with another one")
+    stage = np.full(len(of), -1, np.int64)
+    stage[program] = np.searchsorted(cuts, np.arange(program.shape[1]), side="right")
+    _others(graph, placement, stage, replicas[groups])
+    _check(graph, stage)
+    return TorchStages(
+        stage,
+        tuple(map(tuple, replicas.tolist())),
+        tuple(tuple(np.flatnonzero(groups == replica).tolist()) for replica in range(len(replicas))),
+        tuple(splits),
+        _named(graph, program[0], stage),
+    )
+
+
+def _forward_ops(graph: ComputationGraph, count: int) -> np.ndarray:
+    """(M, F) the ops of each micro-batch's forward pass in program order, without the loss and what follows it."""
+    forward = in_forward(graph)
+    behind = np.array([module == LOSS for module in graph.modules])
+    for src, dst in sorted(zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True)):
+        behind[dst] |= behind[src]  # ops of a captured graph are in program order
+    ops = [np.flatnonzero(forward & ~behind & (graph.micro_batches == number)) for number in range(count)]
+    modules = [[graph.modules[op] for op in row.tolist()] for row in ops]
+    if other := next((number for number in range(count) if modules[number] != modules[0]), 0):
+        raise ExportError(f"{graph.name}: micro-batch {other} doesn't run the same modules as the first one")
+    return np.array(ops)
+
+
+def _runs(graph: ComputationGraph, ops: np.ndarray, placement: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(S,) where each stage begins among ops (M, C) that compute, and (M, S) the device of each stage."""
+    where = placement[ops]
+    changes = where[:, 1:] != where[:, :-1]
+    if not (changes == changes[0]).all():
+        micro_batch, border = (int(index) for index in np.argwhere(changes != changes[0])[0])
+        at = graph.op_names[ops[0, border + 1]]
+        raise ExportError(
+            f"{graph.name}: at {at} micro-batch 0 {_goes_on(changes[0, border])}, micro-batch {micro_batch} "
+            f"{_goes_on(changes[micro_batch, border])}; torch runs the same stages for all: {_PLACE}"
+        )
+    starts = np.append(0, np.flatnonzero(changes[0]) + 1)
+    return starts, where[:, starts]
+
+
+def _goes_on(changes: bool) -> str:
+    return "goes on on another device" if changes else "stays on its device"
+
+
+def _replicas(name: str, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(R, S) the devices of each replica, and (M,) the replica of each micro-batch, of devices (M, S)."""
+    first = dict.fromkeys(map(tuple, devices.tolist()))
+    replicas = np.array(list(first), np.int64)
+    groups = np.array([list(first).index(tuple(row)) for row in devices.tolist()])
+    shared = [device for device in np.unique(devices).tolist() if (replicas == device).any(axis=1).sum() > 1]
+    if shared:
+        raise ExportError(
+            f"{name}: device {shared[0]} runs micro-batches that differ in the devices of another stage; torch needs "
+            f"replicas that share no device, with equally many of each stage: {_PLACE}"
+        )
+    each = np.bincount(groups)
+    if each.min() < each.max():
+        raise ExportError(
+            f"{name}: replicas run {each.min()} to {each.max()} micro-batches, torch needs equally many: choose a "
+            f"number of --micro-batches that {len(each)} divides, on devices of one speed"
+        )
+    return replicas, groups
+
+
+def _split(graph: ComputationGraph, program: np.ndarray, last: int, first: int) -> tuple[tuple[str, str], int]:
+    """Where a model is cut between two places in its program (F,), and the place at which the later stage begins.
+
+    Before a module that begins there, or after one that ends there, the innermost one: lists of modules aren't called.
+    Between the cut and the two places stand only ops that take no time.
+    """
+    paths = [graph.modules[op] for op in program.tolist()]
+    before, behind = paths[last], paths[first]
+    forward = np.zeros(graph.num_ops, bool)
+    forward[program] = True
+    for here, there, where in ((behind, before, BEGINNING), (before, behind, END)):
+        parts = here.split(".") if here else []
+        for depth in range(len(parts), 0, -1):
+            module = ".".join(parts[:depth])
+            own = [place for place, path in enumerate(paths) if inside(path, module)]
+            cut = own[0] if where == BEGINNING else own[-1] + 1
+            once = own[-1] - own[0] + 1 == len(own) and not called_again(graph, forward, module)
+            if not inside(there, module) and last < cut <= first and once:
+                return (module, where), cut
+    one, other = (graph.op_names[program[place]] for place in (last, first))
+    raise ExportError(
+        f"{graph.name}: {one} and {other} run on different devices, but no module that is called once begins or ends "
+        f"between them; torch cuts a model there only: {_PLACE}"
+    )
+
+
+def _others(graph: ComputationGraph, placement: np.ndarray, stage: np.ndarray, devices: np.ndarray) -> None:
+    """Fill in the stage of the loss, which is the last, and of each op of a backward pass.
+
+    An op of the backward pass belongs to a stage that runs its module. Gradients come from the stage itself or a later
+    one, so it is the last such stage that is none behind what the op reads. Where it reads no gradient, what it reads
+    comes from the stage itself or an earlier one. Of several that can be, one on the op's device is preferred.
+    """
+    stages = set(range(devices.shape[1]))
+    last = max(stages)
+    reads: list[list[int]] = [[] for _ in graph.op_names]
+    readers: list[list[int]] = [[] for _ in graph.op_names]
+    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
+        reads[dst].append(src)
+        readers[src].append(dst)
+    of_module: dict[str, set[int]] = {LOSS: {last}}
+    for op in np.flatnonzero(stage >= 0).tolist():
+        of_module.setdefault(graph.modules[op], set()).add(int(stage[op]))
+    backward = [kind in BACKWARD_PASSES for kind in graph.passes]
+    for op in graph.topological_order.tolist():
+        if stage[op] >= 0 or graph.micro_batches[op] == NO_MICRO_BATCH:
+            continue
+        made = [int(stage[src]) for src in reads[op] if stage[src] >= 0]
+        gradients = [int(stage[src]) for src in reads[op] if stage[src] >= 0 and backward[src]]
+        able = of_module.get(graph.modules[op], stages)
+        here = {number for number in able if devices[graph.micro_batches[op], number] == placement[op]}
+        if not backward[op]:
+            stage[op] = last
+        elif gradients:
+            bound = min(gradients)
+            stage[op] = max([n for n in here if n <= bound] or [n for n in able if n <= bound], default=bound)
+        elif made:
+            bound = max(made)
+            stage[op] = min([n for n in here if n >= bound] or [n for n in able if n >= bound], default=bound)
+    for op in graph.topological_order[::-1].tolist():
+        if stage[op] < 0 and graph.micro_batches[op] != NO_MICRO_BATCH:  # reads nothing of the step
+            stage[op] = max((int(stage[reader]) for reader in readers[op]), default=last)
+
+
+def _check(graph: ComputationGraph, stage: np.ndarray) -> None:
+    """Refuse tensors, parameters, inputs and outputs that torch doesn't bring to where they are needed."""
+    name, first = graph.name, graph.micro_batches == 0
+    forward = in_forward(graph) & first
+    users: dict[int, list[int]] = {}  # of parameters, and of slices of them
+    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
+        users.setdefault(src, []).append(dst)
+        if forward[src] and forward[dst] and not 0 <= stage[dst] - stage[src] <= 1:
+            one, other = graph.op_names[src], graph.op_names[dst]
+            raise ExportError(
+                f"{name}: {one} of stage {stage[src]} is read by {other} of stage {stage[dst]}; torch sends to the "
+                "next stage only: pass it on through the modules between, or place on fewer devices"
+            )
+    for op in np.flatnonzero(forward).tolist():
+        if graph.module_inputs[op] and stage[op] > 0 and graph.modules[op] != LOSS:
+            raise ExportError(
+                f"{name}: {graph.op_names[op]} of stage {stage[op]} reads the model's input "
+                f"{graph.module_inputs[op][0]}; torch gives inputs to the first stage only: pass it on through the "
+                "modules before, or place on fewer devices"
+            )
+    for op in (op for op, kind in enumerate(graph.op_types) if kind == "parameter"):
+        found: dict[int, str] = {}
+        pending = [op]
+        while pending:
+            for user in users.get(pending.pop(), []):
+                if forward[user]:
+                    found.setdefault(int(stage[user]), graph.modules[user] or "the model itself")
+                elif graph.micro_batches[user] == NO_MICRO_BATCH and graph.passes[user] == "forward":
+                    pending.append(user)
+        if len(found) > 1:
+            (one, first_user), (other, next_user), *_ = sorted(found.items())
+            raise ExportError(
+                f"{name}: {graph.op_names[op]} is read in stage {one} by {first_user} and in stage {other} by "
+                f"{next_user}; torch would train two copies of it: untie it, or place on fewer devices"
+            )
+
+
+def _named(graph: ComputationGraph, program: np.ndarray, stage: np.ndarray) -> tuple[tuple[str, ...], ...]:
+    """(S,) of each stage the outermost modules that compute in it alone."""
+    stages: dict[str, set[int]] = {}
+    for op in program.tolist():
+        parts = graph.modules[op].split(".") if graph.modules[op] else []
+        for depth in range(1, len(parts) + 1):
+            stages.setdefault(".".join(parts[:depth]), set()).add(int(stage[op]))
+    alone = {module: min(found) for module, found in stages.items() if len(found) == 1}
+    outermost = {module: number for module, number in alone.items() if module.rpartition(".")[0] not in alone}
+    last = int(stage[program].max())
+    return tuple(tuple(m for m, number in outermost.items() if number == s) for s in range(last + 1))

@@ -1,0 +1,147 @@
+"""Orders of chunks are those of the ops, torch reads them, and their schedule is whole chunks."""
+
+import csv
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining.schedules import (
+    PipelineStage,
+    _ComputationType,
+    _PipelineScheduleRuntime,
+    _simulate_comms_compute,
+)
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from placeto.formats.exports.torch_orders import torch_order
+from placeto.formats.exports.torch_stages import TorchStages, torch_stages
+from placeto.problem.graph_checks import BACKWARD_PASSES
+from placeto.simulator.schedule import Schedule, simulate
+from tests.formats.torch_toys import captured, chain, planned
+
+GRAPH = captured(chain())
+PLANS = {
+    "straight": [(0,), (1,)],
+    "interleaved": [(0,), (1,), (0,), (1,)],
+    "V": [(0,), (1,), (0,)],
+    "replicas": [(0, 1), (2, 3)],
+    "data parallel": [(0, 1)],
+    "long": [(0,), (1,), (2,), (3,)],
+}
+NOT_COMPUTED = (_ComputationType.UNSHARD, _ComputationType.RESHARD, _ComputationType.REDUCE_GRAD)
+
+
+def cells(schedule: Schedule, replica: int = 0) -> list[list[str]]:
+    stages = torch_stages(schedule)
+    return torch_order(schedule, stages).rows(stages, replica)
+
+
+def test_one_forward_one_backward() -> None:
+    first, last = cells(planned(GRAPH, PLANS["straight"], "1f1b"))
+    assert " ".join(last) == "1F0 1I0 1W0 1F1 1I1 1W1 1F2 1I2 1W2 1F3 1I3 1W3"
+    assert [cell for cell in first if "B" in cell] == ["0B0", "0B1", "0B2", "0B3"]
+    assert sorted(first) == sorted([f"0{kind}{number}" for kind in "FB" for number in range(4)])
+
+
+def test_a_replica_counts_its_own_micro_batches() -> None:
+    schedule = planned(GRAPH, PLANS["replicas"])
+    for replica in range(2):
+        first, last = cells(schedule, replica)
+        assert sorted(first) == ["0B0", "0B1", "0F0", "0F1"]
+        assert sorted(last) == ["1F0", "1F1", "1I0", "1I1", "1W0", "1W1"]
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch's process groups, of which all other ranks are pretended."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("order", ["bounded", "priority", "1f1b"])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.usefixtures("runtime")
+def test_torch_reads_what_is_exported(plan: str, order: str, tmp_path: Path) -> None:
+    schedule = planned(GRAPH, PLANS[plan], order)
+    stages = torch_stages(schedule)
+    made = torch_order(schedule, stages)
+    for replica, devices in enumerate(stages.devices):
+        rows = made.rows(stages, replica)
+        path = tmp_path / "schedule.csv"
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+        read = _read(path, len(rows), len(devices), len(stages.micro_batches[replica]))
+        rank = [stages.ranks[replica].index(device) for device in devices]
+        assert [read.stage_index_to_group_rank[stage] for stage in range(len(rank))] == rank
+        assert [[str(action) for action in read.pipeline_order[row]] for row in range(len(rows))] == rows
+        computed = {
+            row: [action for action in actions if action.computation_type not in NOT_COMPUTED]
+            for row, actions in read.pipeline_order_with_comms.items()
+        }
+        _simulate_comms_compute(computed, rank.__getitem__, len(rank))  # raises where ranks wait for ever
+
+
+def _read(path: Path, ranks: int, stages: int, micro_batches: int) -> _PipelineScheduleRuntime:
+    group = dist.new_group(list(range(ranks)))
+    stage = PipelineStage(nn.Linear(1, 1), 0, stages, torch.device("cpu"), group=group)
+    read = _PipelineScheduleRuntime([stage], micro_batches, loss_fn=lambda output, _: output.sum())
+    read._load_csv(str(path))
+    return read
+
+
+def chunk_of(op: int, stages: TorchStages) -> tuple[int, int, bool]:
+    return int(stages.stage[op]), int(GRAPH.micro_batches[op]), GRAPH.passes[op] in BACKWARD_PASSES
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_devices_run_chunks_one_after_the_other(plan: str) -> None:
+    schedule = planned(GRAPH, PLANS[plan], "priority")  # an op of all micro-batches, then the next
+    stages = torch_stages(schedule)
+    made = torch_order(schedule, stages)
+    for device, chunks in enumerate(made.chunks):
+        wanted = [(stage, of, kind != "F") for stage, kind, of in chunks]
+        ops = [op for op in made.schedule.device_order[device].tolist() if stages.stage[op] >= 0]
+        ran = [chunk_of(op, stages) for op in ops]
+        assert list(dict.fromkeys(ran)) == list(dict.fromkeys(wanted))
+        forward = [chunk for chunk, _ in groupby(chunk for chunk in ran if not chunk[2])]
+        assert len(forward) == len(set(forward))
+
+
+def test_gradients_of_weights_come_behind_what_is_sent() -> None:
+    stages = torch_stages(schedule := planned(GRAPH, PLANS["straight"]))
+    order = torch_order(schedule, stages).schedule.device_order[1].tolist()
+    for micro_batch in range(4):
+        chunk = [op for op in order if chunk_of(op, stages) == (1, micro_batch, True)]
+        sent = [(stages.stage[GRAPH.edge_dst[GRAPH.edge_src == op]] == 0).any() for op in chunk]
+        weights = [GRAPH.op_types[op] == "aten.mm" for op in chunk]
+        assert sum(sent) == 1
+        assert sum(weights) == 4  # two layers, each for its input and for its weight
+        assert weights[: sent.index(True) + 1].count(True) == 2
+
+
+def test_whole_chunks_take_the_work_of_the_ops() -> None:
+    schedule = planned(GRAPH, PLANS["long"])
+    made = torch_order(schedule, torch_stages(schedule))
+    assert made.schedule.placement.tolist() == schedule.placement.tolist()
+    np.testing.assert_allclose(made.schedule.busy_us, schedule.busy_us)
+    assert 0.9 < made.schedule.makespan_us / schedule.makespan_us < 1.2
+    assert made.moved == 0.0
+
+
+def test_what_is_moved_is_told() -> None:
+    schedule = planned(GRAPH, PLANS["straight"])
+    placement = schedule.placement.copy()
+    time = schedule.finish_us - schedule.start_us
+    backward = [op for op, kind in enumerate(GRAPH.op_types) if kind == "aten.mm" and GRAPH.modules[op] == "3"]
+    placement[backward] = 0
+    elsewhere = simulate(schedule.problem, placement)
+    made = torch_order(elsewhere, torch_stages(elsewhere))
+    assert made.schedule.placement.tolist() == schedule.placement.tolist()
+    own = torch_stages(schedule).stage >= 0
+    assert made.moved == pytest.approx(time[backward].sum() / time[own].sum())

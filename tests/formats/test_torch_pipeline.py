@@ -1,0 +1,106 @@
+"""The folder that torchrun trains from, as the command writes it."""
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from placeto.formats.exports import save_torch_pipeline, torch_pipeline
+from placeto.placers import load_placer
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.problem import PlacementProblem
+from tests.command_line import fails, run
+from tests.formats.torch_toys import captured, chain, planned
+
+MODEL = """import torch
+from torch import nn
+
+def net(layers=4):
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(layers)))
+    return model, [torch.randn(16, 512)], nn.functional.mse_loss, [torch.randn(16, 512)]
+"""
+
+
+def test_the_plan_says_which_rank_runs_what(tmp_path: Path) -> None:
+    made = torch_pipeline(planned(captured(chain()), [(0, 1), (3, 2)]))
+    save_torch_pipeline(made, tmp_path / "out", "net.py:net", {"layers": 4}, "mean")
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert plan["format"] == "placeto.torch-pipeline/1"
+    assert (plan["factory"], plan["settings"], plan["loss"]) == ("net.py:net", {"layers": 4}, "mean")
+    assert plan["module_fqns_per_model_part"] == [["0", "1"], ["2", "3"]]
+    assert plan["split_points"] == [["2", "beginning"]]
+    assert plan["devices"] == ["gpu:0", "gpu:1", "gpu:2", "gpu:3"]
+    assert [replica["ranks"] for replica in plan["replicas"]] == [[0, 3], [1, 2]]
+    assert [replica["stages"] for replica in plan["replicas"]] == [[0, 3], [1, 2]]
+    assert [replica["micro_batches"] for replica in plan["replicas"]] == [[0, 2], [1, 3]]
+    for replica in plan["replicas"]:
+        rows = list(csv.reader((tmp_path / "out" / replica["schedule"]).read_text().splitlines()))
+        assert len(rows) == 2
+        assert all(re.fullmatch(r"[01][FIWB][01]", cell) for row in rows for cell in row)
+
+
+@pytest.mark.parametrize("cluster", ["2xk80", "4xv100", "2x4xv100", "2xv100+2xp100"])
+@pytest.mark.parametrize("micro_batches", [4, 6])
+def test_the_placer_finds_what_torch_runs(cluster: str, micro_batches: int) -> None:
+    problem = PlacementProblem(captured(chain(8), micro_batches), load_cluster(cluster))
+    found = load_placer("torch-pipeline")(problem)
+    made = torch_pipeline(found.schedule())
+    assert made.order.moved < 0.1
+    assert made.num_ranks > 1
+
+
+def test_ranks_are_the_devices_that_have_a_stage(tmp_path: Path) -> None:
+    made = torch_pipeline(planned(captured(chain()), [(3,), (1,)]))
+    save_torch_pipeline(made, tmp_path / "out")
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert made.num_ranks == 2
+    assert plan["devices"] == ["gpu:1", "gpu:3"]
+    assert plan["replicas"][0]["stages"] == [1, 0]
+    assert plan["factory"] is None
+
+
+def test_a_program_that_was_changed_stays(tmp_path: Path) -> None:
+    made = torch_pipeline(planned(captured(chain()), [(0,), (1,)]))
+    save_torch_pipeline(made, tmp_path)
+    first = (tmp_path / "run.py").read_text()
+    assert first.startswith('"""Trains a model in the pipeline of plan.json')
+    (tmp_path / "run.py").write_text("mine")
+    save_torch_pipeline(made, tmp_path)
+    assert (tmp_path / "run.py").read_text() == "mine"
+
+
+def test_the_command_writes_the_folder_and_says_how_to_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(MODEL)
+    step = ["net.py:net", "--cluster", "2xk80", "--micro-batches", "4", "--set", "layers=5"]
+    assert run("place", *step, "--placer", "torch-pipeline", "-o", "placement.json") == 0
+    capsys.readouterr()
+    export = ["export", *step, "--placement", "placement.json", "--format", "torch-pipeline", "-o", "out"]
+    assert run(*export) == 0
+    printed = capsys.readouterr()
+    assert re.search(r"^simulated +\S+ ms by ops, \S+ ms as torch runs it", printed.out, re.MULTILINE)
+    assert "torchrun --standalone --nproc-per-node 2 out/run.py" in printed.out
+    assert "already" not in printed.err
+    plan = json.loads(Path("out/plan.json").read_text())
+    assert (plan["factory"], plan["settings"], plan["micro_batches"]) == ("net.py:net", {"layers": 5}, 4)
+    assert run(*export) == 0
+    assert "run.py was there already and stays as it is" in capsys.readouterr().err
+
+
+def test_a_graph_file_needs_a_factory_later_and_other_placements_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(MODEL)
+    assert run("capture", "net.py:net", "--micro-batches", "4", "-o", "net.json") == 0
+    for placer in ("torch-pipeline", "random"):
+        assert run("place", "net.json", "--cluster", "2xk80", "--placer", placer, "-o", f"{placer}.json") == 0
+    capsys.readouterr()
+    export = ["export", "net.json", "--cluster", "2xk80", "--format", "torch-pipeline", "-o", "out", "--placement"]
+    assert run(*export, "torch-pipeline.json") == 0
+    assert "give run.py one, --factory file.py:function" in capsys.readouterr().err
+    assert "place with --placer torch-pipeline" in fails(capsys, *export, "random.json")

@@ -1,0 +1,118 @@
+"""What docs/pipelines.md tells the reader to type trains the model, in two processes, as the whole model."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto.formats.exports import torch_run
+from tests.command_line import run
+
+PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+
+
+def test_the_page_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (_, program), *blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    Path("mixer.py").write_text(program)
+    commands, exported, checked = (block for _, block in blocks[:3])
+    place, export, train = (shlex.split(line) for line in commands.splitlines())
+    assert run(*place[1:]) == 0
+    capsys.readouterr()
+    assert run(*export[1:]) == 0
+    assert capsys.readouterr().out == exported
+    assert train[0] == "torchrun"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *train[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    apart = {
+        int(stage): float(off)
+        for stage, off in re.findall(r"^stage (\d): \d+ gradients, off by (\S+) at most$", done.stdout, re.MULTILINE)
+    }
+    assert sorted(apart) == [0, 1, 2, 3]
+    assert max(apart.values()) < 1e-6
+    losses = re.findall(r"^step \d+: loss (\S+), \S+ ms; whole model: loss (\S+)$", done.stdout, re.MULTILINE)
+    assert len(losses) == 3
+    assert all(float(mine) == pytest.approx(float(whole), rel=1e-4) for mine, whole in losses)
+    assert float(losses[-1][0]) < float(losses[0][0])
+    shape = re.compile(r"\d[\d.e-]*")
+    printed = {shape.sub("0", line) for line in done.stdout.splitlines()}
+    assert {shape.sub("0", line) for line in checked.splitlines()} <= printed
+
+
+def test_the_check_finds_gradients_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    def step(added: float) -> str:
+        model = nn.Linear(3, 2)
+        whole = nn.Linear(3, 2)
+        whole.load_state_dict(model.state_dict())
+        x, target = torch.randn(4, 3), torch.randn(4, 2)
+        stage = torch_run.OfTensors(model, [x])
+        loss = nn.functional.mse_loss
+        value = loss(model(x), target)
+        value.backward()
+        model.bias.grad += added  # type: ignore[operator]
+        found: float = torch_run.compare(
+            whole, [SimpleNamespace(submod=stage, stage_index=0)], [x], [target], loss, 4, 2, True
+        )
+        assert found == pytest.approx(value.item(), abs=1e-6)
+        return capsys.readouterr().out
+
+    off = re.search(r"2 gradients, off by (\S+) at most", step(0.0))
+    assert off is not None
+    assert float(off[1]) < 1e-6
+    assert "2 gradients, off by 0.25 at most" in step(0.25)
+
+
+def test_inputs_of_all_kinds_are_taken_apart() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, *, scale: float, other: list[Tensor]) -> Tensor:
+            return x * scale + other[0]
+
+    x, y = torch.ones(4), torch.arange(4.0)
+    inputs = {"x": x, "scale": 2.0, "other": [y]}
+    model = torch_run.OfTensors(Model(), inputs)
+    assert model(*torch_run.tensors_of(inputs)).tolist() == [2.0, 3.0, 4.0, 5.0]
+    assert torch_run.OfTensors(nn.Tanh(), x)(x).tolist() == x.tanh().tolist()
+    rows = torch.tensor([1, 3])
+    assert torch_run.part({"y": y, "n": 3, "z": torch.ones(2)}, rows, 4)["y"].tolist() == [1.0, 3.0]
+    assert torch_run.part([torch.ones(2)], rows, 4)[0].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("form", ["{}:make", "{}:make(2)", "{}:make(depth=2)"])
+def test_a_factory_is_found(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "makes.py"
+    path.write_text("def make(depth=2, width=3):\n    return depth, width\n")
+    made: Callable[..., Any] = torch_run.find(form.format(path))
+    assert made(width=5) == (2, 5)
+    assert torch_run.find_loss("mse_loss") is nn.functional.mse_loss
+    assert torch_run.find_loss("sum") is torch.sum
+    with pytest.raises(SystemExit, match="there is no file"):
+        torch_run.find("nowhere.py:make")
+
+
+def test_what_torch_detaches_in_place_is_a_copy() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    for made in (x.exp(), (x * 2).t()):  # the backward pass needs the first; the other is a view
+        (given,) = torch_run.copied(nn.Identity(), (), (made,))
+        value = given.sum()
+        given.detach_()
+        value.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == (torch.ones(2, 3).exp() + 2).tolist()
