@@ -71,7 +71,9 @@ class PlacedModule:
         self._tensors = {path: _like(tensor) for path, tensor in zip(capture.paths, inputs_of, strict=False)}
         own = [*self._whole.parameters(), *self._whole.buffers()]
         for place, home in self.step.homes.items():  # CPU tensors are where they must be
-            own[place].data = own[place].data.to(home)
+            tensor = own[place]
+            tensor.data = tensor.data.to(home)
+            tensor.grad = None if tensor.grad is None else tensor.grad.to(home)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """One step; if another thread is in one, after that.

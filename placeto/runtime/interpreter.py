@@ -11,9 +11,11 @@ import operator
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -42,7 +44,8 @@ class Interpreted:
 
     Args:
         program: on the CPU.
-        timed: also return the nanoseconds before the first call and after each: (outputs, times).
+        timed: also return the nanoseconds before the first call and after each, without what noting the time takes:
+            (outputs, times).
 
     Raises:
         NotInterpreted: a call is of no op of torch, or has an argument that the interpreter doesn't know.
@@ -69,7 +72,21 @@ class Interpreted:
             return self.program.compile(time.perf_counter_ns if self.timed else None)(*values)  # raises what it is
         where = iter(made)
         outputs = tree_unflatten([next(where) if isinstance(leaf, Node) else leaf for leaf in self._leaves], self._spec)
-        return (outputs, list(where)) if self.timed else outputs
+        if not self.timed:
+            return outputs
+        times = np.array([at - number * _note_ns() for number, at in enumerate(where)])
+        return outputs, np.maximum.accumulate(times).tolist()
+
+
+@cache
+def _note_ns() -> int:
+    """Nanoseconds that the interpreter takes to note the time, a microsecond or so: as long as a small op."""
+    graph = torch._C.Graph()
+    noted = [_time(graph) for _ in range(300)]
+    graph.registerOutput(_tuple(graph, noted))
+    function = torch._C._create_function_from_graph("times", graph)
+    with torch.jit.optimized_execution(False):
+        return int(np.median([np.diff(function()) for _ in range(5)]))
 
 
 def executable(program: Program, stamp: Callable[[], Any] | None = None) -> Callable[..., Any]:
@@ -95,17 +112,15 @@ class _Graph:
             if node.op == "get_attr" and node not in program.receives:
                 self.values[node] = self.graph.addInput()
                 self.attributes.append(attribute(node).to(program.device))
-        times = [self._time()] if timed else []
+        times = [_time(self.graph)] if timed else []
         for node in program.calls:
             self._call(node)
             for send in program.sends.get(node, ()):
                 self._insert("placeto::give", [self._tensor(node), self._end(send)], 0)
-            times += [self._time()] if timed else []
+            times += [_time(self.graph)] if timed else []
         self.leaves, self.spec = tree_flatten(program.outputs)
         results = [self._tensor(leaf) for leaf in self.leaves if isinstance(leaf, Node)] + times
-        made = self._insert("prim::TupleConstruct", results, 1).output()
-        made.setType(torch._C.TupleType([value.type() for value in results]))
-        self.graph.registerOutput(made)
+        self.graph.registerOutput(_tuple(self.graph, results))
 
     def _inputs(self) -> list[int]:
         """Which placeholders are needed."""
@@ -201,13 +216,21 @@ class _Graph:
         self.ends.append(number)
         return self._constant(number)
 
-    def _time(self) -> Any:
-        output = self._insert("prim::TimePoint", [], 1).output()
-        output.setType(torch._C.IntType.get())
-        return output
-
     def _insert(self, name: str, values: Sequence[Any], outputs: int) -> Any:
         return self.graph.insertNode(self.graph.create(name, list(values), outputs))
+
+
+def _time(graph: Any) -> Any:
+    """The time as a value of a graph, noted after what was inserted so far."""
+    value = graph.insertNode(graph.create("prim::TimePoint", [], 1)).output()
+    value.setType(torch._C.IntType.get())
+    return value
+
+
+def _tuple(graph: Any, values: Sequence[Any]) -> Any:
+    made = graph.insertNode(graph.create("prim::TupleConstruct", list(values), 1)).output()
+    made.setType(torch._C.TupleType([value.type() for value in values]))
+    return made
 
 
 def _forget(ends: Sequence[int]) -> None:

@@ -68,7 +68,7 @@ def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> 
     inputs = [program.moved(step.leaves) for program, step in zip(programs, steps, strict=True)]
     stamped = [executable(program, watch.stamp) for program in programs]
     plain = [executable(program) for program in programs]
-    by_host = [np.array([not program.runs_here(node) for node in program.calls]) for program in programs]
+    by_host = [np.array([program.kernel(node) is None for node in program.calls]) for program in programs]
     calls: list[list[np.ndarray]] = [[] for _ in steps]
     whole: list[list[float]] = [[] for _ in steps]
     eager: list[list[float]] = [[] for _ in steps]

@@ -81,7 +81,7 @@ class PlacedStep:
         self.homes = {self._where[node]: home for node, home in plan.kept.items()}
         self._stamps = stamps
         self._process = os.getpid()
-        self._state = State(capture.traced, self.updates)
+        self._state = State(self.capture.traced, self.updates)
         self._functions = [executable(program, stamp) for program, stamp in self._each()]
         self.stamps: list[Any] = []  # of the last step, for each device
 
@@ -148,7 +148,7 @@ class PlacedStep:
                 return node
             return leaves[self._where[node]] if node in self._where else made[self._owner[node]][node]
 
-        calls = [program.calls for program in self.programs]
+        calls = [[node for node in one.calls if node not in one.receives] for one in self.programs]
         self._state.gather(leaves, before, list(zip(given, calls, strict=True)))
         for buffer, node in self.updates:
             leaves[self._where[buffer]].copy_(value(node))

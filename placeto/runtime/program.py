@@ -24,6 +24,8 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
+from placeto.runtime.attention import gpu_attention
+
 _LITERALS = (bool, int, float, str, type(None))
 
 
@@ -98,12 +100,14 @@ class Program:
             line += lines + bool(dead) + stamped
         return None
 
-    def runs_here(self, node: Node) -> bool:
-        """Whether a call has a kernel on the program's device; others run on the host, with copies there and back."""
-        if self.device.type == "cpu" or not isinstance(node.target, torch._ops.OpOverload):
-            return True
+    def kernel(self, node: Node) -> Callable[..., Any] | None:
+        """What makes a call on the program's device; None: it runs on the host, with copies there and back."""
+        target: Any = node.target
+        if self.device.type == "cpu" or not isinstance(target, torch._ops.OpOverload):
+            return target
         key = self.device.type.upper()
-        return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(node.target.name(), key))
+        here = torch._C._dispatch_has_computed_kernel_for_dispatch_key(target.name(), key)
+        return target if here else gpu_attention(node)
 
     def _call(self, node: Node, number: int, names: dict[Node, str], constants: dict[str, Any]) -> str:
         if node in self.receives:
@@ -114,7 +118,7 @@ class Program:
             return f"f{number}"
         if node.target is operator.getitem:
             return f"{names[node.args[0]]}[{node.args[1]!r}]"  # type: ignore[index]
-        constants[f"f{number}"] = node.target if self.runs_here(node) else _on_host(node.target, self.device)
+        constants[f"f{number}"] = self.kernel(node) or _on_host(node.target, self.device)
         arguments = [_source(self._placed(argument), names, constants) for argument in node.args]
         named = node.kwargs | ({"generator": self.generator} if self.generator is not None and draws(node) else {})
         arguments += [f"{k}={_source(self._placed(v), names, constants)}" for k, v in named.items()]

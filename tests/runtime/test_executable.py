@@ -240,7 +240,7 @@ def test_memory_of_what_goes_from_core_to_core_counts_where_it_is_needed(devices
 
 
 def test_parameters_and_buffers_settle_on_the_device_that_they_are_placed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Program, "runs_here", lambda self, node: True)  # nothing is run
+    monkeypatch.setattr(Program, "kernel", lambda self, node: node.target)  # nothing is run
     module = conv()
     capture = trace_training(module, [torch.randn(2, 3, 8, 8)], lambda y: y.square().sum())
     problem = PlacementProblem(capture.graph, load_cluster("2xv100"))
@@ -251,3 +251,21 @@ def test_parameters_and_buffers_settle_on_the_device_that_they_are_placed_on(mon
     assert [leaf.device.type for leaf in settled[:-1]] == ["meta"] * 8 + ["cpu"]  # a counter, which is no op's
     assert settled[-1] is leaves[-1]
     assert all(a is b for a, b in zip(settled, step.settled(leaves, copies), strict=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gradients_go_with_their_parameters() -> None:
+    """A module that has gradients, and is placed on another device."""
+    module, x = nn.Linear(4, 3), torch.randn(5, 4)
+    other = nn.Linear(4, 3)
+    other.load_state_dict(module.state_dict())
+    capture = trace_training(module, [x], lambda y: y.square().sum())
+    problem = PlacementProblem(capture.graph, load_cluster("2xv100"))
+    opened = open_devices(["cpu:0", "cuda:0"])
+    for device in range(2):
+        schedule = simulate(problem, np.full(problem.num_ops, device))
+        PlacedModule(module, capture, [x], [], schedule, opened)(x)
+        other(x).square().sum().backward()
+    for mine, its in zip(module.parameters(), other.parameters(), strict=True):
+        assert mine.device.type == "cuda"
+        assert torch.allclose(mine.grad.cpu(), its.grad, rtol=1e-4)

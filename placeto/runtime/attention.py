@@ -1,0 +1,92 @@
+"""Attention that was captured on a CPU, by the memory-efficient kernel that GPUs have.
+
+Captured on a CPU, `scaled_dot_product_attention` is an op that only CPUs have. The memory-efficient kernel (Rabe and
+Staats, "Self-attention does not need O(n^2) memory", 2021, arXiv 2112.05682) takes and makes the same tensors in the
+same layout. Either one's logsumexp can go to the other one's backward pass.
+
+Legend: B batch, H heads, L queries, S keys, W width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.nn import functional
+
+aten = torch.ops.aten
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_WIDTH = 8  # divides the width of a head, or heads aren't aligned in memory
+_ROWS = 32  # divides the number of rows of the kernel's logsumexp
+_ALIGNED = 16  # rows of a mask begin at multiples of so many numbers
+
+
+def gpu_attention(node: Node) -> Callable[..., Any] | None:
+    """What makes a call of the CPU's attention, forward or backward, on a GPU; None for other calls.
+
+    None also for tensors that the kernel doesn't take: doubles, heads of a width that 8 doesn't divide, and masks of
+    another dtype than the queries.
+    """
+    backward = node.target is aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    if not backward and node.target is not aten._scaled_dot_product_flash_attention_for_cpu.default:
+        return None
+    query, mask = node.args[int(backward)].meta["val"], node.kwargs.get("attn_mask")  # type: ignore[union-attr]
+    if query.dtype not in _DTYPES or query.shape[-1] % _WIDTH:
+        return None
+    if isinstance(mask, Node) and mask.meta["val"].dtype != query.dtype:
+        return None
+    return _backward if backward else _forward
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output (B, H, L, W) and logsumexp (B, H, L) of queries (B, H, L, W), keys and values (B, H, S, W)."""
+    mask = _aligned(attn_mask, query, key)
+    made = aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, True, dropout_p, is_causal, scale=scale
+    )
+    return made[0], made[1][..., : query.shape[-2]]
+
+
+def _backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values."""
+    rows = functional.pad(logsumexp, (0, -logsumexp.shape[-1] % _ROWS), value=float("inf"))
+    seed = torch.zeros((), dtype=torch.int64, device=query.device)  # of dropout, which the CPU's attention hasn't
+    mask, wanted = _aligned(attn_mask, query, key), [True, True, True, False]
+    made = aten._scaled_dot_product_efficient_attention_backward(
+        gradient, query, key, value, mask, output, rows, seed, seed, dropout_p, wanted, is_causal, scale=scale
+    )
+    return made[0], made[1], made[2]
+
+
+def _aligned(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """A mask that broadcasts to (B, H, L, S), as (B, H, L, S) with aligned rows."""
+    if mask is None:
+        return None
+    keys = key.shape[-2]
+    mask = mask.expand(*mask.shape[:-1], keys)
+    mask = functional.pad(mask, (0, -keys % _ALIGNED)).contiguous()[..., :keys]
+    return mask.expand(*query.shape[:-1], keys)
