@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -55,6 +55,9 @@ DEFAULT_SIMULATIONS = 300
 """Of the search for a free placement."""
 SHOWN = 3
 """Shapes of each kind, at most."""
+_GAIN, _WORTH = 0.005, "0.5 %"  # over the best plan: a free placement that gains less isn't worth its trouble
+RunnableBy = Literal["torch"] | None
+"""A tool that a plan is for; None = any plan."""
 _SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
 
 
@@ -123,6 +126,7 @@ class Plans:
 
     steps: tuple[PlannedStep, ...]
     left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
+    searched: bool = False  # whether a free placement was sought; it is among the steps where it is worth its trouble
 
     @property
     def best(self) -> PlannedStep:
@@ -144,6 +148,8 @@ class Plans:
             more = 100.0 * (second.step_us / best.step_us - 1.0)
             text += f" Next is {_name(second)}: {more:.1f} % longer, and {format_bytes(second.used)} on the fullest "
             text += f"device in place of {format_bytes(best.used)}."
+        if self.searched and all(step.kind != FREE for step in self.steps):
+            text += f" A search among free placements of ops found none that is {_WORTH} better."
         return text
 
     def __str__(self) -> str:
@@ -185,6 +191,7 @@ def plan(
     headroom: int = 0,
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
+    runnable_by: RunnableBy = None,
 ) -> Plans:
     """Say which way to run a model's training step on a cluster, with the same batch whichever way it is.
 
@@ -202,6 +209,8 @@ def plan(
         headroom: bytes of each device that stay free.
         simulations: budget of the search for a free placement; 0 = none is sought.
         seed: of that search.
+        runnable_by: "torch" for only such pipelines as `torch.distributed.pipelining` can run: see
+            `placeto.heuristics.torch_pipeline`; and no free placement.
 
     Raises:
         CaptureError: the module can't be traced.
@@ -219,7 +228,7 @@ def plan(
         how |= {"optimizer": optimizer, "master_weights": master_weights}
         return PlacementProblem(capture_training(model, inputs, loss, targets=targets, **how), on, by)
 
-    return plans_of(problem_of, batch_length(inputs, targets), micro_batches, simulations, seed)
+    return plans_of(problem_of, batch_length(inputs, targets), micro_batches, simulations, seed, runnable_by)
 
 
 def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
@@ -239,6 +248,7 @@ def plans_of(
     counts: Iterable[int] = COUNTS,
     simulations: int = DEFAULT_SIMULATIONS,
     seed: int = 0,
+    runnable_by: RunnableBy = None,
 ) -> Plans:
     """The ways to run a step that is captured in several numbers of micro-batches.
 
@@ -248,6 +258,7 @@ def plans_of(
         counts: numbers of micro-batches.
         simulations: budget of the search for a free placement, in the number of micro-batches that is best without.
         seed: of that search.
+        runnable_by: as `plan` takes it.
 
     Raises:
         CaptureError: the step can't be captured in any of them.
@@ -265,7 +276,7 @@ def plans_of(
         except CaptureError as error:
             refused, left_out[count] = error, str(error)
             continue
-        found += _in_parts(problems[count], count, batch)
+        found += _in_parts(problems[count], count, batch, runnable_by)
     if not problems:
         raise refused or PlanningError("no number of micro-batches: give at least one, such as 8")
     best: dict[str, dict[str, PlannedStep]] = {}
@@ -273,16 +284,19 @@ def plans_of(
         if len(own := best.setdefault(step.kind, {})) < SHOWN:
             own.setdefault(step.shape, step)
     steps = sorted((step for own in best.values() for step in own.values()), key=_rank)
-    if simulations > 0 and steps[0].result.problem.num_devices > 1:
-        steps = sorted([*steps, _searched(problems, steps[0], simulations, seed)], key=_rank)
-    return Plans(tuple(steps), left_out)
+    search = simulations > 0 and runnable_by is None and steps[0].result.problem.num_devices > 1
+    if search:
+        free = _searched(problems, steps[0], simulations, seed)
+        if (not free.fits, free.step_us) < (not steps[0].fits, steps[0].step_us * (1.0 - _GAIN)):
+            steps = [free, *steps]
+    return Plans(tuple(steps), left_out, search)
 
 
 def _rank(step: PlannedStep) -> tuple[bool, float, int]:
     return (not step.fits, step.step_us if step.fits else float(step.used - step.room), step.used)
 
 
-def _in_parts(problem: PlacementProblem, count: int, batch: int) -> list[PlannedStep]:
+def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: RunnableBy) -> list[PlannedStep]:
     """All ways in one number of micro-batches: of each shape the best."""
     single = best_single(problem)
     if single is None:
@@ -296,7 +310,7 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int) -> list[Planned
     scored: list[tuple[float, Plan]] = []
     for devices in parts_to_plan(problem):
         if least_us(problem, devices) < evaluator.best_score:
-            plans = all_plans(problem, devices)
+            plans = [of for of in all_plans(problem, devices) if runnable_by is None or of.even(problem)]
             placements, scores = [plan.placement(problem) for plan in plans], np.full(len(plans), math.inf)
             for order in [name for name in FIRST_ORDERS if name in orders] or [problem.dispatch]:
                 evaluator.reorder(order)

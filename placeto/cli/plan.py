@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -33,6 +33,8 @@ class Arguments:
     """memory of each device that stays free, such as 1GB"""
     simulations: Annotated[int, arg(metavar="INT")] = 300
     """of the search for a free placement, by the policy that comes trained; 0 leaves it out"""
+    runnable_by: Annotated[Literal["torch"] | None, arg(metavar="TOOL")] = None
+    """torch: only such pipelines as torch.distributed.pipelining can run, and no free placement"""
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     seed: int = 0
@@ -79,7 +81,8 @@ def run(arguments: Arguments) -> None:
             )
             return PlacementProblem(graph, cluster, costs)
 
-        plans = plans_of(problem_of, batch_length(inputs, targets), counts, arguments.simulations, arguments.seed)
+        batch, by = batch_length(inputs, targets), arguments.runnable_by
+        plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by)
     say(f"{name} on {cluster.name}: batch {plans.best.batch}, {options.precision}, {options.optimizer}")
     say(str(plans))
     for count, why in plans.left_out.items():

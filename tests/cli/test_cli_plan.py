@@ -1,5 +1,6 @@
 """``placeto plan``."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,21 @@ def run(*words: str) -> int:
     return int(ended.value.code or 0)
 
 
+def test_the_page_says_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    program, command, printed = re.findall(r"^```\w*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (folder / "encoder.py").write_text(program)
+    assert run(*command.split()[1:]) == 0
+    assert capsys.readouterr().out == printed
+    assert load_placement("plan.json").placement
+
+
 def test_a_table_and_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", "net.py:net", "--cluster", "4xv100", "--micro-batches", "4", "--simulations", "60", "-o", "p.json")
     assert run(*words) == 0
     out, err = capsys.readouterr()
     assert out.startswith("net on 4xv100: batch 64, fp32, adam\n")
-    for way in ("one device", "data parallel", "pipeline", "interleaved pipeline", "free placement"):
+    for way in ("one device", "data parallel", "pipeline", "interleaved pipeline"):
         assert f"\n{way}" in out
     assert "\nUse " in out
     assert "give --micro-batches" in err
