@@ -1,8 +1,9 @@
 """Attention that was captured on a CPU, by the memory-efficient kernel that GPUs have.
 
 Captured on a CPU, `scaled_dot_product_attention` is an op that only CPUs have. The memory-efficient kernel (Rabe and
-Staats, "Self-attention does not need O(n^2) memory", 2021, arXiv 2112.05682) takes and makes the same tensors in the
-same layout. Either one's logsumexp can go to the other one's backward pass.
+Staats, "Self-attention does not need O(n^2) memory", 2021, arXiv 2112.05682) takes the same tensors and makes the same
+ones. It lays them out in another way: outputs are brought into the layout of the capture, because later calls may view
+them. Either one's logsumexp can go to the other one's backward pass.
 
 Legend: B batch, H heads, L queries, S keys, W width of a head.
 """
@@ -10,6 +11,7 @@ Legend: B batch, H heads, L queries, S keys, W width of a head.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,10 +40,13 @@ def gpu_attention(node: Node) -> Callable[..., Any] | None:
         return None
     if isinstance(mask, Node) and mask.meta["val"].dtype != query.dtype:
         return None
-    return _backward if backward else _forward
+    if backward:
+        return _backward
+    return partial(_forward, node.meta["val"][0].stride())
 
 
 def _forward(
+    strides: tuple[int, ...],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -51,12 +56,18 @@ def _forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, L, W) and logsumexp (B, H, L) of queries (B, H, L, W), keys and values (B, H, S, W)."""
+    """Output (B, H, L, W) and logsumexp (B, H, L) of queries (B, H, L, W), keys and values (B, H, S, W).
+
+    The output has these strides.
+    """
     mask = _aligned(attn_mask, query, key)
     made = aten._scaled_dot_product_efficient_attention(
         query, key, value, mask, True, dropout_p, is_causal, scale=scale
     )
-    return made[0], made[1][..., : query.shape[-2]]
+    output = made[0]
+    if output.stride() != strides:
+        output = torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device).copy_(output)
+    return output, made[1][..., : query.shape[-2]]
 
 
 def _backward(
@@ -73,7 +84,7 @@ def _backward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
-    rows = functional.pad(logsumexp, (0, -logsumexp.shape[-1] % _ROWS), value=float("inf"))
+    rows = functional.pad(logsumexp, (0, -logsumexp.shape[-1] % _ROWS), value=float("inf")).contiguous()
     seed = torch.zeros((), dtype=torch.int64, device=query.device)  # of dropout, which the CPU's attention hasn't
     mask, wanted = _aligned(attn_mask, query, key), [True, True, True, False]
     made = aten._scaled_dot_product_efficient_attention_backward(

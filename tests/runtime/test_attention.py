@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from placeto.runtime.attention import gpu_attention
 from placeto.runtime.program import Program
@@ -25,12 +26,43 @@ class Attends(nn.Module):
         return functional.scaled_dot_product_attention(q, k, v, self.mask, is_causal=self.causal)
 
 
+class Encodes(nn.Module):
+    """By torch's own layer: the positions come first in memory, and the output is viewed."""
+
+    def __init__(self, width: int, heads: int, *_: Any) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layer(x, x, x, need_weights=False)[0]
+        return made
+
+
+def like(value: Any) -> Any:
+    """What a node stands for, without its numbers."""
+    if not isinstance(value, Node):
+        return value
+    found = value.meta["val"]
+    return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
+
+
+def called(node: Node) -> Any:
+    """What the call of a GPU makes of tensors without numbers."""
+    function: Any = gpu_attention(node)
+    return function(*map(like, node.args), **{key: like(value) for key, value in node.kwargs.items()})
+
+
 def program_of(
-    width: int = 32, length: int = 50, causal: bool = True, mask: Tensor | None = None, **options: Any
+    width: int = 32,
+    length: int = 50,
+    causal: bool = True,
+    mask: Tensor | None = None,
+    kind: type[nn.Module] = Attends,
+    **options: Any,
 ) -> tuple[Program, list[Any], Any]:
     torch.manual_seed(0)
     dtype = options.get("dtype", torch.float32)
-    module, x = Attends(width, 4, causal, mask).to(dtype), torch.randn(2, length, width, dtype=dtype)
+    module, x = kind(width, 4, causal, mask).to(dtype), torch.randn(2, length, width, dtype=dtype)
     step = real_training(module, [x], lambda y: y.square().sum())
     return Program.of(step.capture.traced), step.leaves, step.eager
 
@@ -56,23 +88,41 @@ def test_which_calls_run_on_a_gpu(options: Any, taken: bool) -> None:
         assert (gpu_attention(node) is not None) == (taken and "attention" in str(node.target))
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_shapes_and_strides_are_those_of_the_call(masked: bool) -> None:
-    program, _, _ = program_of(causal=not masked, mask=torch.zeros(1, 50) if masked else None)
-
-    def like(value: Any) -> Any:
-        if not isinstance(value, Node):
-            return value
-        found = value.meta["val"]
-        return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
-
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": False, "mask": torch.zeros(1, 50)}, {"kind": Encodes}], ids=["causal", "masked", "layer"]
+)
+def test_shapes_and_strides_are_those_of_the_call(options: Any) -> None:
+    program, _, _ = program_of(**options)
+    assert len(calls(program)) == 2
     for node in calls(program):
-        function: Any = gpu_attention(node)
-        made = function(*map(like, node.args), **{key: like(value) for key, value in node.kwargs.items()})
-        for mine, its in zip(made, node.meta["val"], strict=True):
+        for mine, its in zip(called(node), node.meta["val"], strict=True):
             assert mine.shape == its.shape
             assert mine.dtype == its.dtype
             assert mine.dim() < 4 or mine.stride() == its.stride()
+
+
+class Seen(TorchDispatchMode):
+    """Strides of the logsumexp that the kernel's backward pass is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strides: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._scaled_dot_product_efficient_attention_backward.default:
+            self.strides.append(args[6].stride())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("length", [64, 50])
+def test_rows_of_a_logsumexp_that_a_core_made_are_aligned(length: int) -> None:
+    """The kernel refuses heads that don't begin at multiples of 8 numbers; a core puts them side by side."""
+    program, _, _ = program_of(length=length)
+    forward, backward = calls(program)
+    assert forward.meta["val"][1].stride() == (4 * length, 1, 4)
+    with Seen() as seen:
+        called(backward)
+    assert seen.strides == [(4 * 64, 64, 1)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -80,6 +130,7 @@ def test_shapes_and_strides_are_those_of_the_call(masked: bool) -> None:
     "options",
     [
         {"length": 64},
+        {"kind": Encodes},
         {"causal": False},
         {"causal": False, "mask": torch.randn(50, 50, generator=torch.Generator().manual_seed(0))},
         {"causal": False, "mask": torch.ones(50, 50).tril() > 0},
@@ -97,3 +148,25 @@ def test_gradients_on_a_gpu(options: Any) -> None:
         assert torch.allclose(
             mine.cpu(), its, rtol=0, atol=(0.02 if its.dtype == torch.bfloat16 else 1e-5) * its.abs().max()
         )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("length", [64, 50])
+@pytest.mark.parametrize("devices", [("cpu", "cuda:0"), ("cuda:0", "cpu")])
+def test_passes_on_two_devices(length: int, devices: tuple[str, str]) -> None:
+    program, _, _ = program_of(length=length)
+    forward, backward = calls(program)
+    query, key, value, gradient = (torch.randn(2, length, 4, 8).transpose(1, 2) for _ in range(4))
+
+    def gradients(first: str, last: str) -> tuple[Tensor, ...]:
+        """Of a forward pass on one device, and a backward pass on another."""
+        passes: Any = [
+            node.target if at == "cpu" else gpu_attention(node)
+            for node, at in zip((forward, backward), (first, last), strict=True)
+        ]
+        made = passes[0](*(one.to(first) for one in (query, key, value)), *forward.args[3:], **forward.kwargs)
+        given = (one.to(last) for one in (gradient, query, key, value, *made))
+        return tuple(one.cpu() for one in passes[1](*given, *backward.args[6:], **backward.kwargs))
+
+    for mine, its in zip(gradients(*devices), gradients("cpu", "cpu"), strict=True):
+        assert torch.allclose(mine, its, rtol=0, atol=1e-5 * float(its.abs().max()))
