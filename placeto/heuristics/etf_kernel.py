@@ -151,7 +151,7 @@ def earliest_start_of_many(
     return settled(flat, order, booked), starts
 
 
-@compiled()
+@compiled(inner=True)
 def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
     n, d = flat.op_offset[1], flat.device_offset[1]
     by_rank = np.argsort(-order.rank, kind="mergesort")
@@ -184,7 +184,7 @@ def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
     )
 
 
-@compiled()
+@compiled(inner=True)
 def _enter_first(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int) -> None:
     """An op has become ready."""
     ready.need[op] = need_of(order, booked.home, op, ready.found, ready.met)
@@ -197,7 +197,7 @@ def _enter_first(flat: FlatProblems, order: Order, booked: Booked, ready: Ready,
     _enter_all(order, booked, ready, op)
 
 
-@compiled()
+@compiled(inner=True)
 def _leave(ready: Ready, op: int) -> None:
     """An op is placed."""
     ready.number[0] -= 1
@@ -206,7 +206,7 @@ def _leave(ready: Ready, op: int) -> None:
     ready.seat[op] = -1
 
 
-@compiled()
+@compiled(inner=True)
 def _enter(ready: Ready, op: int, device: int) -> None:
     """Let an op wait for a device, for now as one that has room."""
     ready.later[device] = put_new(ready.heaps, ready.later[device], ready.arrival[op, device], ready.place[op])
@@ -214,7 +214,7 @@ def _enter(ready: Ready, op: int, device: int) -> None:
         ready.far[device] = put_new(ready.heaps, ready.far[device], ready.latest[op], ready.place[op])
 
 
-@compiled()
+@compiled(inner=True)
 def _enter_all(order: Order, booked: Booked, ready: Ready, op: int) -> None:
     """Let an op wait for all devices that it may go to."""
     home = booked.home[order.follow[op]]
@@ -223,7 +223,7 @@ def _enter_all(order: Order, booked: Booked, ready: Ready, op: int) -> None:
             _enter(ready, op, device)
 
 
-@compiled()
+@compiled(inner=True)
 def _estimate(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int) -> None:
     """When the inputs of an op arrive."""
     ready.estimated[op] = ready.bindings[0]
@@ -232,7 +232,7 @@ def _estimate(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op
     ready.latest[op] = ready.arrival[op].max()
 
 
-@compiled()
+@compiled(inner=True)
 def _tell(flat: FlatProblems, order: Order, then: Booked, ready: Ready, op: int) -> None:
     """A group is bound in which an input of an op floats; if it is the last, this estimate is the op's last."""
     ready.bounds[op] -= 1
@@ -242,7 +242,7 @@ def _tell(flat: FlatProblems, order: Order, then: Booked, ready: Ready, op: int)
         _enter_all(order, then, ready, op)
 
 
-@compiled()
+@compiled(inner=True)
 def _replay(flat: FlatProblems, order: Order, then: Booked, ready: Ready, ops: np.ndarray) -> None:
     """Book in `then` what was sent for ops. What is broadcast for them may come sooner to others than was estimated."""
     sent = np.empty(0, np.int64)
@@ -268,7 +268,7 @@ def _replay(flat: FlatProblems, order: Order, then: Booked, ready: Ready, ops: n
                 _enter_all(order, then, ready, child)
 
 
-@compiled()
+@compiled(inner=True)
 def _may(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int, device: int, full: int) -> int:
     """Whether an op may start on a device: 0 = never, 1 = yes, 2 = not as long as other ops have room."""
     home = booked.home[order.follow[op]]
@@ -280,7 +280,7 @@ def _may(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int
     return 1 if booked.used[device] + ready.need[op] <= flat.memory[device] else 2
 
 
-@compiled()
+@compiled(inner=True)
 def _top(
     flat: FlatProblems, order: Order, booked: Booked, ready: Ready, device: int, full: int, on_all: bool
 ) -> tuple[float, int]:
@@ -312,7 +312,7 @@ def _top(
     return np.inf, -1
 
 
-@compiled()
+@compiled(inner=True)
 def _first_choice(
     flat: FlatProblems,
     order: Order,
@@ -348,7 +348,7 @@ def _first_choice(
     return start, at, False
 
 
-@compiled()
+@compiled(inner=True)
 def _after_waiting(
     flat: FlatProblems, order: Order, booked: Booked, ready: Ready, device: int, full: int, child: int, until: float
 ) -> tuple[float, int]:
