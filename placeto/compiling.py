@@ -13,7 +13,7 @@ from numba import njit
 from numba.core import event
 from numba.core.registry import CPUDispatcher
 
-from placeto import terminal
+from placeto import by_reference, terminal
 from placeto.kernel_files import kernel_files
 
 
@@ -95,4 +95,5 @@ class _Told(event.Listener):
 
 
 drop_stale_caches(Path(__file__).parent)
+by_reference.register()
 event.register("numba:compile", _Told())

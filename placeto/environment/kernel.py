@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.by_reference import reference
 from placeto.compiling import compiled
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import FlatInstances
@@ -107,7 +108,7 @@ def situation(
     weight = np.empty(n)
     for i in range(n):
         weight[i] = np.exp(-slack[i] / soft)
-    return Situation(
+    made = Situation(
         place,
         flat.op_time[flat.time_offset[p] : flat.time_offset[p] + n * devices].reshape(n, devices),
         flat.overhead_us[device0:device1],
@@ -141,6 +142,7 @@ def situation(
         mean_latency,
         mean_rate,
     )
+    return reference(made)
 
 
 @compiled(inner=True, error_model="numpy")

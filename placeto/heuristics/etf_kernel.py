@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.by_reference import reference
 from placeto.compiling import compiled
 from placeto.heuristics.heaps import Heaps, new_heaps, put, put_new, without_first
 from placeto.heuristics.list_kernels import (
@@ -160,7 +161,7 @@ def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
     most += order.floats[order.edge_src].sum() * d + flat.broadcast[0] * len(order.edge_src) * d
     if waits:
         most, queues = 2 * most, 2 * d
-    return Ready(
+    made = Ready(
         op_of=by_rank,
         place=np.argsort(by_rank),
         ops=np.empty(n, np.int64),
@@ -182,6 +183,7 @@ def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
         far=np.full(queues, -1),
         near=np.full(queues, -1),
     )
+    return reference(made)
 
 
 @compiled(inner=True)

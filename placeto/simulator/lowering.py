@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.by_reference import reference
 from placeto.compiling import compiled
 from placeto.problem.flat import LIST, LONE, FlatProblems
 from placeto.problem.flat_sums import HEADER
@@ -77,7 +78,7 @@ def _slice(data: np.ndarray, at: np.ndarray, count: int) -> np.ndarray:
 def _unpacked(data: np.ndarray, d: int) -> Sums:
     at = np.full(1, HEADER)
     relays, sums, parts, copied, readers, edges = data[0], data[2], data[3], data[4], data[5], data[6]
-    return Sums(
+    made = Sums(
         _slice(data, at, d),
         _slice(data, at, sums),
         _slice(data, at, sums),
@@ -95,6 +96,7 @@ def _unpacked(data: np.ndarray, d: int) -> Sums:
         _slice(data, at, edges),
         _slice(data, at, edges),
     )
+    return reference(made)
 
 
 @compiled(inner=True, nogil=True)
@@ -370,7 +372,7 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
         lowering_offset=np.zeros(2, np.int64),
         lowering=flat.lowering[:0],
     )
-    return made, LONE, wired.place
+    return reference(made), LONE, wired.place
 
 
 @compiled(inner=True, nogil=True)

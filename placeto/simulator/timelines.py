@@ -39,7 +39,7 @@ def timelines(
             fill[placement[op]] += 1
 
 
-@compiled(inner=True, nogil=True, inline="always")
+@compiled(nogil=True, inline="always")
 def first_after(start: np.ndarray, line: np.ndarray, first: int, stop: int, cursor: int, ready: float) -> int:
     """Position in ``line[first:stop]`` of the first op that starts after `ready`, or `stop`.
 
