@@ -4,23 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from numba import njit
 from numba.core import event
+from numba.core.registry import CPUDispatcher
 
-from placeto import terminal
+from placeto import by_reference, terminal
 from placeto.kernel_files import kernel_files
 
-compiled = partial(njit, cache=True, no_cfunc_wrapper=True)
-"""`numba.njit` for kernels, without what only C programs would call: it takes a tenth of the time to compile.
 
-A literal as an argument of another kernel, such as 0, is a type of its own: numba compiles that kernel once more for
-it. `LONE` and the like, numbers of numpy, are not.
-"""
+class _Inner(CPUDispatcher):
+    """A kernel that only other kernels call."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        raise TypeError(f"{self.py_func.__qualname__} is a kernel that only kernels call")
+
+
+def compiled(*, inner: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`numba.njit` for kernels, without what only C programs would call: it takes a tenth of the time to compile.
+
+    A literal as an argument of another kernel, such as 0, is a type of its own: numba compiles that kernel once more
+    for it. `LONE` and the like, numbers of numpy, are not.
+
+    Args:
+        inner: only other kernels call it, so that what Python would call isn't compiled either: taking named tuples of
+            arrays apart takes a sixth of the time to compile. Python that calls it gets a TypeError.
+        options: of `numba.njit`.
+    """
+    options |= {"cache": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
+
+    def made(function: Callable[..., Any]) -> Callable[..., Any]:
+        kernel: Any = njit(**options)(function)
+        if inner:
+            kernel.__class__ = _Inner
+        return kernel
+
+    return made
 
 
 def drop_stale_caches(folder: Path) -> bool:
@@ -72,4 +95,5 @@ class _Told(event.Listener):
 
 
 drop_stale_caches(Path(__file__).parent)
+by_reference.register()
 event.register("numba:compile", _Told())

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import pkgutil
+import runpy
 import time
 from pathlib import Path
 from types import CodeType
@@ -56,6 +57,20 @@ def test_no_function_is_compiled_in_two_ways(codes: list[CodeType]) -> None:
     """Numba keeps what is compiled by the function's name: a second way would be read as the first."""
     assert len(codes) > 50
     assert len(set(codes)) == len(codes)
+
+
+def test_python_that_calls_a_kernel_of_kernels_is_told(tmp_path: Path) -> None:
+    """What Python would call isn't compiled: without a word it would end in a segmentation fault."""
+    file = tmp_path / "kernels.py"
+    file.write_text(
+        "from placeto.compiling import compiled\n"
+        "@compiled(inner=True)\ndef twice(x):\n    return 2 * x\n"
+        "@compiled()\ndef entry(x):\n    return twice(x) + 1\n"
+    )
+    names = runpy.run_path(str(file))
+    assert names["entry"](3) == 7
+    with pytest.raises(TypeError, match="twice is a kernel that only kernels call"):
+        names["twice"](3)
 
 
 def test_every_kernel_is_in_a_kernel_file(codes: list[CodeType]) -> None:

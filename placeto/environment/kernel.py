@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.by_reference import reference
 from placeto.compiling import compiled
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import FlatInstances
@@ -70,7 +71,7 @@ class Loads(NamedTuple):
     resident: np.ndarray
 
 
-@compiled(error_model="numpy")
+@compiled(inner=True, error_model="numpy")
 def situation(
     flat: FlatProblems,
     instances: FlatInstances,
@@ -107,7 +108,7 @@ def situation(
     weight = np.empty(n)
     for i in range(n):
         weight[i] = np.exp(-slack[i] / soft)
-    return Situation(
+    made = Situation(
         place,
         flat.op_time[flat.time_offset[p] : flat.time_offset[p] + n * devices].reshape(n, devices),
         flat.overhead_us[device0:device1],
@@ -141,9 +142,10 @@ def situation(
         mean_latency,
         mean_rate,
     )
+    return reference(made)
 
 
-@compiled(error_model="numpy")
+@compiled(inner=True, error_model="numpy")
 def describe(
     s: Situation,
     single: float,
@@ -180,7 +182,7 @@ def describe(
     offer(s.place[s.ops[s.op_ptr[:-1]]], devices, asked, pair, offered)
 
 
-@compiled(error_model="numpy", inline="always")
+@compiled(inner=True, error_model="numpy", inline="always")
 def _arrival(
     finish: np.ndarray, place: np.ndarray, latency: np.ndarray, bandwidth: np.ndarray, op: int, size: int, device: int
 ) -> float:
@@ -191,7 +193,7 @@ def _arrival(
     return arrival
 
 
-@compiled(error_model="numpy")
+@compiled(inner=True, error_model="numpy")
 def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, pair: np.ndarray) -> None:
     """What is known of each group where it is, and its time on each device."""
     overhead, place, ops, op_ptr, op_time = s.overhead, s.place, s.ops, s.op_ptr, s.op_time
@@ -233,7 +235,7 @@ def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, 
         node[g, NODE.log_ops] = np.log1p(op_ptr[g + 1] - op_ptr[g]) / 5.0
 
 
-@compiled(error_model="numpy")
+@compiled(inner=True, error_model="numpy")
 def _describe_arcs(
     s: Situation, norm: float, loads: Loads, node: np.ndarray, pair: np.ndarray, edge: np.ndarray
 ) -> None:
@@ -279,7 +281,7 @@ def _describe_arcs(
         edge[p, EDGE.transfer] = np.sqrt(edge[p, EDGE.transfer])
 
 
-@compiled(error_model="numpy")
+@compiled(inner=True, error_model="numpy")
 def _describe_pairs(s: Situation, single: float, loads: Loads, pair: np.ndarray) -> None:
     """What is known of each device for each group, and what moving the group there would do."""
     place, resident, ops, op_ptr, overhead = s.place, s.resident, s.ops, s.op_ptr, s.overhead
@@ -305,7 +307,7 @@ def _describe_pairs(s: Situation, single: float, loads: Loads, pair: np.ndarray)
                 pair[g, d, PAIR.memory_after] = (loads.resident[d] + resident[g]) / memory[d]
 
 
-@compiled(error_model="numpy")
+@compiled(inner=True, error_model="numpy")
 def describe_moves(s: Situation, offered: np.ndarray, pair: np.ndarray, first: int, step: int) -> None:
     """Lateness and gain, estimated, of groups on each device that they are offered and where they are not.
 

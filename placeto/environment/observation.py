@@ -171,7 +171,7 @@ def _score_moves(
         makespan[b, m], overflow[b, m] = memory.score(flat, p, ops, np.inf)
 
 
-@compiled()
+@compiled(inner=True)
 def _on_ops(flat: FlatProblems, instances: FlatInstances, p: int, placement: np.ndarray) -> np.ndarray:
     """(N,) devices of the ops of a placement of groups."""
     group = instances.group[flat.op_offset[p] : flat.op_offset[p + 1]]
@@ -181,7 +181,7 @@ def _on_ops(flat: FlatProblems, instances: FlatInstances, p: int, placement: np.
     return ops
 
 
-@compiled()
+@compiled(inner=True)
 def _describe(
     flat: FlatProblems,
     instances: FlatInstances,
@@ -203,7 +203,7 @@ def _describe(
     return found
 
 
-@compiled()
+@compiled(inner=True)
 def _observe_one(
     flat: FlatProblems,
     instances: FlatInstances,
@@ -219,7 +219,7 @@ def _observe_one(
     makespan, overflow, num_sends = memory.run_and_measure(flat, p, ops, record, np.inf)
     schedule, asked = (ops, record, makespan, num_sends), np.ones(len(node), np.bool_)
     found = _describe(flat, instances, p, schedule, asked, node, pair, edge, offered)
-    describe_moves(found, offered, pair, 0, 1)
+    describe_moves(found, offered, pair, np.int64(0), np.int64(1))  # no literals, see `compiled`
     return makespan, overflow
 
 
@@ -270,7 +270,7 @@ def _look(
     schedule = ops, record, span, num_sends
     found = _describe(flat, instances, LONE, schedule, asked, node, pair, edge, offered)
     if parts == 1:
-        describe_moves(found, offered, pair, 0, 1)
+        describe_moves(found, offered, pair, np.int64(0), np.int64(1))  # no literals, see `compiled`
     else:
         _describe_parts(found, offered, pair, parts)
 
@@ -279,4 +279,4 @@ def _look(
 def _describe_parts(found: Situation, offered: np.ndarray, pair: np.ndarray, parts: int) -> None:
     """`describe_moves`, by several threads."""
     for part in prange(parts):
-        describe_moves(found, offered, pair, part, parts)
+        describe_moves(found, offered, pair, np.int64(part), parts)

@@ -19,7 +19,7 @@ IDLEST = 4
 """Devices whose load would be least with the group."""
 
 
-@compiled()
+@compiled(inner=True)
 def offer(current: np.ndarray, devices: int, asked: np.ndarray, pair: np.ndarray, offered: np.ndarray) -> None:
     """Mark the devices among which each group may choose: its own, its nearest, and the idlest.
 

@@ -155,7 +155,7 @@ def _starts(
             makespan[b], overflow[b] = _start_one(flat, group, placement[b], start[b])
 
 
-@compiled()
+@compiled(inner=True)
 def _start_one(flat: FlatProblems, group: np.ndarray, placement: np.ndarray, start: np.ndarray) -> tuple[float, float]:
     ops, record = np.empty(len(group), np.int64), kernel.new_record(flat, LONE)
     for i in range(len(group)):

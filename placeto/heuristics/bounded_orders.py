@@ -194,7 +194,7 @@ def _list_schedule(
     return order
 
 
-@compiled()
+@compiled(inner=True)
 def _send(
     flat: FlatProblems,
     place: np.ndarray,

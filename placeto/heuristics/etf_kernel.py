@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.by_reference import reference
 from placeto.compiling import compiled
 from placeto.heuristics.heaps import Heaps, new_heaps, put, put_new, without_first
 from placeto.heuristics.list_kernels import (
@@ -151,7 +152,7 @@ def earliest_start_of_many(
     return settled(flat, order, booked), starts
 
 
-@compiled()
+@compiled(inner=True)
 def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
     n, d = flat.op_offset[1], flat.device_offset[1]
     by_rank = np.argsort(-order.rank, kind="mergesort")
@@ -160,7 +161,7 @@ def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
     most += order.floats[order.edge_src].sum() * d + flat.broadcast[0] * len(order.edge_src) * d
     if waits:
         most, queues = 2 * most, 2 * d
-    return Ready(
+    made = Ready(
         op_of=by_rank,
         place=np.argsort(by_rank),
         ops=np.empty(n, np.int64),
@@ -182,9 +183,10 @@ def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
         far=np.full(queues, -1),
         near=np.full(queues, -1),
     )
+    return reference(made)
 
 
-@compiled()
+@compiled(inner=True)
 def _enter_first(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int) -> None:
     """An op has become ready."""
     ready.need[op] = need_of(order, booked.home, op, ready.found, ready.met)
@@ -197,7 +199,7 @@ def _enter_first(flat: FlatProblems, order: Order, booked: Booked, ready: Ready,
     _enter_all(order, booked, ready, op)
 
 
-@compiled()
+@compiled(inner=True)
 def _leave(ready: Ready, op: int) -> None:
     """An op is placed."""
     ready.number[0] -= 1
@@ -206,7 +208,7 @@ def _leave(ready: Ready, op: int) -> None:
     ready.seat[op] = -1
 
 
-@compiled()
+@compiled(inner=True)
 def _enter(ready: Ready, op: int, device: int) -> None:
     """Let an op wait for a device, for now as one that has room."""
     ready.later[device] = put_new(ready.heaps, ready.later[device], ready.arrival[op, device], ready.place[op])
@@ -214,7 +216,7 @@ def _enter(ready: Ready, op: int, device: int) -> None:
         ready.far[device] = put_new(ready.heaps, ready.far[device], ready.latest[op], ready.place[op])
 
 
-@compiled()
+@compiled(inner=True)
 def _enter_all(order: Order, booked: Booked, ready: Ready, op: int) -> None:
     """Let an op wait for all devices that it may go to."""
     home = booked.home[order.follow[op]]
@@ -223,7 +225,7 @@ def _enter_all(order: Order, booked: Booked, ready: Ready, op: int) -> None:
             _enter(ready, op, device)
 
 
-@compiled()
+@compiled(inner=True)
 def _estimate(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int) -> None:
     """When the inputs of an op arrive."""
     ready.estimated[op] = ready.bindings[0]
@@ -232,7 +234,7 @@ def _estimate(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op
     ready.latest[op] = ready.arrival[op].max()
 
 
-@compiled()
+@compiled(inner=True)
 def _tell(flat: FlatProblems, order: Order, then: Booked, ready: Ready, op: int) -> None:
     """A group is bound in which an input of an op floats; if it is the last, this estimate is the op's last."""
     ready.bounds[op] -= 1
@@ -242,7 +244,7 @@ def _tell(flat: FlatProblems, order: Order, then: Booked, ready: Ready, op: int)
         _enter_all(order, then, ready, op)
 
 
-@compiled()
+@compiled(inner=True)
 def _replay(flat: FlatProblems, order: Order, then: Booked, ready: Ready, ops: np.ndarray) -> None:
     """Book in `then` what was sent for ops. What is broadcast for them may come sooner to others than was estimated."""
     sent = np.empty(0, np.int64)
@@ -268,7 +270,7 @@ def _replay(flat: FlatProblems, order: Order, then: Booked, ready: Ready, ops: n
                 _enter_all(order, then, ready, child)
 
 
-@compiled()
+@compiled(inner=True)
 def _may(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int, device: int, full: int) -> int:
     """Whether an op may start on a device: 0 = never, 1 = yes, 2 = not as long as other ops have room."""
     home = booked.home[order.follow[op]]
@@ -280,7 +282,7 @@ def _may(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int
     return 1 if booked.used[device] + ready.need[op] <= flat.memory[device] else 2
 
 
-@compiled()
+@compiled(inner=True)
 def _top(
     flat: FlatProblems, order: Order, booked: Booked, ready: Ready, device: int, full: int, on_all: bool
 ) -> tuple[float, int]:
@@ -312,7 +314,7 @@ def _top(
     return np.inf, -1
 
 
-@compiled()
+@compiled(inner=True)
 def _first_choice(
     flat: FlatProblems,
     order: Order,
@@ -348,7 +350,7 @@ def _first_choice(
     return start, at, False
 
 
-@compiled()
+@compiled(inner=True)
 def _after_waiting(
     flat: FlatProblems, order: Order, booked: Booked, ready: Ready, device: int, full: int, child: int, until: float
 ) -> tuple[float, int]:

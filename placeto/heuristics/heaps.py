@@ -68,7 +68,7 @@ def without_first(heaps: Heaps, root: int) -> int:
     return first
 
 
-@compiled()
+@compiled(inner=True)
 def _linked(heaps: Heaps, one: int, other: int) -> int:
     """The root of two heaps that become one."""
     if one < 0 or other < 0:

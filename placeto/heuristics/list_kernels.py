@@ -47,7 +47,7 @@ class Booked(NamedTuple):
     link_free: np.ndarray  # (D*D,) us; empty where tensors don't wait for their link
 
 
-@compiled()
+@compiled(inner=True)
 def nothing_booked(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
     """Where all begins: what floats is placed."""
     n, d = flat.op_offset[1], flat.device_offset[1]
@@ -86,7 +86,7 @@ def floating(
     return floats, joined
 
 
-@compiled()
+@compiled(inner=True)
 def need_of(order: Order, home: np.ndarray, op: int, found: np.ndarray, met: np.ndarray) -> float:
     """Bytes of the groups that placing an op would bind; the groups that its inputs float in are put in `found`.
 
@@ -108,7 +108,7 @@ def need_of(order: Order, home: np.ndarray, op: int, found: np.ndarray, met: np.
     return need
 
 
-@compiled()
+@compiled(inner=True)
 def bind(order: Order, booked: Booked, op: int, device: int, found: np.ndarray, met: np.ndarray) -> int:
     """Bind an op's group and those that its inputs float in to a device, unless they are; returns how many were not."""
     booked.used[device] += need_of(order, booked.home, op, found, met)
@@ -124,7 +124,7 @@ def bind(order: Order, booked: Booked, op: int, device: int, found: np.ndarray, 
     return bound
 
 
-@compiled()
+@compiled(inner=True)
 def settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
     """(N,) device of each op; groups that nothing has bound go where there is most room."""
     home, used = booked.home, booked.used
@@ -135,7 +135,7 @@ def settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
     return home[order.follow]
 
 
-@compiled()
+@compiled(inner=True)
 def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
     """When all inputs of an op are on a device; `commit` books the links."""
     num_devices = flat.device_offset[1]
@@ -215,7 +215,7 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[n
     return settled(flat, order, booked), starts
 
 
-@compiled()
+@compiled(inner=True)
 def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.ndarray:
     """(N,) ops by falling rank, producers first also where ranks tie."""
     n = len(rank)
@@ -238,7 +238,7 @@ def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.nda
     return queue[np.argsort(-ranks, kind="mergesort")]
 
 
-@compiled()
+@compiled(inner=True)
 def _first_gap(begin: np.ndarray, end: np.ndarray, length: int, ready: float, busy: float) -> float:
     """Earliest start at or after `ready` of a gap that is long enough."""
     low, high = 0, length  # first booking that ends after `ready`
@@ -256,7 +256,7 @@ def _first_gap(begin: np.ndarray, end: np.ndarray, length: int, ready: float, bu
     return start
 
 
-@compiled()
+@compiled(inner=True)
 def _book(begin: np.ndarray, end: np.ndarray, length: int, start: float, stop: float) -> None:
     k = length
     while k > 0 and begin[k - 1] > start:
@@ -265,7 +265,7 @@ def _book(begin: np.ndarray, end: np.ndarray, length: int, start: float, stop: f
     begin[k], end[k] = start, stop
 
 
-@compiled()
+@compiled(inner=True)
 def _extend(first: np.ndarray, last: np.ndarray, count: int, start: float, stop: float) -> int:
     """Add a busy time to blocks of them; returns how many there are then."""
     after = int(np.searchsorted(first[:count], start, side="right"))

@@ -126,7 +126,7 @@ class CompiledPolicy:
 _TOGETHER = 512  # pairs whose intermediate results stay in the cache
 
 
-@compiled(nogil=True, fastmath={"contract", "arcp", "nsz", "afn", "reassoc"})
+@compiled(inner=True, nogil=True, fastmath={"contract", "arcp", "nsz", "afn", "reassoc"})
 def _two_scales(x: np.ndarray) -> np.ndarray:
     """(N, F) -> (N, 2 F), see `placeto.policies.scales`."""
     n, f = x.shape
@@ -141,7 +141,7 @@ def _two_scales(x: np.ndarray) -> np.ndarray:
     return out
 
 
-@compiled(nogil=True, inline="always")
+@compiled(inner=True, nogil=True, inline="always")
 def _dot(x: np.ndarray, layer: Linear, positive: bool) -> np.ndarray:
     """(N, out), with negative values cut off if asked."""
     out = np.empty((x.shape[0], layer.weight.shape[1]), np.float32)
@@ -150,7 +150,7 @@ def _dot(x: np.ndarray, layer: Linear, positive: bool) -> np.ndarray:
     return out
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _shift(x: np.ndarray, bias: np.ndarray, positive: bool) -> None:
     zero = np.float32(0.0)
     for i in range(x.shape[0]):
@@ -162,7 +162,7 @@ def _shift(x: np.ndarray, bias: np.ndarray, positive: bool) -> None:
                 x[i, j] += bias[j]
 
 
-@compiled(nogil=True, fastmath={"contract", "reassoc"})
+@compiled(inner=True, nogil=True, fastmath={"contract", "reassoc"})
 def _normalised(x: np.ndarray, norm: Norm, out: np.ndarray) -> None:
     """`torch.nn.LayerNorm` of rows (N, H) into the first H columns of `out`."""
     n, width = x.shape
@@ -203,7 +203,7 @@ def _exchange(messages: Round, z: np.ndarray, arcs: np.ndarray, edge: np.ndarray
     z += _dot(_dot(read, messages.update[0], True), messages.update[1], False)
 
 
-@compiled(nogil=True, fastmath={"contract", "nsz"})
+@compiled(inner=True, nogil=True, fastmath={"contract", "nsz"})
 def _received(sent: np.ndarray, on_arc: np.ndarray, sources: np.ndarray, receivers: np.ndarray) -> np.ndarray:
     """(V, H) sums of messages, over the square root of their number."""
     total, zero = np.zeros_like(sent), np.float32(0.0)

@@ -74,7 +74,7 @@ def _joined(
     return rows
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _matched(
     leader: np.ndarray,
     weight: np.ndarray,

@@ -111,7 +111,7 @@ def join_light(
     return joined
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _tidy(
     unit: int,
     leader: np.ndarray,
@@ -153,7 +153,7 @@ def _tidy(
     return longest
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _affinity(origins: Origins, one: int, other: int) -> float:
     """How close two ops stand in the module tree: 2 = same call, 1 = same module, else the shared part of the path."""
     a, b = origins.module[one], origins.module[other]
@@ -219,7 +219,7 @@ def find_homes(reads: Reads) -> np.ndarray:
     return home
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _score(reads: Reads, op: int, score: np.ndarray, met: np.ndarray) -> tuple[int, float]:
     """Tensors that each forward op shares with a backward op, and half a one if they are alike; how many, the most."""
     count, best = 0, 0.0

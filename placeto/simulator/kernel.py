@@ -72,7 +72,7 @@ def new_record(flat: FlatProblems, p: int) -> Record:
     )
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _merged(a: int, b: int, key: np.ndarray, tie: np.ndarray, left: np.ndarray, right: np.ndarray) -> int:
     """Root of the skew heap of two (Sleator and Tarjan, 1986), least `key` first, then least `tie`; -1 = empty."""
     if a < 0:
@@ -94,7 +94,7 @@ def _merged(a: int, b: int, key: np.ndarray, tie: np.ndarray, left: np.ndarray, 
         a = below
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _keep(place: int, number: int, words: np.ndarray, summary: np.ndarray, num_words: int, num_upper: int) -> None:
     """Add a place to set `number`: bits in its words, and in its summary the bits of the words that aren't 0."""
     word = place >> 6
@@ -102,7 +102,7 @@ def _keep(place: int, number: int, words: np.ndarray, summary: np.ndarray, num_w
     summary[number * num_upper + (word >> 6)] |= _ONE << np.uint64(word & 63)
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _take_first(number: int, words: np.ndarray, summary: np.ndarray, num_words: int, num_upper: int) -> int:
     """The least place of set `number`, which must not be empty; it is taken out."""
     upper = 0
@@ -117,7 +117,7 @@ def _take_first(number: int, words: np.ndarray, summary: np.ndarray, num_words: 
     return (word << 6) + trailing_zeros(bits)
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _next_event(slot_time: np.ndarray, slot_key: np.ndarray) -> tuple[float, int]:
     """The least time, and the least key of the slots that have it."""
     now, key = slot_time[0], slot_key[0]

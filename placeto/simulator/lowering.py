@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from placeto.by_reference import reference
 from placeto.compiling import compiled
 from placeto.problem.flat import LIST, LONE, FlatProblems
 from placeto.problem.flat_sums import HEADER
@@ -59,25 +60,25 @@ class Wired(NamedTuple):
     storage: np.ndarray  # (T+R,) int64, see `FlatProblems`
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def num_relays(flat: FlatProblems, p: int) -> int:
     """R, the number of relays of a problem."""
     first = flat.lowering_offset[p]
     return flat.lowering[first] if flat.lowering_offset[p + 1] > first else 0
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _slice(data: np.ndarray, at: np.ndarray, count: int) -> np.ndarray:
     first = at[0]
     at[0] += count
     return data[first : at[0]]
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _unpacked(data: np.ndarray, d: int) -> Sums:
     at = np.full(1, HEADER)
     relays, sums, parts, copied, readers, edges = data[0], data[2], data[3], data[4], data[5], data[6]
-    return Sums(
+    made = Sums(
         _slice(data, at, d),
         _slice(data, at, sums),
         _slice(data, at, sums),
@@ -95,9 +96,10 @@ def _unpacked(data: np.ndarray, d: int) -> Sums:
         _slice(data, at, edges),
         _slice(data, at, edges),
     )
+    return reference(made)
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _nearest(taking_part: np.ndarray, host: np.ndarray, wanted: int, number: np.ndarray, home: int) -> int:
     """The device of a host that takes part and whose number within its host follows that of the home; -1 if none."""
     found, least = -1, len(host)
@@ -109,7 +111,7 @@ def _nearest(taking_part: np.ndarray, host: np.ndarray, wanted: int, number: np.
     return found
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _sum_up(sums: Sums, hosts: int, wired: Wired) -> None:
     """Wire the ops that add, and place them."""
     host, place, src = sums.host, wired.place, wired.src
@@ -155,7 +157,7 @@ def _sum_up(sums: Sums, hosts: int, wired: Wired) -> None:
         wired.tensor_of[sums.home_edge[s]] = total
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _add(sums: Sums, c: int, device: int, home: int, total: int, tensor: int, wired: Wired) -> int:
     """Let the op of contribution `c` add a tensor to a total on a device; returns the tensor that it makes.
 
@@ -171,7 +173,7 @@ def _add(sums: Sums, c: int, device: int, home: int, total: int, tensor: int, wi
     return made
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _numbers(host: np.ndarray, hosts: int) -> np.ndarray:
     """(D,) number of each device within its host."""
     number, seen = np.empty(len(host), np.int64), np.zeros(hosts, np.int64)
@@ -181,7 +183,7 @@ def _numbers(host: np.ndarray, hosts: int) -> np.ndarray:
     return number
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _pass_on(sums: Sums, hosts: int, n: int, t: int, wired: Wired) -> None:
     """Wire and place the relays."""
     host, place, src, size = sums.host, wired.place, wired.src, wired.size
@@ -208,7 +210,7 @@ def _pass_on(sums: Sums, hosts: int, n: int, t: int, wired: Wired) -> None:
                         wired.tensor_of[edge] = t + relay
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _wired(flat: FlatProblems, p: int, placement: np.ndarray, sums: Sums, hosts: int) -> Wired:
     """Ops and tensors of the lowered problem."""
     tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
@@ -231,7 +233,7 @@ def _wired(flat: FlatProblems, p: int, placement: np.ndarray, sums: Sums, hosts:
     return wired
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
     """The edges by producer and by tensor: six arrays of `FlatProblems`."""
     dst, named, tensor_of, src = sums.dst, sums.named, wired.tensor_of, wired.src
@@ -261,7 +263,7 @@ def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
     return out_ptr, out_child, out_tensor, named_child, tensor_ptr, tensor_child
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _listed(priority: np.ndarray, sums: Sums, wired: Wired, out_ptr: np.ndarray, out_child: np.ndarray) -> np.ndarray:
     """(N+R,) the list of all ops, with sums after what they add and relays before all who read them.
 
@@ -370,9 +372,9 @@ def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProb
         lowering_offset=np.zeros(2, np.int64),
         lowering=flat.lowering[:0],
     )
-    return made, LONE, wired.place
+    return reference(made), LONE, wired.place
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _offset(count: int) -> np.ndarray:
     return np.array([0, count])

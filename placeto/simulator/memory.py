@@ -29,7 +29,7 @@ penalised_makespan = compiled(nogil=True)(penalised)
 """The same for kernels."""
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def memory_bound(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, bound: np.ndarray
 ) -> None:
@@ -120,7 +120,7 @@ def lives(
     return born[:count], ended[:count], where[:count], size[:count]
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def event_us(event: int, of_op: np.ndarray, of_send: np.ndarray) -> float:
     """When an op starts (or ends), by times (N,) of ops, or a send is delivered, by times of sends."""
     return of_op[event] if event < len(of_op) else of_send[event - len(of_op)]
@@ -182,7 +182,7 @@ def peak_memory(
         peak[d] = most
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.ndarray, np.ndarray]:
     """Offsets (D+1,) and the items by device, in their order; `device` is that of each item, by its number."""
     ptr, found = np.zeros(devices + 1, np.int64), np.empty_like(items)
@@ -196,7 +196,7 @@ def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.
     return ptr, found
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int) -> float:
     """Sum over devices of max(0, peak - memory) / memory; the timeline is only worked out where the bound is over."""
     memory = flat.memory[flat.device_offset[p] : flat.device_offset[p + 1]]
@@ -213,7 +213,7 @@ def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: R
     return overflow
 
 
-@compiled(nogil=True, inline="always")
+@compiled(inner=True, nogil=True, inline="always")
 def run_and_measure(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float
 ) -> tuple[float, float, int]:

@@ -107,7 +107,7 @@ def search(
                 break
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
     """Make the state's placement of groups the only proposal, to be accepted; returns how many that are."""
     key = np.uint64(0)
@@ -120,7 +120,7 @@ def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
     return 1
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _accept(near: Neighbourhood, state: State, rules: Rules, batch: Batch, crew: Crew, i: int, goal: float) -> None:
     """Go on from a proposal, as if none after it had been made."""
     score = batch.score[i]
@@ -136,7 +136,7 @@ def _accept(near: Neighbourhood, state: State, rules: Rules, batch: Batch, crew:
     state.score[0], state.hash[0] = score, batch.key[i]
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
     """Keep the state's placement if it is the best; whether it is."""
     fits, best_fits = overflow == 0.0, state.score[3] == 0.0
@@ -147,14 +147,14 @@ def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
     return False
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _goal(warmth: tuple[float, float], done: int, simulations: int) -> float:
     """The share of proposals to accept though worse."""
     hot, cold = warmth
     return hot * (cold / hot) ** (done / simulations) if hot > 0.0 else 0.0
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _copy(batch: Batch, source: int, to: int) -> None:
     """Copy a proposal that wasn't simulated yet."""
     count = batch.size[source]
@@ -164,7 +164,7 @@ def _copy(batch: Batch, source: int, to: int) -> None:
     batch.drawn[to], batch.fruitless[to] = batch.drawn[source], batch.fruitless[source]
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _fill(
     near: Neighbourhood,
     state: State,
@@ -196,7 +196,8 @@ def _fill(
     done, simulations, most = counts
     known, fruitless, patience = streaks
     hot, num_devices, last = warmth[0], state.salt.shape[1], np.uint64(len(state.seen) - 1)
-    filled, spare = 0, len(batch.size) - 1
+    filled: Any = np.int64(0)  # no literal, see `compiled`
+    spare = len(batch.size) - 1
     while filled < most and (waits or fruitless < patience):
         if waits:
             _copy(batch, spare, filled)
@@ -236,7 +237,7 @@ def _fill(
     return filled, known, fruitless, False, False
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _look(
     flat: FlatProblems, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
 ) -> None:
@@ -257,7 +258,7 @@ def _look(
     timelines(flat, LONE, state.placement, record, num_sends, scratch.line_ptr, scratch.line)
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _weigh(state: State, guide: float) -> None:
     """Turn the guide's estimates for critical groups into odds."""
     pairs = state.num_critical[0] * (state.salt.shape[1] - 1)

@@ -108,7 +108,7 @@ def new_crew(threads: int, flat: FlatProblems, groups: int, devices: int) -> Cre
     )
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def record_of(crew: Crew, thread: int) -> Record:
     """The schedule that a thread simulated last."""
     return Record(
@@ -122,7 +122,7 @@ def record_of(crew: Crew, thread: int) -> Record:
     )
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def scratch_of(crew: Crew, simulated: int, thread: int) -> Scratch:
     """The schedule that one thread simulated, and where another may work."""
     record, guess = record_of(crew, simulated), crew.guess[thread]
@@ -150,7 +150,7 @@ def dismiss(crew: Crew) -> None:
     atomics.add(crew.control, CALL, 1)
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def call(crew: Crew, count: int, asked: int) -> None:
     """Give the threads `count` proposals to simulate; or groups of the schedule of thread `asked`, if that isn't -1."""
     atomics.store(crew.control, ASKED, asked)
@@ -158,7 +158,7 @@ def call(crew: Crew, count: int, asked: int) -> None:
     atomics.store(crew.control, NEXT, 0)
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def await_all(crew: Crew) -> None:
     """Wait until no thread is at work; none begins before the next call."""
     atomics.store(crew.control, NEXT, _NONE)
@@ -169,7 +169,7 @@ def await_all(crew: Crew) -> None:
             atomics.give_way()
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def take_part(flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, crew: Crew, thread: int) -> None:
     """Simulate proposals, or ask the guide about critical groups, until none is left.
 
@@ -198,7 +198,7 @@ def take_part(flat: FlatProblems, near: Neighbourhood, state: State, batch: Batc
     atomics.add(control, BUSY, -1)
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scratch: Scratch) -> None:
     """What the guide says of a critical group."""
     num_devices, group = state.salt.shape[1], state.critical[i]
@@ -210,7 +210,7 @@ def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scr
             pair += 1
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def put(near: Neighbourhood, placement: np.ndarray, group: int, device: int) -> None:
     """Place the ops of a group."""
     for k in range(near.op_ptr[group], near.op_ptr[group + 1]):

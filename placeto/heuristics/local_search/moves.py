@@ -55,7 +55,7 @@ class Rules(NamedTuple):
     steer: float  # how fast the temperature follows the share of accepted proposals
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _propose_guided(state: State, chosen: np.ndarray, target: np.ndarray) -> int:
     """A pair at random by its weight, which becomes zero: no pair is proposed twice before the placement changes."""
     pairs = state.num_pairs[0]
@@ -75,7 +75,7 @@ def _propose_guided(state: State, chosen: np.ndarray, target: np.ndarray) -> int
     return 1
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _elsewhere(near: Neighbourhood, state: State, rules: Rules, group: int, num_devices: int) -> int:
     """Another device for a group: any, or of many, now and then, that of a group with which it exchanges tensors."""
     here, first, stop = state.device[group], near.near_ptr[group], near.near_ptr[group + 1]
@@ -135,7 +135,7 @@ def propose(
     return count
 
 
-@compiled(nogil=True)
+@compiled(inner=True, nogil=True)
 def _propose_set(
     near: Neighbourhood,
     state: State,

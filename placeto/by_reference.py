@@ -1,0 +1,137 @@
+"""Kernels take named tuples of many arrays by reference.
+
+numba hands a named tuple from kernel to kernel field by field, seven numbers an array, and counts a reference to each
+array wherever the tuple is given a name. For the forty arrays of a problem that was a fifth of what compiling took. So
+named tuples of this package with twelve fields or more, arrays among them, are another type to numba: one reference
+to a copy of the fields, which are read when they are named. Python sees tuples as before. A kernel that makes such a
+tuple hands it on as `reference(made)`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from numba.core import cgutils, types
+from numba.core.boxing import unbox_tuple
+from numba.core.datamodel import default_manager, models
+from numba.core.imputils import impl_ret_borrowed
+from numba.core.typing.templates import AttributeTemplate
+from numba.experimental.jitclass.base import imp_dtor
+from numba.extending import NativeValue, box, infer_getattr, intrinsic, lower_getattr_generic, typeof_impl, unbox
+
+_MANY = 12  # fields
+
+
+class Reference(types.Type):
+    """The type of a reference to the fields of a named tuple."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+        self.fields = dict(zip(of.fields, of.types, strict=True))
+        digest = hashlib.sha256(f"{of.instance_class.__module__} {of.name}".encode()).hexdigest()
+        super().__init__(f"{of.instance_class.__name__}_{digest[:16]}")  # short: it is part of each kernel's name
+
+    def get_data_type(self) -> Any:
+        """The type of what it refers to."""
+        return _Fields(self)
+
+
+class _Fields(types.Type):
+    def __init__(self, reference: Reference) -> None:
+        self.field_dict = reference.fields
+        super().__init__(f"{reference.name}_fields")
+
+
+class _ReferenceModel(models.StructModel):
+    def __init__(self, manager: Any, of: Reference) -> None:
+        super().__init__(manager, of, [("meminfo", types.MemInfoPointer(of.get_data_type()))])
+
+
+default_manager.register(Reference, _ReferenceModel)
+default_manager.register(_Fields, models.StructPayloadModel)
+
+
+def register() -> None:
+    """Make such named tuples a `Reference` to numba from now on."""
+    others = typeof_impl.dispatch(tuple)
+
+    @typeof_impl.register(tuple)
+    def type_of(value: tuple[Any, ...], context: Any) -> Any:
+        found = others(value, context)
+        named = isinstance(found, types.BaseNamedTuple) and type(value).__module__.startswith("placeto.")
+        if named and len(value) >= _MANY and any(isinstance(field, types.Array) for field in found.types):
+            return Reference(found)
+        return found
+
+
+def _place(context: Any, builder: Any, of: Reference, value: Any) -> Any:
+    """Where the fields are."""
+    meminfo = cgutils.create_struct_proxy(of)(context, builder, value=value).meminfo
+    pointer = context.get_value_type(of.get_data_type()).as_pointer()
+    return builder.bitcast(context.nrt.meminfo_data(builder, meminfo), pointer)
+
+
+@infer_getattr
+class _Attributes(AttributeTemplate):
+    key = Reference
+
+    def generic_resolve(self, of: Any, name: str) -> Any:  # type: ignore[override]
+        return of.fields.get(name)
+
+
+@lower_getattr_generic(Reference)
+def _read(context: Any, builder: Any, of: Reference, value: Any, name: str) -> Any:
+    at = cgutils.gep_inbounds(builder, _place(context, builder, of, value), 0, list(of.fields).index(name))
+    field = builder.load(at)
+    field.set_metadata("invariant.load", builder.module.add_metadata([]))  # nobody writes to fields
+    return impl_ret_borrowed(context, builder, of.fields[name], field)
+
+
+def _made(context: Any, builder: Any, of: Reference, fields: Sequence[Any], allocate: Any) -> Any:
+    """A reference to fields, whose own references it takes over."""
+    layout = context.get_value_type(of.get_data_type())
+    drop = imp_dtor(context, builder.module, of)
+    drop.linkage = "linkonce_odr"  # the kernel and what Python calls of it have one each
+    made = cgutils.create_struct_proxy(of)(context, builder)
+    made.meminfo = allocate(builder, context.get_constant(types.uintp, context.get_abi_sizeof(layout)), drop)
+    value = made._getvalue()
+    place = _place(context, builder, of, value)
+    for number, field in enumerate(fields):
+        builder.store(field, cgutils.gep_inbounds(builder, place, 0, number))
+    return value
+
+
+def _reference(_typing: Any, made: Any) -> Any:
+    of = Reference(made)
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        context.nrt.incref(builder, made, arguments[0])
+        fields = cgutils.unpack_tuple(builder, arguments[0])
+        return _made(context, builder, of, fields, context.nrt.meminfo_alloc_dtor)
+
+    return of(made), generate
+
+
+reference: Any = intrinsic(_reference)
+"""What a kernel hands on in place of a named tuple that it made, of as many fields as make it a `Reference`."""
+
+
+@unbox(Reference)
+def _from_python(of: Reference, value: Any, c: Any) -> Any:
+    native = unbox_tuple(of.of, value, c)
+    fields = cgutils.unpack_tuple(c.builder, native.value)
+    made = _made(c.context, c.builder, of, fields, c.context.nrt.meminfo_alloc_dtor_unchecked)
+    return NativeValue(made, is_error=native.is_error, cleanup=native.cleanup)
+
+
+@box(Reference)
+def _to_python(of: Reference, value: Any, c: Any) -> Any:
+    place = _place(c.context, c.builder, of, value)
+    fields = [c.builder.load(cgutils.gep_inbounds(c.builder, place, 0, n)) for n in range(len(of.fields))]
+    made = c.context.make_tuple(c.builder, of.of, fields)
+    c.context.nrt.incref(c.builder, of.of, made)
+    boxed = c.box(of.of, made)
+    c.context.nrt.decref(c.builder, of, value)
+    return boxed
