@@ -23,8 +23,8 @@ import numpy as np
 
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.common import device_speeds, run
-from placeto.heuristics.layers import layers
 from placeto.heuristics.naive import try_single
+from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.stage_program import stage_programs
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.graph import ComputationGraph
@@ -100,6 +100,8 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
             for number in range(before, len(plans)):
                 scores[number] = min(scores[number], evaluator.score_ops(placements[number]))
     choose_order(evaluator, decided)
+    if not plans:  # the best placement so far takes no longer than the work alone
+        return
     best = np.argsort(scores, kind="stable")[:_BOUNDED]
     if not evaluator.exhausted:
         moved = move_borders(evaluator, problem, plans[best[0]], evaluator.score_ops(placements[best[0]]))

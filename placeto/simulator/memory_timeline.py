@@ -9,7 +9,7 @@ import numpy as np
 
 from placeto.problem.flat import LONE
 from placeto.problem.gradient_sums import gradient_sums
-from placeto.simulator.memory import event_us, lives
+from placeto.simulator.memory import lives
 from placeto.simulator.schedule import Schedule
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "received")
@@ -63,7 +63,7 @@ def _lives(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     """
     low, record = schedule.lowering, schedule.lowering.record
     born, ended, where, size = lives(low.flat, LONE, low.placement, record, schedule.num_sends)
-    begin = np.array([event_us(event, record.start, record.send_finish) for event in born])
-    end = np.array([event_us(event, record.finish, record.send_finish) for event in ended])
+    begin = np.concatenate([record.start[: len(low.placement)], record.send_finish])[born]
+    end = np.concatenate([record.finish[: len(low.placement)], record.send_finish])[ended]
     lasts = (begin < end) & (size > 0)
     return begin[lasts], end[lasts], where[lasts], size[lasts], born[lasts]

@@ -6,7 +6,7 @@ from torch import nn
 
 from placeto.capture.trace import capture_training
 from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.layers import layers
+from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.plans import Plan, all_plans, choose_order, pipeline, try_plans
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS

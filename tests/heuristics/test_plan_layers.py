@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_training
-from placeto.heuristics.layers import layers
+from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.plans import all_plans, pipeline
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
