@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -56,16 +56,15 @@ def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 
 class GuidedPlacer:
     """A trained policy as a placer: best constructive placement, greedy sweeps of the policy, annealing.
 
-    A sweep over groups and joined groups comes first. Then groups are annealed, and parts of them after a sweep over
-    these; and again with parts joined anew to groups. Under a clock a sweep over parts comes before all annealing.
-    Without a budget it takes `DEFAULT_SIMULATIONS`.
+    A budget of simulations and one of seconds are spent by the same plan, in shares of what is left; without either it
+    takes `DEFAULT_SIMULATIONS`. It begins with the constructive placers (see `begin`), and where the best of them is on
+    a part of the cluster it stays there for most of its budget (see `on_best_part`). Then come a sweep over groups,
+    joined or not, one over parts of groups, and V-cycles: annealing of groups, made anew of parts, and of their parts.
 
-    It begins with the constructive placers (see `begin`), where the best of them is on a part of the cluster it stays
-    there for most of its budget (see `on_best_part`), and it makes one pass, which is the policy's zero-shot answer: a
-    sweep over joined groups, one over all and one over the parts of groups, together with a simulation a group. So
-    it is never worse than the best of these placers, nor than its own pass, where there are simulations for them: some
-    25 and one a group. Less leaves the pass out, and so do limits in seconds. With a budget of 0 simulations the pass
-    is the answer, and what it simulates is not counted.
+    With a budget of simulations it makes one pass before, which is the policy's zero-shot answer: the two sweeps,
+    together with a simulation a group at most. So it is never worse than the best of these placers, nor than its own
+    pass, where there are simulations for them: some 25 and one a group. Less leaves the pass out, and so do limits in
+    seconds alone. With a budget of 0 simulations the pass is the answer, and what it simulates is not counted.
     """
 
     def __init__(self, policy: CompiledPolicy, env: EnvConfig, search: GuidedConfig | None = None) -> None:
@@ -115,7 +114,7 @@ class GuidedPlacer:
                     if inner is not None:
                         round_best(inner)
                     own = inner or evaluator
-                    self._pass(make_instance(own.problem, own.groups), own)
+                    self._pass(*self._instances(own), own)
             return replace(evaluator.result(), placer="placeto")
 
     def _starts(self, evaluator: Evaluator, seed: int) -> bool:
@@ -124,74 +123,64 @@ class GuidedPlacer:
         return evaluator.problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted
 
     def _improve(self, evaluator: Evaluator, random: np.random.Generator) -> None:
-        """The pass, where simulations are counted and there are enough, and the search."""
-        instance = make_instance(evaluator.problem, evaluator.groups)
-        if evaluator.seconds_limit is None and evaluator.remaining >= instance.groups.num_groups:
-            self._pass(instance, evaluator)
-        self._search(instance, evaluator, random)
+        """Spend what is left of a budget: a pass, where simulations are counted and there are enough, and the search.
 
-    def _search(self, instance: Instance, evaluator: Evaluator, random: np.random.Generator) -> None:
-        """Spend what is left of a budget: a sweep over groups, joined or not, then V-cycles.
-
-        A cycle is annealing of groups, then a sweep over their parts and annealing of these. After the first its groups
-        are parts that the best placement has on one device, joined and swept over before they are annealed. Under a
-        clock a sweep over parts comes before the first, too, and where simulations are few for the moves that groups
-        have, all that then follows is annealing of such joined parts.
+        The search is a sweep over groups, joined or not, one over their parts, and V-cycles. In a cycle there are as
+        many groups as at first, made of parts that the best placement has on one device; they are annealed, and after
+        them their parts. A sweep goes before each annealing but the first.
         """
-        problem, groups, own = instance.problem, instance.groups, self.search
-        timed = evaluator.seconds_limit is not None
-        round_best(evaluator)
-        with evaluator.limited_to(own.seconds_on_sweeps if timed else own.on_sweeps):
-            self.sweeper.sweep(instance, evaluator)
-        parts = parts_of(problem, groups) if not evaluator.exhausted else groups
-        if parts.num_groups == groups.num_groups:
-            at_work("search")
-            anneal_within(evaluator, random)
-            return
-        split, few = make_instance(problem, parts), False
-        if timed:
-            self._sweep_parts(split, evaluator, own.seconds_on_parts)
-            few = evaluator.expected < own.worth_parts * groups.num_groups * (problem.num_devices - 1)
-        for cycle in range(cycles := 1 if few else own.cycles):
+        problem, groups, share = evaluator.problem, evaluator.groups, self.search.share
+        instance, split = self._instances(evaluator)
+        if evaluator.limit is not None and evaluator.remaining >= groups.num_groups:
+            self._pass(instance, split, evaluator)
+            round_best(evaluator)
+        with evaluator.limited_to(share):
+            self._sweep_groups(instance, evaluator)
+        self._sweep_parts(split, evaluator)
+        for cycle in range(cycles := self.search.cycles):
             if evaluator.exhausted:
                 return
             with evaluator.limited_to(1.0 / (cycles - cycle)):
-                with evaluator.limited_to(1.0 if few else own.on_groups):
-                    if timed or cycle > 0:
-                        self._join(split, groups.num_groups, evaluator)
+                with evaluator.limited_to(share):
+                    self._join(split, groups.num_groups, evaluator)
                     if cycle > 0:
-                        with evaluator.limited_to(own.on_levels):
-                            self.sweeper.sweep_levels(new_instance(problem, evaluator.groups), evaluator)
+                        with evaluator.limited_to(share):
+                            self.sweeper.sweep(new_instance(problem, evaluator.groups), evaluator)
                     at_work("search")
                     anneal_within(evaluator, random)
-                if not few:
-                    self._sweep_parts(split, evaluator, own.on_levels)
-                    at_work("search of parts")
-                    anneal_within(evaluator, random)
+                self._sweep_parts(split, evaluator)
+                at_work("search of parts")
+                anneal_within(evaluator, random)
 
-    def _sweep_parts(self, split: Instance, evaluator: Evaluator, share: float) -> None:
-        """Go on with parts, and sweep over them with at most a share of what is left."""
+    def _instances(self, evaluator: Evaluator) -> tuple[Instance, Instance]:
+        """The evaluator's groups, and the parts of them."""
+        problem, groups = evaluator.problem, evaluator.groups
+        return make_instance(problem, groups), make_instance(problem, parts_of(problem, groups))
+
+    def _pass(self, instance: Instance, split: Instance, evaluator: Evaluator) -> None:
+        """Both sweeps, from the best placement of groups met, with as many simulations as there are groups at most."""
+        with evaluator.limited(evaluator.simulations + instance.groups.num_groups, None):
+            with evaluator.limited_to(self.search.share):
+                self._sweep_groups(instance, evaluator)
+            with evaluator.split_into(split.groups):
+                self.sweeper.sweep(split, evaluator)
+
+    def _sweep_groups(self, instance: Instance, evaluator: Evaluator) -> None:
+        """Sweep over groups joined wherever they are, then over groups, joined or not."""
+        self.sweeper.sweep_rounded(instance, evaluator)
+        self.sweeper.sweep(instance, evaluator)
+
+    def _sweep_parts(self, split: Instance, evaluator: Evaluator) -> None:
+        """Go on with parts, and sweep over them with a share of what is left."""
         evaluator.regroup(split.groups)
-        with evaluator.limited_to(share):
-            self.sweeper.sweep_level(split, 1.0, evaluator, self.search.together)
+        with evaluator.limited_to(self.search.share):
+            self.sweeper.sweep(split, evaluator)
 
     def _join(self, split: Instance, count: int, evaluator: Evaluator) -> None:
         """Go on with parts joined to so many groups, where the best placement allows it."""
         nest = Nest(split.problem, split.groups)
         (joined,) = nest.joined(evaluator.best_groups[0], [count])
         evaluator.regroup(nest.groups_of(joined))
-
-    def _pass(self, instance: Instance, evaluator: Evaluator) -> None:
-        """Sweep with as many simulations as there are groups, from the best placement of groups met."""
-        problem, groups, own = instance.problem, instance.groups, self.search
-        parts = parts_of(problem, groups, own.pass_parts)
-        split = parts.num_groups > groups.num_groups
-        with evaluator.limited(evaluator.simulations + groups.num_groups, None):
-            with evaluator.limited_to(1.0 - own.pass_on_parts if split else 1.0):
-                self.sweeper.sweep(instance, evaluator)
-            if split:
-                with evaluator.split_into(parts):
-                    self.sweeper.sweep_level(make_instance(problem, parts), 1.0, evaluator, own.together)
 
 
 def guided_placer(checkpoint: Mapping[str, Any], policy: Any = None) -> GuidedPlacer:
@@ -207,4 +196,6 @@ def guided_placer(checkpoint: Mapping[str, Any], policy: Any = None) -> GuidedPl
     else:
         policy.load_state_dict(parameters)
         compiled = CompiledPolicy.of(policy)
-    return GuidedPlacer(compiled, EnvConfig(**config["env"]), GuidedConfig(**config.get("search", {})))
+    known = {field.name for field in fields(GuidedConfig)}  # what older versions had besides is forgotten
+    search = {name: value for name, value in config.get("search", {}).items() if name in known}
+    return GuidedPlacer(compiled, EnvConfig(**config["env"]), GuidedConfig(**search))

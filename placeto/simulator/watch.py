@@ -16,7 +16,7 @@ from typing import NamedTuple
 class View(NamedTuple):
     """What can be seen of a placer at work."""
 
-    stage: str  # "heuristics", "policy", "search", "policy on parts", "search of parts"
+    stage: str  # "heuristics", "policy", "search", "search of parts"
     share: float  # of the budget that is spent
     best_us: float  # penalised makespan
     heuristic_us: float  # the same when the heuristics were done; inf before

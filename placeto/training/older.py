@@ -1,9 +1,9 @@
 """Checkpoints that older versions made.
 
 A setting that is gone is accepted at the value that is now built in; another value of learning is kept, since it has no
-say in what a checkpoint answers: only going on with such a run is refused, by the comparison of settings there. How
-its search joined groups is forgotten. The output of seq2seq's decoder wasn't normalised then. A network that is gone is
-refused.
+say in what a checkpoint answers: only going on with such a run is refused, by the comparison of settings there. What a
+search has no setting for any more is forgotten. The output of seq2seq's decoder wasn't normalised then. A network that
+is gone is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from typing import Any
 _GONE = "pair_messages.", "shortcut."
 _PAPER_GONE = "message_passing.", "pooling."
 _LEARNING_BUILT_IN = {"algorithm": "ppo", "baseline": "replicas", "baseline_rounds": 10}
-_SEARCH_GONE = "levels", "timed_levels"  # sweeps join other groups now
+_SEARCH_GONE = (
+    *("levels", "timed_levels", "timed_scales", "rounded_to", "fewest", "pass_parts", "pass_on_parts", "together"),
+    *("most_together", "moves", "patience", "on_sweeps", "seconds_on_sweeps", "seconds_on_parts", "worth_parts"),
+    *("on_groups", "on_levels"),
+)
 _ONE_SHOT_BUILT_IN = {"warmup": 0.0, "imitate_best": 0.0}
 
 

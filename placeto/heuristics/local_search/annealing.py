@@ -112,9 +112,10 @@ def annealing_of_parts(evaluator: Evaluator, start: np.ndarray, rng: np.random.G
     anneal_within(evaluator, rng)
 
 
-def parts_of(problem: PlacementProblem, groups: Groups, each: int = MULTILEVEL.parts) -> Groups:
-    """The parts that groups are split into, `each` to a group on the average: what multilevel annealing anneals."""
-    return split_groups(problem, groups, max(groups.num_groups, min(each * groups.num_groups, MULTILEVEL.most_parts)))
+def parts_of(problem: PlacementProblem, groups: Groups) -> Groups:
+    """The parts that groups are split into: what multilevel annealing anneals."""
+    count = min(MULTILEVEL.parts * groups.num_groups, MULTILEVEL.most_parts)
+    return split_groups(problem, groups, max(groups.num_groups, count))
 
 
 def anneal_within(evaluator: Evaluator, rng: np.random.Generator) -> None:

@@ -26,8 +26,9 @@ from placeto.heuristics.local_search.starts import round_to_groups
 from placeto.heuristics.naive import try_single
 from placeto.policies.base import PairDistribution
 from placeto.policies.external import find_policy
-from placeto.policies.guided_search import GuidedConfig, Starts, cheap_starts
+from placeto.policies.guided_search import Starts, cheap_starts
 from placeto.policies.placeto import PlacetoPolicy
+from placeto.policies.sweeps import FEWEST
 from placeto.problem.grouping import Groups, expand, group_ops, join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
@@ -305,7 +306,7 @@ def _groups(problem: PlacementProblem, learning: LearningConfig, number: int) ->
         return parts_of(problem, groups)
     if nth < learning.parts + learning.joined:
         share = JOINED[number % len(JOINED)]
-        return join_groups(problem, groups, max(GuidedConfig.fewest, round(share * groups.num_groups)))
+        return join_groups(problem, groups, max(FEWEST, round(share * groups.num_groups)))
     return groups
 
 
