@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from placeto.formats.placement import PlacementFile, load_placement, save_placement
     from placeto.placers import Placer, load_placer
     from placeto.placing import place
-    from placeto.planning import plan
+    from placeto.planning.ways import plan
     from placeto.problem.cluster import Cluster, Device
     from placeto.problem.cluster_files import load_cluster, save_cluster
     from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
@@ -50,7 +50,7 @@ _MODULES = {
     "load_placement": "formats.placement",
     "load_placer": "placers",
     "place": "placing",
-    "plan": "planning",
+    "plan": "planning.ways",
     "save_cluster": "problem.cluster_files",
     "save_graph": "problem.graph",
     "save_placement": "formats.placement",

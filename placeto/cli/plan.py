@@ -62,7 +62,7 @@ def run(arguments: Arguments) -> None:
     from placeto.capture.trace import capture_training
     from placeto.cli.factory import make, parted
     from placeto.formats.placement import save_placement
-    from placeto.planning import plans_of, with_headroom
+    from placeto.planning.ways import plans_of, with_headroom
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
 
@@ -90,7 +90,8 @@ def run(arguments: Arguments) -> None:
     say(plans.advice())
     if arguments.output is not None:
         save_placement(plans.best.result, arguments.output)
-        note(f"the placement is of the step in {plans.best.micro_batches} micro-batches: give --micro-batches with it")
+        count = plans.best.micro_batches
+        note(f"the placement is of the step with --micro-batches {count}: give it to the commands that read the file")
 
 
 def size_of(text: str) -> int:

@@ -286,7 +286,8 @@ class Plan:
     def placement(self, problem: PlacementProblem) -> np.ndarray:
         """(N,) devices of the ops.
 
-        Parameters, and what belongs to no micro-batch, are spread over the replicas of their stage by their bytes.
+        Parameters are spread over the replicas of their stage by their bytes, and so is what else belongs to no
+        micro-batch; what is made of a parameter, such as its copy in 16 bits, goes with it.
         """
         graph, speeds = problem.graph, device_speeds(problem)
         stage = np.searchsorted(self.borders, layers(problem, self.whole).number, side="right")
@@ -294,8 +295,12 @@ class Plan:
         placement = np.array(dealt)[stage, np.maximum(graph.micro_batches, 0)]
         load, homes = np.zeros(problem.num_devices), {}
         free = graph.micro_batches == NO_MICRO_BATCH
+        first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
         for op in graph.topological_order[free[graph.topological_order]].tolist():
             key = (int(graph.colocation[op]), -1) if graph.colocation[op] >= 0 else (-1, op)
+            made_of = [of for of in graph.edge_src[first[op] : first[op + 1]].tolist() if free[of]]
+            if key[1] == op and made_of:
+                homes[key] = int(placement[made_of[0]])
             if key not in homes:
                 homes[key] = home = min(self.devices[stage[op]], key=lambda device: float(load[device]))
                 load[home] += graph.param_bytes[op] + 1

@@ -13,8 +13,8 @@ from placeto.simulator.memory import lives
 from placeto.simulator.schedule import Schedule
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "received")
-"""What memory is for: parameters; gradients, those that a device has summed of its own micro-batches among them; the
-optimizer's state; tensors that ops have made; copies of what other devices hold or have made."""
+"""What memory is for: parameters; gradients, those of a device's own micro-batches among them; the optimizer's state;
+tensors that other ops have made; copies of what other devices hold or have made."""
 
 
 def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -45,7 +45,9 @@ def peak_by_category(schedule: Schedule, device: int) -> dict[str, int]:
     at = times[held.argmax()]
     begin, end, where, size, made_by = _lives(schedule)
     now = (where == device) & (begin <= at) & (at < end)
-    received, summed = now & (made_by >= graph.num_ops), now & np.isin(made_by, gradient_sums(graph).additions)
+    sums = gradient_sums(graph)
+    parts = np.searchsorted(graph.output_ptr, sums.tensor, side="right") - 1  # the ops that give what is added up
+    received, summed = now & (made_by >= graph.num_ops), now & np.isin(made_by, [*sums.additions, *parts])
     weights, trained = int(graph.param_bytes[here].sum()), int(graph.trained_bytes[here].sum())
     return {
         "weights": weights,

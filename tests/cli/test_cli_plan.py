@@ -49,7 +49,7 @@ def test_a_table_and_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]
     for way in ("one device", "data parallel", "pipeline", "interleaved pipeline"):
         assert f"\n{way}" in out
     assert "\nUse " in out
-    assert "give --micro-batches" in err
+    assert re.search(r"step with --micro-batches \d+: give it", err)
     assert load_placement("p.json").placement
     assert run("plan", "net.py:net", "--cluster", "4xv100", "--headroom", "15.999GB", "--simulations", "0") == 0
     assert "too little" in capsys.readouterr().out

@@ -10,21 +10,9 @@ from torch import nn
 import placeto
 from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_training
-from placeto.heuristics.plans import pipeline
-from placeto.planning import (
-    FREE,
-    INTERLEAVED,
-    ONE,
-    PIPELINE,
-    REPLICAS,
-    SHARDED,
-    SHOWN,
-    PlanningError,
-    Plans,
-    plan,
-    plans_of,
-    with_headroom,
-)
+from placeto.heuristics.plans import all_plans, pipeline
+from placeto.planning.steps import FREE, INTERLEAVED, ONE, PIPELINE, REPLICAS, SHARDED, Plans
+from placeto.planning.ways import SHOWN, PlanningError, plan, plans_of, with_headroom
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.problem import PlacementProblem
@@ -86,18 +74,51 @@ def test_none_is_slower_than_the_best_plan_of_its_number(plans: Plans) -> None:
 def test_what_devices_hold(plans: Plans) -> None:
     by_kind = {step.kind: step for step in reversed(plans.steps)}
     whole = 8 * 4 * 1024**2
-    for kind in (ONE, REPLICAS):
-        memory = by_kind[kind].memory
-        assert (memory["weights"], memory["gradients"], memory["optimizer"]) == (whole, whole, 2 * whole)
+    for kind, state in ((ONE, 2 * whole), (REPLICAS, 2 * whole), (SHARDED, 2 * whole)):
+        memory, parts = by_kind[kind].memory, int(by_kind[kind].shape.split()[0]) if kind == SHARDED else 1
+        assert (memory["weights"], memory["gradients"], memory["optimizer"]) == (whole, whole, state / parts)
         assert memory["received"] == 0
     sharded, replicas = by_kind[SHARDED], by_kind[REPLICAS]
-    assert sharded.memory["weights"] == whole / int(sharded.shape.split()[0])
     assert (sharded.step_us, sharded.shape) == (replicas.step_us, replicas.shape)
+    assert sharded.memory["activations"] == replicas.memory["activations"] > 0
     for step in plans.steps:
-        if step.kind != REPLICAS:
+        if step.kind not in (REPLICAS, SHARDED):
             peak = step.schedule.peak_memory
             assert step.used == peak.max()
             assert step.room == 16e9
+
+
+def test_copies_in_16_bits_are_made_where_the_parameter_is() -> None:
+    module, inputs = chain()
+    graph = capture_training(module, inputs, loss, micro_batches=2, precision="bf16")
+    problem = PlacementProblem(graph, load_cluster("2xv100"))
+    for one in all_plans(problem):
+        placement = one.placement(problem)
+        casts = [
+            (src, dst)
+            for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True)
+            if graph.op_types[src] == "parameter" and graph.micro_batches[dst] == -1
+        ]
+        assert len(casts) >= 8
+        assert all(placement[src] == placement[dst] for src, dst in casts)
+
+
+def test_only_devices_that_compute_are_looked_at() -> None:
+    module, inputs = chain(64)
+    cluster = load_cluster("cpu+1xh100")
+    found = plan(module, inputs, cluster=cluster, loss=loss, micro_batches=[1, 4], simulations=0)
+    for step in found.steps:
+        used = sorted(set(step.result.placement.tolist()))
+        assert step.used > 0
+        assert step.room in cluster.memory[used].tolist()
+        assert step.kind == ONE or len(used) > 1
+
+
+def test_the_first_reason_is_told() -> None:
+    with torch.device("meta"):
+        module, inputs = nn.ReLU(), [torch.empty(8, 4)]
+    with pytest.raises(CaptureError, match="trainable"):
+        plan(module, inputs, cluster="2xv100", loss=loss)
 
 
 def test_what_has_not_the_memory_comes_last_and_is_told() -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,13 +29,13 @@ from placeto.heuristics.plans import (
 )
 from placeto.micro_batching import COUNTS
 from placeto.placers import load_placer, warm_up
+from placeto.planning.steps import FREE, GAIN, INTERLEAVED, ONE, PIPELINE, REPLICAS, SHARDED, PlannedStep, Plans
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.costs import load_costs
 from placeto.problem.graph_memory import DEFAULT_OPTIMIZER
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.evaluator import Evaluator, PlacementResult, best_single
 from placeto.simulator.memory_timeline import peak_by_category
 from placeto.simulator.schedule import Schedule, simulate
@@ -49,131 +48,16 @@ if TYPE_CHECKING:
     from placeto.capture.arguments import Inputs
     from placeto.problem.costs import CostModel
 
-ONE, REPLICAS, SHARDED = "one device", "data parallel", "data parallel, optimizer sharded"
-PIPELINE, INTERLEAVED, FREE = "pipeline", "interleaved pipeline", "free placement"
 DEFAULT_SIMULATIONS = 300
 """Of the search for a free placement."""
 SHOWN = 3
 """Shapes of each kind, at most."""
-_GAIN, _WORTH = 0.005, "0.5 %"  # over the best plan: a free placement that gains less isn't worth its trouble
 RunnableBy = Literal["torch"] | None
 """A tool that a plan is for; None = any plan."""
-_SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
 
 
 class PlanningError(ValueError):
     """A step for which there are no plans; the message says why, and what to do."""
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedStep:
-    """One way to run a step."""
-
-    kind: str
-    shape: str  # "2 stages x 4"
-    micro_batches: int
-    result: PlacementResult
-    memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the device that has the least room left
-    room: int  # bytes of that device
-    batch: int  # samples of a step
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """What runs where and when."""
-        return self.result.schedule()
-
-    @property
-    def step_us(self) -> float:
-        """Simulated microseconds of a step."""
-        return self.result.makespan_us
-
-    @property
-    def samples_per_second(self) -> float:
-        """Samples of the batch over the time of a step."""
-        return self.batch * 1e6 / self.step_us
-
-    @property
-    def used(self) -> int:
-        """Bytes of the device that has the least room left."""
-        return sum(self.memory.values())
-
-    @property
-    def fits(self) -> bool:
-        """Whether no device exceeds its memory."""
-        return self.used <= self.room
-
-    @property
-    def idle(self) -> float:
-        """Share of the step in which the devices, in the mean over all of the cluster, compute nothing: the bubble."""
-        schedule = self.schedule
-        return 1.0 - float(schedule.busy_us.sum()) / (self.result.problem.num_devices * schedule.makespan_us)
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of all transfers between devices."""
-        schedule = self.schedule
-        return int(schedule.lowering.flat.tensor_bytes[schedule.send_tensor].sum())
-
-    @property
-    def order(self) -> str:
-        """In which order devices run their ops: the name of a dispatch, or "own list" where one was made for it."""
-        return self.result.problem.dispatch if self.result.order is None else "own list"
-
-
-@dataclass(frozen=True, eq=False)
-class Plans:
-    """Ways to run a step, best first: those that fit, by their time, then the others."""
-
-    steps: tuple[PlannedStep, ...]
-    left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
-    searched: bool = False  # whether a free placement was sought; it is among the steps where it is worth its trouble
-
-    @property
-    def best(self) -> PlannedStep:
-        """The first."""
-        return self.steps[0]
-
-    def advice(self) -> str:
-        """Which to use and why, and what the next best would take, in two sentences."""
-        best, others = self.best, self.steps[1:]
-        if not best.fits:
-            lacks = format_bytes(best.used - best.room)
-            return f"None of these fits: {_name(best)} lacks the least, {lacks}. Use more devices, or a smaller batch."
-        one = next((step for step in self.steps if step.kind == ONE), None)
-        gain = "" if one is None or best is one else f", {one.step_us / best.step_us:.2f} times as fast as one device"
-        if one is not None and not one.fits:
-            gain = ", and one device hasn't the memory"
-        text = f"Use {_name(best)}: a step takes {format_us(best.step_us)}{gain}."
-        if second := next((step for step in others if step.fits and step.kind != best.kind), None):
-            more = 100.0 * (second.step_us / best.step_us - 1.0)
-            text += f" Next is {_name(second)}: {more:.1f} % longer, and {format_bytes(second.used)} on the fullest "
-            text += f"device in place of {format_bytes(best.used)}."
-        if self.searched and all(step.kind != FREE for step in self.steps):
-            text += f" A search among free placements of ops found none that is {_WORTH} better."
-        return text
-
-    def __str__(self) -> str:
-        head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent"]
-        rows = [
-            [
-                step.kind,
-                step.shape,
-                f"{step.micro_batches}",
-                step.order,
-                format_us(step.step_us),
-                f"{step.samples_per_second:.4g}",
-                " ".join(f"{_SHORT[name]} {format_bytes(size)}" for name, size in step.memory.items() if size),
-                format_bytes(step.room) if step.fits else f"{format_bytes(step.room)}: too little",
-                f"{100.0 * step.idle:.1f} %",
-                format_bytes(step.sent_bytes),
-            ]
-            for step in self.steps
-        ]
-        widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in [head, *rows]
-        )
 
 
 def plan(
@@ -209,8 +93,8 @@ def plan(
         headroom: bytes of each device that stay free.
         simulations: budget of the search for a free placement; 0 = none is sought.
         seed: of that search.
-        runnable_by: "torch" for only such pipelines as `torch.distributed.pipelining` can run: see
-            `placeto.heuristics.torch_pipeline`; and no free placement.
+        runnable_by: "torch" for only such pipelines as `placeto export --format torch-pipeline` takes, and no free
+            placement.
 
     Raises:
         CaptureError: the module can't be traced.
@@ -268,13 +152,13 @@ def plans_of(
 
     left_out: dict[int, str] = {}
     found: list[PlannedStep] = []
-    refused = None
+    refused: CaptureError | None = None
     problems: dict[int, PlacementProblem] = {}
     for count in dict.fromkeys(counts):
         try:
             problems[count] = problem_of(count)
         except CaptureError as error:
-            refused, left_out[count] = error, str(error)
+            refused, left_out[count] = refused or error, str(error)
             continue
         found += _in_parts(problems[count], count, batch, runnable_by)
     if not problems:
@@ -287,7 +171,7 @@ def plans_of(
     search = simulations > 0 and runnable_by is None and steps[0].result.problem.num_devices > 1
     if search:
         free = _searched(problems, steps[0], simulations, seed)
-        if (not free.fits, free.step_us) < (not steps[0].fits, steps[0].step_us * (1.0 - _GAIN)):
+        if (not free.fits, free.step_us) < (not steps[0].fits, steps[0].step_us * (1.0 - GAIN)):
             steps = [free, *steps]
     return Plans(tuple(steps), left_out, search)
 
@@ -311,11 +195,12 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
     for devices in parts_to_plan(problem):
         if least_us(problem, devices) < evaluator.best_score:
             plans = [of for of in all_plans(problem, devices) if runnable_by is None or of.even(problem)]
-            placements, scores = [plan.placement(problem) for plan in plans], np.full(len(plans), math.inf)
+            both = [(of, placement) for of in plans if _works(problem, of, placement := of.placement(problem))]
+            scores = np.full(len(both), math.inf)
             for order in [name for name in FIRST_ORDERS if name in orders] or [problem.dispatch]:
                 evaluator.reorder(order)
-                scores = np.minimum(scores, [evaluator.score_ops(placement) for placement in placements])
-            scored += zip(scores.tolist(), plans, strict=True)
+                scores = np.minimum(scores, [evaluator.score_ops(placement) for _, placement in both])
+            scored += zip(scores.tolist(), [of for of, _ in both], strict=True)
     for _, plan in sorted(scored, key=lambda each: each[0]):
         shape = _shape(plan, problem.num_devices)
         others = best.setdefault(_kind(plan), [])
@@ -323,12 +208,31 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
             others.append((shape, plan))
     for kind, shape, plan in ((kind, *each) for kind, those in best.items() for each in those):
         result = _in_best_order(problem, groups, orders, plan)
+        step = _planned(kind, shape, count, result, batch)
         if kind == REPLICAS:
-            found.append(_planned(SHARDED, shape, count, result, batch))
-            found.append(replace(found[-1], kind=REPLICAS, **_of_replica(problem)))
-        else:
-            found.append(_planned(kind, shape, count, result, batch))
+            found += [_replicated(step, each) for each in (REPLICAS, SHARDED)]
+        elif runnable_by is None or _torch_runs(step.schedule):
+            found.append(step)
     return found
+
+
+def _works(problem: PlacementProblem, plan: Plan, placement: np.ndarray) -> bool:
+    """Whether there are several devices, and each has something to compute of a micro-batch."""
+    devices = {device for own in plan.devices for device in own}
+    busy = (problem.graph.micro_batches >= 0) & (problem.op_time.mean(axis=1) > 0.0)
+    return len(devices) > 1 and set(np.unique(placement[busy]).tolist()) == devices
+
+
+def _torch_runs(schedule: Schedule) -> bool:
+    """Whether the export for torch takes it."""
+    from placeto.formats.exports import ExportError
+    from placeto.formats.exports.torch_stages import torch_stages
+
+    try:
+        torch_stages(schedule)
+    except ExportError:
+        return False
+    return True
 
 
 def _in_best_order(problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], plan: Plan) -> PlacementResult:
@@ -369,16 +273,25 @@ def _alone(schedule: Schedule) -> PlacementResult:
 
 def _planned(kind: str, shape: str, count: int, result: PlacementResult, batch: int) -> PlannedStep:
     schedule, memory = result.schedule(), result.problem.cluster.memory
-    fullest = int((schedule.peak_memory - memory).argmax())
+    used = np.unique(schedule.placement)
+    fullest = int(used[(schedule.peak_memory - memory)[used].argmax()])
     return PlannedStep(kind, shape, count, result, peak_by_category(schedule, fullest), int(memory[fullest]), batch)
 
 
-def _of_replica(problem: PlacementProblem) -> dict[str, Any]:
-    """What a device holds that has the whole model: the same as if it ran all micro-batches alone."""
-    memory = problem.cluster.memory
-    device = int(memory.argmin())
-    alone = simulate(problem, np.full(problem.num_ops, device))
-    return {"memory": peak_by_category(alone, device), "room": int(memory[device])}
+def _replicated(step: PlannedStep, kind: str) -> PlannedStep:
+    """The step as frameworks run replicas: each has all weights and gradients, and the optimizer's state or a part.
+
+    Activations are those of the placement, in which each parameter is kept by one of the replicas.
+    """
+    schedule, graph = step.schedule, step.result.problem.graph
+    used = np.unique(schedule.placement).tolist()
+    weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
+    state = int(step.result.problem.resident_bytes.sum()) - weights - trained
+    whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if kind == SHARDED else 1)}
+    memory = step.result.problem.cluster.memory
+    held = {device: peak_by_category(schedule, device) | whole | {"received": 0} for device in used}
+    fullest = max(held, key=lambda device: sum(held[device].values()) - int(memory[device]))
+    return replace(step, kind=kind, memory=held[fullest], room=int(memory[fullest]))
 
 
 def _searched(
@@ -390,8 +303,3 @@ def _searched(
     result = placer(problem, simulations=simulations, seed=seed)
     devices = len(np.unique(result.placement))
     return _planned(FREE, f"on {devices} devices", before.micro_batches, result, before.batch)
-
-
-def _name(step: PlannedStep) -> str:
-    parts = "" if step.micro_batches == 1 else f" in {step.micro_batches} micro-batches"
-    return f"{step.kind} ({step.shape}){parts}"

@@ -1,0 +1,139 @@
+"""Ways to run a step, as rows of a table.
+
+Legend: D devices, M micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from placeto.problem.units import format_bytes, format_us
+from placeto.simulator.result import PlacementResult
+from placeto.simulator.schedule import Schedule
+
+ONE, REPLICAS, SHARDED = "one device", "data parallel", "data parallel, optimizer sharded"
+PIPELINE, INTERLEAVED, FREE = "pipeline", "interleaved pipeline", "free placement"
+GAIN = 0.005
+"""Over the best plan: a free placement that gains less isn't worth its trouble."""
+_SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedStep:
+    """One way to run a step."""
+
+    kind: str
+    shape: str  # "2 stages x 4"
+    micro_batches: int
+    result: PlacementResult
+    memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the device that has the least room left
+    room: int  # bytes of that device
+    batch: int  # samples of a step
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """What runs where and when."""
+        return self.result.schedule()
+
+    @property
+    def step_us(self) -> float:
+        """Simulated microseconds of a step."""
+        return self.result.makespan_us
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples of the batch over the time of a step."""
+        return self.batch * 1e6 / self.step_us
+
+    @property
+    def used(self) -> int:
+        """Bytes of the device that has the least room left."""
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device exceeds its memory."""
+        return self.used <= self.room
+
+    @property
+    def idle(self) -> float:
+        """Share of the step in which the devices, in the mean over all of the cluster, compute nothing: the bubble."""
+        schedule = self.schedule
+        return 1.0 - float(schedule.busy_us.sum()) / (self.result.problem.num_devices * schedule.makespan_us)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of all transfers between devices."""
+        schedule = self.schedule
+        return int(schedule.lowering.flat.tensor_bytes[schedule.send_tensor].sum())
+
+    @property
+    def order(self) -> str:
+        """In which order devices run their ops: the name of a dispatch, or "own list" where one was made for it."""
+        return self.result.problem.dispatch if self.result.order is None else "own list"
+
+
+@dataclass(frozen=True, eq=False)
+class Plans:
+    """Ways to run a step, best first: those that fit, by their time, then the others."""
+
+    steps: tuple[PlannedStep, ...]
+    left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
+    searched: bool = False  # whether a free placement was sought; it is among the steps where it is worth its trouble
+
+    @property
+    def best(self) -> PlannedStep:
+        """The first."""
+        return self.steps[0]
+
+    def advice(self) -> str:
+        """Which to use and why, and what the next best would take, in two sentences."""
+        best, others = self.best, self.steps[1:]
+        if not best.fits:
+            lacks = format_bytes(best.used - best.room)
+            return f"None of these fits: {_name(best)} lacks the least, {lacks}. Use more devices, or a smaller batch."
+        one = next((step for step in self.steps if step.kind == ONE), None)
+        gain = "" if one is None or best is one else f", {one.step_us / best.step_us:.2f} times as fast as one device"
+        if one is not None and not one.fits:
+            gain = ", and one device hasn't the memory"
+        text = f"Use {_name(best)}: a step takes {format_us(best.step_us)}{gain}."
+        different = (step for step in others if step.fits and step.kind != best.kind and step.step_us > best.step_us)
+        if second := next(different, None):
+            more, held = 100.0 * (second.step_us / best.step_us - 1.0), format_bytes(second.used)
+            text += f" Next is {_name(second)}: {more:.1f} % longer"
+            if held != (before := format_bytes(best.used)):
+                text += f", and {held} on the fullest device in place of {before}"
+            text += "."
+        if self.searched and all(step.kind != FREE for step in self.steps):
+            text += f" A search among free placements of ops found none that is {100.0 * GAIN:g} % better."
+        return text
+
+    def __str__(self) -> str:
+        head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent"]
+        rows = [
+            [
+                step.kind,
+                step.shape,
+                f"{step.micro_batches}",
+                step.order,
+                format_us(step.step_us),
+                f"{step.samples_per_second:.4g}",
+                " ".join(f"{_SHORT[name]} {format_bytes(size)}" for name, size in step.memory.items() if size),
+                format_bytes(step.room) if step.fits else f"{format_bytes(step.room)}: too little",
+                f"{100.0 * step.idle:.1f} %",
+                format_bytes(step.sent_bytes),
+            ]
+            for step in self.steps
+        ]
+        widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in [head, *rows]
+        )
+
+
+def _name(step: PlannedStep) -> str:
+    parts = "" if step.micro_batches == 1 else f" in {step.micro_batches} micro-batches"
+    return f"{step.kind} ({step.shape}){parts}"
