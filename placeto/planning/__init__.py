@@ -1,1 +1,1 @@
-"""Which way to run a model on given devices: see `placeto.planning.ways.plan`."""
+"""Which way to run a model on given devices: replicas, pipelines, or a free placement; see `placeto.planning.ways`."""
