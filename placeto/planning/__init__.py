@@ -1,1 +1,9 @@
-"""Which way to run a model on given devices: replicas, pipelines, or a free placement; see `placeto.planning.ways`."""
+"""Which way to run a model on given devices: replicas, pipelines, or a free placement of ops.
+
+In comes a step in several numbers of micro-batches, and a cluster; out go ways to run it, best first.
+"""
+
+from placeto.planning.steps import PlannedStep, Plans
+from placeto.planning.ways import PlanningError, plan, plans_of, with_headroom
+
+__all__ = ["PlannedStep", "PlanningError", "Plans", "plan", "plans_of", "with_headroom"]
