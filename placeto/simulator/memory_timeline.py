@@ -8,8 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from placeto.problem.flat import LONE
-from placeto.simulator.memory import event_us, lives
+from placeto.problem.gradient_sums import gradient_sums
+from placeto.simulator.memory import lives
 from placeto.simulator.schedule import Schedule
+
+CATEGORIES = ("weights", "gradients", "optimizer", "activations", "received")
+"""What memory is for: parameters; gradients, those of a device's own micro-batches among them; the optimizer's state;
+tensors that other ops have made; copies of what other devices hold or have made."""
 
 
 def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -18,16 +23,12 @@ def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
     The first point is at 0, with the parameters, their gradients and the optimizer's state.
     """
     problem = schedule.problem
-    low = schedule.lowering
-    record = low.record
-    born, ended, where, size = lives(low.flat, LONE, low.placement, record, schedule.num_sends)
-    begin = np.array([event_us(event, record.start, record.send_finish) for event in born])
-    end = np.array([event_us(event, record.finish, record.send_finish) for event in ended])
+    begin, end, where, size, _ = _lives(schedule)
     resident = np.zeros(problem.num_devices, np.int64)
     np.add.at(resident, schedule.placement, problem.resident_bytes)
     found = []
     for device in range(problem.num_devices):
-        own = (where == device) & (begin < end) & (size > 0)
+        own = where == device
         times = np.concatenate([[0.0], begin[own], end[own]])
         changes = np.concatenate([[resident[device]], size[own], -size[own]])
         points, group = np.unique(times, return_inverse=True)
@@ -35,3 +36,36 @@ def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
         np.add.at(change, group, changes)
         found.append((points, np.cumsum(change)))
     return found
+
+
+def peak_by_category(schedule: Schedule, device: int) -> dict[str, int]:
+    """Bytes of each of `CATEGORIES` on a device when it holds most: their sum is its `Schedule.peak_memory`."""
+    graph, here = schedule.problem.graph, schedule.placement == device
+    times, held = memory_timelines(schedule)[device]
+    at = times[held.argmax()]
+    begin, end, where, size, made_by = _lives(schedule)
+    now = (where == device) & (begin <= at) & (at < end)
+    sums = gradient_sums(graph)
+    parts = np.searchsorted(graph.output_ptr, sums.tensor, side="right") - 1  # the ops that give what is added up
+    received, summed = now & (made_by >= graph.num_ops), now & np.isin(made_by, [*sums.additions, *parts])
+    weights, trained = int(graph.param_bytes[here].sum()), int(graph.trained_bytes[here].sum())
+    return {
+        "weights": weights,
+        "gradients": trained + int(size[summed].sum()),
+        "optimizer": int(schedule.problem.resident_bytes[here].sum()) - weights - trained,
+        "activations": int(size[now & ~received & ~summed].sum()),
+        "received": int(size[received].sum()),
+    }
+
+
+def _lives(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """From when to when, in us, on which device and in how many bytes each tensor lives, and the op that made it.
+
+    What is received, or passed on, has a number above those of ops.
+    """
+    low, record = schedule.lowering, schedule.lowering.record
+    born, ended, where, size = lives(low.flat, LONE, low.placement, record, schedule.num_sends)
+    begin = np.concatenate([record.start[: len(low.placement)], record.send_finish])[born]
+    end = np.concatenate([record.finish[: len(low.placement)], record.send_finish])[ended]
+    lasts = (begin < end) & (size > 0)
+    return begin[lasts], end[lasts], where[lasts], size[lasts], born[lasts]

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.memory_timeline import memory_timelines
+from placeto.simulator.memory_timeline import CATEGORIES, memory_timelines, peak_by_category
 from placeto.simulator.schedule import simulate
 from tests.reference import random_problem
 from tests.toys import toy_cluster, work
@@ -21,6 +21,19 @@ def test_two_ops_on_two_devices() -> None:
     assert (later.tolist(), second.tolist()) == ([0.0, 17.0, 37.0], [0, 12, 0])
 
 
+def test_what_the_peak_is_for() -> None:
+    ops = [
+        {"name": "w", "type": "parameter", "param_bytes": 3, "outputs": [3]},
+        {"name": "a", "inputs": [["w", 0]], "outputs": [7], **work(10.0)},
+        {"name": "b", "inputs": [["a", 0]], "outputs": [5], **work(20.0)},
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("chain", ops), toy_cluster(2))
+    schedule = simulate(problem, np.array([0, 0, 1]))
+    of = {"weights": 3, "gradients": 3, "optimizer": 6, "activations": 7, "received": 0}
+    assert peak_by_category(schedule, 0) == of
+    assert peak_by_category(schedule, 1) == {**dict.fromkeys(CATEGORIES, 0), "activations": 5, "received": 7}
+
+
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_peak_is_the_schedules(seed: int) -> None:
@@ -29,3 +42,8 @@ def test_the_peak_is_the_schedules(seed: int) -> None:
     timelines = memory_timelines(schedule)
     assert [int(memory.max()) for _, memory in timelines] == schedule.peak_memory.tolist()
     assert all((np.diff(times) > 0).all() for times, _ in timelines)
+    for device, peak in enumerate(schedule.peak_memory.tolist()):
+        parts = peak_by_category(schedule, device)
+        assert tuple(parts) == CATEGORIES
+        assert sum(parts.values()) == peak
+        assert min(parts.values()) >= 0
