@@ -84,9 +84,7 @@ class _Attributes(AttributeTemplate):
 @lower_getattr_generic(Reference)
 def _read(context: Any, builder: Any, of: Reference, value: Any, name: str) -> Any:
     at = cgutils.gep_inbounds(builder, _place(context, builder, of, value), 0, list(of.fields).index(name))
-    field = builder.load(at)
-    field.set_metadata("invariant.load", builder.module.add_metadata([]))  # nobody writes to fields
-    return impl_ret_borrowed(context, builder, of.fields[name], field)
+    return impl_ret_borrowed(context, builder, of.fields[name], builder.load(at))
 
 
 def _made(context: Any, builder: Any, of: Reference, fields: Sequence[Any], allocate: Any) -> Any:

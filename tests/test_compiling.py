@@ -9,7 +9,7 @@ import pkgutil
 import runpy
 import time
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType, ModuleType
 
 import numba
 import pytest
@@ -71,6 +71,28 @@ def test_python_that_calls_a_kernel_of_kernels_is_told(tmp_path: Path) -> None:
     assert names["entry"](3) == 7
     with pytest.raises(TypeError, match="twice is a kernel that only kernels call"):
         names["twice"](3)
+
+
+def _names(code: CodeType) -> set[str]:
+    """All that a function mentions, and what is defined within it."""
+    within = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*within)
+
+
+def test_python_calls_no_kernel_of_kernels(codes: list[CodeType]) -> None:
+    """What isn't itself a kernel mentions none of them, whether by its own name or as a module's."""
+    functions = [found for found in gc.get_objects() if type(found) is FunctionType and found.__code__ not in codes]
+    functions = [found for found in functions if (found.__module__ or "").startswith("placeto.")]
+    assert len(functions) > 500
+    wrong = set()
+    for function in functions:
+        names = _names(function.__code__)
+        read = [function.__globals__.get(name) for name in names]
+        modules = [value for value in read if isinstance(value, ModuleType) and value.__name__.startswith("placeto.")]
+        read += [vars(module).get(name) for module in modules for name in names]
+        if any(isinstance(value, compiling._Inner) for value in read):
+            wrong.add(f"{function.__module__}.{function.__qualname__}")
+    assert wrong == set()
 
 
 def test_every_kernel_is_in_a_kernel_file(codes: list[CodeType]) -> None:
