@@ -34,8 +34,8 @@ class TraceOptions:
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """what the run will use: the dtypes as they are, tf32 for products of float32, or autocast to 16 bits"""
     micro_batches: int | Literal["auto"] = 1
-    """split the batch into so many parts, so that a placement is a pipeline; auto, for `placeto place`: the best of 1,
-    2, 4, 8 and 16"""
+    """split the batch into so many parts, so that a placement is a pipeline; auto, for `placeto place` and
+    `placeto plan`: the best of 1, 2, 4, 8 and 16"""
     loss: Annotated[str | None, arg(metavar="NAME")] = None
     """in place of the factory's: sum or mean of the output, a function of torch.nn.functional such as cross_entropy, or
     file.py:function; called as loss(output, *targets)"""
@@ -160,7 +160,7 @@ def check_step(options: TraceOptions) -> None:
     """
     if isinstance(options.micro_batches, str):
         raise UsageError(
-            "--micro-batches auto: is for `placeto place` alone, which tells the best number: give that here"
+            "--micro-batches auto: is for `placeto place` and `placeto plan`, which tell the best number: give it here"
         )
     if options.micro_batches < 1:
         raise UsageError(f"--micro-batches must be at least 1, not {options.micro_batches}")

@@ -34,7 +34,7 @@ class Arguments:
     simulations: Annotated[int, arg(metavar="INT")] = 300
     """of the search for a free placement, by the policy that comes trained; 0 leaves it out"""
     runnable_by: Annotated[Literal["torch"] | None, arg(metavar="TOOL")] = None
-    """torch: only such pipelines as torch.distributed.pipelining can run, and no free placement"""
+    """torch: only such pipelines as `placeto export --format torch-pipeline` takes, and no free placement"""
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     seed: int = 0
@@ -83,10 +83,15 @@ def run(arguments: Arguments) -> None:
 
         batch, by = batch_length(inputs, targets), arguments.runnable_by
         plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by)
+    if isinstance(several, int) and several in plans.left_out:
+        raise UsageError(f"--micro-batches {several}: {plans.left_out[several]}")
+    if set(plans.left_out) == set(counts[1:]):
+        note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
     say(f"{name} on {cluster.name}: batch {plans.best.batch}, {options.precision}, {options.optimizer}")
     say(str(plans))
-    for count, why in plans.left_out.items():
-        say(f"{count} micro-batches are not tried: {why}")
+    if plans.left_out:
+        numbers, first = ", ".join(map(str, plans.left_out)), next(iter(plans.left_out.values()))
+        say(f"not tried in {numbers} micro-batches: {first}")
     say(plans.advice())
     if arguments.output is not None:
         save_placement(plans.best.result, arguments.output)

@@ -8,7 +8,6 @@ Legend: D devices, M micro-batches.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,15 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from placeto.heuristics.plans import (
-    FIRST_ORDERS,
     Plan,
-    all_plans,
     choose_order,
-    least_us,
     move_borders,
     num_micro_batches,
     orders_to_try,
-    parts_to_plan,
+    score_plans,
     try_bounded_orders,
 )
 from placeto.micro_batching import COUNTS
@@ -36,6 +32,8 @@ from placeto.problem.costs import load_costs
 from placeto.problem.graph_memory import DEFAULT_OPTIMIZER
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.topology import ClusterError
+from placeto.problem.units import format_bytes
 from placeto.simulator.evaluator import Evaluator, PlacementResult, best_single
 from placeto.simulator.memory_timeline import peak_by_category
 from placeto.simulator.schedule import Schedule, simulate
@@ -121,8 +119,9 @@ def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
     Raises:
         ClusterError: a device has no more than that.
     """
-    if headroom == 0:
-        return cluster
+    if headroom >= (least := int(cluster.memory.min())):
+        has = f"a device of {cluster.name} has {format_bytes(least)}"
+        raise ClusterError(f"a headroom of {format_bytes(headroom)} leaves no memory: {has}")
     return replace(cluster, devices=tuple(replace(of, memory=of.memory - headroom) for of in cluster.devices))
 
 
@@ -190,18 +189,11 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
     if num_micro_batches(problem.graph) == 1:
         return found
     groups, orders, best = group_ops(problem), orders_to_try(problem), dict[str, list[tuple[str, Plan]]]()
-    evaluator = Evaluator(problem, groups)
-    scored: list[tuple[float, Plan]] = []
-    for devices in parts_to_plan(problem):
-        if least_us(problem, devices) < evaluator.best_score:
-            plans = [of for of in all_plans(problem, devices) if runnable_by is None or of.even(problem)]
-            both = [(of, placement) for of in plans if _works(problem, of, placement := of.placement(problem))]
-            scores = np.full(len(both), math.inf)
-            for order in [name for name in FIRST_ORDERS if name in orders] or [problem.dispatch]:
-                evaluator.reorder(order)
-                scores = np.minimum(scores, [evaluator.score_ops(placement) for _, placement in both])
-            scored += zip(scores.tolist(), [of for of, _ in both], strict=True)
-    for _, plan in sorted(scored, key=lambda each: each[0]):
+
+    def kept(plan: Plan, placement: np.ndarray) -> bool:
+        return _works(problem, plan, placement) and (runnable_by is None or plan.even(problem))
+
+    for _, plan, _ in score_plans(Evaluator(problem, groups), kept):
         shape = _shape(plan, problem.num_devices)
         others = best.setdefault(_kind(plan), [])
         if len(others) < SHOWN and shape not in [known for known, _ in others]:

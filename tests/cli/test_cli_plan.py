@@ -61,7 +61,8 @@ def test_a_table_and_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]
         (("cifar10:test:0",), "a plan needs a model"),
         (("net.py:net", "--inference"), "place an inference by `placeto place`"),
         (("net.py:net", "--headroom", "much"), "must be a size such as 1GB"),
-        (("net.py:net", "--headroom", "99GB"), "memory"),
+        (("net.py:net", "--headroom", "99GB"), "a headroom of 99.0 GB leaves no memory"),
+        (("net.py:net", "--micro-batches", "3"), "--micro-batches 3: net: a batch of 64 can't be split into 3"),
         (("net.py:net", "--micro-batches", "0"), "must be at least 1"),
         (("net.py:net", "--simulations", "-1"), "must be at least 0"),
         (("net.py:nothing",), "nothing"),
@@ -75,3 +76,12 @@ def test_what_can_not_be_planned_is_refused(
     error = capsys.readouterr().err.strip().splitlines()
     assert error[-1].startswith("error: ")
     assert told in error[-1]
+
+
+def test_a_batch_that_nothing_divides_gets_a_hint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "net.py:net(batch=7)", "--cluster", "2xv100", "--simulations", "0") == 0
+    out, err = capsys.readouterr()
+    assert "not tried in 2, 4, 8, 16 micro-batches: net: a batch of 7" in out
+    assert "a number that divides the batch of 7" in err
+    assert run("plan", "net.py:net(batch=7)", "--cluster", "2xv100", "--simulations", "0", "--micro-batches", "7") == 0
+    assert "\npipeline" in capsys.readouterr().out

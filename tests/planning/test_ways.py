@@ -68,7 +68,7 @@ def test_none_is_slower_than_the_best_plan_of_its_number(plans: Plans) -> None:
     for count in (8, 16):
         graph = capture_training(module, inputs, loss, micro_batches=count)
         alone = pipeline(PlacementProblem(graph, load_cluster("2x4xv100")))
-        assert plans.best.step_us <= alone.makespan_us * 1.005
+        assert plans.best.step_us <= alone.makespan_us
 
 
 def test_what_devices_hold(plans: Plans) -> None:
@@ -141,7 +141,8 @@ def test_what_has_not_the_memory_comes_last_and_is_told() -> None:
 def test_headroom_is_left_free() -> None:
     cluster = load_cluster("2xv100")
     assert with_headroom(cluster, 10**9).memory.tolist() == [15 * 10**9] * 2
-    with pytest.raises(ClusterError):
+    assert with_headroom(cluster, 0).hash == cluster.hash
+    with pytest.raises(ClusterError, match=r"headroom of 16\.0 GB"):
         with_headroom(cluster, 16 * 10**9)
 
 
@@ -163,7 +164,7 @@ def test_on_one_device_there_is_one_way() -> None:
     def problem_of(count: int) -> PlacementProblem:
         return PlacementProblem(capture_training(module, inputs, loss, micro_batches=count), cluster)
 
-    assert {step.kind for step in plans_of(problem_of, 8).steps} <= {ONE, REPLICAS, SHARDED}
+    assert {step.kind for step in plans_of(problem_of, 8).steps} == {ONE}
 
 
 def _one_device() -> Cluster:
