@@ -74,7 +74,8 @@ def test_auto_is_refused_where_nothing_is_chosen(tmp_path: Path, capsys: pytest.
     (tmp_path / "zoo.py").write_text(FACTORY)
     says = fails(capsys, "capture", f"{tmp_path}/zoo.py:net", "--micro-batches", "auto", "-o", tmp_path / "net.json")
     assert says == (
-        "error: --micro-batches auto: is for `placeto place` and `placeto plan`, which tell the best number: give it here\n"
+        "error: --micro-batches auto: is for `placeto place` and `placeto plan`, which tell the best number:"
+        " give it here\n"
     )
     with pytest.raises(TypeError, match="needs a cluster"):
         placeto.place(chain(), (meta(8, 1024),), micro_batches="auto", devices=["cpu:0"])
