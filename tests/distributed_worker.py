@@ -15,14 +15,24 @@ import torch
 from placeto.policies.one_shot.grouper import GrouperConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.problem.problem import PlacementProblem
-from placeto.training.config import AnyTrainConfig, LearningConfig, OneShotLearningConfig, TrainConfig, default_config
+from placeto.training.config import (
+    AnyTrainConfig,
+    LearningConfig,
+    OneShotLearningConfig,
+    TrainConfig,
+    TraversalTrainConfig,
+    default_config,
+)
 from placeto.training.learners.base import TrainState
 from placeto.training.learners.iterative import IterativeLearner
 from placeto.training.learners.one_shot import OneShotLearner
+from placeto.training.learners.traversal import TraversalLearner
 from placeto.training.ranks import Ranks, RanksError
 from placeto.training.trainer import train
 from tests.toys import random_graph, toy_cluster
 
+PLACERS = ("placeto", "replay", "placeto-paper", "grouper", "gdp")
+LEARNERS = (IterativeLearner, TraversalLearner, OneShotLearner)
 ITERATIONS = 4  # half of them supervised, of Placeto
 STATES: list[TrainState] = []  # of each training in this process
 
@@ -33,7 +43,7 @@ def problems(*seeds: int) -> dict[str, PlacementProblem]:
 
 
 def config(placer: str, out: Path) -> AnyTrainConfig:
-    """A small training; the iterative one's 9 episodes and the one-shot one's 15 can't be halved.
+    """A small training; the iterative one's 9 episodes, the traversal's 5 and the one-shot one's 15 can't be halved.
 
     "replay" is Placeto that remembers labelled states.
     """
@@ -43,8 +53,10 @@ def config(placer: str, out: Path) -> AnyTrainConfig:
         learning = LearningConfig(reinforcement=0.5, graphs=3, replicas=3, supervised_replicas=3, moves=8, labels=20)
         learning = replace(learning, minibatch=4, **{"annealed": 0.0, "parts": 0.0, "joined": 0.0, **remembered})
         return TrainConfig(str(out), **run, learning=learning, policy=PlacetoConfig(hidden=16))
-    one_shot = OneShotLearningConfig(graphs=3, samples=5, minibatch=2)
     base = default_config(placer, str(out))
+    if isinstance(base, TraversalTrainConfig):
+        return replace(base, **run, learning=replace(base.learning, episodes=5))
+    one_shot = OneShotLearningConfig(graphs=3, samples=5, minibatch=2)
     policy = GrouperConfig(hidden=16, groups=4) if placer == "grouper" else replace(base.policy, hidden=16)
     return replace(base, **run, learning=one_shot, policy=policy)
 
@@ -70,7 +82,7 @@ def trained(settings: AnyTrainConfig, **options: bool) -> dict[str, Any]:
 
 def remember_states() -> None:
     """Keep the state of each training that begins here."""
-    for learner in (IterativeLearner, OneShotLearner):
+    for learner in LEARNERS:
 
         def initial_state(self: Any, make: Any = learner.initial_state) -> TrainState:
             STATES.append(make(self))
@@ -83,7 +95,7 @@ def main(out: Path) -> None:
     """All runs one after another; in the last but one rank 1 is asked to stop, in the last it dies."""
     remember_states()
     with Ranks.from_environment() as ranks:
-        results = {placer: trained(config(placer, out / placer)) for placer in ("placeto", "replay", "grouper", "gdp")}
+        results = {placer: trained(config(placer, out / placer)) for placer in PLACERS}
         iterate = IterativeLearner.iterate
 
         def asked_to_stop(self: Any, state: TrainState, done: float) -> dict[str, float]:

@@ -19,10 +19,10 @@ from placeto.training.checkpoint import load_checkpoint
 from placeto.training.ranks import ALONE, Ranks, RanksError
 from placeto.training.trainer import TrainingError, _check_ranks
 from tests import distributed_worker
+from tests.distributed_worker import PLACERS
 from tests.toys import random_graph, toy_cluster
 
 ROOT = Path(__file__).parents[2]
-PLACERS = ("placeto", "replay", "grouper", "gdp")
 
 
 def torchrun(*arguments):
@@ -80,7 +80,7 @@ def test_two_ranks_learn_what_one_learns(ranks, placer, tmp_path, monkeypatch):
 
 def remembered_states(monkeypatch):
     """The states of the trainings of this process, while the test runs."""
-    for learner in (distributed_worker.IterativeLearner, distributed_worker.OneShotLearner):
+    for learner in distributed_worker.LEARNERS:
         monkeypatch.setattr(learner, "initial_state", learner.initial_state)  # put back after the test
     distributed_worker.STATES.clear()
     distributed_worker.remember_states()
@@ -192,5 +192,7 @@ def test_more_ranks_than_episodes_are_refused(tmp_path):
     _check_ranks(config, problems, Ranks(0, 6))
     with pytest.raises(TrainingError, match=r"7 ranks can't share 6 episodes .* raise learning\.replicas"):
         _check_ranks(config, problems, Ranks(0, 7))
+    with pytest.raises(TrainingError, match=r"6 ranks can't share 5 episodes .* raise learning\.episodes"):
+        _check_ranks(distributed_worker.config("placeto-paper", tmp_path), problems, Ranks(0, 6))
     with pytest.raises(TrainingError, match=r"raise learning\.samples"):
         _check_ranks(distributed_worker.config("gdp", tmp_path), problems, Ranks(0, 11))
