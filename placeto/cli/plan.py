@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from placeto.cli.common import CostsText, OutputPath, UsageError, check_output, find_cluster, note, say
+from placeto.cli.devices import show_devices
 from placeto.cli.graphs import FACTORY_HELP, Step, StepOptions, check_step, is_factory, step_of
 from placeto.micro_batching import COUNTS
 from placeto.progress import ProgressBar
@@ -16,14 +17,14 @@ from placeto.progress import ProgressBar
 
 @dataclass(frozen=True)
 class Arguments:
-    """Say which way to run a model's training step on a cluster: a table, best first, and a sentence.
+    """Say which way to run a model's training step on a cluster: a table, best first, a sentence, and a bar per device.
 
     Ways are one device; data parallelism with the same batch, by which each device gets a part of it, with the whole
     optimizer on each device or a part of it; pipelines of stages with replicas, straight, or interleaved, by which a
     device has several stages; and a free placement of single ops. Each is shown in the number of micro-batches (M) and
     the order of execution that are best for it; numbers are 1, 2, 4, 8 and 16, or else 1 and that of --micro-batches.
     "fullest device" is what the device holds that has the least room left: weights, gradients, optimizer, activations,
-    and what it receives.
+    and what it receives. The bars are of the best way.
     """
 
     factory: Annotated[Positional[str], arg(metavar="FACTORY", help=FACTORY_HELP)]
@@ -93,6 +94,7 @@ def run(arguments: Arguments) -> None:
         numbers, first = ", ".join(map(str, plans.left_out)), next(iter(plans.left_out.values()))
         say(f"not tried in {numbers} micro-batches: {first}")
     say(plans.advice())
+    show_devices(plans.best.schedule, memory=False)
     if arguments.output is not None:
         save_placement(plans.best.result, arguments.output)
         count = plans.best.micro_batches
