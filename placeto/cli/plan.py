@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from placeto.cli.common import CostsText, OutputPath, UsageError, check_output, find_cluster, note, say
+from placeto.cli.common import CostsText, OptionalPath, OutputPath, UsageError, check_output, find_cluster, note, say
 from placeto.cli.devices import show_devices
 from placeto.cli.graphs import FACTORY_HELP, Step, StepOptions, check_step, is_factory, step_of
+from placeto.cli.report import check_page
 from placeto.micro_batching import COUNTS
 from placeto.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from placeto.planning.steps import Plans
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,15 @@ class Arguments:
     """of that search"""
     output: OutputPath = None
     """write the placement of the best way to this .json file"""
+    report: OptionalPath = None
+    """write a page with the table and on the best way, as `placeto report` does, to this .html file"""
     step: Step = field(default_factory=partial(StepOptions, micro_batches="auto"))
 
 
 def run(arguments: Arguments) -> None:
     """Plan, print the table and the sentence, write what was asked for."""
     check_output("--out", arguments.output, json=True)
+    check_page("--report", arguments.report)
     if not is_factory(arguments.factory):
         raise UsageError(
             f"{arguments.factory!r}: a plan needs a model, which it splits into micro-batches: {FACTORY_HELP}"
@@ -95,10 +103,25 @@ def run(arguments: Arguments) -> None:
         say(f"not tried in {numbers} micro-batches: {first}")
     say(plans.advice())
     show_devices(plans.best.schedule, memory=False)
+    if arguments.report is not None:
+        _write_report(plans, arguments.report, name)
     if arguments.output is not None:
         save_placement(plans.best.result, arguments.output)
         count = plans.best.micro_batches
         note(f"the placement is of the step with --micro-batches {count}: give it to the commands that read the file")
+
+
+def _write_report(plans: Plans, path: Path, name: str) -> None:
+    """Write a page with the table and on the best way."""
+    from placeto.formats.report import Ways, save_report
+    from placeto.problem.units import format_bytes
+
+    (head, *rows), schedule = plans.cells(), plans.best.schedule
+    note = ""
+    if plans.best.used not in schedule.peak_memory.tolist():
+        note = "The table has what frameworks keep on each replica; below, each parameter is kept by one of them."
+    save_report(schedule, path, name, ways=Ways(head, rows, plans.advice(), note))
+    say(f"report       {path} ({format_bytes(path.stat().st_size)})")
 
 
 def size_of(text: str) -> int:
