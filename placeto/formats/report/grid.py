@@ -35,8 +35,8 @@ _OTHER, _BUBBLE = "other", "bubble"
 _MOST = 64  # devices
 _COLUMNS = 960  # of a row, where cells aren't whole chunks
 _SHORTEST = 1e-3  # of the step: a shorter gap isn't drawn
-_LETTER, _ROOM = 7.0, 4.0  # pixels of a letter of a cell, and beside them
-_LANE, _LONGEST = 900.0, 4000.0  # pixels of a row of cells
+_LETTER, _ROOM, _UPRIGHT = 7.0, 4.0, 12.0  # pixels of a letter, beside them, and of a cell whose label is turned
+_LANE, _LONGER, _LONGEST = 900.0, 1800.0, 4000.0  # of a row of cells: at least, for labels, for those that are turned
 
 Key = tuple[str, str, int]
 """Label, kind (of `KINDS`), micro-batch of its replica."""
@@ -55,7 +55,7 @@ class Cell:
     start: float  # share of the step
     share: float  # of the step
     title: str
-    wide: bool  # the label has room
+    room: str  # what the label has room for: "wide"; "tall", if it is turned; or "" for nothing
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,12 @@ def _width(rows: Iterable[Sequence[Span]], makespan: float) -> float:
         for start, end, (label, _, _) in row:
             if label:
                 longest[number, label] = max(longest.get((number, label), 0.0), end - start)
-    needs = [(len(label) * _LETTER + _ROOM) * makespan / us for (_, label), us in longest.items()]
-    return float(np.clip(np.quantile(needs, 0.9), _LANE, _LONGEST)) if needs else _LANE
+    if not longest:
+        return _LANE
+    per_pixel = makespan / np.array(list(longest.values()))
+    wide = np.quantile(per_pixel * [len(label) * _LETTER + _ROOM for _, label in longest], 0.9)
+    tall = np.quantile(per_pixel * _UPRIGHT, 0.9)
+    return float(max(_LANE, min(wide, _LONGER), min(tall, _LONGEST)))
 
 
 def _spans(schedule: Schedule, device: int, keys: Sequence[Key], whole: bool) -> list[Span]:
@@ -184,5 +188,6 @@ def _cell(start: float, end: float, key: Key, makespan: float, width: float) -> 
     label, kind, number = key
     share = (end - start) / makespan
     took = f"{format_us(start)} to {format_us(end)}, {format_us(end - start)}, {share:.1%} of the step"
-    wide = len(label) * _LETTER + _ROOM <= share * width
-    return Cell(label, kind, number % 2 == 1, start / makespan, share, f"{label or kind}: {took}", wide)
+    wide, tall = len(label) * _LETTER + _ROOM <= share * width, share * width >= _UPRIGHT
+    room = "wide" if label and wide else "tall" if label and tall else ""
+    return Cell(label, kind, number % 2 == 1, start / makespan, share, f"{label or kind}: {took}", room)
