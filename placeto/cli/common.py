@@ -137,14 +137,11 @@ def check_positive(option: str, value: float | None) -> None:
 
 
 def describe(schedule: Schedule) -> str:
-    """Makespan, and each device's load and memory, as a few lines of text. Launching ops counts as busy."""
+    """Makespan, transfers and whether it fits, as a few lines of text."""
     from placeto.evaluation.summary import ratio
 
-    problem, cluster = schedule.problem, schedule.problem.cluster
-    share = schedule.busy_us / (schedule.makespan_us or 1.0)
-    ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
+    problem = schedule.problem
     bound = ratio(schedule.makespan_us, problem.lower_bound_us)
-    width = max(len("device"), *map(len, cluster.device_names))
     answers = problem.graph.mode == "inference" and schedule.makespan_us > 0.0
     rate = f", {1e6 / schedule.makespan_us:.4g} batches a second" if answers else ""
     lines = [
@@ -152,11 +149,7 @@ def describe(schedule: Schedule) -> str:
         f"             {_of_one_device(schedule)}, {bound:.3f} times the lower bound",
         f"transfers    {schedule.num_sends}",
         f"fits         {'no' if missing_memory(schedule) else 'yes'}",
-        f"{'device':<{width}}  {'ops':>6}  {'busy':>6}  {'peak memory':>18}",
     ]
-    for d, device in enumerate(cluster.devices):
-        memory = f"{format_bytes(int(schedule.peak_memory[d]))} of {format_bytes(device.memory)}"
-        lines.append(f"{device.name:<{width}}  {ops[d]:>6}  {share[d]:>6.1%}  {memory:>18}")
     return "\n".join(lines)
 
 

@@ -31,6 +31,7 @@ from placeto.cli.common import (
     note,
     say,
 )
+from placeto.cli.devices import show_devices
 from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
 from placeto.cli.report import check_page, write_report
 from placeto.placers import choose_placer
@@ -154,6 +155,7 @@ def run(arguments: Arguments) -> None:
         say(f"             {schedule.makespan_us / single_us:.4f} of the best single device in any of these numbers")
         note(f"give --micro-batches {chosen.count} where this placement is simulated, run or reported")
     say(describe(schedule))
+    show_devices(schedule)
     if arguments.report is not None:
         write_report(schedule, problem, arguments.report, name, placer_name, result.whole_modules)
     if result.problem.unmeasured:

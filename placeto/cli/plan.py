@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from placeto.cli.common import CostsText, OutputPath, UsageError, check_output, find_cluster, note, say
+from placeto.cli.common import CostsText, OptionalPath, OutputPath, UsageError, check_output, find_cluster, note, say
+from placeto.cli.devices import show_devices
 from placeto.cli.graphs import FACTORY_HELP, Step, StepOptions, check_step, is_factory, step_of
+from placeto.cli.report import check_page
 from placeto.micro_batching import COUNTS
 from placeto.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from placeto.planning.steps import Plans
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Say which way to run a model's training step on a cluster: a table, best first, and a sentence.
+    """Say which way to run a model's training step on a cluster: a table, best first, a sentence, and a bar per device.
 
     Ways are one device; data parallelism with the same batch, by which each device gets a part of it, with the whole
     optimizer on each device or a part of it; pipelines of stages with replicas, straight, or interleaved, by which a
     device has several stages; and a free placement of single ops. Each is shown in the number of micro-batches (M) and
     the order of execution that are best for it; numbers are 1, 2, 4, 8 and 16, or else 1 and that of --micro-batches.
     "fullest device" is what the device holds that has the least room left: weights, gradients, optimizer, activations,
-    and what it receives.
+    and what it receives. The bars are of the best way.
     """
 
     factory: Annotated[Positional[str], arg(metavar="FACTORY", help=FACTORY_HELP)]
@@ -41,12 +47,15 @@ class Arguments:
     """of that search"""
     output: OutputPath = None
     """write the placement of the best way to this .json file"""
+    report: OptionalPath = None
+    """write a page with the table and on the best way, as `placeto report` does, to this .html file"""
     step: Step = field(default_factory=partial(StepOptions, micro_batches="auto"))
 
 
 def run(arguments: Arguments) -> None:
     """Plan, print the table and the sentence, write what was asked for."""
     check_output("--out", arguments.output, json=True)
+    check_page("--report", arguments.report)
     if not is_factory(arguments.factory):
         raise UsageError(
             f"{arguments.factory!r}: a plan needs a model, which it splits into micro-batches: {FACTORY_HELP}"
@@ -93,10 +102,26 @@ def run(arguments: Arguments) -> None:
         numbers, first = ", ".join(map(str, plans.left_out)), next(iter(plans.left_out.values()))
         say(f"not tried in {numbers} micro-batches: {first}")
     say(plans.advice())
+    show_devices(plans.best.schedule, memory=False)
+    if arguments.report is not None:
+        _write_report(plans, arguments.report, name)
     if arguments.output is not None:
         save_placement(plans.best.result, arguments.output)
         count = plans.best.micro_batches
         note(f"the placement is of the step with --micro-batches {count}: give it to the commands that read the file")
+
+
+def _write_report(plans: Plans, path: Path, name: str) -> None:
+    """Write a page with the table and on the best way."""
+    from placeto.formats.report import Ways, save_report
+    from placeto.problem.units import format_bytes
+
+    (head, *rows), schedule = plans.cells(), plans.best.schedule
+    note = ""
+    if plans.best.used not in schedule.peak_memory.tolist():
+        note = "The table has what frameworks keep on each replica; below, each parameter is kept by one of them."
+    save_report(schedule, path, name, ways=Ways(head, rows, plans.advice(), note))
+    say(f"report       {path} ({format_bytes(path.stat().st_size)})")
 
 
 def size_of(text: str) -> int:

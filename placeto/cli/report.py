@@ -37,7 +37,7 @@ COUNTED = 200
 class Arguments:
     """Write a page on a placement: what is where, what bounds it, its schedule, memory, transfers and modules.
 
-    The page is one file that needs no network.
+    Of a step in micro-batches it also has a grid of stages and micro-batches. It is one file that needs no network.
     """
 
     graph: GraphArgument

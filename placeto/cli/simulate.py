@@ -16,6 +16,7 @@ from placeto.cli.common import (
     note,
     say,
 )
+from placeto.cli.devices import show_devices
 from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
 
 
@@ -78,6 +79,7 @@ def run(arguments: Arguments) -> None:
     say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch}{', the order of the file' if kept else ''}")
     say(describe(schedule))
+    show_devices(schedule)
     in_micro_batches = bool((graph.micro_batches != NO_MICRO_BATCH).any())
     others = {
         names[dispatch]: simulate(PlacementProblem(graph, cluster, costs, dispatch), placement)

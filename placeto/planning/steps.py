@@ -110,7 +110,8 @@ class Plans:
             text += f" A search among free placements of ops found none that is {100.0 * GAIN:g} % better."
         return text
 
-    def __str__(self) -> str:
+    def cells(self) -> list[list[str]]:
+        """The table as texts: the names of its columns, then a row for each way."""
         head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent"]
         rows = [
             [
@@ -127,10 +128,13 @@ class Plans:
             ]
             for step in self.steps
         ]
-        widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+        return [head, *rows]
+
+    def __str__(self) -> str:
+        rows = self.cells()
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in [head, *rows]
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         )
 
 

@@ -1,6 +1,6 @@
 """Memory over time: what `Schedule.peak_memory` is the peak of.
 
-Legend: D devices, P points.
+Legend: D devices, P points, C categories.
 """
 
 from __future__ import annotations
@@ -38,24 +38,31 @@ def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def peak_by_category(schedule: Schedule, device: int) -> dict[str, int]:
-    """Bytes of each of `CATEGORIES` on a device when it holds most: their sum is its `Schedule.peak_memory`."""
+def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.ndarray]:
+    """When the memory of a device changes, (P,) float64 in us, and to what, (P, C) int64 bytes of each of `CATEGORIES`.
+
+    The sums over categories are those of `memory_timelines`.
+    """
     graph, here = schedule.problem.graph, schedule.placement == device
-    times, held = memory_timelines(schedule)[device]
-    at = times[held.argmax()]
     begin, end, where, size, made_by = _lives(schedule)
-    now = (where == device) & (begin <= at) & (at < end)
     sums = gradient_sums(graph)
     parts = np.searchsorted(graph.output_ptr, sums.tensor, side="right") - 1  # the ops that give what is added up
-    received, summed = now & (made_by >= graph.num_ops), now & np.isin(made_by, [*sums.additions, *parts])
+    summed = np.isin(made_by, [*sums.additions, *parts])
+    kind = np.where(made_by >= graph.num_ops, 4, np.where(summed, 1, 3))[where == device]
+    begin, end, size = begin[where == device], end[where == device], size[where == device]
+    times, group = np.unique(np.concatenate([[0.0], begin, end]), return_inverse=True)
+    change = np.zeros((len(times), len(CATEGORIES)), np.int64)
+    np.add.at(change, (group[1:], np.tile(kind, 2)), np.concatenate([size, -size]))
     weights, trained = int(graph.param_bytes[here].sum()), int(graph.trained_bytes[here].sum())
-    return {
-        "weights": weights,
-        "gradients": trained + int(size[summed].sum()),
-        "optimizer": int(schedule.problem.resident_bytes[here].sum()) - weights - trained,
-        "activations": int(size[now & ~received & ~summed].sum()),
-        "received": int(size[received].sum()),
-    }
+    state = int(schedule.problem.resident_bytes[here].sum()) - weights - trained
+    change[group[0]] += [weights, trained, state, 0, 0]
+    return times, np.cumsum(change, axis=0)
+
+
+def peak_by_category(schedule: Schedule, device: int) -> dict[str, int]:
+    """Bytes of each of `CATEGORIES` on a device when it holds most: their sum is its `Schedule.peak_memory`."""
+    _, held = memory_by_category(schedule, device)
+    return dict(zip(CATEGORIES, held[held.sum(axis=1).argmax()].tolist(), strict=True))
 
 
 def _lives(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

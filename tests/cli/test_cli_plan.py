@@ -55,6 +55,19 @@ def test_a_table_and_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "too little" in capsys.readouterr().out
 
 
+def test_a_page_has_the_table_the_sentence_and_the_grid(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "net.py:net(batch=65536)", "--cluster", "4xv100", "--micro-batches", "4", "--runnable-by", "torch")
+    assert run(*words, "--report", "page.html") == 0
+    out, page = capsys.readouterr().out, Path("page.html").read_text()
+    assert re.search(r"^report       page.html \(.* kB\)$", out, re.MULTILINE)
+    assert re.search(r"^Use .*$", out, re.MULTILINE)[0] in page  # type: ignore[index]
+    table = out.splitlines()[2 : out.splitlines().index(next(line for line in out.splitlines() if "Use " in line))]
+    cells = [cell for line in table for cell in re.split(r"  +", line)]
+    assert len(table) > 3
+    assert all(f">{cell}" in page for cell in cells)
+    assert 'title="0F0: ' in page
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -67,6 +80,8 @@ def test_a_table_and_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]
         (("net.py:net", "--simulations", "-1"), "must be at least 0"),
         (("net.py:nothing",), "nothing"),
         (("net.py:net", "-o", "p.txt"), "must end in .json"),
+        (("net.py:net", "--report", "p.pdf"), "must end in .html"),
+        (("net.py:net", "--report", "no/p.html"), "doesn't exist"),
     ],
 )
 def test_what_can_not_be_planned_is_refused(

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeto.formats.report import Rival, report_page, save_report
+from placeto.formats.report import Rival, Ways, report_page, save_report
 from placeto.formats.report.chart import TICKS
-from placeto.formats.report.memory import memory_pictures
+from placeto.formats.report.memory import LARGE_HEIGHT, memory_pictures, stacked_picture
 from placeto.formats.report.modules import module_tree
 from placeto.formats.report.tables import cut_table, link_table, path_table, step_table
 from placeto.formats.report.words import summary
@@ -97,7 +97,7 @@ def test_it_needs_nothing_else_and_escapes_names(page: Page) -> None:
     ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
     assert {link[1:] for link in links} <= ids
     assert "my <model> on toy" in page.text
-    assert [tag for tag, _ in page.tags].count("b") == 2  # of the captions, none of a name
+    assert [tag for tag, _ in page.tags].count("b") == 3  # of the captions, none of a name
     assert NASTY in page.text
 
 
@@ -148,6 +148,50 @@ def test_memory_over_time_against_the_limit() -> None:
     assert pictures[0].limit is not None
     assert "peak 4.01 kB of 8.00 kB (50%), at 1.00 ms" in pictures[0].caption
     assert memory_pictures(fork())[0].limit is None
+
+
+def heights(points: str) -> list[float]:
+    """Of the corners of a polygon, in pixels from below."""
+    return [LARGE_HEIGHT - float(corner.split(",")[1]) for corner in points.split()]
+
+
+def test_memory_by_category_of_the_fullest_device() -> None:
+    ops = [
+        {"name": "w", "type": "parameter", "param_bytes": 300, "outputs": [300]},
+        {"name": "a", "inputs": [["w", 0]], "outputs": [700], **work(10.0)},
+        {"name": "b", "inputs": [["a", 0]], "outputs": [5], **work(20.0)},
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("chain", ops), toy_cluster(2, memory=2000))
+    picture = stacked_picture(simulate(problem, np.array([0, 0, 1])))
+    assert picture.device == "gpu:0"
+    assert picture.caption == "peak 1.90 kB of 2.00 kB (95%), at 0 us"
+    of = {"weights": "300 B", "gradients": "300 B", "optimizer": "600 B", "activations": "700 B"}
+    assert picture.peak == of
+    pixel = LARGE_HEIGHT / (1.08 * 2000)
+    tops = [max(heights(points)) / pixel for points in picture.areas.values()]
+    assert tops == pytest.approx([300, 600, 1200, 1900], abs=1)
+    assert picture.limit == pytest.approx(LARGE_HEIGHT - 2000 * pixel, abs=0.1)
+    assert [text for _, text in picture.lines] == ["0 B", "1.00 kB", "2.00 kB"]
+    over = stacked_picture(simulate(PlacementProblem(problem.graph, toy_cluster(2, memory=1000)), np.array([0, 0, 1])))
+    assert over.limit is not None
+    assert over.caption.endswith("900 B too much")
+
+
+def test_the_page_of_a_plan_has_its_table_and_its_sentence() -> None:
+    ways = Ways(
+        ["way", "shape", "M"], [["pipeline", "2 stages", "8"], ["one <device>", "gpu:0", "1"]], "Use it.", "Note."
+    )
+    page = Page(report_page(fork(), "fork", ways=ways))
+    assert "Use it." in page.text
+    assert "Note." in page.text
+    assert "pipeline (this report)" in page.text
+    assert "one <device>" in page.text
+    assert "Instead of placing" not in page.text  # as the table has replicas
+    assert [attributes for tag, attributes in page.tags if tag == "th"][:3] == [
+        {"scope": "col"},
+        {"scope": "col"},
+        {"scope": "col", "class": "number"},
+    ]
 
 
 def test_graphs_without_modules_times_or_transfers_have_a_page() -> None:

@@ -7,13 +7,15 @@ from torch import nn
 
 from placeto.capture.trace import capture_training
 from placeto.formats.exports.torch_stages import _forward_ops, _split, torch_stages
-from placeto.formats.exports.units import ExportError
+from placeto.formats.exports.units import LOSS, ExportError
 from placeto.heuristics.plans import Plan
 from placeto.problem.cluster_files import load_cluster
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph_checks import BACKWARD_PASSES
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from tests.formats.torch_toys import WIDTH, Again, Late, Skip, captured, chain, planned, tied
+from tests.toys import toy_cluster, work
 
 GRAPH = captured(chain())
 
@@ -138,6 +140,14 @@ def test_a_model_that_computes_its_loss_is_refused() -> None:
     model = WithLoss(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     graph = capture_training(model, [torch.empty(8, WIDTH)], None, name="model", micro_batches=4)
     refused(planned(graph, [(0,), (1,)]), "the model computes its loss itself")
+
+
+def test_a_forward_pass_that_takes_no_time_has_no_stages() -> None:
+    free = {"pass": "forward", "time_us": {"*": 0.0}, "outputs": [1]}
+    ops = [{"name": f"a{number}", "module": "net", "micro_batch": number, **free} for number in range(2)]
+    ops += [{**op, "name": f"l{op['name']}", "module": LOSS, "inputs": [[op["name"], 0]], **work(5.0)} for op in ops]
+    problem = PlacementProblem(ComputationGraph.from_ops("net", ops), toy_cluster(2))
+    refused(simulate(problem, np.array([0, 1, 0, 1])), "net: no op of the forward pass takes time")
 
 
 def test_plans_for_torch_are_those_with_equal_replicas() -> None:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.memory_timeline import CATEGORIES, memory_timelines, peak_by_category
+from placeto.simulator.memory_timeline import CATEGORIES, memory_by_category, memory_timelines, peak_by_category
 from placeto.simulator.schedule import simulate
 from tests.reference import random_problem
 from tests.toys import toy_cluster, work
@@ -31,6 +31,9 @@ def test_what_the_peak_is_for() -> None:
     schedule = simulate(problem, np.array([0, 0, 1]))
     of = {"weights": 3, "gradients": 3, "optimizer": 6, "activations": 7, "received": 0}
     assert peak_by_category(schedule, 0) == of
+    times, held = memory_by_category(schedule, 0)
+    assert times.tolist() == [0.0, 17.0]  # until the tensor of 7 bytes has arrived
+    assert held.tolist() == [[3, 3, 6, 7, 0], [3, 3, 6, 0, 0]]
     assert peak_by_category(schedule, 1) == {**dict.fromkeys(CATEGORIES, 0), "activations": 5, "received": 7}
 
 
@@ -42,6 +45,11 @@ def test_the_peak_is_the_schedules(seed: int) -> None:
     timelines = memory_timelines(schedule)
     assert [int(memory.max()) for _, memory in timelines] == schedule.peak_memory.tolist()
     assert all((np.diff(times) > 0).all() for times, _ in timelines)
+    for device, (times, memory) in enumerate(timelines):
+        when, held = memory_by_category(schedule, device)
+        assert (when == times).all()
+        assert (held.sum(axis=1) == memory).all()
+        assert held.min() >= 0
     for device, peak in enumerate(schedule.peak_memory.tolist()):
         parts = peak_by_category(schedule, device)
         assert tuple(parts) == CATEGORIES

@@ -30,6 +30,7 @@ class TorchOrder:
     """What each device runs."""
 
     chunks: tuple[tuple[Chunk, ...], ...]  # (D,) of each device, in its order
+    kinds: tuple[str, ...]  # (N,) of each op F, I, W or B, "" of what is in no chunk
     schedule: Schedule  # the placement with ops in the order of the chunks
     moved: float  # share of the time that torch computes elsewhere than where it is placed
 
@@ -70,7 +71,7 @@ def torch_order(schedule: Schedule, stages: TorchStages) -> TorchOrder:
     lists: list[list[Chunk]] = [[] for _ in range(problem.num_devices)]
     for chunk in _ordered(base, members, sent):
         lists[placement[members[chunk][0]]].append(chunk)
-    return TorchOrder(tuple(map(tuple, lists)), _simulated(base, lists, members, sent), moved)
+    return TorchOrder(tuple(map(tuple, lists)), tuple(kind), _simulated(base, lists, members, sent), moved)
 
 
 def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray]:

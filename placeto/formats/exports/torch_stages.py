@@ -61,6 +61,8 @@ def torch_stages(schedule: Schedule) -> TorchStages:
     program = _forward_ops(graph, count)
     busy = schedule.problem.op_time[np.arange(len(of)), placement] > 0.0
     computing = np.flatnonzero(busy[program[0]])  # (C,) places in F
+    if not len(computing):
+        raise ExportError(f"{name}: no op of the forward pass takes time, so there are no stages: give its ops times")
     starts, devices = _runs(graph, program[:, computing], placement)
     replicas, groups = _replicas(name, devices)
     splits, cuts = [], []

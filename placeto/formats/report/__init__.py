@@ -1,9 +1,10 @@
 """The report on a placement: one page of HTML that needs nothing else, neither files nor a network.
 
 `page` writes it: `words` says what was placed where and what bounds it, `tables` makes its tables, `modules` the tree
-of modules, `memory` the pictures of memory over time, and `chart` the arrays that the script draws as a Gantt chart.
+of modules, `memory` the pictures of memory over time, `grid` the passes over micro-batches by device, and `chart` the
+arrays that the script draws as a Gantt chart.
 """
 
-from placeto.formats.report.page import Rival, report_page, save_report
+from placeto.formats.report.page import Rival, Ways, report_page, save_report
 
-__all__ = ["Rival", "report_page", "save_report"]
+__all__ = ["Rival", "Ways", "report_page", "save_report"]

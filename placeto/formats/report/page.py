@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placeto.formats.report import chart, memory, modules, tables, words
+from placeto.formats.report import axis, chart, grid, memory, modules, tables, words
 from placeto.problem.files import atomic_write
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.critical_path import critical_path
@@ -32,6 +32,16 @@ class Rival:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Ways:
+    """Ways to run the step, as `placeto plan` finds them, of which the report is on the first."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    advice: str  # which to use, in a sentence
+    note: str = ""  # how the report differs from the table
+
+
 def save_report(
     schedule: Schedule,
     path: str | Path,
@@ -41,9 +51,10 @@ def save_report(
     whole_modules: bool = False,
     counts: Counts = (),
     advice: str = "",
+    ways: Ways | None = None,
 ) -> None:
     """Write `report_page` to a file."""
-    page = report_page(schedule, title, placer, rivals, whole_modules, counts, advice)
+    page = report_page(schedule, title, placer, rivals, whole_modules, counts, advice, ways)
     with atomic_write(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
@@ -56,6 +67,7 @@ def report_page(
     whole_modules: bool = False,
     counts: Counts = (),
     advice: str = "",
+    ways: Ways | None = None,
 ) -> str:
     """The report on a schedule as HTML, with its style, script and data inside.
 
@@ -67,6 +79,7 @@ def report_page(
         whole_modules: whether it and they keep each block of the model on one device.
         counts: (devices, makespan in microseconds, whether it fits) on 1, 2, 4, ... devices and on all.
         advice: how many of them are worth using, in a sentence.
+        ways: to run the step, where the placement is the first of them.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -84,13 +97,20 @@ def report_page(
         cluster=cluster,
         schedule=schedule,
         placer=placer,
-        paragraphs=[*words.summary(schedule, path, title, placer), *([("Devices", advice)] if advice else [])],
+        paragraphs=_paragraphs(words.summary(schedule, path, title, placer), ways, advice),
         rivals=_compared(schedule, placer, rivals, whole_modules),
         counts=tables.count_table(counts),
+        ways=None if ways is None else _ways(ways),
+        note="" if ways is None else ways.note,
+        grid=grid.step_grid(schedule),
+        kinds=grid.KINDS,
+        marks=axis.time_marks,
         parts={part: share for part, share in path.shares.items() if share >= 0.001},
         data=chart.chart_data(schedule, path),
         pictures=memory.memory_pictures(schedule),
         size=(memory.WIDTH, memory.HEIGHT),
+        fullest=memory.stacked_picture(schedule),
+        large=(memory.LARGE_WIDTH, memory.LARGE_HEIGHT),
         tree=modules.module_tree(schedule),
         devices=tables.device_table(schedule),
         details=[tables.cut_table(schedule), tables.link_table(schedule)],
@@ -98,6 +118,23 @@ def report_page(
         style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
         script=(_FOLDER / "page.js").read_text(encoding="utf-8"),
     )
+
+
+def _paragraphs(said: list[tuple[str, str]], ways: Ways | None, devices: str) -> list[tuple[str, str]]:
+    """Each with a heading. Ways to run a step have replicas among them, by the same batch."""
+    if ways is not None:
+        said = [("Plan", ways.advice), *(part for part in said if part[0] != words.INSTEAD)]
+    return [*said, ("Devices", devices)] if devices else said
+
+
+def _ways(ways: Ways) -> tables.Table:
+    """Numbers to the right, as they begin with a digit in each row; the first row is the report's."""
+    numbers = [all(row[column][:1].isdigit() for row in ways.rows) for column in range(len(ways.columns))]
+    texts = tuple(column for column, number in enumerate(numbers) if not number)
+    rows: list[tuple[str, ...]] = [
+        (f"{row[0]} (this report)" if row is ways.rows[0] else row[0], *row[1:]) for row in ways.rows
+    ]
+    return tables.Table("Ways to run the step, best first", tuple(ways.columns), rows, texts)
 
 
 def _compared(schedule: Schedule, placer: str, rivals: Sequence[Rival], whole: bool) -> tables.Table:

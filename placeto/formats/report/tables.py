@@ -13,6 +13,7 @@ import numpy as np
 
 from placeto.formats.report.modules import UNNAMED
 from placeto.problem.units import format_bytes, format_us
+from placeto.simulator.device_shares import device_shares
 
 if TYPE_CHECKING:
     from placeto.simulator.critical_path import CriticalPath
@@ -36,7 +37,7 @@ class Table:
 
 def device_table(schedule: Schedule) -> Table:
     """What each device computes, sends and holds."""
-    cluster, makespan = schedule.problem.cluster, schedule.makespan_us or 1.0
+    cluster, shares = schedule.problem.cluster, device_shares(schedule)
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
     sent = sent_bytes(schedule).sum(axis=1)
     rows = []
@@ -44,9 +45,9 @@ def device_table(schedule: Schedule) -> Table:
         peak = int(schedule.peak_memory[number])
         memory = f"{format_bytes(peak)} of {format_bytes(device.memory)} ({peak / device.memory:.0%})"
         memory += "" if peak <= device.memory else ": too much"
-        busy = f"{schedule.busy_us[number] / makespan:.1%}"
-        rows.append((device.name, device.kind, f"{ops[number]:,}", busy, format_bytes(float(sent[number])), memory))
-    columns = ("device", "kind", "ops", "busy", "sends", "peak memory")
+        parts = [f"{share:.1%}" for share in shares[number]]
+        rows.append((device.name, device.kind, f"{ops[number]:,}", *parts, format_bytes(float(sent[number])), memory))
+    columns = ("device", "kind", "ops", "busy", "sending", "waiting", "sends", "peak memory")
     return Table("Devices", columns, rows, (0, 1), max(0, cluster.num_devices - _MOST_DEVICES))
 
 

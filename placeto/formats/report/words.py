@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from placeto.simulator.critical_path import CriticalPath
     from placeto.simulator.schedule import Schedule
 
+INSTEAD = "Instead of placing"
+"""Heading of what is said of data parallelism."""
 _MOST_DEVICES, _MOST_LABELS = 8, 3
 _VERDICTS = {
     COMPUTE: "a chain of ops that need each other bounds it: faster devices would help, more of them would not",
@@ -33,7 +35,7 @@ def summary(schedule: Schedule, path: CriticalPath, title: str, placer: str) -> 
         ("What is where", _where(schedule)),
         ("What bounds it", _bounds(schedule, path)),
         ("Memory", _memory(schedule)),
-        ("Instead of placing", _instead(schedule)),
+        (INSTEAD, _instead(schedule)),
     ]
 
 
@@ -53,7 +55,8 @@ def _result(schedule: Schedule, title: str, placer: str) -> str:
     else:
         name = cluster.device_names[int(single.placement[0])]
         speed = single.makespan_us / (schedule.makespan_us or 1.0)
-        text += f", {speed:.2f} times as fast as {name} alone ({format_us(single.makespan_us)}). "
+        alike = " in as many micro-batches" if (problem.graph.micro_batches > 0).any() else ""
+        text += f", {speed:.2f} times as fast as {name} alone{alike} ({format_us(single.makespan_us)}). "
     at_once = schedule.busy_us.sum() / (schedule.makespan_us or 1.0)
     text += f"On average {at_once:.2f} devices are busy at the same time"
     sizes = problem.graph.output_bytes[schedule.send_tensor]

@@ -1,0 +1,193 @@
+"""A step in micro-batches as a grid: a row a device, and in it the passes over micro-batches in the order of time.
+
+Of a pipeline that `torch.distributed.pipelining` can run, cells are its chunks in torch's notation, at the times of
+whole chunks; of any other placement, passes over a micro-batch at the times of the schedule itself.
+
+Legend: N ops, D devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from placeto.formats.exports.torch_orders import torch_order
+from placeto.formats.exports.torch_stages import torch_stages
+from placeto.formats.exports.units import ExportError
+from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.units import format_us
+
+if TYPE_CHECKING:
+    from placeto.simulator.schedule import Schedule
+
+KINDS = {
+    "F": "forward pass",
+    "I": "gradients of inputs, for the stage before",
+    "W": "gradients of weights",
+    "B": "backward pass",
+    "other": "sums of gradients, optimizer and other ops of no micro-batch",
+    "bubble": "bubble: the device computes nothing",
+}
+_OTHER, _BUBBLE = "other", "bubble"
+_MOST = 64  # devices
+_COLUMNS = 960  # of a row, where cells aren't whole chunks
+_SHORTEST = 1e-3  # of the step: a shorter gap isn't drawn
+_LETTER, _ROOM, _UPRIGHT = 7.0, 4.0, 12.0  # pixels of a letter, beside them, and of a cell whose label is turned
+_LANE, _LONGER, _LONGEST = 900.0, 1800.0, 4000.0  # of a row of cells: at least, for labels, for those that are turned
+
+Key = tuple[str, str, int]
+"""Label, kind (of `KINDS`), micro-batch of its replica."""
+
+Span = tuple[float, float, Key]
+"""From when to when, in us, a device does what."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a device does without a break."""
+
+    label: str  # "2F0"; "" where it has none
+    kind: str  # of `KINDS`
+    odd: bool  # the micro-batch, of which neighbours differ in shade
+    start: float  # share of the step
+    share: float  # of the step
+    title: str
+    room: str  # what the label has room for: "wide"; "tall", if it is turned; or "" for nothing
+
+
+@dataclass(frozen=True)
+class Row:
+    """A device and its cells."""
+
+    device: str
+    cells: Sequence[Cell]
+    bubble: float  # share of the step in which the device computes nothing
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows of cells on one axis of time."""
+
+    rows: Sequence[Row]  # none where there are no micro-batches
+    kinds: Sequence[str]  # those of `KINDS` that occur
+    sentence: str  # what is seen, or why nothing is
+    makespan_us: float
+    width: int  # pixels that a row of cells takes for most labels to have room
+
+
+def step_grid(schedule: Schedule) -> Grid:
+    """The grid of a placed step; without micro-batches, a sentence that says so."""
+    of = schedule.problem.graph.micro_batches
+    if (of == NO_MICRO_BATCH).all():
+        why = f"{schedule.problem.graph.name} isn't in micro-batches, so there is no grid of passes over them"
+        if schedule.problem.graph.mode == "training":
+            why += ": capture it with --micro-batches 2 or more"
+        return Grid([], [], f"{why}.", schedule.makespan_us, 0)
+    try:
+        stages = torch_stages(schedule)
+    except ExportError as error:
+        keys = [
+            (f"{kind}{number}", kind, number) if number != NO_MICRO_BATCH else ("", _OTHER, number)
+            for kind, number in zip(_passes(schedule), of.tolist(), strict=True)
+        ]
+        text = f"The placement is no pipeline that torch.distributed.pipelining runs: {str(error).rstrip('.')}. "
+        text += "So a cell is what the device runs at that time, op by op: F2 is the forward pass of micro-batch 2."
+        return _grid(schedule, keys, text, whole=False)
+    order = torch_order(schedule, stages)
+    number = {each: place for own in stages.micro_batches for place, each in enumerate(own)}
+    keys = [
+        (f"{stage}{kind}{number[each]}", kind, number[each]) if kind else ("", _OTHER, NO_MICRO_BATCH)
+        for stage, kind, each in zip(stages.stage.tolist(), order.kinds, of.tolist(), strict=True)
+    ]
+    text = "A cell is a chunk in torch's notation: 1F2 is the forward pass of stage 1 for micro-batch 2."
+    if len(stages.micro_batches) > 1:
+        text += " Each replica counts its own micro-batches."
+    whole = format_us(order.schedule.makespan_us)
+    text += (
+        f" In whole chunks, as torch runs them and as drawn here, the step takes {whole}; op by op, as in the chart "
+    )
+    text += f"below, it takes {format_us(schedule.makespan_us)}."
+    if order.moved > 0.0:
+        text += f" {order.moved:.1%} of the time is moved to the stage of its forward pass, where torch computes it."
+    return _grid(order.schedule, keys, text, whole=True)
+
+
+def _passes(schedule: Schedule) -> list[str]:
+    return ["B" if name in BACKWARD_PASSES else "F" for name in schedule.problem.graph.passes]
+
+
+def _grid(schedule: Schedule, keys: Sequence[Key], text: str, whole: bool) -> Grid:
+    names, makespan = schedule.problem.cluster.device_names, schedule.makespan_us or 1.0
+    used = np.unique(schedule.placement)
+    spans = {device: _spans(schedule, device, keys, whole) for device in used[:_MOST].tolist()}
+    width = _width(spans.values(), makespan) if whole else _LANE
+    bubbles = 1.0 - schedule.busy_us / makespan
+    rows = [
+        Row(names[device], [_cell(*span, makespan, width) for span in own], float(bubbles[device]))
+        for device, own in spans.items()
+    ]
+    text += f" Hatched gaps are bubbles: of the time of the {len(used)} devices that are used they are "
+    text += f"{bubbles[used].mean():.1%}."
+    found = {cell.kind for row in rows for cell in row.cells}
+    return Grid(rows, [kind for kind in KINDS if kind in found], text, schedule.makespan_us, round(width))
+
+
+def _width(rows: Iterable[Sequence[Span]], makespan: float) -> float:
+    """Pixels of a row in which 90 % of labels have room, each in the longest cell that has it."""
+    longest: dict[tuple[int, str], float] = {}
+    for number, row in enumerate(rows):
+        for start, end, (label, _, _) in row:
+            if label:
+                longest[number, label] = max(longest.get((number, label), 0.0), end - start)
+    if not longest:
+        return _LANE
+    per_pixel = makespan / np.array(list(longest.values()))
+    wide = np.quantile(per_pixel * [len(label) * _LETTER + _ROOM for _, label in longest], 0.9)
+    tall = np.quantile(per_pixel * _UPRIGHT, 0.9)
+    return float(max(_LANE, min(wide, _LONGER), min(tall, _LONGEST)))
+
+
+def _spans(schedule: Schedule, device: int, keys: Sequence[Key], whole: bool) -> list[Span]:
+    """From when to when, in us, a device does what without a break, bubbles among it."""
+    ops = schedule.device_order[device]
+    ops = ops[schedule.finish_us[ops] > schedule.start_us[ops]]
+    start, makespan = schedule.start_us[ops], schedule.makespan_us
+    end = np.minimum(schedule.finish_us[ops] + schedule.problem.cluster.overhead_us[device], makespan)
+    ran = [keys[op] for op in ops.tolist()]
+    if whole:
+        return _joined(zip(start.tolist(), end.tolist(), ran, strict=True), makespan)
+    edges = np.linspace(0.0, makespan, _COLUMNS + 1)
+    middle = 0.5 * (edges[1:] + edges[:-1])
+    at = np.searchsorted(start, middle, side="right") - 1
+    busy = np.flatnonzero((at >= 0) & (middle < end[at])).tolist() if len(ops) else []
+    return _joined(((float(edges[i]), float(edges[i + 1]), ran[at[i]]) for i in busy), makespan)
+
+
+def _joined(spans: Iterable[Span], makespan: float) -> list[Span]:
+    """Spans in the order of time, those that follow each other with one key as one, and the gaps between as bubbles."""
+    shortest, bubble = _SHORTEST * makespan, ("", _BUBBLE, NO_MICRO_BATCH)
+    joined: list[Span] = []
+    reached = 0.0
+    for start, end, key in spans:
+        if start - reached > shortest:
+            joined.append((reached, start, bubble))
+        if joined and joined[-1][2] == key:
+            joined[-1] = (joined[-1][0], end, key)
+        else:
+            joined.append((start, end, key))
+        reached = end
+    if makespan - reached > shortest:
+        joined.append((reached, makespan, bubble))
+    return joined
+
+
+def _cell(start: float, end: float, key: Key, makespan: float, width: float) -> Cell:
+    label, kind, number = key
+    share = (end - start) / makespan
+    took = f"{format_us(start)} to {format_us(end)}, {format_us(end - start)}, {share:.1%} of the step"
+    wide, tall = len(label) * _LETTER + _ROOM <= share * width, share * width >= _UPRIGHT
+    room = "wide" if label and wide else "tall" if label and tall else ""
+    return Cell(label, kind, number % 2 == 1, start / makespan, share, f"{label or kind}: {took}", room)
