@@ -1,0 +1,168 @@
+"""A training step of a pipeline with replicas, from the times of its layers: a graph, its placement and its order.
+
+Stages of contiguous layers run one forward, one backward, as DeepSpeed's `TrainSchedule` has it: stage s of S runs the
+forward pass of micro-batch m as number 2 m + s of its turns, and its backward pass as number 2 m + 2 S - 1 - s. Before
+a turn it exchanges with its neighbours what the turns before have made, gradients first. Once its last backward pass is
+over, each replica of a stage sums its share of the gradients, and gives the sums to the others: as many bytes as a ring
+all-reduce sends. Then each updates its parameters.
+
+A transfer goes over the cluster's link while devices compute. Where a stage is told to wait, sender and receiver both
+stand still until it is over, as the two sides of a blocking send do.
+
+Legend: L layers, D devices, S stages, R replicas of each, M micro-batches of each replica.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from placeto.problem.cluster import Cluster
+from placeto.problem.dispatch import order_of_lists
+from placeto.problem.gradient_sums import GRADIENT
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import Schedule, simulate
+
+_FORWARD, _BACKWARD, _UPDATE = ({"pass": name} for name in ("forward", "backward", "optimizer"))
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineStep:
+    """What a step is made of. Bytes that cross a border or a sum are those of all GPUs of a device together."""
+
+    stages: Sequence[Sequence[int]]  # (S,) the layers of each
+    devices: Sequence[Sequence[int]]  # (S, R)
+    micro_batches: int  # M
+    time_us: np.ndarray  # (L, D, 3) microseconds of a layer: forward, backward, update
+    boundary_bytes: int  # of the activations between two layers, of one micro-batch
+    parameter_bytes: np.ndarray  # (L,) of gradients
+    saved_bytes: np.ndarray  # (L, D) on one GPU, from a layer's forward to its backward pass
+    resident_bytes: np.ndarray  # (D,) on one GPU: parameters, gradients, state of the optimizer
+    receive_us: np.ndarray  # (D,) microseconds of work for what has arrived
+    waits: bool = False  # whether transfers between stages keep both sides
+
+
+@dataclass
+class _Program:
+    """Ops, devices and lists in the making."""
+
+    ops: list[dict[str, Any]] = field(default_factory=list)
+    placed: list[int] = field(default_factory=list)  # device of each op
+    when: list[tuple[float, ...]] = field(default_factory=list)  # places in the order of its device
+
+    def add(
+        self, name: str, device: int, when: tuple[float, ...], time_us: float, record: Mapping[str, Any]
+    ) -> tuple[str, int]:
+        """An op at a place in the order of its device; returns its first output."""
+        self.ops.append({"name": name, "time_us": {"*": time_us}, **record})
+        self.placed.append(device)
+        self.when.append(when)
+        return name, 0
+
+    def schedule(self, name: str, cluster: Cluster) -> Schedule:
+        """All of it, each device in its order."""
+        graph = ComputationGraph.from_ops(name, self.ops)
+        lists: list[list[int]] = [[] for _ in range(cluster.num_devices)]
+        for op in sorted(range(len(self.ops)), key=self.when.__getitem__):
+            lists[self.placed[op]].append(op)
+        problem = PlacementProblem(graph, cluster, dispatch="list")
+        return simulate(problem, np.array(self.placed), order=order_of_lists(graph, lists))
+
+
+def simulated(step: PipelineStep, cluster: Cluster, name: str = "step") -> Schedule:
+    """The schedule of a step on the cluster that its numbers of devices mean."""
+    program = _Program()
+    for device, size in enumerate(step.resident_bytes.tolist()):
+        record = {"type": "buffer", "param_bytes": size, "trained_bytes": 0}
+        program.add(f"resident {device}", device, (-1.0,), 0.0, record)
+    for replica in range(len(step.devices[0])):
+        for number in range(step.micro_batches):
+            _micro_batch(step, program, replica, number)
+    _sums(step, program)
+    return program.schedule(name, cluster)
+
+
+def _micro_batch(step: PipelineStep, program: _Program, replica: int, number: int) -> None:
+    """Both passes of one micro-batch through one replica of all stages."""
+    count, places = len(step.stages), [own[replica] for own in step.devices]
+    micro_batch, made = number * len(step.devices[0]) + replica, ("", 0)
+    label = f"m{number} r{replica}"
+    for stage, layers in enumerate(step.stages):
+        place, when = places[stage], 2.0 * number + stage
+        if stage:
+            made = _sent(step, program, f"{label} s{stage}", made, (places[stage - 1], place), (when, 1.0))
+        for position, layer in enumerate(layers):
+            border = layer == layers[-1] and stage + 1 < count
+            saved = int(step.saved_bytes[layer, place])
+            record = {"inputs": [made] * (layer > 0), "outputs": [step.boundary_bytes * border, saved], **_FORWARD}
+            record["micro_batch"] = micro_batch
+            time_us = float(step.time_us[layer, place, 0])
+            made = program.add(f"f{layer} {label}", place, (when, 2.0, position), time_us, record)
+    for stage in reversed(range(count)):
+        place, when = places[stage], 2.0 * number + 2 * count - 1 - stage
+        if stage + 1 < count:
+            made = _sent(step, program, f"{label} g{stage}", made, (places[stage + 1], place), (when, 0.0))
+        for position, layer in enumerate(reversed(step.stages[stage])):
+            border = layer == step.stages[stage][0] and stage > 0
+            record = {"inputs": [made, (f"f{layer} {label}", 1)], "outputs": [step.boundary_bytes * border]}
+            record |= {"micro_batch": micro_batch, **_BACKWARD}
+            time_us = float(step.time_us[layer, place, 1])
+            made = program.add(f"b{layer} {label}", place, (when, 2.0, position), time_us, record)
+
+
+def _sent(
+    step: PipelineStep,
+    program: _Program,
+    name: str,
+    made: tuple[str, int],
+    ways: tuple[int, int],
+    when: tuple[float, float],
+) -> tuple[str, int]:
+    """What has come from one stage to the next, at a place in the order of both."""
+    src, dst = ways
+    if step.waits:  # the receiver is there, the sender sends, and goes on once it has come
+        program.ops[-1]["outputs"][0] = 0
+        ready = program.add(f"{name} ready", dst, (*when, 0.0), 0.0, {"outputs": [0]})
+        sent = {"inputs": [made, ready], "outputs": [step.boundary_bytes]}
+        made = program.add(f"{name} send", src, (*when, 0.0), 0.0, sent)
+        made = program.add(f"{name} come", dst, (*when, 1.0), 0.0, {"inputs": [made], "outputs": [0]})
+        program.add(f"{name} sent", src, (*when, 1.0), 0.0, {"inputs": [made]})
+    record = {"inputs": [made], "outputs": [0]}
+    return program.add(f"{name} take", dst, (*when, 2.0), float(step.receive_us[dst]), record)
+
+
+def _sums(step: PipelineStep, program: _Program) -> None:
+    """Sums of gradients behind the last backward passes, and the update."""
+    for stage, (layers, own) in enumerate(zip(step.stages, step.devices, strict=True)):
+        ended = [(f"b{layers[0]} m{step.micro_batches - 1} r{replica}", 0) for replica in range(len(own))]
+        share = int(step.parameter_bytes[list(layers)].sum()) // len(own)
+        sums = _all_reduce(program, f"s{stage}", own, share, ended)
+        for device, output in zip(own, ended, strict=True):
+            time_us = float(step.time_us[list(layers), device, 2].sum())
+            program.add(f"update {device}", device, (math.inf, 3.0), time_us, {"inputs": [output, *sums], **_UPDATE})
+
+
+def _all_reduce(
+    program: _Program, name: str, members: Sequence[int], share: int, ended: Sequence[tuple[str, int]]
+) -> list[tuple[str, int]]:
+    """Each device sums a share of the gradients of all; returns the sums, for all to read."""
+    if len(members) == 1:
+        return []
+    sums = []
+    for place, device in enumerate(members):
+        record = {"inputs": [ended[place]], "outputs": [share] * len(members), "micro_batch": place, **_BACKWARD}
+        program.add(f"{name} of {place}", device, (math.inf, 0.0), 0.0, record)
+    for home, device in enumerate(members):
+        total = f"{name} of 0", home
+        for place in range(1, len(members)):
+            inputs = [total, (f"{name} of {place}", home)]
+            record = {"type": "aten.add", "inputs": inputs, "outputs": [share], **_BACKWARD}
+            total = program.add(f"{name} add {home} {place}", device, (math.inf, 1.0, place), 0.0, record)
+        record = {"type": GRADIENT, "inputs": [total], "outputs": [share], **_BACKWARD}
+        sums.append(program.add(f"{name} sum {home}", device, (math.inf, 2.0), 0.0, record))
+    return sums

@@ -1,0 +1,67 @@
+"""Steps of pipelines in closed form."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments.pipeline_steps import PipelineStep, simulated
+from placeto.problem.cluster import Cluster, Device
+
+FORWARD, BACKWARD, UPDATE = 10.0, 20.0, 3.0
+
+
+def cluster(devices: int, bandwidth: float = 1e6) -> Cluster:
+    """Alike devices; bandwidth in bytes/us."""
+    boards = tuple(Device(f"gpu:{n}", "gpu", 1e12, 1e12, 10**12) for n in range(devices))
+    return Cluster("pipeline", boards, np.full((devices, devices), bandwidth), np.zeros((devices, devices)))
+
+
+def step(stages: int, replicas: int, micro_batches: int, boundary_bytes: int = 0) -> PipelineStep:
+    """One layer a stage."""
+    count = stages * replicas
+    return PipelineStep(
+        stages=[[stage] for stage in range(stages)],
+        devices=np.arange(count).reshape(stages, replicas).tolist(),
+        micro_batches=micro_batches,
+        time_us=np.tile([FORWARD, BACKWARD, UPDATE], (stages, count, 1)),
+        boundary_bytes=boundary_bytes,
+        parameter_bytes=np.full(stages, 4_000_000),
+        saved_bytes=np.full((stages, count), 1000),
+        resident_bytes=np.full(count, 50_000),
+        receive_us=np.zeros(count),
+    )
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 5), (2, 1), (2, 6), (4, 3), (4, 9)])
+def test_alike_stages_fill_and_drain(stages: int, micro_batches: int) -> None:
+    schedule = simulated(step(stages, 1, micro_batches), cluster(stages))
+    assert schedule.makespan_us == pytest.approx((micro_batches + stages - 1) * (FORWARD + BACKWARD) + UPDATE)
+
+
+@pytest.mark.parametrize(("waits", "transfers"), [(False, 0), (True, 2)])
+def test_a_transfer_takes_time_of_both_sides_where_they_wait(waits: bool, transfers: int) -> None:
+    each, spans = 4.0, []  # us of a transfer
+    for count in (20, 21):
+        made = replace(step(2, 1, count, 4_000_000), waits=waits)
+        made.time_us[0] /= 10  # the second stage has the most to do
+        spans.append(simulated(made, cluster(2)).makespan_us)
+    assert spans[1] - spans[0] == pytest.approx(FORWARD + BACKWARD + transfers * each)
+
+
+def test_what_has_come_takes_the_receiver_its_time() -> None:
+    made = replace(step(2, 1, 1, 4_000_000), receive_us=np.array([5.0, 6.0]))
+    passes = 2 * (FORWARD + BACKWARD) + 2 * 4.0 + 5.0 + 6.0
+    assert simulated(made, cluster(2)).makespan_us == pytest.approx(passes + UPDATE)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_sums_take_as_long_as_by_a_ring(replicas: int) -> None:
+    span = simulated(step(1, replicas, 2), cluster(replicas, 1e3)).makespan_us
+    ring = 2 * (replicas - 1) / replicas * 4_000_000 / 1e3
+    assert span == pytest.approx(2 * (FORWARD + BACKWARD) + ring + UPDATE)
+
+
+def test_a_stage_holds_as_many_micro_batches_as_stages_follow() -> None:
+    peak = simulated(step(4, 1, 8), cluster(4)).peak_memory
+    assert (peak - 50_000).tolist() == [4000, 3000, 2000, 1000]
