@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.command import command
-from experiments.pipeline_steps import PipelineStep, simulated
+from experiments.pipeline_steps import BUFFER, PipelineStep, simulated
 from experiments.tables import markdown, rule
 from placeto.problem.cluster import Cluster, Device
 from placeto.simulator.schedule import Schedule
@@ -37,8 +37,6 @@ from placeto.simulator.schedule import Schedule
 MODEL = "OPT-350"
 PROFILED = (0, 1, 2, -1)
 """Layers of the model whose update was measured."""
-BUFFER = 4 * 2**20
-"""Bytes that NCCL keeps between two GPUs: "NCCL_BUFFSIZE" of its manual."""
 PARAMETER = 24
 """Bytes for each parameter: runtime_simulator.py of Sailor."""
 KERNELS = {"GH-96": 5.06e9, "": 3.0e9}

@@ -4,7 +4,7 @@ Stages of contiguous layers run one forward, one backward, as DeepSpeed's `Train
 forward pass of micro-batch m as number 2 m + s of its turns, and its backward pass as number 2 m + 2 S - 1 - s. Before
 a turn it exchanges with its neighbours what the turns before have made, gradients first. Once its last backward pass is
 over, each replica of a stage sums its share of the gradients, and gives the sums to the others: as many bytes as a ring
-all-reduce sends. Then each updates its parameters.
+all-reduce sends. Or the gradients go round such a ring. Then each updates its parameters.
 
 A transfer goes over the cluster's link while devices compute. Where a stage is told to wait, sender and receiver both
 stand still until it is over, as the two sides of a blocking send do.
@@ -28,6 +28,8 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 
+BUFFER = 4 * 2**20
+"""Bytes that NCCL keeps between two GPUs, NCCL_BUFFSIZE of its manual: a send of no more lets the sender go on."""
 _FORWARD, _BACKWARD, _UPDATE = ({"pass": name} for name in ("forward", "backward", "optimizer"))
 
 
@@ -45,6 +47,8 @@ class PipelineStep:
     resident_bytes: np.ndarray  # (D,) on one GPU: parameters, gradients, state of the optimizer
     receive_us: np.ndarray  # (D,) microseconds of work for what has arrived
     waits: bool = False  # whether transfers between stages keep both sides
+    tied_bytes: int = 0  # of gradients that the first and the last stage sum, each with its peer
+    ring: bool = False  # whether gradients are summed round a ring, as NCCL does, in place of as `lowering` does
 
 
 @dataclass
@@ -83,7 +87,7 @@ def simulated(step: PipelineStep, cluster: Cluster, name: str = "step") -> Sched
     for replica in range(len(step.devices[0])):
         for number in range(step.micro_batches):
             _micro_batch(step, program, replica, number)
-    _sums(step, program)
+    _sums(step, program, cluster.hosts)
     return program.schedule(name, cluster)
 
 
@@ -136,33 +140,87 @@ def _sent(
     return program.add(f"{name} take", dst, (*when, 2.0), float(step.receive_us[dst]), record)
 
 
-def _sums(step: PipelineStep, program: _Program) -> None:
+def _sums(step: PipelineStep, program: _Program, hosts: Sequence[int]) -> None:
     """Sums of gradients behind the last backward passes, and the update."""
+    ended = {
+        device: (f"b{layers[0]} m{step.micro_batches - 1} r{replica}", 0)
+        for layers, own in zip(step.stages, step.devices, strict=True)
+        for replica, device in enumerate(own)
+    }
+    sums: list[tuple[str, Sequence[int], int]] = []
+    if step.tied_bytes and len(step.stages) > 1:
+        ends = zip(step.devices[0], step.devices[-1], strict=True)
+        sums += [(f"tied {replica}", pair, step.tied_bytes) for replica, pair in enumerate(ends)]
     for stage, (layers, own) in enumerate(zip(step.stages, step.devices, strict=True)):
-        ended = [(f"b{layers[0]} m{step.micro_batches - 1} r{replica}", 0) for replica in range(len(own))]
-        share = int(step.parameter_bytes[list(layers)].sum()) // len(own)
-        sums = _all_reduce(program, f"s{stage}", own, share, ended)
-        for device, output in zip(own, ended, strict=True):
+        sums.append((f"s{stage}", own, int(step.parameter_bytes[list(layers)].sum())))
+    needed = {device: [output] for device, output in ended.items()}
+    for turn, (name, members, size) in enumerate(sums):
+        if len(members) > 1:
+            reduce = _ring if step.ring else _lowered
+            for device, outputs in reduce(program, name, members, size // len(members), ended, hosts, turn).items():
+                needed[device] += outputs
+    for layers, own in zip(step.stages, step.devices, strict=True):
+        for device in own:
             time_us = float(step.time_us[list(layers), device, 2].sum())
-            program.add(f"update {device}", device, (math.inf, 3.0), time_us, {"inputs": [output, *sums], **_UPDATE})
+            record = {"inputs": needed[device], **_UPDATE}
+            program.add(f"update {device}", device, (math.inf, math.inf), time_us, record)
 
 
-def _all_reduce(
-    program: _Program, name: str, members: Sequence[int], share: int, ended: Sequence[tuple[str, int]]
-) -> list[tuple[str, int]]:
-    """Each device sums a share of the gradients of all; returns the sums, for all to read."""
-    if len(members) == 1:
-        return []
-    sums = []
+def _ring(
+    program: _Program,
+    name: str,
+    members: Sequence[int],
+    share: int,
+    ended: Mapping[int, tuple[str, int]],
+    hosts: Sequence[int],
+    turn: int,
+) -> dict[int, list[tuple[str, int]]]:
+    """In each of 2 (R - 1) rounds each device hands a share to the next; returns what each is given.
+
+    Patarasuk and Yuan, Journal of Parallel and Distributed Computing 69, 2009.
+    """
+    count, given = len(members), {device: list[tuple[str, int]]() for device in members}
+    for step in range(2 * count - 1):
+        for place, device in enumerate(members):
+            come = (f"{name} round {step - 1} {(place - 1) % count}", 0) if step else ended[device]
+            record = {"inputs": [come], "outputs": [share]}
+            made = program.add(f"{name} round {step} {place}", device, (math.inf, turn, float(step)), 0.0, record)
+            given[device] = [made]
+    return given
+
+
+def _lowered(
+    program: _Program,
+    name: str,
+    members: Sequence[int],
+    share: int,
+    ended: Mapping[int, tuple[str, int]],
+    hosts: Sequence[int],
+    turn: int,
+) -> dict[int, list[tuple[str, int]]]:
+    """Each device sums a share of the gradients of all, and gives it to all; returns what each is given.
+
+    A sum crosses to each other host once, where one device passes it on.
+    """
+    given = {device: list[tuple[str, int]]() for device in members}
+    on_host = {hosts[device]: [other for other in members if hosts[other] == hosts[device]] for device in members}
     for place, device in enumerate(members):
-        record = {"inputs": [ended[place]], "outputs": [share] * len(members), "micro_batch": place, **_BACKWARD}
-        program.add(f"{name} of {place}", device, (math.inf, 0.0), 0.0, record)
+        record = {"inputs": [ended[device]], "outputs": [share] * len(members), "micro_batch": place, **_BACKWARD}
+        program.add(f"{name} of {place}", device, (math.inf, turn, 0.0), 0.0, record)
     for home, device in enumerate(members):
         total = f"{name} of 0", home
         for place in range(1, len(members)):
             inputs = [total, (f"{name} of {place}", home)]
             record = {"type": "aten.add", "inputs": inputs, "outputs": [share], **_BACKWARD}
-            total = program.add(f"{name} add {home} {place}", device, (math.inf, 1.0, place), 0.0, record)
+            total = program.add(f"{name} add {home} {place}", device, (math.inf, turn, 1.0, place), 0.0, record)
         record = {"type": GRADIENT, "inputs": [total], "outputs": [share], **_BACKWARD}
-        sums.append(program.add(f"{name} sum {home}", device, (math.inf, 2.0), 0.0, record))
-    return sums
+        whole = program.add(f"{name} sum {home}", device, (math.inf, turn, 2.0), 0.0, record)
+        number = on_host[hosts[device]].index(device)
+        for host, there in on_host.items():
+            passed = whole
+            if host != hosts[device]:
+                by, record = there[number % len(there)], {"inputs": [whole], "outputs": [share]}
+                passed = program.add(f"{name} pass {home} {host}", by, (math.inf, turn, 3.0, home), 0.0, record)
+            for other in there:
+                given[other].append(passed)
+    return given

@@ -55,11 +55,25 @@ def test_what_has_come_takes_the_receiver_its_time() -> None:
     assert simulated(made, cluster(2)).makespan_us == pytest.approx(passes + UPDATE)
 
 
+@pytest.mark.parametrize("around", [True, False])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_sums_take_as_long_as_by_a_ring(replicas: int) -> None:
-    span = simulated(step(1, replicas, 2), cluster(replicas, 1e3)).makespan_us
+def test_sums_take_as_long_as_by_a_ring(replicas: int, around: bool) -> None:
+    span = simulated(replace(step(1, replicas, 2), ring=around), cluster(replicas, 1e3)).makespan_us
     ring = 2 * (replicas - 1) / replicas * 4_000_000 / 1e3
     assert span == pytest.approx(2 * (FORWARD + BACKWARD) + ring + UPDATE)
+
+
+def test_a_sum_crosses_to_a_host_once() -> None:
+    hosts = replace(cluster(4, 1e3), hosts=(0, 0, 1, 1))
+    schedule = simulated(step(1, 4, 1), hosts)
+    away = hosts.host[schedule.send_src] != hosts.host[schedule.send_dst]
+    sizes = schedule.lowering.flat.tensor_bytes[schedule.send_tensor[away]]
+    assert sizes.sum() == 2 * 4_000_000  # of each share a host's sum there, and the whole sum back
+
+
+def test_the_ends_sum_what_they_share() -> None:
+    alone = simulated(step(2, 1, 1), cluster(2, 1e3)).makespan_us
+    assert simulated(replace(step(2, 1, 1), tied_bytes=1_000_000), cluster(2, 1e3)).makespan_us > alone + 900.0
 
 
 def test_a_stage_holds_as_many_micro_batches_as_stages_follow() -> None:
