@@ -6,6 +6,8 @@ a turn it exchanges with its neighbours what the turns before have made, gradien
 over, each replica of a stage sums its share of the gradients, and gives the sums to the others: as many bytes as a ring
 all-reduce sends. Or the gradients go round such a ring. Then each updates its parameters.
 
+Other schedules are given by the turns of each device; one may then have several stages.
+
 A transfer goes over the cluster's link while devices compute. Where a stage is told to wait, sender and receiver both
 stand still until it is over, as the two sides of a blocking send do.
 
@@ -48,6 +50,7 @@ class PipelineStep:
     receive_us: np.ndarray  # (D,) microseconds of work for what has arrived
     waits: bool = False  # whether transfers between stages keep both sides
     tied_bytes: int = 0  # of gradients that the first and the last stage sum, each with its peer
+    turns: Mapping[tuple[bool, int, int], int] | None = None  # by (backward, stage, micro-batch), of another schedule
     ring: bool = False  # whether gradients are summed round a ring, as NCCL does, in place of as `lowering` does
 
 
@@ -97,7 +100,7 @@ def _micro_batch(step: PipelineStep, program: _Program, replica: int, number: in
     micro_batch, made = number * len(step.devices[0]) + replica, ("", 0)
     label = f"m{number} r{replica}"
     for stage, layers in enumerate(step.stages):
-        place, when = places[stage], 2.0 * number + stage
+        place, when = places[stage], _turn(step, False, stage, number)
         if stage:
             made = _sent(step, program, f"{label} s{stage}", made, (places[stage - 1], place), (when, 1.0))
         for position, layer in enumerate(layers):
@@ -108,7 +111,7 @@ def _micro_batch(step: PipelineStep, program: _Program, replica: int, number: in
             time_us = float(step.time_us[layer, place, 0])
             made = program.add(f"f{layer} {label}", place, (when, 2.0, position), time_us, record)
     for stage in reversed(range(count)):
-        place, when = places[stage], 2.0 * number + 2 * count - 1 - stage
+        place, when = places[stage], _turn(step, True, stage, number)
         if stage + 1 < count:
             made = _sent(step, program, f"{label} g{stage}", made, (places[stage + 1], place), (when, 0.0))
         for position, layer in enumerate(reversed(step.stages[stage])):
@@ -117,6 +120,41 @@ def _micro_batch(step: PipelineStep, program: _Program, replica: int, number: in
             record |= {"micro_batch": micro_batch, **_BACKWARD}
             time_us = float(step.time_us[layer, place, 1])
             made = program.add(f"b{layer} {label}", place, (when, 2.0, position), time_us, record)
+
+
+def _turn(step: PipelineStep, backward: bool, stage: int, number: int) -> float:
+    """When a stage runs a pass of a micro-batch, in the order of its device."""
+    if step.turns is not None:
+        return float(step.turns[backward, stage, number])
+    return float(2 * number + (2 * len(step.stages) - 1 - stage if backward else stage))
+
+
+def interleaved(devices: int, chunks: int, micro_batches: int) -> dict[tuple[bool, int, int], int]:
+    """Turns of interleaved 1F1B, as Megatron and torch.distributed.pipelining have it; stage s is on device s mod D.
+
+    Narayanan et al., SC 2021, arXiv 2104.04473.
+
+    Args:
+        devices: D.
+        chunks: stages of each device.
+        micro_batches: a multiple of D.
+    """
+    turns = {}
+    for device in range(devices):
+        order = []
+        for number in range(micro_batches * chunks):
+            turn, within = divmod(number, devices * chunks)
+            order.append((within // devices, turn * devices + within % devices))
+        first = min(len(order), 2 * (devices - device - 1) + (chunks - 1) * devices)
+        passes = [(False, chunk, number) for chunk, number in order]
+        back = [(True, chunks - 1 - chunk, number) for chunk, number in order]
+        listed = passes[:first]
+        for forward, backward in zip(passes[first:], back, strict=False):
+            listed += [forward, backward]
+        listed += back[len(passes) - first :]
+        for place, (last, chunk, number) in enumerate(listed):
+            turns[last, chunk * devices + device, number] = place
+    return turns
 
 
 def _sent(
@@ -159,11 +197,11 @@ def _sums(step: PipelineStep, program: _Program, hosts: Sequence[int]) -> None:
             reduce = _ring if step.ring else _lowered
             for device, outputs in reduce(program, name, members, size // len(members), ended, hosts, turn).items():
                 needed[device] += outputs
-    for layers, own in zip(step.stages, step.devices, strict=True):
+    for stage, (layers, own) in enumerate(zip(step.stages, step.devices, strict=True)):
         for device in own:
             time_us = float(step.time_us[list(layers), device, 2].sum())
             record = {"inputs": needed[device], **_UPDATE}
-            program.add(f"update {device}", device, (math.inf, math.inf), time_us, record)
+            program.add(f"update {stage} of {device}", device, (math.inf, math.inf), time_us, record)
 
 
 def _ring(

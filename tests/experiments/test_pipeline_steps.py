@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.pipeline_steps import PipelineStep, simulated
+from experiments.pipeline_steps import PipelineStep, interleaved, simulated
 from placeto.problem.cluster import Cluster, Device
 
 FORWARD, BACKWARD, UPDATE = 10.0, 20.0, 3.0
@@ -79,3 +79,23 @@ def test_the_ends_sum_what_they_share() -> None:
 def test_a_stage_holds_as_many_micro_batches_as_stages_follow() -> None:
     peak = simulated(step(4, 1, 8), cluster(4)).peak_memory
     assert (peak - 50_000).tolist() == [4000, 3000, 2000, 1000]
+
+
+@pytest.mark.parametrize(("devices", "chunks", "micro_batches"), [(2, 2, 4), (4, 2, 8), (4, 3, 4), (2, 1, 4)])
+def test_interleaving_divides_the_bubble_by_the_stages_of_a_device(
+    devices: int, chunks: int, micro_batches: int
+) -> None:
+    made = step(devices * chunks, 1, micro_batches)
+    turns = interleaved(devices, chunks, micro_batches)
+    times = made.time_us[:, :devices]
+    around = replace(
+        made,
+        devices=[[stage % devices] for stage in range(devices * chunks)],
+        time_us=times,
+        saved_bytes=made.saved_bytes[:, :devices],
+        resident_bytes=made.resident_bytes[:devices],
+        receive_us=made.receive_us[:devices],
+        turns=turns,
+    )
+    passes = (micro_batches * chunks + devices - 1) * (FORWARD + BACKWARD)
+    assert simulated(around, cluster(devices)).makespan_us == pytest.approx(passes + chunks * UPDATE)
