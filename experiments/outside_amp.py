@@ -208,4 +208,10 @@ def main(config: OutsideAmp) -> None:
 
 
 if __name__ == "__main__":
-    command(main, OutsideAmp, "outside_amp", __doc__)
+    command(
+        main,
+        OutsideAmp,
+        "outside_amp",
+        __doc__,
+        "Times are simulated: by the default cost model, each device in a fixed order.",
+    )

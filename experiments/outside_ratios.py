@@ -237,4 +237,10 @@ def main(config: OutsideRatios) -> None:
 
 
 if __name__ == "__main__":
-    command(main, OutsideRatios, "outside_ratios", __doc__)
+    command(
+        main,
+        OutsideRatios,
+        "outside_ratios",
+        __doc__,
+        "Times are simulated: by the default cost model, each device in a fixed order.",
+    )

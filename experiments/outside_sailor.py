@@ -162,9 +162,9 @@ def step_and_cluster(plan: Plan, measured: Measured) -> tuple[PipelineStep, Clus
         saved[:, device] = plan.micro_batch * measured.layer_bytes(group.gpus, "act_mem_bytes")
         held = parameters[list(plan.stages[group.stage])].sum() / 4 * PARAMETER
         resident[device] = held + KERNELS.get(group.kind, KERNELS[""])
-        link = measured.within[group.kind][str(group.gpus)]
-        share = boundary / group.gpus
-        receive_us[device] = (boundary - share) / bandwidth(link, share)
+        if group.gpus > 1:
+            share = boundary / group.gpus
+            receive_us[device] = (boundary - share) / bandwidth(measured.within[group.kind][str(group.gpus)], share)
     least = min(group.gpus for group in groups)
     gradients = least * measured.layer_bytes(least, "params_bytes")
     step = PipelineStep(
