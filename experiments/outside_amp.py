@@ -9,6 +9,9 @@ of the cost model, by its own efficiencies of the T4; no number comes from the m
 all of the network computes in float16 under DeepSpeed. Gradients are summed in float32, those of the word embedding
 also between the first and the last stage, which both have it. Links are those of g4dn.12xlarge: PCIe 3.0 within a host,
 and between hosts 50 Gb/s of Ethernet, of which TCP leaves 94 %.
+
+NCCL sums gradients round a ring. The simulator sums them at each parameter's home, on each host first, and sends the
+weights on: as many bytes. Both are simulated; the last table has the exchange alone.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,15 +35,22 @@ from placeto.capture.trace import capture_training
 from placeto.problem.cluster import Cluster
 from placeto.problem.devices import T4
 from placeto.problem.efficiency import EFFICIENCY
+from placeto.problem.gradient_sums import GRADIENT
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.presets import PCIE3, PCIE_LATENCY_US
+from placeto.problem.problem import PlacementProblem
 from placeto.problem.topology import Link, Topology
+from placeto.simulator.data_parallel import best_ring
+from placeto.simulator.schedule import simulate
 
 HOSTS, LENGTH, WORDS, WIDTH, LAYERS = 4, 1024, 52_256, 1024, 24
 NETWORK = 50e9 / 8 * 1448 / 1538
 """Bytes/s of 50 Gb/s Ethernet that TCP leaves of full frames (IEEE 802.3)."""
 NETWORK_LATENCY_US = 50.0
 """As of the preset of hosts with V100."""
+DISPATCHES = ("priority", "1f1b", "list")
+TENSORS = 4
+"""Weights of each device, where only their exchange is simulated."""
 EMBEDDING, FIRST, NORM, HEAD = 1, 3, 28, 29
 """Numbers of the 30 layers of Megatron's pipeline: casts and transposes are layers of their own."""
 
@@ -112,15 +122,16 @@ def parameter_counts(graph: ComputationGraph, layer: Callable[[str], int], count
     return found
 
 
-def machines() -> Cluster:
-    """Four hosts of four T4."""
+def machines(hosts: int = HOSTS) -> Cluster:
+    """Hosts of four T4."""
     topology = Topology(
-        ((4,),) * HOSTS,
+        ((4,),) * hosts,
         island=Link(PCIE3, PCIE_LATENCY_US),
         network=Link(NETWORK, NETWORK_LATENCY_US),
         card=Link(NETWORK),
     )
-    return Cluster.from_topology("4 x g4dn.12xlarge", [replace(T4, name=f"gpu:{n:02}") for n in range(16)], topology)
+    boards = [replace(T4, name=f"gpu:{number:02}") for number in range(4 * hosts)]
+    return Cluster.from_topology(f"{hosts} x g4dn.12xlarge", boards, topology)
 
 
 def step_of(strategy: Strategy, graph: ComputationGraph, cluster: Cluster) -> PipelineStep:
@@ -156,6 +167,38 @@ def simulate_all(strategies: list[Strategy]) -> np.ndarray:
         step = step_of(strategy, graphs[strategy.micro_batch], cluster)
         found.append([simulated(replace(step, ring=ring), cluster).makespan_us / 1e6 for ring in (True, False)])
     return np.array(found).T
+
+
+def exchange_us(cluster: Cluster, size: int, dispatch: str) -> float:
+    """Microseconds in which weights of `size` bytes reach all devices, and their gradients are summed, as lowered.
+
+    The weights are as many tensors on each device, alike; nothing is computed.
+    """
+    devices, ops, placed = cluster.num_devices, list[dict[str, Any]](), list[int]()
+    weights = range(TENSORS * devices)
+
+    def add(name: str, device: int, record: dict[str, Any]) -> None:
+        ops.append({"name": name, "time_us": {"*": 0.0}, **record})
+        placed.append(device)
+
+    outputs = [size // len(weights)]
+    for weight in weights:
+        add(f"w{weight}", weight % devices, {"type": "parameter", "outputs": outputs, "pass": "forward"})
+    for device in range(devices):
+        read = {"inputs": [(f"w{weight}", 0) for weight in weights], "outputs": [0], "micro_batch": device}
+        add(f"f {device}", device, {**read, "pass": "forward"})
+        for weight in weights:
+            given = {"inputs": [(f"f {device}", 0)], "outputs": outputs, "micro_batch": device, "pass": "backward"}
+            add(f"b{weight} {device}", device, given)
+    for weight in weights:
+        total = f"b{weight} 0", 0
+        for device in range(1, devices):
+            summed = {"type": "aten.add", "inputs": [total, (f"b{weight} {device}", 0)], "outputs": outputs}
+            add(f"a{weight} {device}", weight % devices, {**summed, "pass": "backward"})
+            total = f"a{weight} {device}", 0
+        add(f"g{weight}", weight % devices, {"type": GRADIENT, "inputs": [total], "outputs": [0], "pass": "backward"})
+    problem = PlacementProblem(ComputationGraph.from_ops("exchange", ops), cluster, dispatch=dispatch)
+    return simulate(problem, np.array(placed)).makespan_us
 
 
 @dataclass(frozen=True)
@@ -204,7 +247,17 @@ def main(config: OutsideAmp) -> None:
     ]
     print(f"{markdown([head, rule(len(head)), *rows])}\n")
     print(f"The fastest of these {len(strategies)} took {measured.min():.2f} s. AMP's own numbers here are those of")
-    print("the same strategies; of all 47 its Spearman is 0.932, and its first choice took 1.32 s.")
+    print("the same strategies; of all 47 its Spearman is 0.932, and its first choice took 1.32 s.\n")
+    replicas = next(strategy for strategy in strategies if strategy.stages == 1)
+    size = int(step_of(replicas, captured(replicas.micro_batch), machines()).parameter_bytes.sum())
+    head = ["ms to exchange all weights and gradients", "round a ring", *DISPATCHES]
+    rows = []
+    for hosts in (1, 2, HOSTS):
+        cluster = machines(hosts)
+        spans = [best_ring(cluster, size)[1], *(exchange_us(cluster, size, dispatch) for dispatch in DISPATCHES)]
+        rows.append([f"{hosts} x 4 GPUs", *(f"{span / 1e3:.0f}" for span in spans)])
+    print(f"{markdown([head, rule(len(head)), *rows])}\n")
+    print(f"{size / 1e9:.2f} GB; beside the ring, the simulator's own sums and copies under orders of dispatch.")
 
 
 if __name__ == "__main__":

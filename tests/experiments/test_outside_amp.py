@@ -12,12 +12,14 @@ from experiments.outside_amp import (
     LAYERS,
     NORM,
     OutsideAmp,
+    exchange_us,
     layer_of,
     machines,
     main,
     read_strategies,
     simulate_all,
 )
+from placeto.simulator.data_parallel import best_ring
 
 DATA = OutsideAmp().data
 needs_data = pytest.mark.skipif(
@@ -40,6 +42,11 @@ def test_devices_of_a_host_share_its_card() -> None:
     assert cluster.num_hosts == 4
     assert np.bincount(cluster.host).tolist() == [4] * 4
     assert cluster.bandwidth[0, 1] > cluster.bandwidth[0, 4]
+
+
+def test_an_exchange_within_a_host_sends_as_many_bytes_as_a_ring() -> None:
+    size = 160_000_000
+    assert exchange_us(machines(1), size, "list") == pytest.approx(best_ring(machines(1), size)[1], rel=0.05)
 
 
 @needs_data
