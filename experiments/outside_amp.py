@@ -28,7 +28,7 @@ import torch
 from scipy.stats import spearmanr
 
 from experiments.command import command
-from experiments.pipeline_steps import BUFFER, PipelineStep, simulated
+from experiments.pipeline_steps import BUFFER, FIXED_ORDER, PipelineStep, simulated
 from experiments.published_models import Sizes, language
 from experiments.tables import markdown, rule
 from placeto.capture.trace import capture_training
@@ -261,10 +261,4 @@ def main(config: OutsideAmp) -> None:
 
 
 if __name__ == "__main__":
-    command(
-        main,
-        OutsideAmp,
-        "outside_amp",
-        __doc__,
-        "Times are simulated: by the default cost model, each device in a fixed order.",
-    )
+    command(main, OutsideAmp, "outside_amp", __doc__, FIXED_ORDER)

@@ -28,7 +28,7 @@ from torch import nn
 
 from experiments.command import command
 from experiments.outside_amp import layer_times
-from experiments.pipeline_steps import PipelineStep, interleaved, simulated
+from experiments.pipeline_steps import FIXED_ORDER, PipelineStep, interleaved, simulated
 from experiments.tables import markdown, rule
 from graphs.llama import Llama, Size, loss
 from placeto.capture.trace import capture_training
@@ -237,10 +237,4 @@ def main(config: OutsideRatios) -> None:
 
 
 if __name__ == "__main__":
-    command(
-        main,
-        OutsideRatios,
-        "outside_ratios",
-        __doc__,
-        "Times are simulated: by the default cost model, each device in a fixed order.",
-    )
+    command(main, OutsideRatios, "outside_ratios", __doc__, FIXED_ORDER)

@@ -32,6 +32,7 @@ from placeto.simulator.schedule import Schedule, simulate
 
 BUFFER = 4 * 2**20
 """Bytes that NCCL keeps between two GPUs, NCCL_BUFFSIZE of its manual: a send of no more lets the sender go on."""
+FIXED_ORDER = "Times are simulated: by the default cost model, each device in a fixed order."
 _FORWARD, _BACKWARD, _UPDATE = ({"pass": name} for name in ("forward", "backward", "optimizer"))
 
 
