@@ -1,0 +1,101 @@
+"""Steps of pipelines in closed form."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments.pipeline_steps import PipelineStep, interleaved, simulated
+from placeto.problem.cluster import Cluster, Device
+
+FORWARD, BACKWARD, UPDATE = 10.0, 20.0, 3.0
+
+
+def cluster(devices: int, bandwidth: float = 1e6) -> Cluster:
+    """Alike devices; bandwidth in bytes/us."""
+    boards = tuple(Device(f"gpu:{n}", "gpu", 1e12, 1e12, 10**12) for n in range(devices))
+    return Cluster("pipeline", boards, np.full((devices, devices), bandwidth), np.zeros((devices, devices)))
+
+
+def step(stages: int, replicas: int, micro_batches: int, boundary_bytes: int = 0) -> PipelineStep:
+    """One layer a stage."""
+    count = stages * replicas
+    return PipelineStep(
+        stages=[[stage] for stage in range(stages)],
+        devices=np.arange(count).reshape(stages, replicas).tolist(),
+        micro_batches=micro_batches,
+        time_us=np.tile([FORWARD, BACKWARD, UPDATE], (stages, count, 1)),
+        boundary_bytes=boundary_bytes,
+        parameter_bytes=np.full(stages, 4_000_000),
+        saved_bytes=np.full((stages, count), 1000),
+        resident_bytes=np.full(count, 50_000),
+        receive_us=np.zeros(count),
+    )
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 5), (2, 1), (2, 6), (4, 3), (4, 9)])
+def test_alike_stages_fill_and_drain(stages: int, micro_batches: int) -> None:
+    schedule = simulated(step(stages, 1, micro_batches), cluster(stages))
+    assert schedule.makespan_us == pytest.approx((micro_batches + stages - 1) * (FORWARD + BACKWARD) + UPDATE)
+
+
+@pytest.mark.parametrize(("waits", "transfers"), [(False, 0), (True, 2)])
+def test_a_transfer_takes_time_of_both_sides_where_they_wait(waits: bool, transfers: int) -> None:
+    each, spans = 4.0, []  # us of a transfer
+    for count in (20, 21):
+        made = replace(step(2, 1, count, 4_000_000), waits=waits)
+        made.time_us[0] /= 10  # the second stage has the most to do
+        spans.append(simulated(made, cluster(2)).makespan_us)
+    assert spans[1] - spans[0] == pytest.approx(FORWARD + BACKWARD + transfers * each)
+
+
+def test_what_has_come_takes_the_receiver_its_time() -> None:
+    made = replace(step(2, 1, 1, 4_000_000), receive_us=np.array([5.0, 6.0]))
+    passes = 2 * (FORWARD + BACKWARD) + 2 * 4.0 + 5.0 + 6.0
+    assert simulated(made, cluster(2)).makespan_us == pytest.approx(passes + UPDATE)
+
+
+@pytest.mark.parametrize("around", [True, False])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_sums_take_as_long_as_by_a_ring(replicas: int, around: bool) -> None:
+    span = simulated(replace(step(1, replicas, 2), ring=around), cluster(replicas, 1e3)).makespan_us
+    ring = 2 * (replicas - 1) / replicas * 4_000_000 / 1e3
+    assert span == pytest.approx(2 * (FORWARD + BACKWARD) + ring + UPDATE)
+
+
+def test_a_sum_crosses_to_a_host_once() -> None:
+    hosts = replace(cluster(4, 1e3), hosts=(0, 0, 1, 1))
+    schedule = simulated(step(1, 4, 1), hosts)
+    away = hosts.host[schedule.send_src] != hosts.host[schedule.send_dst]
+    sizes = schedule.lowering.flat.tensor_bytes[schedule.send_tensor[away]]
+    assert sizes.sum() == 2 * 4_000_000  # of each share a host's sum there, and the whole sum back
+
+
+def test_the_ends_sum_what_they_share() -> None:
+    alone = simulated(step(2, 1, 1), cluster(2, 1e3)).makespan_us
+    assert simulated(replace(step(2, 1, 1), tied_bytes=1_000_000), cluster(2, 1e3)).makespan_us > alone + 900.0
+
+
+def test_a_stage_holds_as_many_micro_batches_as_stages_follow() -> None:
+    peak = simulated(step(4, 1, 8), cluster(4)).peak_memory
+    assert (peak - 50_000).tolist() == [4000, 3000, 2000, 1000]
+
+
+@pytest.mark.parametrize(("devices", "chunks", "micro_batches"), [(2, 2, 4), (4, 2, 8), (4, 3, 4), (2, 1, 4)])
+def test_interleaving_divides_the_bubble_by_the_stages_of_a_device(
+    devices: int, chunks: int, micro_batches: int
+) -> None:
+    made = step(devices * chunks, 1, micro_batches)
+    turns = interleaved(devices, chunks, micro_batches)
+    times = made.time_us[:, :devices]
+    around = replace(
+        made,
+        devices=[[stage % devices] for stage in range(devices * chunks)],
+        time_us=times,
+        saved_bytes=made.saved_bytes[:, :devices],
+        resident_bytes=made.resident_bytes[:devices],
+        receive_us=made.receive_us[:devices],
+        turns=turns,
+    )
+    passes = (micro_batches * chunks + devices - 1) * (FORWARD + BACKWARD)
+    assert simulated(around, cluster(devices)).makespan_us == pytest.approx(passes + chunks * UPDATE)
