@@ -19,7 +19,7 @@ demo: $(STAMP)
 # ROOM=problem: only the tests of one room, or of one folder or file below tests/.
 # Two processes: one compiles or waits while the other works; a file's tests stay together, with what they share.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(ROOM),tests/$(ROOM) $(wildcard placeto/$(ROOM)))
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS) $(if $(ROOM),tests/$(ROOM) $(wildcard placeto/$(ROOM)))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -75,6 +75,13 @@ def test_examples_of_all_formats_load(loaded: dict[str, list[object]]) -> None:
     }  # fmt: skip
 
 
+def test_every_format_in_the_code_has_a_version_in_the_table() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "placeto").rglob("*.py"))
+    written = {(name, version) for name, version in re.findall(r"\"(placeto\.\w+)/(\d+)\"", code)}
+    table = re.findall(r"^\| `(placeto\.\w+)` \| (\d+) \|", FORMATS, re.MULTILINE)
+    assert written == set(table)
+
+
 def test_examples_belong_together(loaded: dict[str, list[object]]) -> None:
     graph, cluster, file, rows = loaded["graph"][0], loaded["cluster"][0], loaded["placement"][0], loaded["evaluation"]
     assert isinstance(graph, ComputationGraph)
