@@ -16,11 +16,7 @@ WORKS = (
     "compare tiny.json --clusters 2xv100,4xv100 --placer heft",
     "export tiny.json --cluster 2xv100 --placement p.json --format html -o p.html",
 )
-NEEDS_TORCH = (
-    "capture model.py:factory -o g.json",
-    "place cifar10:test:0 --cluster 2xv100",
-    "train --graphs tiny.json --out run",
-)
+NEEDS_TORCH = ("capture model.py:factory -o g.json", "train --graphs tiny.json --out run")
 GRAPH = """{"format": "placeto.graph/1", "name": "tiny", "ops": [
   {"name": "a", "type": "aten.mm", "time_us": {"*": 50}, "outputs": [4000], "inputs": []},
   {"name": "b", "type": "aten.mm", "time_us": {"*": 50}, "outputs": [4000], "inputs": []},
@@ -54,11 +50,6 @@ def test_graphs_in_files_are_placed_and_what_needs_torch_says_so(tmp_path: Path)
     assert list(said) == [*WORKS, *NEEDS_TORCH]
     assert {line: said[line][-1] for line in WORKS} == dict.fromkeys(WORKS, "status 0")
     sentence = "error: this needs PyTorch, and torch is not installed: pip install torch"
-    assert said[NEEDS_TORCH[0]] == [sentence, "status 2"]
-    for line in NEEDS_TORCH:
-        error, status = said[line]
-        assert status == "status 2"
-        assert error.startswith("error: ")
-        assert "torch" in error
+    assert {line: said[line] for line in NEEDS_TORCH} == {line: [sentence, "status 2"] for line in NEEDS_TORCH}
     for made in ("p.json", "t.json", "e.json", "p.html"):
         assert (tmp_path / made).stat().st_size > 100
