@@ -25,7 +25,7 @@ import tyro
 from experiments.tables import markdown, rule
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"results.md": "experiments/RESULTS.md", "history.md": "docs/history.md"}
+PAGES = {"results.md": "experiments/RESULTS.md", "history.md": "docs/history.md", "release.md": "docs/release-notes.md"}
 """text below ``experiments/pages`` -> page that is made of it"""
 RESULTS = "experiments/results"
 FIGURES = "docs/results"
@@ -33,7 +33,7 @@ NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?"
 MARK = r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}"
 TYPED = r"\d+\.\d+|\d[\d,]* (?:%|times\b|of \d)"
 """What in a text looks like the number of an experiment: a decimal, a percentage, so many times, so many of so many."""
-NO_NUMBERS = rf"{MARK}|```.*?```|`[^`]*`|\]\([^)]*\)|https?:\S+"
+NO_NUMBERS = rf"\d+\.\d+\.\d+|(?:Python|torch) \d+\.\d+|{MARK}|```.*?```|`[^`]*`|\]\([^)]*\)|https?:\S+"
 HEAD = "<!-- Made by `python -m experiments.result_pages` from experiments/pages/{name}: change the text there. -->\n"
 
 

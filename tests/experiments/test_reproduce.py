@@ -22,11 +22,10 @@ BEFORE = "    python -m experiments.tiny --out here --seeds 3\n\n| what | gain |
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    files = {
+    files = {f"experiments/pages/{name}": "nothing" for name in PAGES} | {
         "experiments/__init__.py": "",
         "experiments/tiny.py": TINY,
         "experiments/pages/results.md": '{{ cell("tiny", "new", "gain") }}',
-        "experiments/pages/history.md": "nothing",
         f"{RESULTS}/tiny.md": BEFORE,
         "docs/page.md": "",
         ".gitignore": "runs",

@@ -77,6 +77,14 @@ def test_typed_numbers_are_refused(tmp_path: Path, text: str) -> None:
     assert marks.exceptions == [f"docs/history.md: {text}: a paper"]
 
 
+def test_versions_dates_and_code_may_be_typed(tmp_path: Path) -> None:
+    pages = tmp_path / "experiments" / "pages"
+    pages.mkdir(parents=True)
+    text = "# 0.1.0\n\nOn 2026-11-26 with Python 3.11 and torch 2.13: `--seconds 0.3` and [this](page.md#4.5)."
+    (pages / "history.md").write_text(text)
+    assert render(tmp_path, "history.md")[0].endswith(f"{text}\n")
+
+
 def test_paragraphs_are_wrapped_and_tables_are_not() -> None:
     row = f"| {'x ' * 80}|"
     text = f"{'word ' * 30}\n\n- one {'word ' * 30}\n- two\n\n{row}\n"
