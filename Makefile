@@ -11,14 +11,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test lint bench gate clean
+.PHONY: demo test lint bench gate results pages clean
 
 demo: $(STAMP)
 	$(BIN)/python -m experiments.demo --out $(OUT) --results $(OUT)/results.md
 
+# ROOM=problem: only the tests of one room, or of one folder or file below tests/.
 # Two processes: one compiles or waits while the other works; a file's tests stay together, with what they share.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS) $(if $(ROOM),tests/$(ROOM) $(wildcard placeto/$(ROOM)))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -32,6 +33,14 @@ bench: $(STAMP)
 # Some minutes: are placements as good as they were?
 gate: $(STAMP)
 	$(BIN)/python -m experiments.gate
+
+# Hours: runs all experiments that RESULTS shows with the present code, and says first how long that takes.
+results: $(STAMP)
+	$(BIN)/python -m experiments.reproduce
+
+# Makes RESULTS and the history from their text and the results files.
+pages: $(STAMP)
+	$(BIN)/python -m experiments.result_pages
 
 # Installs once, and again when the dependencies change. A half-made environment has no stamp: it is completed.
 $(STAMP): pyproject.toml constraints.txt

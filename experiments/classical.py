@@ -10,7 +10,6 @@ rows that are there already are kept. About half an hour on two idle cores for e
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ import tyro
 from experiments.command import command
 from experiments.tables import Table, markdown, rule
 from graphs import SHIPPED
+from placeto.cores import cores
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate
 from placeto.evaluation.summary import Summary, ratio, summarize
 from placeto.formats.importers import find_importer
@@ -276,7 +276,7 @@ def main(config: ClassicalConfig) -> None:
     cluster = config.large_cluster if config.large_cluster in config.clusters else config.clusters[0]
     seeds, budgets = f"{config.seeds} seeds" if config.seeds > 1 else "1 seed", ", ".join(map(str, config.budgets))
     lines = [
-        f"{len(graphs)} graphs, split {config.split}, {len(os.sched_getaffinity(0))} cores, {platform.machine()}, "
+        f"{len(graphs)} graphs, split {config.split}, {len(cores())} cores, {platform.machine()}, "
         f"{time.strftime('%F')}; {len(rows) + len(large)} placements took {spent / 60:.1f} core minutes.",
         f"Searches at {budgets} simulations with {seeds}; spread is the largest over the columns of the standard "
         f"deviation over seeds; simulations and s (seconds a placement) are means on {cluster}.",

@@ -11,6 +11,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import field, make_dataclass
@@ -29,6 +30,7 @@ PACKAGES = ("torch", "numpy", "numba", "scipy")
 SIMULATED = (
     "Times are simulated: by the default cost model, and dispatched by priority, unless the table says otherwise."
 )
+NO_CODE = (":(exclude,top)docs", ":(exclude,top)experiments/results")
 HELP = "file for what is printed, below the command, date, commit and machine; written at the end"
 
 
@@ -64,9 +66,11 @@ def command(
         )
         arguments.results.parent.mkdir(parents=True, exist_ok=True)  # refused now rather than after hours
         head = heading(name, description, sys.argv[1:], times)
+        begin = time.monotonic()
         with redirect_stdout(Both(sys.stdout)) as printed:
             main(arguments.settings)
-        arguments.results.write_text(f"{head}\n{printed.kept.rstrip()}\n")
+        took = f"This run took {time.monotonic() - begin:.0f} s."
+        arguments.results.write_text(f"{head}{took}\n\n{printed.kept.rstrip()}\n")
 
 
 def heading(name: str, description: str, arguments: list[str], times: str) -> str:
@@ -81,10 +85,19 @@ def heading(name: str, description: str, arguments: list[str], times: str) -> st
     )
 
 
-def commit() -> str:
-    """Of the source tree, "-dirty" behind it if files differ; "unknown" outside of git."""
-    describe = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+def commit(folder: Path = RESULTS) -> str:
+    """Of the source tree around a folder, "-dirty" behind it if code or data differ; "unknown" outside of git.
+
+    Pages and the results of other commands change no number: they may differ.
+    """
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
     try:
-        return subprocess.run(describe, cwd=RESULTS, capture_output=True, text=True, check=True).stdout.strip()
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)*.md", *NO_CODE)
+        return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -7,7 +7,6 @@ other settings or graphs is made again.
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from placeto.cores import cores
 from placeto.evaluation.comparison import Row, code_version, in_processes, load_rows, save_rows, start_process
 from placeto.formats.placement import load_placement
 from placeto.heuristics.local_search.starts import best_cheap
@@ -119,7 +119,7 @@ def train_run(run: Run) -> Path:
 def train_runs(runs: Sequence[Run], processes: int | None, description: str = "training") -> None:
     """Train what is not finished, several runs at once with one thread each; 1 process = this one."""
     missing = [run for run in runs if not run.finished]
-    count = min(processes or len(os.sched_getaffinity(0)), len(missing))
+    count = min(processes or len(cores()), len(missing))
     with ProgressBar(description, total=len(runs)) as bar:
         bar.update(len(runs) - len(missing))
         here = ((run, train_run(run)) for run in missing)

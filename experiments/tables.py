@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from placeto.cores import cores
 from placeto.evaluation.summary import Row
 from placeto.formats.gantt import save_figure
 from placeto.problem.files import write_text
@@ -44,7 +44,7 @@ def markdown(table: Table) -> str:
 
 def machine() -> str:
     """Cores and date, for the line above a table."""
-    return f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {time.strftime('%F')}"
+    return f"{len(cores())} cores, {platform.machine()}, {time.strftime('%F')}"
 
 
 def publish(out: Path, name: str, paragraphs: Sequence[str], figure: Figure | None) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ import numpy as np
 
 from experiments.command import commit
 from experiments.runs import problem_of
+from placeto.cores import cores
 from placeto.evaluation.comparison import in_processes, start_process
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.files import write_text
@@ -186,7 +186,7 @@ def run_cells(
     known = stored(cells, placers, folder)
     until = math.inf if minutes is None else time.time() + 60.0 * minutes
     jobs = [_Job(cell, placers[cell.placer], folder, until) for cell in cells if cell not in known]
-    count = min(workers or len(os.sched_getaffinity(0)), len(jobs))
+    count = min(workers or len(cores()), len(jobs))
     failed = []
     with ProgressBar("cells", total=len(cells)) as bar:
         bar.update(len(known))

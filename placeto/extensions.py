@@ -5,6 +5,7 @@ A package names what it adds in its ``pyproject.toml``, in one of the groups her
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -63,7 +64,11 @@ def load_extension(point: EntryPoint) -> Any:
     try:
         return point.load()
     except (ImportError, AttributeError) as problem:
-        raise ExtensionError(f"{described(point)} can't be loaded: {problem}") from None
+        there = (
+            getattr(sys.modules.get(point.module), "__file__", None) if isinstance(problem, AttributeError) else None
+        )
+        other = f"; {point.module} is {there}: if that is another module of this name, rename it" if there else ""
+        raise ExtensionError(f"{described(point)} can't be loaded: {problem}{other}") from None
 
 
 def described(point: EntryPoint) -> str:

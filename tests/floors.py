@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FLOORS = {
     "by_reference": 0,
+    "cores": 0,
     "extensions": 0,
     "kernel_files": 0,
     "lazily": 0,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from placeto.environment import rewards
-from placeto.extensions import ExtensionError
+from placeto.extensions import ExtensionError, load_extension
 from placeto.placers import load_families, load_placer, placer_names
 from placeto.policies import external
 from placeto.policies.episodic import EpisodePlacer
@@ -258,3 +259,11 @@ def test_a_reward_of_placements_that_doesnt_fit_is_refused(adds: Callable[..., N
     adds("placeto.placement_rewards", "mine = ours:reward", "def reward(x):\n    return x.mean()")
     with pytest.raises(ExtensionError, match=r"returns float64 for makespans \(3, 2\), it must be as many"):
         rewards.find_placement_reward("mine")(np.ones((3, 2)))
+
+
+def test_another_module_of_the_same_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user's own graphs.py hides the families that come with the package."""
+    (tmp_path / "charts.py").write_text("LINES = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ExtensionError, match=r"no attribute 'FAMILIES'; charts is .*charts\.py: if that is another"):
+        load_extension(EntryPoint("charts", "charts:FAMILIES", "placeto.families"))

@@ -19,6 +19,7 @@ from placeto import terminal
 from placeto.cli.common import UsageError, note
 from placeto.terminal import printable
 
+_OF_TORCH = {"torch": "torch", "torch_geometric": "torch-geometric"}  # module -> package, of what heuristics don't need
 COMMANDS = {
     "train": "Train a policy on the graphs of a family, or on single graphs.",
     "plan": "Say which way to run a model on a cluster: replicas, a pipeline, or a free placement.",
@@ -64,6 +65,10 @@ def user_errors() -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
         _fail(f"{where}{error.strerror or error}")
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_TORCH:
+            raise
+        _fail(f"this needs PyTorch, and {error.name} is not installed: pip install {_OF_TORCH[error.name]}")
     except ValueError as error:
         if not type(error).__module__.startswith(("placeto.", "graphs")):
             raise  # a bug, not the user's doing

@@ -97,7 +97,6 @@ def run(arguments: Arguments) -> None:
 
             check_suffix(picture)
     from placeto.formats.placement import save_placement
-    from placeto.micro_batching import place_in_best
     from placeto.placing import place_problem, undivided_modules
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
@@ -127,6 +126,8 @@ def run(arguments: Arguments) -> None:
     if isinstance(count := arguments.options.micro_batches, int):
         result = place_by(problem_of(count), budget.simulations, budget.seconds)
     else:
+        from placeto.micro_batching import place_in_best  # captures, which needs torch
+
         chosen = place_in_best(problem_of, place_by, budget.simulations, budget.seconds)
         result = chosen.result
     problem = result.problem.under(cluster.dispatch)

@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from placeto.cores import cores
 from placeto.evaluation.summary import ratio
 from placeto.formats.exports import whole_modules as with_modules_whole
 from placeto.placers import Placer, choose_placer, load_placer, warm_up, zero_shot
@@ -104,10 +105,12 @@ class PlacerSpec:
     @property
     def fingerprint(self) -> str:
         """What decides the placer's results: its name, or the content of its checkpoint, and its budget."""
-        from placeto.training.checkpoint import checkpoint_path
+        path = pretrained_path(self.placer)
+        if path is None and (Path(self.placer).exists() or self.placer == "pretrained"):
+            from placeto.training.checkpoint import checkpoint_path  # needs torch, which heuristics don't
 
-        path = pretrained_path(self.placer) or checkpoint_path(self.placer)
-        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else self.placer
+            path = checkpoint_path(self.placer)
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path and path.is_file() else self.placer
         return f"{content} {self.simulations} {self.seconds}"
 
 
@@ -285,7 +288,7 @@ def _key(name: str, problem_hash: str, spec: PlacerSpec, seed: int) -> str:
 
 def _work(jobs: Sequence[Job], worker: _Worker, processes: int | None) -> Iterator[tuple[Job, Row]]:
     """Do the jobs, here or in other processes; yields each with its row as it ends."""
-    count = min(processes or len(os.sched_getaffinity(0)), len(jobs))
+    count = min(processes or len(cores()), len(jobs))
     if count <= 1:
         for job in jobs:
             yield job, worker.run(job)

@@ -13,7 +13,7 @@ the first user. The rest is judgement, in four steps (`group_ops`):
 
 No step makes a group larger than a share of all work, unless there is no other way.
 
-What was tried stands in experiments/NOTES.md.
+What was tried stands in experiments/decisions/2026-11-21-other-placers-and-grouping.md.
 
 Legend: N ops, E edges, G groups, U units (groups in the making).
 """

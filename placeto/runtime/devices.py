@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from placeto.cores import cores, pin
 from placeto.problem.fields import listed, quote
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
@@ -56,8 +57,8 @@ def open_devices(names: Sequence[str]) -> list[LocalDevice]:
     Raises:
         DeviceError: no name, one that is given twice, or no such device here.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    here = [f"cpu:{i}" for i in range(len(cores))] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    usable = cores()
+    here = [f"cpu:{i}" for i in range(len(usable))] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     full = [f"{name}:0" if re.fullmatch("cpu|cuda", name) else name for name in names]
     if not full:
         raise DeviceError(f"no device is given; this machine has {listed(here)}")
@@ -68,7 +69,7 @@ def open_devices(names: Sequence[str]) -> list[LocalDevice]:
             raise DeviceError(f"device {quote(name)} is given twice")
     keep_memory()
     shared = sum(name.startswith("cpu") for name in full)
-    return [_open(name, cores, shared) for name in full]
+    return [_open(name, usable, shared) for name in full]
 
 
 def keep_memory() -> None:
@@ -84,11 +85,11 @@ def keep_memory() -> None:
         mallopt(_M_ARENA_MAX, 1)  # others than the first give back what they no longer use all the same
 
 
-def _open(name: str, cores: Sequence[int], shared: int) -> LocalDevice:
+def _open(name: str, usable: Sequence[int], shared: int) -> LocalDevice:
     kind, _, number = name.partition(":")
     if kind == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // shared
-        thread = ThreadPoolExecutor(1, f"placeto {name}", _own_core, (cores[int(number)],))
+        thread = ThreadPoolExecutor(1, f"placeto {name}", _own_core, (usable[int(number)],))
         return LocalDevice(name, "cpu", torch.device("cpu"), memory, thread)
     properties = torch.cuda.get_device_properties(int(number))
     thread = ThreadPoolExecutor(1, f"placeto {name}", torch.cuda.set_device, (int(number),))
@@ -97,5 +98,5 @@ def _open(name: str, cores: Sequence[int], shared: int) -> LocalDevice:
 
 def _own_core(core: int) -> None:
     """Pin this thread to a core, and compute in no other."""
-    os.sched_setaffinity(0, {core})
+    pin(core)
     torch.set_num_threads(1)

@@ -57,7 +57,7 @@ placement for each of its 4 to 8 workers.
 Not published: optimiser (here Adam), learning rate (here 0.001), widths (here 64), decay of the baseline (here 0.8),
 clipping of the gradient (here 1), and the failing signal, which is chosen for each graph; here it is that of the code
 of HDP, a run time of 100, relative to the best single device in place of seconds.
-Where the baseline begins matters: see the trials of 2026-11-26 in `experiments/NOTES.md`.
+Where the baseline begins matters: see `experiments/decisions/2026-11-26-one-shot-placers.md`.
 Otherwise here: one controller, not 20 that write to shared parameters at the same time.
 """
 

@@ -1,4 +1,6 @@
 import platform
+import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -7,7 +9,7 @@ import pytest
 import torch
 
 import experiments.family_stats
-from experiments.command import SIMULATED, command
+from experiments.command import SIMULATED, command, commit
 from experiments.family_stats import StatisticsConfig
 from experiments.zero_shot import ZeroShotConfig, main
 
@@ -46,10 +48,33 @@ def test_what_is_printed_is_kept_below_question_command_and_machine(
     small = ["--families", "ptb", "--splits", "test", "--graphs", "1", "--simulations", "20", "--results", str(kept)]
     monkeypatch.setattr(sys, "argv", ["x", *small])
     command(experiments.family_stats.main, StatisticsConfig, "family_stats", "What graphs\nare like.\n\nAnd more.")
-    head, _, table = kept.read_text().partition(f"{SIMULATED}\n\n")
+    head, _, table = kept.read_text().partition(f"{SIMULATED}\n")
+    took, _, table = table.partition("\n\n")
+    assert re.fullmatch(r"This run took \d+ s\.", took)
     assert table == capsys.readouterr().out, "not as printed"
     assert "| ptb test | " in table
     assert head.startswith("# What graphs are like.\n\n    python -m experiments.family_stats --families ptb --splits")
     assert time.strftime("%F") in head
     for word in ("cores, ", "; commit ", f"Python {platform.python_version()}, torch {torch.__version__}"):
         assert word in head
+
+
+def test_code_that_differs_makes_a_tree_dirty_and_pages_and_results_do_not(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=someone", "-c", "user.email=someone@example.org"]
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    assert commit(tmp_path) == "unknown"
+    files = [tmp_path / name for name in ("code.py", "page.md", "docs/picture.png", "experiments/results/x.md")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("before")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    for file in files[1:]:
+        file.write_text("after")
+    clean = commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{7,}", clean)
+    files[0].write_text("after")
+    assert commit(tmp_path) == f"{clean}-dirty"
