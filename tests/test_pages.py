@@ -37,6 +37,15 @@ def test_numbers_of_results_stand_in_the_full_tables() -> None:
     assert sorted(number for number in numbers if number not in printed) == []
 
 
+def test_numbers_of_the_method_stand_in_tables_or_notes() -> None:
+    notes = [ROOT / "experiments" / "NOTES.md", ROOT / "placeto" / "pretrained" / "MODEL_CARD.md"]
+    printed = "\n".join([*FULL.values(), RESULTS, *(path.read_text() for path in notes)])
+    method = (ROOT / "docs" / "method.md").read_text()
+    numbers = set(re.findall(r"(?<![\d.])\d+\.\d{2,4}(?!\d)|\d+(?:,\d{3})+", method))
+    assert len(numbers) > 30
+    assert sorted(number for number in numbers if number.removeprefix("0") not in printed) == []
+
+
 def prose(page: Path) -> str:
     """The text of a page without its code blocks."""
     return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
