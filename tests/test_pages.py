@@ -21,7 +21,7 @@ FULL = {path.name: path.read_text() for path in (ROOT / "experiments" / "results
 FORMATS = (ROOT / "docs" / "file-formats.md").read_text()
 PAGES = sorted(
     path
-    for folder in (".", "docs", "experiments", "experiments/results", "placeto/pretrained")
+    for folder in (".", "docs", "examples", "experiments", "experiments/results", "placeto/pretrained")
     for path in (ROOT / folder).glob("*.md")
 )
 
