@@ -39,12 +39,18 @@ def graph_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("placer", ["placeto", "multilevel"])
-def test_placing_a_file_and_simulating_the_placement(placer: str, graph_file: Path, tmp_path: Path) -> None:
+def test_placing_a_file_and_simulating_the_placement(graph_file: Path, tmp_path: Path) -> None:
     placement = tmp_path / "placement.json"
-    on = (*CLUSTER, "--placer", placer, "--simulations", 20, "-o", placement)
+    on = (*CLUSTER, "--simulations", 20, "-o", placement)
     assert not imported_by_command("place", graph_file, *on) & set(HEAVY)
     assert not imported_by_command("simulate", graph_file, *CLUSTER, "--placement", placement) & set(HEAVY)
+
+
+def test_comparing_placers_on_a_file_and_writing_a_page(graph_file: Path, tmp_path: Path) -> None:
+    placers = ("--placers", "etf,placeto", "--simulations", 20, "--seeds", 1, "--processes", 1)
+    assert not imported_by_command("evaluate", graph_file, *CLUSTER, *placers, "-o", tmp_path / "t.json") & set(HEAVY)
+    page = ("--placer", "etf", "--report", tmp_path / "page.html")
+    assert not imported_by_command("place", graph_file, *CLUSTER, *page) & set(HEAVY)
 
 
 def test_placing_a_graph_that_comes_with_the_package() -> None:
