@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test lint bench gate results pages clean
+.PHONY: demo test lint site bench gate results pages clean
 
 demo: $(STAMP)
 	$(BIN)/python -m experiments.demo --out $(OUT) --results $(OUT)/results.md
@@ -25,6 +25,10 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as a website, in site/; any warning is an error.
+site: $(STAMP)
+	$(BIN)/python -m mkdocs build --strict --clean
 
 bench: $(STAMP)
 	$(BIN)/python -m experiments.bench_simulator
@@ -45,9 +49,9 @@ pages: $(STAMP)
 # Installs once, and again when the dependencies change. A half-made environment has no stamp: it is completed.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e '.[test,lint]'
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_OPTIONS) -c constraints.txt -e '.[test,lint,docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(OUT)
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis $(OUT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,6 +33,8 @@ class CurrentGroup(BaseFeaturesExtractor):
 
     def __init__(self, space: spaces.Dict) -> None:
         node, pair = space["node"].shape, space["pair"].shape
+        assert node is not None
+        assert pair is not None
         super().__init__(space, node[1] + pair[1] * pair[2])
 
     def forward(self, seen: dict[str, Tensor]) -> Tensor:
@@ -80,11 +82,15 @@ def main(steps: int) -> dict[str, float]:
     torch.set_num_threads(1)
     train, test = [problem(seed) for seed in range(32)], [problem(seed) for seed in range(1000, 1016)]
     in_order = EnvConfig(order="topological", tolerance=None)
-    settings = {"env": in_order, "reward": "improvement", "sizes": Sizes.of([*train, *test])}
-    envs = make_vec_env(lambda: PlacementEnv(train, **settings), n_envs=8, seed=0)
+    sizes = Sizes.of([*train, *test])
+
+    def env_of(problems: list[PlacementProblem]) -> PlacementEnv:
+        return PlacementEnv(problems, env=in_order, reward="improvement", sizes=sizes)
+
+    envs = make_vec_env(lambda: env_of(train), n_envs=8, seed=0)
     extractor = {"features_extractor_class": CurrentGroup}
     model = MaskablePPO("MultiInputPolicy", envs, 1e-3, 80, 128, policy_kwargs=extractor, gamma=1.0, seed=0)
-    unseen = PlacementEnv(test, **settings)
+    unseen = env_of(test)
     found = {"random": returns(unseen, len(test), None), "untrained": returns(unseen, len(test), model)}
     model.learn(steps)
     found["trained"] = returns(unseen, len(test), model)

@@ -1,43 +1,71 @@
 """The graph families of Placeto: training steps of PyTorch models, captured by `placeto.capture.trace`.
 
-The graphs of `SHIPPED` come with the package; those of `MODELS` are captured when they are first asked for.
+The graphs of `SHIPPED` come with the package; those of `MODELS` are captured when they are first asked for. Naming a
+family imports its own model only, and a shipped graph no model at all.
 """
 
-from graphs import (
-    amoebanet,
-    bert,
-    cifar10,
-    gnmt,
-    inception_v3,
-    llama,
-    moe,
-    nasnet,
-    nmt,
-    ptb,
-    resnet,
-    rnnlm,
-    transformer_xl,
-    unet,
-    wavenet,
-)
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from itertools import chain
+from typing import Any
+
 from graphs.family import SPLITS, Family, TrainingStep
 from graphs.models import ModelFamily
+from graphs.shipped import SHIPPED
 
-SHIPPED: dict[str, Family] = {family.name: family for family in (cifar10.FAMILY, ptb.FAMILY, nmt.FAMILY)}
-MODELS: dict[str, ModelFamily] = {
-    family.name: family
-    for family in (
-        inception_v3.FAMILY,
-        nasnet.FAMILY,
-        resnet.FAMILY,
-        amoebanet.FAMILY,
-        *(family for model in (rnnlm, gnmt, transformer_xl, wavenet) for family in (model.ALL_DEPTHS, *model.DEPTHS)),
-        bert.FAMILY,
-        llama.FAMILY,
-        moe.FAMILY,
-        unet.FAMILY,
-    )
+_MODULES = {
+    "inception_v3": "inception_v3",
+    "nasnet": "nasnet",
+    "resnet": "resnet",
+    "amoebanet": "amoebanet",
+    "rnnlm": "rnnlm",
+    "rnnlm-2": "rnnlm",
+    "rnnlm-4": "rnnlm",
+    "rnnlm-8": "rnnlm",
+    "gnmt": "gnmt",
+    "gnmt-2": "gnmt",
+    "gnmt-4": "gnmt",
+    "gnmt-8": "gnmt",
+    "transformer_xl": "transformer_xl",
+    "transformer_xl-2": "transformer_xl",
+    "transformer_xl-4": "transformer_xl",
+    "transformer_xl-8": "transformer_xl",
+    "wavenet": "wavenet",
+    "wavenet-2x18": "wavenet",
+    "wavenet-4x36": "wavenet",
+    "bert": "bert",
+    "llama": "llama",
+    "moe": "moe",
+    "unet": "unet",
 }
-FAMILIES: dict[str, Family | ModelFamily] = {**SHIPPED, **MODELS}
+"""Family -> module of this package that has it among its `FAMILIES`."""
+
+
+class _Families(Mapping[str, Any]):
+    """Families by name; the module that has one is imported when the family is asked for."""
+
+    def __init__(self, ready: Mapping[str, Family], modules: Mapping[str, str]) -> None:
+        self.ready, self.modules = ready, modules
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.ready:
+            return self.ready[name]
+        families = import_module(f"graphs.{self.modules[name]}").FAMILIES
+        return next(family for family in families if family.name == name)
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self.ready, self.modules)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.ready or name in self.modules
+
+    def __len__(self) -> int:
+        return len(self.ready) + len(self.modules)
+
+
+MODELS: Mapping[str, ModelFamily] = _Families({}, _MODULES)
+FAMILIES: Mapping[str, Family | ModelFamily] = _Families(SHIPPED, _MODULES)
 
 __all__ = ["FAMILIES", "MODELS", "SHIPPED", "SPLITS", "Family", "ModelFamily", "TrainingStep"]

@@ -59,9 +59,11 @@ def training_step(network: Network) -> TrainingStep:
 PAPER = Network(6, 190, 8, 331, 96)
 GRID = [Network(*sizes) for sizes in product((3, 4, 5, 6), (48, 64, 96, 128), (32, 48, 64))]
 
-FAMILY = ModelFamily(
-    "amoebanet",
-    "AmoebaNet-A on ImageNet; cells, width and batch vary (test:0 is the paper's N = 6, F = 190 at batch 8)",
-    training_step,
-    deal((PAPER,), GRID),
+FAMILIES = (
+    ModelFamily(
+        "amoebanet",
+        "AmoebaNet-A on ImageNet; cells, width and batch vary (test:0 is the paper's N = 6, F = 190 at batch 8)",
+        training_step,
+        deal((PAPER,), GRID),
+    ),
 )

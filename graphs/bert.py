@@ -108,9 +108,11 @@ GRID = [
     )
 ]
 
-FAMILY = ModelFamily(
-    "bert",
-    "BERT pre-training; layers, width, length, batch and micro-batches vary (test:0 is base, test:1 large, at 128)",
-    training_step,
-    deal((BASE, LARGE), GRID),
+FAMILIES = (
+    ModelFamily(
+        "bert",
+        "BERT pre-training; layers, width, length, batch and micro-batches vary (test:0 is base, test:1 large, at 128)",
+        training_step,
+        deal((BASE, LARGE), GRID),
+    ),
 )

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from importlib.util import resolve_name
 from pathlib import Path
 
-import torch
-
 from graphs import store
 from placeto.problem.graph import ComputationGraph
+
+_CAPTURE = "graphs.capture_progress", "placeto.capture.trace"  # imported late by families; their source counts, too
 
 
 def directory() -> Path:
@@ -37,6 +38,10 @@ def location(module: str, content: str) -> Path:
         module: name of the imported module that builds the model.
         content: what tells its graphs apart.
     """
+    import torch
+
+    for name in _CAPTURE:
+        import_module(name)
     digest = sha256(f"{torch.__version__}\n{_source_hash(module)}\n{content}".encode()).hexdigest()
     return directory() / f"{module.rpartition('.')[2]}-{digest[:24]}.zip"
 

@@ -27,8 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs import store
-from graphs.family import Family, TrainingStep, choice
+from graphs.family import TrainingStep, choice
 
 OPS = ("conv3", "conv5", "separable3", "separable5", "average", "maximum", "identity")
 CLASSES = 10
@@ -167,6 +166,3 @@ def training_step(network: Network) -> TrainingStep:
 def sample(rng: np.random.Generator) -> TrainingStep:
     """A training step of a drawn network."""
     return training_step(draw(rng))
-
-
-FAMILY = Family("cifar10", "convolutional cells sampled from an ENAS-like space", sample, data=store.DATA)

@@ -1,4 +1,7 @@
-"""A family of graphs: models drawn from one space, split into training, validation and test graphs."""
+"""A family of graphs: models drawn from one space, split into training, validation and test graphs.
+
+torch is imported where a model is built or captured: a graph that ships with the package is read without it.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from zlib import crc32
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from graphs import cache, store
-from graphs.capture_progress import capture_with_progress
-from placeto.capture.trace import capture_training
 from placeto.problem.graph import ComputationGraph
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 SPLITS = MappingProxyType({"train": 32, "validation": 8, "test": 32})
 
@@ -31,6 +33,8 @@ class TrainingStep(NamedTuple):
 
     def capture(self, name: str | None = None) -> ComputationGraph:
         """Its graph; see `placeto.capture.trace.capture_training`."""
+        from placeto.capture.trace import capture_training
+
         return capture_training(self.module, self.inputs, self.loss, targets=self.targets, name=name)
 
 
@@ -54,6 +58,8 @@ class Family:
         Raises:
             ValueError: there is no such split or index.
         """
+        import torch
+
         graph_name(self, split, index)  # refuses what there isn't
         seed = [crc32(self.name.encode()), crc32(split.encode()), index]
         with torch.device(device):
@@ -80,6 +86,8 @@ class Family:
         name = graph_name(self, split, index)
         if self.data is not None:
             return store.load(self.data / f"{self.name}.zip", name)
+        from graphs.capture_progress import capture_with_progress
+
         path = cache.location(self.sample.__module__, name)
         return cache.cached(path, lambda: capture_with_progress(self.build(split, index), name))
 

@@ -129,5 +129,8 @@ def _family(layers: int) -> ModelFamily:
     return ModelFamily(f"gnmt-{layers}", f"{about} ({sizes})", training_step, deal((first,), grid))
 
 
-DEPTHS = tuple(_family(layers) for layers in (2, 4, 8))
-ALL_DEPTHS = by_turns("gnmt", "GNMT of 2, 4 and 8 layers by turns: the members of gnmt-2, -4 and -8", DEPTHS)
+_DEPTHS = tuple(_family(layers) for layers in (2, 4, 8))
+FAMILIES = (
+    by_turns("gnmt", "GNMT of 2, 4 and 8 layers by turns: the members of gnmt-2, -4 and -8", _DEPTHS),
+    *_DEPTHS,
+)

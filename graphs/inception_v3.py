@@ -169,9 +169,11 @@ def training_step(network: Network) -> TrainingStep:
 PUBLISHED = (Network(32), Network(64))
 GRID = [Network(*sizes) for sizes in product((16, 24, 32, 48, 64), (299, 331, 363), (0.75, 1.0, 1.25))]
 
-FAMILY = ModelFamily(
-    "inception_v3",
-    "Inception-v3 on ImageNet; batch, resolution and width vary (test:0 is the paper's at batch 32, test:1 at 64)",
-    training_step,
-    deal(PUBLISHED, GRID),
+FAMILIES = (
+    ModelFamily(
+        "inception_v3",
+        "Inception-v3 on ImageNet; batch, resolution and width vary (test:0 is the paper's at batch 32, test:1 at 64)",
+        training_step,
+        deal(PUBLISHED, GRID),
+    ),
 )

@@ -137,9 +137,11 @@ GRID = [
     if shape[1] >= micro_batches
 ]
 
-FAMILY = ModelFamily(
-    "llama",
-    "decoder-only transformers; size, length, batch and micro-batches vary (test:0 has 1.1 billion parameters)",
-    training_step,
-    deal((Network(LLAMA_1B, 1024, 4, 4),), GRID),
+FAMILIES = (
+    ModelFamily(
+        "llama",
+        "decoder-only transformers; size, length, batch and micro-batches vary (test:0 has 1.1 billion parameters)",
+        training_step,
+        deal((Network(LLAMA_1B, 1024, 4, 4),), GRID),
+    ),
 )

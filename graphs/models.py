@@ -9,10 +9,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from graphs import cache
-from graphs.capture_progress import capture_with_progress
 from graphs.family import TrainingStep, graph_name
 from placeto.problem.graph import ComputationGraph
 
@@ -43,6 +40,8 @@ class ModelFamily:
         Raises:
             ValueError: there is no such split or index.
         """
+        import torch
+
         graph_name(self, split, index)  # refuses what there isn't
         with torch.device(device):
             return self.step(self.networks[split][index])
@@ -61,6 +60,8 @@ class ModelFamily:
         Raises:
             ValueError: there is no such split or index.
         """
+        from graphs.capture_progress import capture_with_progress
+
         name = graph_name(self, split, index)
         path = cache.location(self.step.__module__, repr(self.networks[split][index]))
         graph = cache.cached(path, lambda: capture_with_progress(self.build(split, index), name))

@@ -120,9 +120,11 @@ GRID = [
     )
 ]
 
-FAMILY = ModelFamily(
-    "moe",
-    "transformer with mixtures of experts; layers, width, experts, choices and batch vary",
-    training_step,
-    deal((), GRID),
+FAMILIES = (
+    ModelFamily(
+        "moe",
+        "transformer with mixtures of experts; layers, width, experts, choices and batch vary",
+        training_step,
+        deal((), GRID),
+    ),
 )

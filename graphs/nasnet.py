@@ -60,9 +60,11 @@ def training_step(network: Network) -> TrainingStep:
 MOBILE, LARGE = Network(4, 1056, 64), Network(6, 4032, 8, 331, 96)
 GRID = [Network(*sizes) for sizes in product((3, 4, 5, 6), (768, 1056, 1536, 2112), (32, 48, 64))]
 
-FAMILY = ModelFamily(
-    "nasnet",
-    "NASNet-A on ImageNet; cells, width and batch vary (test:0 is 4 @ 1056 at batch 64, test:1 is 6 @ 4032 at 8)",
-    training_step,
-    deal((MOBILE, LARGE), GRID),
+FAMILIES = (
+    ModelFamily(
+        "nasnet",
+        "NASNet-A on ImageNet; cells, width and batch vary (test:0 is 4 @ 1056 at batch 64, test:1 is 6 @ 4032 at 8)",
+        training_step,
+        deal((MOBILE, LARGE), GRID),
+    ),
 )

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graphs import store
-from graphs.family import Family, TrainingStep, choice
+from graphs.family import TrainingStep, choice
 from graphs.ops import lstm_cell
 from graphs.recurrent import loss
 
@@ -141,6 +140,3 @@ def training_step(network: Network) -> TrainingStep:
 def sample(rng: np.random.Generator) -> TrainingStep:
     """A training step of a drawn network."""
     return training_step(draw(rng))
-
-
-FAMILY = Family("nmt", "translation: LSTM encoder and decoder with attention", sample, data=store.DATA)

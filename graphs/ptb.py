@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graphs import store
-from graphs.family import Family, TrainingStep, choice
+from graphs.family import TrainingStep, choice
 from graphs.ops import ACTIVATIONS, highway
 from graphs.recurrent import loss
 
@@ -139,8 +138,3 @@ def training_step(network: Network) -> TrainingStep:
 def sample(rng: np.random.Generator) -> TrainingStep:
     """A training step of a drawn network."""
     return training_step(draw(rng))
-
-
-FAMILY = Family(
-    "ptb", "language models of ENAS recurrent cells, unrolled, with embedding and softmax", sample, data=store.DATA
-)

@@ -77,9 +77,11 @@ def training_step(network: Network) -> TrainingStep:
 PUBLISHED = (Network(50, 32), Network(101, 32), Network(152, 32))
 GRID = [Network(*sizes) for sizes in product((50, 101, 152), (16, 24, 32, 48, 64), (1, 2))]
 
-FAMILY = ModelFamily(
-    "resnet",
-    "residual networks of 50, 101 and 152 layers on ImageNet (test:0, 1, 2 at batch 32); batch and width vary",
-    training_step,
-    deal(PUBLISHED, GRID),
+FAMILIES = (
+    ModelFamily(
+        "resnet",
+        "residual networks of 50, 101 and 152 layers on ImageNet (test:0, 1, 2 at batch 32); batch and width vary",
+        training_step,
+        deal(PUBLISHED, GRID),
+    ),
 )

@@ -65,7 +65,8 @@ def _family(layers: int) -> ModelFamily:
     return ModelFamily(f"rnnlm-{layers}", f"{about} ({sizes})", training_step, deal((Network(layers),), grid))
 
 
-DEPTHS = tuple(_family(layers) for layers in (2, 4, 8))
-ALL_DEPTHS = by_turns(
-    "rnnlm", "LSTM language models of 2, 4 and 8 layers by turns: the members of rnnlm-2, -4 and -8", DEPTHS
+_DEPTHS = tuple(_family(layers) for layers in (2, 4, 8))
+FAMILIES = (
+    by_turns("rnnlm", "LSTM language models of 2, 4 and 8 layers by turns: the members of rnnlm-2, -4 and -8", _DEPTHS),
+    *_DEPTHS,
 )

@@ -143,9 +143,12 @@ def _family(layers: int) -> ModelFamily:
     return ModelFamily(f"transformer_xl-{layers}", f"{about} ({sizes})", training_step, deal((Network(layers),), grid))
 
 
-DEPTHS = tuple(_family(layers) for layers in (2, 4, 8))
-ALL_DEPTHS = by_turns(
-    "transformer_xl",
-    "Transformer-XL of 2, 4 and 8 layers by turns: the members of transformer_xl-2, -4 and -8",
-    DEPTHS,
+_DEPTHS = tuple(_family(layers) for layers in (2, 4, 8))
+FAMILIES = (
+    by_turns(
+        "transformer_xl",
+        "Transformer-XL of 2, 4 and 8 layers by turns: the members of transformer_xl-2, -4 and -8",
+        _DEPTHS,
+    ),
+    *_DEPTHS,
 )

@@ -80,9 +80,11 @@ GRID = [
     )
 ]
 
-FAMILY = ModelFamily(
-    "unet",
-    "U-net; levels, channels, resolution, batch and micro-batches vary (test:0 is the paper's size at 512 pixels)",
-    training_step,
-    deal((PAPER,), GRID),
+FAMILIES = (
+    ModelFamily(
+        "unet",
+        "U-net; levels, channels, resolution, batch and micro-batches vary (test:0 is the paper's size at 512 pixels)",
+        training_step,
+        deal((PAPER,), GRID),
+    ),
 )

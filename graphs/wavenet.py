@@ -98,7 +98,8 @@ def _family(stacks: int, layers: int) -> ModelFamily:
     return ModelFamily(f"wavenet-{stacks}x{layers}", f"{about} ({sizes})", training_step, networks)
 
 
-DEPTHS = tuple(_family(*sizes) for sizes in ((2, 18), (4, 36)))
-ALL_DEPTHS = by_turns(
-    "wavenet", "WaveNet of 18 and 36 layers by turns: the members of wavenet-2x18 and wavenet-4x36", DEPTHS
+_DEPTHS = tuple(_family(*sizes) for sizes in ((2, 18), (4, 36)))
+FAMILIES = (
+    by_turns("wavenet", "WaveNet of 18 and 36 layers by turns: the members of wavenet-2x18 and wavenet-4x36", _DEPTHS),
+    *_DEPTHS,
 )

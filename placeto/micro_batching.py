@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from placeto.capture.errors import CaptureError
 from placeto.heuristics.local_search.starts import DEFAULT_SIMULATIONS
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
@@ -58,6 +57,8 @@ def place_in_best(
             above one that the placer refuses, are left out.
         MicroBatchingError: too few simulations to compare the numbers.
     """
+    from placeto.capture.errors import CaptureError  # torch takes seconds
+
     if simulations is None and seconds is None:
         simulations = DEFAULT_SIMULATIONS
     problems, left_out = {}, {}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -172,26 +173,52 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
         return name, entry.placer(checkpoint, entry.policy(settings))
 
 
+class Families(UserDict[str, Any]):
+    """Graph families by name, each of which is loaded when it is asked for: those of many models import torch.
+
+    Args:
+        offered: name -> the entry point that offers the family, and the dictionary that it names.
+    """
+
+    def __init__(self, offered: Mapping[str, tuple[EntryPoint, Mapping[str, Any]]]) -> None:
+        super().__init__()
+        self.data.update(dict.fromkeys(offered))
+        self._offered = offered
+
+    def __getitem__(self, name: str) -> Any:
+        """One family.
+
+        Raises:
+            KeyError: there is none of that name.
+            ExtensionError: it is no family.
+        """
+        if self.data[name] is None:
+            point, families = self._offered[name]
+            family = families[name]
+            if lacking := [part for part in _FAMILY if not hasattr(family, part)]:
+                raise ExtensionError(f"{described(point)}: the family {name!r} has no {lacking[0]}")
+            self.data[name] = family
+        return self.data[name]
+
+
 @cache
-def load_families() -> dict[str, Any]:
+def load_families() -> Families:
     """Graph families by name, from every installed package with an entry point in ``placeto.families``.
 
     Raises:
         ExtensionError: an entry point can't be imported, what it names is no dictionary of families, or two packages
-            have a family of the same name.
+            have a family of the same name. What one of them lacks is said when it is asked for.
     """
-    families: dict[str, Any] = {}
+    offered: dict[str, tuple[EntryPoint, Mapping[str, Any]]] = {}
     for point in entry_points(group=extensions.FAMILIES):
         added = load_extension(point)
         if not isinstance(added, Mapping):
             raise ExtensionError(f"{described(point)}: must be a dictionary of families, not {added!r:.60}")
-        for name, family in added.items():
-            if name in families:
+        for name in added:
+            if name in offered:
                 raise ExtensionError(f"{described(point)}: another package has a family {name!r}, too: uninstall one")
-            if lacking := [part for part in _FAMILY if not hasattr(family, part)]:
-                raise ExtensionError(f"{described(point)}: the family {name!r} has no {lacking[0]}")
-            families[name] = family
-    return families
+            offered[name] = point, added
+    return Families(offered)
 
 
 def load_family(name: str) -> Any:
@@ -199,6 +226,7 @@ def load_family(name: str) -> Any:
 
     Raises:
         LoadError: no such family is installed.
+        ExtensionError: what is installed is no family.
     """
     families = load_families()
     if name not in families:

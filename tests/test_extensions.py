@@ -16,7 +16,7 @@ import torch
 
 from placeto.environment import rewards
 from placeto.extensions import ExtensionError, load_extension
-from placeto.placers import load_families, load_placer, placer_names
+from placeto.placers import load_families, load_family, load_placer, placer_names
 from placeto.policies import external
 from placeto.policies.episodic import EpisodePlacer
 from placeto.policies.one_shot.sampling import SamplingPlacer
@@ -205,7 +205,8 @@ def test_families_without_a_dictionary_are_refused(adds: Callable[..., None]) ->
 def test_a_family_that_lacks_something_is_refused(adds: Callable[..., None]) -> None:
     adds("placeto.families", "ours = ours:FAMILIES", FAMILY.replace("NAME", "mine").replace("LACKS", "splits"))
     with pytest.raises(ExtensionError, match=r"in placeto\.families of ours: the family 'mine' has no splits"):
-        load_families()
+        load_family("mine")
+    assert load_family("cifar10").name == "cifar10"  # the others are there all the same
 
 
 POLICY = """

@@ -19,13 +19,30 @@ ROOT = Path(__file__).parents[1]
 FORMATS = (ROOT / "docs" / "file-formats.md").read_text()
 PAGES = sorted(
     path
-    for folder in (".", "docs", "experiments", "experiments/results", "experiments/decisions", "placeto/pretrained")
+    for folder in (
+        ".",
+        "docs",
+        "examples",
+        "experiments",
+        "experiments/results",
+        "experiments/decisions",
+        "placeto/pretrained",
+    )
     for path in (ROOT / folder).glob("*.md")
 )
 
 
 def examples(language: str, text: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_numbers_of_the_method_stand_in_tables_or_decisions() -> None:
+    folders = ("experiments", "experiments/results", "experiments/decisions", "placeto/pretrained")
+    printed = "\n".join(path.read_text() for folder in folders for path in (ROOT / folder).glob("*.md"))
+    method = (ROOT / "docs" / "method.md").read_text()
+    numbers = set(re.findall(r"(?<![\d.])\d+\.\d{2,4}(?!\d)|\d+(?:,\d{3})+", method))
+    assert len(numbers) > 30
+    assert sorted(number for number in numbers if number.removeprefix("0") not in printed) == []
 
 
 def prose(page: Path) -> str:

@@ -249,7 +249,7 @@ FINE_TUNING: dict[str, dict[str, Any]] = {
 
 _COUNT = (1, 1e9)
 _SHARE = (0.0, 1.0)
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "minutes": (0.0, 1e9),
     "iterations": (0, 1e18),
     "simulations": (0, 1e18),
@@ -384,7 +384,7 @@ def _check_widths(policy: OneShotConfig) -> None:
 def _ranges(settings: Any) -> dict[str, tuple[float, float]]:
     """Those of the settings of another package's policy are its own affair."""
     ours = type(settings).__module__.startswith("placeto.")
-    return {name: limits for name, limits in _RANGES.items() if ours or not name.startswith("policy.")}
+    return {name: limits for name, limits in RANGES.items() if ours or not name.startswith("policy.")}
 
 
 def _check_placer(placer: str) -> None:

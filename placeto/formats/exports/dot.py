@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import to_hex
 
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.schedule import Schedule
@@ -24,6 +22,9 @@ _LABELLED = 0.05  # share of the largest arrow's bytes from which on arrows have
 
 def modules_dot(schedule: Schedule, most_boxes: int = MOST_BOXES) -> str:
     """The picture's source, for ``dot -Tsvg``."""
+    from matplotlib import colormaps  # takes a second
+    from matplotlib.colors import to_hex
+
     problem = schedule.problem
     graph, names = problem.graph, problem.cluster.device_names
     time = schedule.finish_us - schedule.start_us
