@@ -105,12 +105,14 @@ class PlacerSpec:
     @property
     def fingerprint(self) -> str:
         """What decides the placer's results: its name, or the content of its checkpoint, and its budget."""
+        from placeto.heuristics import HEURISTICS
+
         path = pretrained_path(self.placer)
-        if path is None and (Path(self.placer).exists() or self.placer == "pretrained"):
-            from placeto.training.checkpoint import checkpoint_path  # needs torch, which heuristics don't
+        if path is None and self.placer not in HEURISTICS:
+            from placeto.training.checkpoint import checkpoint_path  # torch takes seconds
 
             path = checkpoint_path(self.placer)
-        content = hashlib.sha256(path.read_bytes()).hexdigest() if path and path.is_file() else self.placer
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else self.placer
         return f"{content} {self.simulations} {self.seconds}"
 
 
