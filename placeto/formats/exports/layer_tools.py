@@ -39,7 +39,7 @@ def megatron(made: WholeLayers, batch: int | None = None) -> str:
     if not in_turns(made.devices):
         raise ExportError(
             f"{name}: its stages don't go over the devices in the same order again and again, as those of Megatron-LM "
-            "do: place with --placer torch-pipeline, or plan with --runnable-by megatron"
+            "do: plan with --runnable-by megatron"
         )
     each = made.micro_batches // replicas
     if len(made.counts) > size and each % size:

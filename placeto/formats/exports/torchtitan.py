@@ -82,11 +82,11 @@ def torchtitan(schedule: Schedule) -> TorchTitan:
             f"data_parallel_replicate_degree to {len(layers.devices)}"
         )
     stages = torch_stages(layers.schedule)
-    back = _back(layers.devices)
+    back = goes_back(layers.devices)
     if not back and not in_turns(layers.devices):
         raise ExportError(
             f"{name}: its stages don't go over the devices in the same order again and again, or once back, as those "
-            "of torchtitan do: place with --placer torch-pipeline, or plan with --runnable-by torchtitan"
+            "of torchtitan do: plan with --runnable-by torchtitan"
         )
     order, size = torch_order(layers.schedule, stages, alike=True), len(layers.ranks[0])
     spans = list(layers.stages)
@@ -143,11 +143,11 @@ def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) ->
     (folder / "parallelism.py").write_text(text)
 
 
-def _back(devices: tuple[tuple[int, ...], ...]) -> bool:
+def goes_back(devices: tuple[tuple[int, ...], ...]) -> bool:
     """Whether stages go over the devices of each replica and back, with one stage where they turn.
 
-    >>> _back(((0, 1, 0),)), _back(((0, 1, 2, 1, 0),)), _back(((0, 1, 0, 1),)), _back(((0,),))
-    (True, True, False, False)
+    >>> [goes_back((row,)) for row in ((0, 1, 0), (0, 1, 2, 1, 0), (0, 1, 0, 1), (0,))]
+    [True, True, False, False]
     """
     return all(len(row) > 1 and row == row[::-1] and len(row) == 2 * len(set(row)) - 1 for row in devices)
 
