@@ -75,6 +75,8 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
     from placeto.runtime.torchrun import torchrun
 
     options, cluster = arguments.options, arguments.cluster or load_placement(plan).cluster
+    if cluster is None:
+        raise UsageError(f"{plan} doesn't say for which cluster it is: give --cluster")
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
     captured = CaptureOptions(**{field.name: getattr(options, field.name) for field in fields(StepOptions)})
     _, _, schedule = simulate_file(arguments.factory, plan, cluster, None, arguments.costs, captured)
