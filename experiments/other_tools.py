@@ -105,7 +105,7 @@ def _trained(python: Path, made: TorchTitan) -> tuple[int, float]:
         run = [str(python), "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
         run += ["--nproc-per-node", str(len(made.ranks)), titan_step.__file__, folder]
         said = _said(run)
-    found = re.findall(r"^stage \d+: (\d+) gradients, off by (\S+) at most", said, re.MULTILINE)
+    found = re.findall(r"stage \d+: (\d+) gradients, off by (\S+) at most", said)
     return sum(int(number) for number, _ in found), max(float(apart) for _, apart in found)
 
 
