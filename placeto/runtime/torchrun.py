@@ -1,4 +1,4 @@
-"""Runs an exported pipeline by torchrun on devices of this machine, and reads how long its steps take."""
+"""Runs programs by torchrun on devices of this machine: exported pipelines, of which it reads how long steps take."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from placeto.runtime.devices import LocalDevice
 
 _STEP = re.compile(r"^step \d+: loss \S+, (\S+) ms")
+_ERROR = re.compile(r"^(error: |(\[rank\d+\]: )?[\w.]*(Error|Exception): )")
 
 
 class TorchrunError(ValueError):
@@ -45,9 +46,29 @@ def torchrun(
     Raises:
         TorchrunError: devices of both kinds, or the program fails.
     """
+    arguments = ["--steps", str(steps), "--device", "cpu" if devices[0].is_cpu else "cuda"]
+    times = []
+    for line in lines_of([str(folder / "run.py")], [*arguments, *(["--check"] if check else [])], devices):
+        each(line)
+        if found := _STEP.match(line):
+            times.append(1e3 * float(found[1]))
+    return times
+
+
+def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence[LocalDevice]) -> Iterator[str]:
+    """The lines that a program prints, a process of it for each device.
+
+    Args:
+        program: as torchrun takes it, a file or ``--module`` and a name.
+        arguments: of the program.
+        devices: of each rank.
+
+    Raises:
+        TorchrunError: devices of both kinds, or the program fails.
+    """
     cores, gpus = ([device for device in devices if device.is_cpu is cpu] for cpu in (True, False))
     if cores and gpus:
-        raise TorchrunError(f"{cores[0].name} and {gpus[0].name}: the ranks of a pipeline are all cores or all GPUs")
+        raise TorchrunError(f"{cores[0].name} and {gpus[0].name}: processes run on cores or on GPUs, not on both")
     numbers = [int(device.name.partition(":")[2]) for device in devices]
     environment = dict(os.environ)
     if gpus:
@@ -57,26 +78,19 @@ def torchrun(
     else:
         environment["OMP_NUM_THREADS"] = "1"
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(len(devices)), str(folder / "run.py"), "--steps", str(steps)]
-    command += ["--device", "cuda" if gpus else "cpu", *(["--check"] if check else [])]
-    times = []
+    command += ["--nproc-per-node", str(len(devices)), *program, *arguments]
     with tempfile.TemporaryFile("w+") as errors, _on_cores(numbers if cores else ()):
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as running:
             assert running.stdout is not None
             for line in running.stdout:
-                each(line.rstrip("\n"))
-                if found := _STEP.match(line):
-                    times.append(1e3 * float(found[1]))
+                yield line.rstrip("\n")
         errors.seek(0)
         told = [line.strip() for line in errors if line.strip()]
     if running.returncode:
-        why = [
-            line
-            for line in told
-            if re.search(r"^(error: |\[rank\d+\]: \w*(Error|Exception)|\w*(Error|Exception):)", line)
-        ]
-        raise TorchrunError(f"the pipeline has failed: {(why or told or ['its processes say nothing'])[-1]}")
-    return times
+        why = [line for line in told if _ERROR.search(line)]
+        raise TorchrunError(
+            f"{Path(program[-1]).name} has failed: {(why or told or ['its processes say nothing'])[-1]}"
+        )
 
 
 @contextmanager

@@ -25,5 +25,5 @@ def test_steps_are_read_and_failures_are_told(tmp_path: Path) -> None:
     (device,) = open_devices(["cpu:0"])
     assert torchrun(tmp_path, [device], 2, each=lines.append) == [12500.0, 7000.0]
     assert lines[-1] == "1 ranks, 1 core, 1 thread, ['--steps', '2', '--device', 'cpu']"
-    with pytest.raises(TorchrunError, match=r"^the pipeline has failed: error: no such luck$"):
+    with pytest.raises(TorchrunError, match=r"^run\.py has failed: error: no such luck$"):
         torchrun(tmp_path, [device], 2, check=True)
