@@ -1,7 +1,7 @@
 """Measure transfers between processes by `torch.distributed`, as its pipelines make them: gloo between cores.
 
-Torchrun starts this module, a process for each core. Two processes send a tensor to each other and back while the others
-wait; a transfer takes half of that.
+Torchrun starts this module, a process for each core. Two processes send a tensor to each other and back while the
+others wait; a transfer takes half of that.
 """
 
 from __future__ import annotations
