@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
 
 _FOLDERS = "torch-pipeline", "torchtitan"
+_TRAIN = "torchtitan", "megatron"
 _NOTES = 5  # lines that say why an export differs from the placement
 
 
@@ -229,15 +230,16 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
 
 
 def _batch(arguments: Arguments) -> int | None:
-    """Samples of a step, where the model is at hand."""
+    """Samples of a step, where the model is at hand and the tool trains."""
     from placeto.capture.micro_batches import batch_length
     from placeto.cli.factory import make
     from placeto.cli.graphs import step_of
 
-    if not is_factory(arguments.graph):
+    options = arguments.options
+    if not is_factory(arguments.graph) or arguments.format not in _TRAIN:
         return None
-    made = make(arguments.graph, arguments.options.settings)
-    _, inputs, _, targets = step_of(made, arguments.graph, arguments.options)
+    made = make(arguments.graph, options.settings, "cpu" if options.run else "meta")
+    _, inputs, _, targets = step_of(made, arguments.graph, options)
     return batch_length(inputs, targets) or None
 
 
@@ -258,9 +260,9 @@ def _layer_notes(made: WholeLayers, title: str, ranks: tuple[int, ...], argument
         note(f"{made.moved:.1%} of the time is moved to another device, so that layers are whole")
     if missing := missing_memory(made.schedule):
         note(f"in whole layers it doesn't fit in the memory of {cluster.name}: {missing} too much")
-    if not hosts_in_order(cluster, ranks):
+    if arguments.format != "exo" and not hosts_in_order(cluster, ranks):
         note(f"{title} counts ranks by stages, which change hosts: start each rank on the device that the file names")
-    if arguments.format in ("torchtitan", "megatron") and not is_factory(arguments.graph):
+    if arguments.format in _TRAIN and not is_factory(arguments.graph):
         note("the size of the batch isn't known: the file has micro-batches of one sample, change it there")
 
 
