@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch import Tensor, nn
 
 from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
 from placeto.formats.exports.units import ExportError
@@ -13,7 +14,7 @@ from tests.command_line import fails, run
 from tests.formats.test_torch_orders import _read, runtime  # noqa: F401
 from tests.formats.test_torch_pipeline import MODEL
 from tests.formats.test_whole_layers import TRAINING, cut
-from tests.formats.torch_toys import captured, chain, planned
+from tests.formats.torch_toys import WIDTH, captured, chain, planned
 
 GRAPH = captured(chain(8))
 PLANS = {
@@ -40,6 +41,7 @@ def test_each_rank_runs_the_stages_that_it_has(plan: str, tmp_path: Path) -> Non
     save_torchtitan(made, tmp_path / "out", 32)
     config = SimpleNamespace(parallelism=SimpleNamespace(), training=SimpleNamespace())
     assert runpy.run_path(str(tmp_path / "out" / "parallelism.py"))["placed"](config) is config
+    assert ("CUDA_VISIBLE_DEVICES=1,0" in (tmp_path / "out" / "parallelism.py").read_text()) == (plan == "interleaved")
     told, replicas = config.parallelism, len(made.layers.devices)
     path = Path(told.pipeline_parallel_schedule_csv)
     rows = list(csv.reader(path.read_text().splitlines()))
@@ -75,9 +77,32 @@ def test_replicas_run_one_order() -> None:
         assert [chunk[2] + 1 for chunk in chunks[one]] == [chunk[2] for chunk in chunks[other]]
 
 
-def test_a_model_of_flat_names_keeps_them() -> None:
+class Flat(nn.Module):
+    """Layers in a list of the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layers, self.head = linear(), nn.ModuleList(linear() for _ in range(6)), linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, *self.layers, self.head):
+            x = layer(x)
+        return x
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def test_modules_keep_their_names_if_the_model_itself_has_the_layers() -> None:
+    made = torchtitan(planned(captured(Flat()), [(0,), (1,)]))
+    assert not made.renamed
+    assert made.modules == (
+        ("first", "layers.0", "layers.1", "layers.2"),
+        ("layers.3", "layers.4", "layers.5", "head"),
+    )
     made = torchtitan(cut(TRAINING, [0, 1], ["body.h.3"]))
-    assert made.renamed  # its layers are in a list of a list
+    assert made.renamed
     assert made.modules == (
         ("tok_embeddings", "layers.0", "layers.1", "layers.2"),
         ("layers.3", "layers.4", "layers.5", "norm", "lm_head"),

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from placeto.formats.exports.layer_tools import in_turns, ranks_by_stage
+from placeto.formats.exports.layer_tools import in_turns, ranks_by_stage, visible
 from placeto.formats.exports.torch_orders import TorchOrder, torch_order
 from placeto.formats.exports.torch_stages import torch_stages
 from placeto.formats.exports.units import ExportError
@@ -24,7 +24,7 @@ from placeto.simulator.schedule import Schedule
 
 _PROGRAM = '''"""Layers of the placement of {graph} for torchtitan (0.3). In a config_registry: return placed(config).
 
-Ranks: {ranks}.
+Ranks: {ranks}.{visible}
 """
 
 from pathlib import Path
@@ -132,6 +132,7 @@ def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) ->
     text = _PROGRAM.format(
         graph=layers.schedule.problem.graph.name,
         ranks=", ".join(f"{rank} {cluster.device_names[device]}" for rank, device in enumerate(made.ranks)),
+        visible=f" Start it with CUDA_VISIBLE_DEVICES={own}." if (own := visible(cluster, made.ranks)) else "",
         size=len(layers.ranks[0]),
         replicas=replicas,
         schedule="ZBVZeroBubble" if made.back else "PipelineScheduleMulti",
