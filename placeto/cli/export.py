@@ -26,8 +26,11 @@ from placeto.cli.report import check_page, simulate_file, write_report
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
+    from placeto.formats.exports.whole_layers import WholeLayers
     from placeto.simulator.schedule import Schedule
 
+_FOLDERS = "torch-pipeline", "torchtitan"
+_TRAIN = "torchtitan", "megatron"
 _NOTES = 5  # lines that say why an export differs from the placement
 
 
@@ -37,7 +40,9 @@ class Arguments:
 
     device-map: JSON, module -> device, for accelerate and Hugging Face's models. stages: JSON, contiguous pipeline
     stages and where to split, for torch.distributed.pipelining. torch-pipeline: a folder, from which torchrun trains
-    the stages and replicas of a placement in micro-batches, in its order. dot: modules coloured by device, for
+    the stages and replicas of a placement in micro-batches, in its order. torchtitan: a folder with the same for
+    torchtitan, in whole layers. megatron, vllm, llama.cpp: a shell script with the arguments by which Megatron-LM, vLLM
+    or llama.cpp give each device its layers. exo: JSON, the layers of each node. dot: modules coloured by device, for
     graphviz. graphml: ops and tensors, for networkx or Gephi. trace: the schedule, for https://ui.perfetto.dev. html:
     the page that `placeto report` writes.
     """
@@ -47,10 +52,23 @@ class Arguments:
     """a placement file, as `placeto place -o` writes it"""
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
-    format: Literal["device-map", "stages", "torch-pipeline", "dot", "graphml", "trace", "html"]
+    format: Literal[
+        "device-map",
+        "stages",
+        "torch-pipeline",
+        "torchtitan",
+        "megatron",
+        "vllm",
+        "llama.cpp",
+        "exo",
+        "dot",
+        "graphml",
+        "trace",
+        "html",
+    ]
     """what to write"""
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
-    """the file to write; of torch-pipeline the folder"""
+    """the file to write; of torch-pipeline and torchtitan the folder"""
     dispatch: DispatchOption = None
     """which ready op a device runs next: fifo, list or a static order such as priority; the file's if not given"""
     costs: CostsText = "efficiency"
@@ -66,7 +84,7 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Simulate the placement, write, say what the format's limits cost."""
-    if arguments.format != "torch-pipeline" or not arguments.output.is_dir():
+    if arguments.format not in _FOLDERS or not arguments.output.is_dir():
         check_output("--out", arguments.output)
     name, file, schedule = simulate_file(
         arguments.graph,
@@ -84,6 +102,10 @@ def run(arguments: Arguments) -> None:
         _stages(schedule, arguments)
     elif arguments.format == "torch-pipeline":
         _torch_pipeline(schedule, arguments)
+    elif arguments.format == "torchtitan":
+        _torchtitan(schedule, arguments)
+    elif arguments.format in ("megatron", "vllm", "llama.cpp", "exo"):
+        _layer_tool(schedule, arguments)
     elif arguments.format == "dot":
         from placeto.formats.exports import modules_dot
 
@@ -168,6 +190,80 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
         note(f"{arguments.graph} is no function that makes the model: give run.py one, --factory file.py:function")
     if options.precision != "fp32":
         note(f"run.py trains the model as the factory makes it, not in {options.precision}: change it there")
+
+
+def _torchtitan(schedule: Schedule, arguments: Arguments) -> None:
+    from placeto.formats.exports.torchtitan import save_torchtitan, torchtitan
+
+    made, path = torchtitan(schedule), arguments.output
+    save_torchtitan(made, path, _batch(arguments))
+    _layers(made.layers, "torchtitan", path)
+    free, whole = schedule.makespan_us, made.order.schedule.makespan_us
+    say(f"simulated    {format_us(free)} as placed, {format_us(whole)} as torchtitan runs it, in whole chunks")
+    say(f"run          return placed(config) of {path / 'parallelism.py'} in a function of a config_registry")
+    _layer_notes(made.layers, "torchtitan", made.ranks, arguments)
+    if made.renamed:
+        note("its modules have other names than in torchtitan: the file names them as torchtitan's models do")
+
+
+def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
+    from placeto.formats.exports.layer_tools import LAYER_TOOLS, TITLES, ranks_by_stage
+    from placeto.formats.exports.whole_layers import whole_layers
+    from placeto.simulator.schedule import simulate
+
+    title, path = TITLES[arguments.format], arguments.output
+    made = whole_layers(schedule, title)
+    path.write_text(LAYER_TOOLS[arguments.format](made, _batch(arguments)))
+    _layers(made, title, path)
+    step = f"simulated    {format_us(schedule.makespan_us)} as placed"
+    if arguments.format != "megatron":
+        say(f"{step}, {format_us(made.schedule.makespan_us)} in whole layers")
+        _layer_notes(made, title, tuple(device for row in made.ranks for device in row), arguments)
+        if schedule.problem.graph.mode == "training":
+            note(f"the placement is of a training step, and {title} runs inference: place with --inference")
+        return
+    own = simulate(schedule.problem.under("1f1b"), made.schedule.placement)
+    say(f"{step}, {format_us(own.makespan_us)} in whole layers and in {title}'s order, 1F1B")
+    _layer_notes(made, title, ranks_by_stage(made), arguments)
+    if schedule.problem.graph.mode != "training":
+        note(f"the placement is of an inference, and {title} trains: place without --inference")
+
+
+def _batch(arguments: Arguments) -> int | None:
+    """Samples of a step, where the model is at hand and the tool trains."""
+    from placeto.capture.micro_batches import batch_length
+    from placeto.cli.factory import make
+    from placeto.cli.graphs import step_of
+
+    options = arguments.options
+    if not is_factory(arguments.graph) or arguments.format not in _TRAIN:
+        return None
+    made = make(arguments.graph, options.settings, "cpu" if options.run else "meta")
+    _, inputs, _, targets = step_of(made, arguments.graph, options)
+    return batch_length(inputs, targets) or None
+
+
+def _layers(made: WholeLayers, title: str, path: Path) -> None:
+    names = made.schedule.problem.cluster.device_names
+    replicas = f", replicas {len(made.devices)}" if len(made.devices) > 1 else ""
+    say(f"{title:<12} {path}: layers {len(made.modules)}, stages {len(made.stages)}{replicas}")
+    for number, ((first, end), at) in enumerate(zip(made.stages, zip(*made.devices, strict=True), strict=True)):
+        own = f"{made.modules[first]}{f' to {made.modules[end - 1]}' if end - first > 1 else ''}" if end > first else ""
+        say(f"stage {number:<6} {', '.join(names[device] for device in at)}: {own or 'no layer'}")
+
+
+def _layer_notes(made: WholeLayers, title: str, ranks: tuple[int, ...], arguments: Arguments) -> None:
+    from placeto.formats.exports.layer_tools import hosts_in_order
+
+    cluster = made.schedule.problem.cluster
+    if made.moved > 0.0:
+        note(f"{made.moved:.1%} of the time is moved to another device, so that layers are whole")
+    if missing := missing_memory(made.schedule):
+        note(f"in whole layers it doesn't fit in the memory of {cluster.name}: {missing} too much")
+    if arguments.format != "exo" and not hosts_in_order(cluster, ranks):
+        note(f"{title} counts ranks by stages, which change hosts: start each rank on the device that the file names")
+    if arguments.format in _TRAIN and not is_factory(arguments.graph):
+        note("the size of the batch isn't known: the file has micro-batches of one sample, change it there")
 
 
 def _notes(sentences: Sequence[str]) -> None:

@@ -39,8 +39,8 @@ class Arguments:
     """memory of each device that stays free, such as 1GB"""
     simulations: Annotated[int, arg(metavar="INT")] = 300
     """of the search for a free placement, by the policy that comes trained; 0 leaves it out"""
-    runnable_by: Annotated[Literal["torch"] | None, arg(metavar="TOOL")] = None
-    """torch: only such pipelines as `placeto export --format torch-pipeline` takes, and no free placement"""
+    runnable_by: Annotated[Literal["torch", "torchtitan", "megatron"] | None, arg(metavar="TOOL")] = None
+    """torch, torchtitan or megatron: only such pipelines as `placeto export` writes for it, and no free placement"""
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     seed: int = 0

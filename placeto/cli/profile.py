@@ -34,6 +34,8 @@ class Arguments:
     """devices of this machine, as cpu:0,cpu:1,cuda:0: cpu:i is one core"""
     cluster_out: OptionalPath = None
     """write these devices, with what transfers between them take, to this cluster file"""
+    processes: bool = False
+    """measure transfers between processes, by gloo, as `placeto run --plan` has them on cores, not between threads"""
     seconds: float = 20.0
     """how long to run the steps; three passes are made in any case"""
     options: Trace = field(default_factory=TraceOptions)
@@ -54,7 +56,7 @@ def run(arguments: Arguments) -> None:
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
     steps = [real_step_of(factory, arguments.options) for factory in arguments.factories]
     name = (arguments.cluster_out or arguments.output).name.split(".")[0]
-    made = profile(steps, devices, arguments.seconds, name)
+    made = profile(steps, devices, arguments.seconds, name, arguments.processes)
     save_profiled(made.costs, arguments.output)
     say(f"costs        {arguments.output}: {len(made.costs.ops)} signatures")
     if arguments.cluster_out is not None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from placeto.cli.common import check_positive, say
+from placeto.cli.common import CostsText, OptionalPath, OptionalText, UsageError, check_positive, note, say
 from placeto.cli.factory import make
-from placeto.cli.graphs import Step, StepOptions, check_step, step_of
+from placeto.cli.graphs import CaptureOptions, Step, StepOptions, check_step, step_of
 from placeto.problem.units import format_bytes, format_us
+
+_NOT_COUNTED = 2  # first steps, which are slower
 
 
 @dataclass(frozen=True)
@@ -22,15 +25,26 @@ class Arguments:
     """Run a placed training step, or inference, on devices of this machine, and compare it with the simulated one.
 
     FACTORY is as for `placeto capture`, but it is called on the CPU. The placement must be of the graph that is
-    captured from it, with the same options. The parameters don't change.
+    captured from it, with the same options. With --placement Placeto's own runtime runs it, and the parameters don't
+    change. With --plan torchrun trains the model in the pipeline that the placement is, a process for each device that
+    it uses, as after `placeto export --format torch-pipeline`.
     """
 
     factory: Annotated[Positional[str], arg(metavar="FACTORY")]
     """package.module:function or file.py:function"""
-    placement: Path
-    """a placement file, as `placeto place -o` or `placeto tune -o` writes it"""
     devices: Annotated[str, arg(metavar="NAMES")]
     """devices of this machine, as cpu:0,cpu:1,cuda:0, in the order of the cluster's: cpu:i is one core"""
+    placement: OptionalPath = None
+    """a placement file, as `placeto place -o` or `placeto tune -o` writes it"""
+    plan: OptionalPath = None
+    """in place of it, a placement for torch: `placeto plan --runnable-by torch -o`, or `placeto place` with --placer
+    torch-pipeline"""
+    cluster: OptionalText = None
+    """with --plan, a cluster's name or file; that of the placement if not given"""
+    costs: CostsText = "efficiency"
+    """with --plan, how long ops take in the simulation: efficiency, roofline, or a file of costs"""
+    check: bool = False
+    """with --plan, train the whole model beside on each device, and say by how much gradients and losses differ"""
     steps: int = 20
     """how many steps to time, after two that don't count"""
     options: Step = field(default_factory=StepOptions)
@@ -38,6 +52,51 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Run, print."""
+    if (arguments.placement is None) == (arguments.plan is None):
+        raise UsageError("give one of --placement and --plan")
+    check_positive("--steps", arguments.steps)
+    check_step(arguments.options)
+    if arguments.plan is not None:
+        _run_plan(arguments, arguments.plan)
+    elif arguments.check or arguments.cluster is not None:
+        raise UsageError(f"--{'check' if arguments.check else 'cluster'}: goes with --plan")
+    else:
+        assert arguments.placement is not None
+        _run_placement(arguments, arguments.placement)
+
+
+def _run_plan(arguments: Arguments, plan: Path) -> None:
+    """Export, start torchrun."""
+    from placeto.cli.factory import settings_of
+    from placeto.cli.report import simulate_file
+    from placeto.formats.exports import save_torch_pipeline, torch_pipeline
+    from placeto.formats.placement import load_placement
+    from placeto.runtime.devices import open_devices
+    from placeto.runtime.torchrun import torchrun
+
+    options, cluster = arguments.options, arguments.cluster or load_placement(plan).cluster
+    if cluster is None:
+        raise UsageError(f"{plan} doesn't say for which cluster it is: give --cluster")
+    devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
+    captured = CaptureOptions(**{field.name: getattr(options, field.name) for field in fields(StepOptions)})
+    _, _, schedule = simulate_file(arguments.factory, plan, cluster, None, arguments.costs, captured)
+    made = torch_pipeline(schedule)
+    if len(devices) != made.num_ranks:
+        used = f"{made.num_ranks} {'device' if made.num_ranks == 1 else 'devices'}"
+        raise UsageError(f"--devices {arguments.devices}: the plan runs on {used}, not on {len(devices)}")
+    if options.precision != "fp32":
+        note(f"the model is trained as the factory makes it, not in {options.precision}")
+    with TemporaryDirectory() as folder:
+        save_torch_pipeline(made, Path(folder), arguments.factory, settings_of(options.settings), options.loss)
+        times = torchrun(Path(folder), devices, _NOT_COUNTED + arguments.steps, check=arguments.check, each=say)
+    counted = times[_NOT_COUNTED:]
+    median, spread, simulated = statistics.median(counted), max(counted) - min(counted), made.order.schedule.makespan_us
+    took = f"{format_us(median)} in the median of {len(counted)}, spread {format_us(spread)}"
+    say(f"step         {took}, simulated {format_us(simulated)}")
+
+
+def _run_placement(arguments: Arguments, path: Path) -> None:
+    """By Placeto's own runtime."""
     from placeto.capture.trace import trace_inference, trace_training
     from placeto.formats.placement import PlacementError, load_placement
     from placeto.problem.fields import within
@@ -47,10 +106,7 @@ def run(arguments: Arguments) -> None:
     from placeto.runtime.steps import filled
     from placeto.runtime.sums import in_lists
 
-    check_positive("--steps", arguments.steps)
-    options = arguments.options
-    check_step(options)
-    file = load_placement(arguments.placement)
+    options, file = arguments.options, load_placement(path)
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
     with filled():
         made = make(arguments.factory, options.settings, device="cpu")
@@ -62,7 +118,7 @@ def run(arguments: Arguments) -> None:
     else:
         capture = trace_training(module, inputs, loss, targets=targets, **how)
         graph = with_optimizer(capture.graph, options.optimizer, options.master_weights)
-    with within(PlacementError, arguments.placement):
+    with within(PlacementError, path):
         placement, order, names = file.on(graph, len(devices))
         schedule = in_lists(graph, placement, order)
     step = PlacedModule(module, capture, inputs, targets, schedule, devices)

@@ -303,7 +303,7 @@ class Plan:
         dealt = [np.array(own)[_deal(num_micro_batches(graph), speeds[list(own)])] for own in self.devices]
         placement = np.array(dealt)[stage, np.maximum(graph.micro_batches, 0)]
         load, homes = np.zeros(problem.num_devices), {}
-        free = graph.micro_batches == NO_MICRO_BATCH
+        free = (graph.micro_batches == NO_MICRO_BATCH) & (num_micro_batches(graph) > 1)  # else all ops have none
         first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
         for op in graph.topological_order[free[graph.topological_order]].tolist():
             key = (int(graph.colocation[op]), -1) if graph.colocation[op] >= 0 else (-1, op)

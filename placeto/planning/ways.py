@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from placeto.heuristics.plans import (
 )
 from placeto.micro_batching import COUNTS
 from placeto.placers import load_placer, warm_up
+from placeto.planning.runnable import Tool, as_run, may_run
 from placeto.planning.steps import FREE, GAIN, INTERLEAVED, ONE, PIPELINE, REPLICAS, SHARDED, PlannedStep, Plans
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
@@ -50,7 +51,7 @@ DEFAULT_SIMULATIONS = 300
 """Of the search for a free placement."""
 SHOWN = 3
 """Shapes of each kind, at most."""
-RunnableBy = Literal["torch"] | None
+RunnableBy = Tool | None
 """A tool that a plan is for; None = any plan."""
 
 
@@ -91,8 +92,8 @@ def plan(
         headroom: bytes of each device that stay free.
         simulations: budget of the search for a free placement; 0 = none is sought.
         seed: of that search.
-        runnable_by: "torch" for only such pipelines as `placeto export --format torch-pipeline` takes, and no free
-            placement.
+        runnable_by: "torch", "torchtitan" or "megatron" for only such pipelines as `placeto export` writes for it, and
+            no free placement.
 
     Raises:
         CaptureError: the module can't be traced.
@@ -191,7 +192,7 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
     groups, orders, best = group_ops(problem), orders_to_try(problem), dict[str, list[tuple[str, Plan]]]()
 
     def kept(plan: Plan, placement: np.ndarray) -> bool:
-        return _works(problem, plan, placement) and (runnable_by is None or plan.even(problem))
+        return _works(problem, plan, placement) and (runnable_by is None or may_run(runnable_by, plan, problem))
 
     for _, plan, _ in score_plans(Evaluator(problem, groups), kept):
         shape = _shape(plan, problem.num_devices)
@@ -199,12 +200,12 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
         if len(others) < SHOWN and shape not in [known for known, _ in others]:
             others.append((shape, plan))
     for kind, shape, plan in ((kind, *each) for kind, those in best.items() for each in those):
-        result = _in_best_order(problem, groups, orders, plan)
+        best_order = _in_best_order(problem, groups, orders, plan)
+        result = best_order if runnable_by is None or kind == REPLICAS else as_run(runnable_by, best_order, groups)
+        if result is None:
+            continue
         step = _planned(kind, shape, count, result, batch)
-        if kind == REPLICAS:
-            found += [_replicated(step, each) for each in (REPLICAS, SHARDED)]
-        elif runnable_by is None or _torch_runs(step.schedule):
-            found.append(step)
+        found += [_replicated(step, each) for each in (REPLICAS, SHARDED)] if kind == REPLICAS else [step]
     return found
 
 
@@ -213,18 +214,6 @@ def _works(problem: PlacementProblem, plan: Plan, placement: np.ndarray) -> bool
     devices = {device for own in plan.devices for device in own}
     busy = (problem.graph.micro_batches >= 0) & (problem.op_time.mean(axis=1) > 0.0)
     return len(devices) > 1 and set(np.unique(placement[busy]).tolist()) == devices
-
-
-def _torch_runs(schedule: Schedule) -> bool:
-    """Whether the export for torch takes it."""
-    from placeto.formats.exports import ExportError
-    from placeto.formats.exports.torch_stages import torch_stages
-
-    try:
-        torch_stages(schedule)
-    except ExportError:
-        return False
-    return True
 
 
 def _in_best_order(problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], plan: Plan) -> PlacementResult:

@@ -22,6 +22,7 @@ from placeto.problem.profiled import OpCost, Profiled, torch_version
 from placeto.runtime.devices import DeviceError, LocalDevice
 from placeto.runtime.fitting import Sample, fit, held_out
 from placeto.runtime.measure import Measured, measure
+from placeto.runtime.process_links import process_matrices
 from placeto.runtime.steps import RealStep
 from placeto.runtime.transfers import matrices, peaks
 
@@ -35,7 +36,13 @@ class Profile:
     measured: tuple[Measured, ...]  # of each step on each kind of device
 
 
-def profile(steps: Sequence[RealStep], devices: Sequence[LocalDevice], seconds: float, name: str = "mine") -> Profile:
+def profile(
+    steps: Sequence[RealStep],
+    devices: Sequence[LocalDevice],
+    seconds: float,
+    name: str = "mine",
+    processes: bool = False,
+) -> Profile:
     """Measure steps on devices.
 
     Args:
@@ -43,9 +50,11 @@ def profile(steps: Sequence[RealStep], devices: Sequence[LocalDevice], seconds: 
         devices: of the cluster.
         seconds: how long the passes over the steps take, all together; at least three are made.
         name: of the cluster.
+        processes: whether transfers are those of `torch.distributed` between processes, not those between threads.
 
     Raises:
         DeviceError: a step fails on a device.
+        TorchrunError: processes are no cores, or fail.
     """
     first = {device.kind: device for device in reversed(devices)}
     measured = {kind: measure(steps, device, seconds / len(first)) for kind, device in first.items()}
@@ -55,7 +64,7 @@ def profile(steps: Sequence[RealStep], devices: Sequence[LocalDevice], seconds: 
             raise DeviceError(f"{first[kind].name}: none of the steps has an op that runs there")
     fits = {kind: fit(of) for kind, of in samples.items()}
     costs = Profiled(torch_version(), _machine(), _costs(samples), fits)
-    cluster = _cluster(devices, {kind: _overhead_us(of) for kind, of in measured.items()}, name)
+    cluster = _cluster(devices, {kind: _overhead_us(of) for kind, of in measured.items()}, name, processes)
     every = tuple(one for of in measured.values() for one in of)
     rows = tuple(_row(one, costs, cluster, held_out(samples[one.device.kind])) for one in every)
     return Profile(Profiled(costs.torch, costs.machine, costs.ops, fits, rows), cluster, every)
@@ -99,12 +108,12 @@ def _costs(samples: dict[str, list[Sample]]) -> tuple[OpCost, ...]:
     return tuple(found.values())
 
 
-def _cluster(devices: Sequence[LocalDevice], overhead_us: dict[str, float], name: str) -> Cluster:
+def _cluster(devices: Sequence[LocalDevice], overhead_us: dict[str, float], name: str, processes: bool) -> Cluster:
     described = []
     for device in devices:
         flops, bandwidth = peaks(device)
         described.append(Device(device.name, device.kind, flops, bandwidth, device.memory, overhead_us[device.kind]))
-    return Cluster(name, tuple(described), *matrices(devices))
+    return Cluster(name, tuple(described), *(process_matrices if processes else matrices)(devices))
 
 
 def _row(one: Measured, costs: Profiled, cluster: Cluster, predicted: dict[str, float]) -> dict[str, Any]:

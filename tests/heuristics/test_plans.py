@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from placeto.capture.trace import capture_training
+from placeto.capture.trace import capture_inference, capture_training
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.plans import Plan, all_plans, choose_order, pipeline, try_plans
@@ -44,6 +44,24 @@ def test_a_plan_divides_layers_by_stage_and_micro_batches_by_replica() -> None:
     assert (other % 2 == (layer >= plan.borders[0])).all()
     for colour in set(GRAPH.colocation[GRAPH.colocation >= 0].tolist()):
         assert len(set(placement[GRAPH.colocation == colour].tolist())) == 1
+
+
+def test_without_micro_batches_each_op_is_where_its_layer_is() -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = x + layer(x)  # whose first input comes from the layer before
+            return x
+
+    problem = PlacementProblem(capture_inference(Sums(), [torch.empty(64, 64)]), load_cluster("2xv100"))
+    plan = Plan.balanced(problem, ((1,), (0,)))
+    stage = np.searchsorted(plan.borders, layers(problem, False).number, side="right")
+    assert plan.placement(problem).tolist() == (1 - stage).tolist()
+    assert set(stage.tolist()) == {0, 1}
 
 
 def test_faster_devices_get_more_layers_and_more_micro_batches() -> None:

@@ -43,12 +43,13 @@ class TorchOrder:
         ]
 
 
-def torch_order(schedule: Schedule, stages: TorchStages) -> TorchOrder:
+def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) -> TorchOrder:
     """The order of a placement's chunks, and the placement simulated in it.
 
     Args:
         schedule: of the placement.
         stages: as `torch_stages` finds them in it.
+        alike: whether all replicas run their chunks in the order of the first one.
     """
     problem, of, stage = schedule.problem, schedule.problem.graph.micro_batches, stages.stage
     replica = np.zeros(max(map(max, stages.micro_batches)) + 1, np.int64)
@@ -71,7 +72,19 @@ def torch_order(schedule: Schedule, stages: TorchStages) -> TorchOrder:
     lists: list[list[Chunk]] = [[] for _ in range(problem.num_devices)]
     for chunk in _ordered(base, members, sent):
         lists[placement[members[chunk][0]]].append(chunk)
+    if alike:
+        lists = _alike(lists, stages)
     return TorchOrder(tuple(map(tuple, lists)), tuple(kind), _simulated(base, lists, members, sent), moved)
+
+
+def _alike(lists: list[list[Chunk]], stages: TorchStages) -> list[list[Chunk]]:
+    """The chunks of each device, in each replica in the order of the first one."""
+    first, number = stages.devices[0], {of: place for place, of in enumerate(stages.micro_batches[0])}
+    found = list(lists)
+    for devices, own in zip(stages.devices, stages.micro_batches, strict=True):
+        for device, like in dict(zip(devices, first, strict=True)).items():
+            found[device] = [(stage, kind, own[number[of]]) for stage, kind, of in lists[like]]
+    return found
 
 
 def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray]:

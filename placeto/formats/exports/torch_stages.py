@@ -64,7 +64,7 @@ def torch_stages(schedule: Schedule) -> TorchStages:
     if not len(computing):
         raise ExportError(f"{name}: no op of the forward pass takes time, so there are no stages: give its ops times")
     starts, devices = _runs(graph, program[:, computing], placement)
-    replicas, groups = _replicas(name, devices)
+    replicas, groups = replicas_of(name, devices)
     splits, cuts = [], []
     for border in starts[1:].tolist():
         split, cut = _split(graph, program[0], int(computing[border - 1]), int(computing[border]))
@@ -117,21 +117,25 @@ def _goes_on(changes: bool) -> str:
     return "goes on on another device" if changes else "stays on its device"
 
 
-def _replicas(name: str, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(R, S) the devices of each replica, and (M,) the replica of each micro-batch, of devices (M, S)."""
+def replicas_of(name: str, devices: np.ndarray, tool: str = "torch") -> tuple[np.ndarray, np.ndarray]:
+    """(R, S) the devices of each replica, and (M,) the replica of each micro-batch, of devices (M, S).
+
+    Raises:
+        ExportError: replicas share a device, or run different numbers of micro-batches.
+    """
     first = dict.fromkeys(map(tuple, devices.tolist()))
     replicas = np.array(list(first), np.int64)
     groups = np.array([list(first).index(tuple(row)) for row in devices.tolist()])
     shared = [device for device in np.unique(devices).tolist() if (replicas == device).any(axis=1).sum() > 1]
     if shared:
         raise ExportError(
-            f"{name}: device {shared[0]} runs micro-batches that differ in the devices of another stage; torch needs "
+            f"{name}: device {shared[0]} runs micro-batches that differ in the devices of another stage; {tool} needs "
             f"replicas that share no device, with equally many of each stage: {_PLACE}"
         )
     each = np.bincount(groups)
     if each.min() < each.max():
         raise ExportError(
-            f"{name}: replicas run {each.min()} to {each.max()} micro-batches, torch needs equally many: choose a "
+            f"{name}: replicas run {each.min()} to {each.max()} micro-batches, {tool} needs equally many: choose a "
             f"number of --micro-batches that {len(each)} divides, on devices of one speed"
         )
     return replicas, groups

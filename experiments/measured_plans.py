@@ -1,0 +1,128 @@
+"""Are plans that are faster by simulation faster under torchrun?
+
+python -m experiments.measured_plans [--steps 8] [--rounds 2]
+
+Ops of two models and transfers between two processes are measured on this machine (`placeto profile --processes`).
+Then plans on two ranks are simulated with these costs, in whole chunks, exported, and run by `placeto run --plan`'s
+own runner: gloo, and a thread a rank. All plans run once in each round, so that what else the machine does meets all.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from experiments import torch_model
+from experiments.command import command
+from experiments.tables import markdown, rule
+from placeto.cli.graphs import CaptureOptions, TraceOptions, capture_factory
+from placeto.cli.profile import real_step_of
+from placeto.formats.exports import ExportError, TorchPipeline, save_torch_pipeline, torch_pipeline
+from placeto.heuristics.bounded_orders import bounded_orders
+from placeto.heuristics.plans import Plan, Stages, layers
+from placeto.problem.problem import PlacementProblem
+from placeto.runtime.devices import open_devices
+from placeto.runtime.profiling import Profile, profile
+from placeto.runtime.torchrun import torchrun
+from placeto.simulator.schedule import simulate
+
+FACTORIES = {
+    "transformer": f"{torch_model.__file__}:net(layers=6, width=128, batch=48)",
+    "convolutions": f"{torch_model.__file__}:convolutions(blocks=6, batch=48)",
+}
+DEVICES = "cpu:0", "cpu:1"
+SHAPES: dict[str, tuple[Stages, tuple[float, ...]]] = {
+    "two replicas": (((0, 1),), ()),
+    "two stages": (((0,), (1,)), (0.5,)),
+    "two stages, the first with a quarter": (((0,), (1,)), (0.25,)),
+    "two stages, the first with 0.7": (((0,), (1,)), (0.7,)),
+    "two stages a rank": (((0,), (1,), (0,), (1,)), (0.25, 0.5, 0.75)),
+    "and back": (((0,), (1,), (0,)), (0.25, 0.75)),
+}
+NOT_COUNTED = 2  # first steps
+
+
+@dataclass(frozen=True)
+class MeasuredPlans:
+    """Profile, simulate, run."""
+
+    steps: int = 8
+    """of a run that count"""
+    rounds: int = 2
+    """in each of which all plans run"""
+    seconds: float = 60.0
+    """how long the ops are measured"""
+    micro_batches: tuple[int, ...] = (4, 8)
+    """numbers of them"""
+
+
+def pipelines(factory: str, counts: tuple[int, ...], measured: Profile) -> dict[tuple[str, int], TorchPipeline]:
+    """The plans of a model that torch can run, in their best orders, by shape and number of micro-batches."""
+    found = {}
+    for count in counts:
+        graph = capture_factory(factory, CaptureOptions(micro_batches=count), "model")[0]
+        problem = PlacementProblem(graph, measured.cluster, measured.costs)
+        number = len(layers(problem, False).work_us)
+        for shape, (devices, shares) in SHAPES.items():
+            borders = tuple(round(number * share) for share in shares)
+            placement = Plan(devices, borders, number).placement(problem)
+            orders = [simulate(problem, placement, order=order) for order in bounded_orders(problem, placement)]
+            best = min(orders, key=lambda schedule: schedule.makespan_us)
+            try:
+                found[shape, count] = torch_pipeline(best)
+            except ExportError as error:
+                print(f"Left out: {error}\n")
+    return found
+
+
+def main(config: MeasuredPlans) -> None:
+    """A table and the rank correlation for each model."""
+    devices = open_devices(DEVICES)
+    steps = [
+        real_step_of(factory, TraceOptions(micro_batches=count))
+        for factory in FACTORIES.values()
+        for count in config.micro_batches
+    ]
+    measured = profile(steps, devices, config.seconds, processes=True)
+    link = measured.cluster.latency_us[0, 1], measured.cluster.bandwidth[0, 1]
+    print(f"A transfer between the processes takes {link[0]:.0f} us and 1 us for {link[1]:.0f} bytes.\n")
+    for name, factory in FACTORIES.items():
+        made = pipelines(factory, config.micro_batches, measured)
+        times: dict[tuple[str, int], list[list[float]]] = {plan: [] for plan in made}
+        for _ in range(config.rounds):
+            for plan, of in made.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    save_torch_pipeline(of, Path(folder), factory)
+                    run = torchrun(Path(folder), devices[: of.num_ranks], NOT_COUNTED + config.steps)
+                times[plan].append(run[NOT_COUNTED:])
+        _table(name, made, times)
+
+
+def _table(
+    name: str, made: dict[tuple[str, int], TorchPipeline], times: dict[tuple[str, int], list[list[float]]]
+) -> None:
+    head = [name, "micro-batches", "simulated, ms", "measured, ms", "measured / simulated", "rounds, ms"]
+    table, simulated, medians = [head, rule(len(head))], [], []
+    rounds = np.array([[np.median(run) for run in runs] for runs in times.values()])  # (plans, rounds)
+    for (shape, count), runs, row in zip(made, times.values(), rounds, strict=True):
+        simulated.append(made[shape, count].order.schedule.makespan_us)
+        medians.append(float(np.median(np.concatenate(runs))))
+        numbers = [f"{simulated[-1] / 1e3:.1f}", f"{medians[-1] / 1e3:.1f}", f"{medians[-1] / simulated[-1]:.2f}"]
+        table.append([shape, str(count), *numbers, ", ".join(f"{one / 1e3:.1f}" for one in row)])
+    print(f"{markdown(table)}\n")
+    rank = spearmanr(simulated, medians).statistic
+    text = f"Rank correlation of simulated and measured over {len(made)} plans: {rank:.3f}"
+    if rounds.shape[1] > 1:
+        text += f"; of the first round and the last: {spearmanr(rounds[:, 0], rounds[:, -1]).statistic:.3f}"
+    picked = int(np.argmin(simulated))
+    print(
+        f"{text}. The plan that is fastest by simulation takes {medians[picked] / min(medians):.3f} of the fastest's.\n"
+    )
+
+
+if __name__ == "__main__":
+    command(main, MeasuredPlans, "measured_plans", __doc__, "Steps are measured on this machine.")

@@ -1,0 +1,202 @@
+"""What Megatron-LM, vLLM, llama.cpp and exo are told so that each device gets the layers that a placement gives it.
+
+- Megatron-LM (core 0.16): ``--pipeline-model-parallel-layout`` lists the stages, ``|`` between them: ``E`` the
+  embedding, ``t*3`` three layers, ``L`` the loss. Stage s is on pipeline rank s mod P. It trains in an order of its
+  own, one forward, one backward (1F1B).
+- vLLM: ``VLLM_PP_LAYER_PARTITION`` has a number of layers for each pipeline rank; the first one embeds, the last one
+  has the head.
+- llama.cpp: ``--tensor-split`` has a share for each GPU. They divide the layers that are on GPUs, and behind them the
+  output, which counts as one more. ``--n-gpu-layers`` says how many these are: the others, the first ones, are on the
+  CPU.
+- exo: the shards of an instance, half-open intervals of layers by device rank.
+
+Legend: L layers, S stages, R replicas, P devices of a replica.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+from placeto.formats.exports.units import ExportError
+from placeto.formats.exports.whole_layers import WholeLayers
+from placeto.problem.cluster import Cluster
+
+CPU = "cpu"  # what kinds of CPUs begin with
+
+
+def megatron(made: WholeLayers, batch: int | None = None) -> str:
+    """Arguments of Megatron-LM's training programs, as a shell array.
+
+    Args:
+        made: of a training step in micro-batches.
+        batch: samples of a step; if not given, a micro-batch has one.
+
+    Raises:
+        ExportError: devices don't take the stages in turns, or not in a number of micro-batches that it can do.
+    """
+    name, size, replicas = _name(made), len(made.ranks[0]), len(made.devices)
+    if not in_turns(made.devices):
+        raise ExportError(
+            f"{name}: its stages don't go over the devices in the same order again and again, as those of Megatron-LM "
+            "do: plan with --runnable-by megatron"
+        )
+    each = made.micro_batches // replicas
+    if len(made.counts) > size and each % size:
+        raise ExportError(
+            f"{name}: with several stages a device Megatron-LM needs a number of micro-batches that the {size} devices "
+            f"of a pipeline divide, not {each}: choose another number of --micro-batches"
+        )
+    layers = [f"t*{count}" if count > 1 else "t" * count for count in made.counts]
+    samples = 1 if batch is None else batch // made.micro_batches
+    words = [f"--pipeline-model-parallel-size {size}"]
+    if size > 1:
+        words.append(f"--pipeline-model-parallel-layout '{'|'.join(['E' + layers[0], *layers[1:]])}L'")
+    words += [f"--num-layers {len(made.modules)}", f"--micro-batch-size {samples}"]
+    words.append(f"--global-batch-size {samples * made.micro_batches}")
+    ranks = ranks_by_stage(made)
+    return _script(made, ranks, f'torchrun --nproc-per-node {len(ranks)} pretrain_gpt.py "${{PLACED[@]}}"', [], words)
+
+
+def vllm(made: WholeLayers, batch: int | None = None) -> str:
+    """The environment and arguments of ``vllm serve``, for a shell.
+
+    Raises:
+        ExportError: a device has layers in several places, or none.
+    """
+    _contiguous(made, "vLLM")
+    _each_has_layers(made, "vLLM")
+    words = [f"--pipeline-parallel-size {len(made.counts)}"]
+    if len(made.devices) > 1:
+        words.append(f"--data-parallel-size {len(made.devices)}")
+    ranks = tuple(device for row in made.devices for device in row)
+    partition = f"export VLLM_PP_LAYER_PARTITION={','.join(map(str, made.counts))}"
+    return _script(made, ranks, 'vllm serve MODEL "${PLACED[@]}"', [partition], words)
+
+
+def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
+    """Arguments of llama.cpp's programs, as a shell array.
+
+    Raises:
+        ExportError: a device has layers in several places, or none; there are replicas; or a CPU has other layers than
+            the first.
+    """
+    _contiguous(made, "llama.cpp")
+    _alone(made, "llama.cpp")
+    (devices,), cluster = made.devices, made.schedule.problem.cluster
+    slots = [*made.counts[:-1], made.counts[-1] + 1]  # the output is behind the layers
+    on_cpu = [cluster.devices[device].kind.lower().startswith(CPU) for device in devices]
+    for stage, ((first, end), own) in enumerate(zip(made.stages, on_cpu, strict=True)):
+        if own and stage:
+            raise ExportError(
+                f"{_name(made)}: {cluster.device_names[devices[stage]]} has layers {first} to {end - 1}; llama.cpp has "
+                "the first layers on the CPU: place it so, or on GPUs alone"
+            )
+        if not slots[stage]:
+            raise ExportError(_no_layers(made, stage, "llama.cpp"))
+    gpus = slots[1:] if on_cpu[0] else slots
+    words = ["--split-mode layer", f"--n-gpu-layers {sum(gpus)}"]
+    if gpus:
+        words.append(f"--tensor-split {','.join(map(str, gpus))}")
+    return _script(made, devices, 'llama-server -m MODEL.gguf "${PLACED[@]}"', [], words)
+
+
+def exo(made: WholeLayers, batch: int | None = None) -> str:
+    """The shards of an instance of exo, as JSON: of each device its rank and its layers.
+
+    Raises:
+        ExportError: a device has layers in several places, or none, or there are replicas.
+    """
+    _contiguous(made, "exo")
+    _alone(made, "exo")
+    _each_has_layers(made, "exo")
+    names, count = made.schedule.problem.cluster.device_names, len(made.counts)
+    shards = [
+        {"deviceRank": rank, "worldSize": count, "startLayer": first, "endLayer": end, "nLayers": len(made.modules)}
+        for rank, (first, end) in enumerate(made.stages)
+    ]
+    nodes = [
+        {"node": names[device], "PipelineShardMetadata": shard}
+        for device, shard in zip(made.devices[0], shards, strict=True)
+    ]
+    return json.dumps({"sharding": "Pipeline", "shards": nodes}, indent=1) + "\n"
+
+
+LAYER_TOOLS = {"megatron": megatron, "vllm": vllm, "llama.cpp": llama_cpp, "exo": exo}
+"""Name of a format -> what it writes of layers, and of the samples of a step if they are known."""
+TITLES = {"megatron": "Megatron-LM", "vllm": "vLLM", "llama.cpp": "llama.cpp", "exo": "exo"}
+
+
+def in_turns(devices: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether, in each replica, the stages go over its devices in the same order again and again.
+
+    >>> in_turns(((0, 1, 0, 1), (2, 3, 2, 3))), in_turns(((0, 1, 1, 0),))
+    (True, False)
+    """
+    size = len(set(devices[0]))
+    return len(devices[0]) % size == 0 and all(
+        device == row[stage % size] for row in devices for stage, device in enumerate(row)
+    )
+
+
+def ranks_by_stage(made: WholeLayers) -> tuple[int, ...]:
+    """(P * R,) the device of each rank where ranks are counted by stages, in each by replicas."""
+    return tuple(device for row in zip(*made.ranks, strict=True) for device in row)
+
+
+def hosts_in_order(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
+    """Whether a launcher that counts ranks host by host gives each rank its device."""
+    hosts = [cluster.hosts[device] for device in ranks]
+    return len(set(hosts)) == 1 + sum(one != other for one, other in itertools.pairwise(hosts))
+
+
+def visible(cluster: Cluster, ranks: tuple[int, ...]) -> str:
+    """CUDA_VISIBLE_DEVICES of the one host of a cluster, empty where the ranks are its first GPUs."""
+    gpus = [number for number, device in enumerate(cluster.devices) if not device.kind.lower().startswith(CPU)]
+    own = [gpus.index(device) for device in ranks if device in gpus]
+    return "" if cluster.num_hosts > 1 or own == list(range(len(own))) else ",".join(map(str, own))
+
+
+def _script(made: WholeLayers, ranks: tuple[int, ...], command: str, exports: list[str], words: list[str]) -> str:
+    cluster = made.schedule.problem.cluster
+    at = ", ".join(f"{rank} {cluster.device_names[device]}" for rank, device in enumerate(ranks))
+    if own := visible(cluster, ranks):
+        exports = [f"export CUDA_VISIBLE_DEVICES={own}", *exports]
+    arguments = "".join(f"  {word}\n" for word in words)
+    return f"# {command}\n# ranks: {at}\n" + "".join(f"{line}\n" for line in exports) + f"PLACED=(\n{arguments})\n"
+
+
+def _name(made: WholeLayers) -> str:
+    return made.schedule.problem.graph.name
+
+
+def _alone(made: WholeLayers, tool: str) -> None:
+    if len(made.devices) > 1:
+        raise ExportError(
+            f"{_name(made)}: the placement has {len(made.devices)} replicas, {tool} runs one copy of a model: place "
+            "with --placer pipeline, without --micro-batches"
+        )
+
+
+def _contiguous(made: WholeLayers, tool: str) -> None:
+    names = made.schedule.problem.cluster.device_names
+    for row in made.devices:
+        for device in row:
+            own = [stage for stage, other in zip(made.stages, row, strict=True) if other == device]
+            if len(own) > 1:
+                where = " and ".join(f"{first} to {end - 1}" for first, end in own)
+                raise ExportError(
+                    f"{_name(made)}: {names[device]} has layers {where}; {tool} needs contiguous layers of each "
+                    "device: place with --placer pipeline, without --micro-batches"
+                )
+
+
+def _each_has_layers(made: WholeLayers, tool: str) -> None:
+    for stage, count in enumerate(made.counts):
+        if not count:
+            raise ExportError(_no_layers(made, stage, tool))
+
+
+def _no_layers(made: WholeLayers, stage: int, tool: str) -> str:
+    device = made.schedule.problem.cluster.device_names[made.devices[0][stage]]
+    return f"{_name(made)}: {device} has no layer, which {tool} can't do: place on fewer devices"

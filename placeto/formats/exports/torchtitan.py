@@ -1,0 +1,167 @@
+"""A folder from which torchtitan (0.3) trains a model in the stages, replicas and order of a placement.
+
+parallelism.py sets what its configuration has: the modules of each stage (``module_fqns_per_model_part``), how many
+pipeline ranks and replicas there are, and schedule.csv (``pipeline_parallel_schedule_csv``), which all replicas run.
+torchtitan has whole layers, and stage s on pipeline rank s mod P, or, with two stages a rank, back in the opposite
+order. A placement that comes back has one stage where it turns: that is cut in two.
+
+Legend: S stages, R replicas, P pipeline ranks.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from placeto.formats.exports.layer_tools import in_turns, ranks_by_stage, visible
+from placeto.formats.exports.torch_orders import TorchOrder, torch_order
+from placeto.formats.exports.torch_stages import torch_stages
+from placeto.formats.exports.units import ExportError
+from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
+from placeto.simulator.schedule import Schedule
+
+_PROGRAM = '''"""Layers of the placement of {graph} for torchtitan (0.3). In a config_registry: return placed(config).
+
+Ranks: {ranks}.{visible}
+"""
+
+from pathlib import Path
+from typing import Any
+
+PARALLELISM = {{
+    "pipeline_parallel_degree": {size},
+    "data_parallel_replicate_degree": {replicas},
+    "data_parallel_shard_degree": 1,
+    "pipeline_parallel_schedule": "{schedule}",  # says which rank has which stage
+    "pipeline_parallel_schedule_csv": str(Path(__file__).with_name("schedule.csv")),
+    "pipeline_parallel_microbatch_size": {samples},
+    "module_fqns_per_model_part": [
+{modules}    ],
+}}
+TRAINING = {{"local_batch_size": {local}, "global_batch_size": {samples_of_step}}}
+
+
+def placed(config: Any) -> Any:
+    """The configuration, with the placement's stages."""
+    for section, settings in ((config.parallelism, PARALLELISM), (config.training, TRAINING)):
+        for name, value in settings.items():
+            setattr(section, name, value)
+    return config
+'''
+
+
+@dataclass(frozen=True, eq=False)
+class TorchTitan:
+    """A placement as torchtitan runs it."""
+
+    layers: WholeLayers
+    order: TorchOrder
+    modules: tuple[tuple[str, ...], ...]  # (S,) of each stage
+    renamed: bool  # whether they are torchtitan's names, not the model's own
+    back: bool  # whether stages go back over the ranks in the opposite order
+    rows: tuple[tuple[str, ...], ...]  # (P, ...) of the schedule, such as 0F2: stage, kind, micro-batch of a replica
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """(P * R,) the device of each rank."""
+        return ranks_by_stage(self.layers)
+
+
+def torchtitan(schedule: Schedule) -> TorchTitan:
+    """The pipeline of whole layers that a placed training step in micro-batches is.
+
+    Raises:
+        ExportError: torchtitan can't run it; the message says where, why and what to do.
+    """
+    layers, name = whole_layers(schedule, "torchtitan"), schedule.problem.graph.name
+    if len(layers.stages) == 1:
+        raise ExportError(
+            f"{name}: the placement has one stage, which torchtitan runs without a plan: set its "
+            f"data_parallel_replicate_degree to {len(layers.devices)}"
+        )
+    stages = torch_stages(layers.schedule)
+    back = goes_back(layers.devices)
+    if not back and not in_turns(layers.devices):
+        raise ExportError(
+            f"{name}: its stages don't go over the devices in the same order again and again, or once back, as those "
+            "of torchtitan do: plan with --runnable-by torchtitan"
+        )
+    order, size = torch_order(layers.schedule, stages, alike=True), len(layers.ranks[0])
+    spans = list(layers.stages)
+    if back:
+        first, end = spans[size - 1]
+        if end - first < 2:
+            raise ExportError(
+                f"{name}: the stage with {layers.modules[first]} has one layer; torchtitan, whose last rank has two "
+                "stages, needs two of them: place on fewer devices"
+            )
+        spans[size - 1 : size] = [(first, (first + end) // 2), ((first + end) // 2, end)]
+    written = order.rows(stages, 0)
+    devices = stages.ranks[0]
+    rows = [written[devices.index(device)] for device in layers.ranks[0]]
+    if back:
+        rows = [[cell for each in row for cell in _turned(each, size - 1)] for row in rows]
+    own = "." in layers.modules[0] and layers.modules[0].count(".") == 1
+    own &= all("." not in module for module in (*layers.before, *layers.behind))
+    before = layers.before if own else ("tok_embeddings",)
+    behind = layers.behind if own else ("norm", "lm_head")
+    names = layers.modules if own else tuple(f"layers.{number}" for number in range(len(layers.modules)))
+    parts = [list(names[first:end]) for first, end in spans]
+    parts[0][:0], parts[-1] = before, [*parts[-1], *behind]
+    return TorchTitan(layers, order, tuple(map(tuple, parts)), not own, back, tuple(tuple(row) for row in rows))
+
+
+def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) -> None:
+    """Write the folder, which may exist.
+
+    Args:
+        made: what to write.
+        folder: made where it isn't there.
+        batch: samples of a step; if not given, a micro-batch has one.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    folder.mkdir(exist_ok=True)
+    layers, replicas = made.layers, len(made.layers.devices)
+    cluster, samples = layers.schedule.problem.cluster, 1 if batch is None else batch // layers.micro_batches
+    with (folder / "schedule.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(made.rows)
+    text = _PROGRAM.format(
+        graph=layers.schedule.problem.graph.name,
+        ranks=", ".join(f"{rank} {cluster.device_names[device]}" for rank, device in enumerate(made.ranks)),
+        visible=f" Start it with CUDA_VISIBLE_DEVICES={own}." if (own := visible(cluster, made.ranks)) else "",
+        size=len(layers.ranks[0]),
+        replicas=replicas,
+        schedule="ZBVZeroBubble" if made.back else "PipelineScheduleMulti",
+        samples=samples,
+        modules="".join(f"        {list(part)},\n".replace("'", '"') for part in made.modules),
+        local=samples * layers.micro_batches // replicas,
+        samples_of_step=samples * layers.micro_batches,
+    )
+    (folder / "parallelism.py").write_text(text)
+
+
+def goes_back(devices: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether stages go over the devices of each replica and back, with one stage where they turn.
+
+    >>> [goes_back((row,)) for row in ((0, 1, 0), (0, 1, 2, 1, 0), (0, 1, 0, 1), (0,))]
+    [True, True, False, False]
+    """
+    return all(len(row) > 1 and row == row[::-1] and len(row) == 2 * len(set(row)) - 1 for row in devices)
+
+
+def _turned(cell: str, turn: int) -> list[str]:
+    """The cells of a chunk after the stage `turn` is cut in two, in the order in which they can run.
+
+    >>> _turned("1F0", 1), _turned("1I0", 1), _turned("2F0", 1), _turned("0B3", 1)
+    (['1F0', '2F0'], ['2I0', '1I0'], ['3F0'], ['0B3'])
+    """
+    stage, kind, micro_batch = re.findall(r"\d+|[A-Z]", cell)
+    number = int(stage)
+    if number != turn:
+        return [f"{number + (number > turn)}{kind}{micro_batch}"]
+    both = [f"{turn}{kind}{micro_batch}", f"{turn + 1}{kind}{micro_batch}"]
+    return both if kind == "F" else both[::-1]

@@ -1,0 +1,61 @@
+"""Plans as the tools run them that train pipelines: torch, torchtitan and Megatron-LM.
+
+torch cuts a model between modules, the others between whole layers; Megatron-LM has an order of its own.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Literal
+
+from placeto.formats.exports import ExportError
+from placeto.formats.exports.layer_tools import in_turns, megatron
+from placeto.formats.exports.torch_stages import torch_stages
+from placeto.formats.exports.torchtitan import goes_back, torchtitan
+from placeto.formats.exports.whole_layers import whole_layers
+from placeto.heuristics.plans import Plan, choose_order, orders_to_try, try_bounded_orders
+from placeto.problem.grouping import Groups
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+
+Tool = Literal["torch", "torchtitan", "megatron"]
+TOOLS: tuple[Tool, ...] = ("torch", "torchtitan", "megatron")
+
+
+def may_run(tool: Tool, plan: Plan, problem: PlacementProblem) -> bool:
+    """Whether a tool has stages on devices as a plan has them."""
+    if not plan.even(problem):
+        return False
+    rows = tuple(zip(*plan.devices, strict=True))
+    if tool == "torch" or in_turns(rows):
+        return True
+    return tool == "torchtitan" and goes_back(tuple(tuple(device for device, _ in groupby(row)) for row in rows))
+
+
+def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> PlacementResult | None:
+    """The placement of a plan in the best order that a tool can run it in; None if it can't.
+
+    Args:
+        tool: that is to run it.
+        result: the plan's.
+        groups: of its problem.
+    """
+    try:
+        if tool == "torch":
+            torch_stages(result.schedule())
+            return result
+        made = whole_layers(result.schedule(), tool)
+        evaluator, placement = Evaluator(result.problem, groups), made.schedule.placement
+        if tool == "megatron":
+            megatron(made)
+            evaluator.reorder("1f1b")
+            evaluator.score_ops(placement)
+            return evaluator.result()
+        evaluator.score_ops(placement)
+        choose_order(evaluator, orders_to_try(result.problem))
+        try_bounded_orders(evaluator, placement)
+        found = evaluator.result()
+        torchtitan(found.schedule())
+        return found
+    except ExportError:
+        return None

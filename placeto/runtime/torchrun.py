@@ -1,0 +1,104 @@
+"""Runs programs by torchrun on devices of this machine: exported pipelines, of which it reads how long steps take."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from placeto.runtime.devices import LocalDevice
+
+_STEP = re.compile(r"^step \d+: loss \S+, (\S+) ms")
+_ERROR = re.compile(r"^(error: |(\[rank\d+\]: )?[\w.]*(Error|Exception): )")
+
+
+class TorchrunError(ValueError):
+    """A pipeline that doesn't run; the message has the last of what its processes say."""
+
+
+def torchrun(
+    folder: Path,
+    devices: Sequence[LocalDevice],
+    steps: int,
+    *,
+    check: bool = False,
+    each: Callable[[str], None] = lambda line: None,
+) -> list[float]:
+    """Run the program of a folder that `placeto export --format torch-pipeline` writes, a process for each device.
+
+    Processes on cores have one thread each, and all of them share the given cores.
+
+    Args:
+        folder: where run.py is.
+        devices: of each rank; all are cores, or all are GPUs.
+        steps: how many.
+        check: whether each process trains the whole model beside, and compares.
+        each: is called with each line that the program prints.
+
+    Returns:
+        Microseconds of each step.
+
+    Raises:
+        TorchrunError: devices of both kinds, or the program fails.
+    """
+    arguments = ["--steps", str(steps), "--device", "cpu" if devices[0].is_cpu else "cuda"]
+    times = []
+    for line in lines_of([str(folder / "run.py")], [*arguments, *(["--check"] if check else [])], devices):
+        each(line)
+        if found := _STEP.match(line):
+            times.append(1e3 * float(found[1]))
+    return times
+
+
+def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence[LocalDevice]) -> Iterator[str]:
+    """The lines that a program prints, a process of it for each device.
+
+    Args:
+        program: as torchrun takes it, a file or ``--module`` and a name.
+        arguments: of the program.
+        devices: of each rank.
+
+    Raises:
+        TorchrunError: devices of both kinds, or the program fails.
+    """
+    cores, gpus = ([device for device in devices if device.is_cpu is cpu] for cpu in (True, False))
+    if cores and gpus:
+        raise TorchrunError(f"{cores[0].name} and {gpus[0].name}: processes run on cores or on GPUs, not on both")
+    numbers = [int(device.name.partition(":")[2]) for device in devices]
+    environment = dict(os.environ)
+    if gpus:
+        seen = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        names = [seen[number] if seen != [""] else str(number) for number in numbers]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+    else:
+        environment["OMP_NUM_THREADS"] = "1"
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(len(devices)), *program, *arguments]
+    with tempfile.TemporaryFile("w+") as errors, _on_cores(numbers if cores else ()):
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as running:
+            assert running.stdout is not None
+            for line in running.stdout:
+                yield line.rstrip("\n")
+        errors.seek(0)
+        told = [line.strip() for line in errors if line.strip()]
+    if running.returncode:
+        why = [line for line in told if _ERROR.search(line)]
+        raise TorchrunError(
+            f"{Path(program[-1]).name} has failed: {(why or told or ['its processes say nothing'])[-1]}"
+        )
+
+
+@contextmanager
+def _on_cores(numbers: Sequence[int]) -> Iterator[None]:
+    """Within it processes that are started may use these of the cores that this one may use; all if none is given."""
+    before = sorted(os.sched_getaffinity(0))
+    try:
+        os.sched_setaffinity(0, {before[number] for number in numbers} or before)
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

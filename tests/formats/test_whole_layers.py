@@ -1,0 +1,113 @@
+"""The layers of each device are found again in a placement, and rounded where it divides them."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto.capture.trace import capture_inference, capture_training
+from placeto.formats.exports.units import ExportError
+from placeto.formats.exports.whole_layers import whole_layers
+from placeto.heuristics.plans import Plan, layers
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import Schedule, simulate
+from tests.formats.torch_toys import captured, chain, planned
+
+WORDS = 300
+
+
+class Block(nn.Module):
+    """Two linear layers, and a sum of their own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.narrow(self.wide(x).tanh())
+        return out
+
+
+class Language(nn.Module):
+    """An embedding, layers, a norm and a head."""
+
+    def __init__(self, depth: int = 6, width: int = 128) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, width)
+        self.body = nn.ModuleDict({"h": nn.ModuleList(Block(width) for _ in range(depth))})
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embed(words)
+        for block in self.body["h"]:  # type: ignore[attr-defined]
+            x = block(x)
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+
+INPUT = torch.zeros(8, 32, dtype=torch.long)
+TRAINING = capture_training(Language(), [INPUT], lambda y: y.square().mean(), name="model", micro_batches=4)
+INFERENCE = capture_inference(Language(), [INPUT], name="model")
+
+
+def cut(graph: ComputationGraph, devices: list[int], modules: list[str], cluster: str = "4xv100") -> Schedule:
+    """Stages that begin at modules, without replicas."""
+    problem = PlacementProblem(graph, load_cluster(cluster))
+    number = layers(problem, False).number
+    borders = [int(min(number[op] for op, path in enumerate(graph.modules) if path.startswith(at))) for at in modules]
+    plan = Plan(tuple((device,) for device in devices), tuple(borders), int(number.max()) + 1)
+    return simulate(problem, plan.placement(problem))
+
+
+@pytest.mark.parametrize("graph", [TRAINING, INFERENCE], ids=["training", "inference"])
+def test_the_layers_of_a_plan_are_found_again(graph: ComputationGraph) -> None:
+    schedule = cut(graph, [2, 0], ["body.h.2"])
+    made = whole_layers(schedule, "the tool")
+    assert made.modules == tuple(f"body.h.{number}" for number in range(6))
+    assert (made.before, made.behind) == (("embed",), ("norm", "head"))
+    assert (made.stages, made.counts) == (((0, 2), (2, 6)), (2, 4))
+    assert (made.devices, made.ranks) == (((2, 0),), ((2, 0),))
+    assert made.micro_batches == (4 if graph is TRAINING else 1)
+    assert made.moved == 0.0
+    assert made.schedule.placement.tolist() == schedule.placement.tolist()
+
+
+def test_a_layer_that_is_divided_goes_where_most_of_it_is() -> None:
+    schedule = cut(TRAINING, [0, 1], ["body.h.3"])
+    placement = schedule.placement.copy()
+    inner = [op for op, path in enumerate(TRAINING.modules) if path == "body.h.2"]  # its sum
+    placement[inner] = 1
+    made = whole_layers(simulate(schedule.problem, placement), "the tool")
+    assert made.counts == (3, 3)
+    assert 0.0 < made.moved < 0.2
+    assert made.schedule.placement.tolist() == schedule.placement.tolist()
+
+
+def test_what_comes_before_and_behind_the_layers_may_be_a_stage() -> None:
+    made = whole_layers(cut(TRAINING, [0, 1, 2], ["body.h.0", "norm"]), "the tool")
+    assert made.stages == ((0, 0), (0, 6), (6, 6))
+
+
+def test_replicas_and_turns() -> None:
+    made = whole_layers(planned(captured(chain(8)), [(0, 1), (2, 3), (0, 1), (2, 3)]), "the tool")
+    assert made.devices == ((0, 2, 0, 2), (1, 3, 1, 3))
+    assert made.ranks == ((0, 2), (1, 3))
+    assert made.counts == (2, 2, 2, 2)
+
+
+def test_what_has_no_stages_of_layers_is_refused() -> None:
+    schedule = cut(TRAINING, [0, 1], ["body.h.3"])
+    placement = schedule.placement.copy()
+    third = np.array([path.startswith("body.h.3") for path in TRAINING.modules]) & (TRAINING.micro_batches == 2)
+    placement[third] = 0
+    with pytest.raises(ExportError, match=r"micro-batches 0 and 2 .* behind body\.h\.2; the tool has the same stages"):
+        whole_layers(simulate(schedule.problem, placement), "the tool")
+    plain = nn.Sequential()
+    plain.add_module("one", nn.Linear(64, 64))
+    plain.add_module("other", nn.Linear(64, 64))
+    with pytest.raises(ExportError, match="has no list of layers"):
+        whole_layers(planned(captured(plain), [(0,), (1,)]), "the tool")
+    with pytest.raises(ExportError, match="replicas run 2 to 3 micro-batches, the tool needs equally many"):
+        whole_layers(planned(captured(chain(), 5), [(0, 1), (2, 3)]), "the tool")

@@ -1,0 +1,70 @@
+"""Plans for a tool are such as its export takes, as it runs them."""
+
+import pytest
+
+from placeto.formats.exports.layer_tools import megatron
+from placeto.formats.exports.torch_stages import torch_stages
+from placeto.formats.exports.torchtitan import torchtitan
+from placeto.formats.exports.whole_layers import whole_layers
+from placeto.heuristics.plans import Plan
+from placeto.planning.runnable import TOOLS, Tool, as_run, may_run
+from placeto.planning.steps import ONE, REPLICAS, SHARDED
+from placeto.planning.ways import plans_of
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.grouping import group_ops
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator
+from tests.formats.test_whole_layers import TRAINING
+from tests.formats.torch_toys import captured, chain
+
+PROBLEM = PlacementProblem(captured(chain(8), 4), load_cluster("4xv100"))
+IN_TURNS = ((0,), (1,), (0,), (1,))
+BACK = ((0,), (1,), (1,), (0,))
+BACK_TWICE = (*BACK, (0,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("devices", "tools"),
+    [
+        (((0,), (1,)), TOOLS),
+        (((0, 1), (2, 3)), TOOLS),
+        (IN_TURNS, TOOLS),
+        (BACK, ("torch", "torchtitan")),
+        (BACK_TWICE, ("torch",)),
+        (((0,), (1, 2, 3)), ()),
+    ],
+)
+def test_tools_have_stages_on_devices_in_their_own_ways(
+    devices: tuple[tuple[int, ...], ...], tools: tuple[Tool, ...]
+) -> None:
+    plan = Plan(devices, tuple(range(1, len(devices))), 9)
+    assert tuple(tool for tool in TOOLS if may_run(tool, plan, PROBLEM)) == tools
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_exports_take_the_plans(tool: Tool) -> None:
+    made = plans_of(lambda count: PROBLEM, 32, [4], 0, runnable_by=tool)
+    pipelines = [step for step in made.steps if step.kind not in (ONE, REPLICAS, SHARDED)]
+    assert {step.kind for step in pipelines} == {"pipeline", "interleaved pipeline"}
+    for step in pipelines:
+        torch_stages(step.schedule)
+        if tool == "torchtitan":
+            assert torchtitan(step.schedule).layers.moved == 0.0
+        if tool == "megatron":
+            assert megatron(layers := whole_layers(step.schedule, tool))
+            assert (layers.moved, step.order) == (0.0, "1f1b")
+
+
+def test_a_plan_that_divides_a_layer_is_planned_anew() -> None:
+    problem = PlacementProblem(TRAINING, load_cluster("2xv100"))
+    evaluator = Evaluator(problem, group_ops(problem))
+    evaluator.score_ops(Plan.balanced(problem, ((0,), (1,))).placement(problem))
+    placement = evaluator.result().placement.copy()
+    inner = [op for op, path in enumerate(TRAINING.modules) if path == "body.h.1"]  # a sum
+    placement[inner] = 1
+    divided = Evaluator(problem, evaluator.groups)
+    divided.score_ops(placement)
+    found = as_run("torchtitan", divided.result(), evaluator.groups)
+    assert found is not None
+    assert whole_layers(found.schedule(), "torchtitan").moved == 0.0
+    assert found.makespan_us <= divided.result().makespan_us

@@ -1,0 +1,29 @@
+"""Programs that torchrun starts: their steps are read, and what they say when they fail is told."""
+
+from pathlib import Path
+
+import pytest
+
+from placeto.runtime.devices import open_devices
+from placeto.runtime.torchrun import TorchrunError, torchrun
+
+PROGRAM = """
+import os, sys
+rank, cores = os.environ["RANK"], len(os.sched_getaffinity(0))
+if "--check" in sys.argv:
+    sys.exit("error: no such luck")
+if rank == "0":
+    print("step 0: loss 1.5, 12.5 ms", flush=True)
+    print("step 1: loss 1.25, 7.0 ms; whole model: loss 1.25", flush=True)
+    print(f"{os.environ['WORLD_SIZE']} ranks, {cores} core, {os.environ['OMP_NUM_THREADS']} thread, {sys.argv[1:]}")
+"""
+
+
+def test_steps_are_read_and_failures_are_told(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(PROGRAM)
+    lines: list[str] = []
+    (device,) = open_devices(["cpu:0"])
+    assert torchrun(tmp_path, [device], 2, each=lines.append) == [12500.0, 7000.0]
+    assert lines[-1] == "1 ranks, 1 core, 1 thread, ['--steps', '2', '--device', 'cpu']"
+    with pytest.raises(TorchrunError, match=r"^run\.py has failed: error: no such luck$"):
+        torchrun(tmp_path, [device], 2, check=True)
