@@ -94,9 +94,14 @@ def run(arguments: Arguments) -> None:
         say(f"not tried in {numbers} micro-batches: {first}")
     say(plans.advice())
     if arguments.output is not None:
-        save_placement(plans.best.result, arguments.output)
-        count = plans.best.micro_batches
-        note(f"the placement is of the step with --micro-batches {count}: give it to the commands that read the file")
+        saved, placement = plans.best_placed
+        save_placement(placement, arguments.output)
+        if saved is not plans.best:
+            note(f"{plans.best.kind} is no placement of ops: the file has that of the next best, {saved.name}")
+        note(
+            f"the placement is of the step with --micro-batches {saved.micro_batches}: "
+            "give it to the commands that read the file"
+        )
 
 
 def size_of(text: str) -> int:

@@ -14,7 +14,10 @@ from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
 
 ONE, REPLICAS, SHARDED = "one device", "data parallel", "data parallel, optimizer sharded"
+GRADIENTS_SHARDED, FULLY_SHARDED = "data parallel, gradients sharded", "data parallel, fully sharded"
 PIPELINE, INTERLEAVED, FREE = "pipeline", "interleaved pipeline", "free placement"
+KINDS = (ONE, REPLICAS, SHARDED, GRADIENTS_SHARDED, FULLY_SHARDED, PIPELINE, INTERLEAVED, FREE)
+"""From the simplest on."""
 GAIN = 0.005
 """Over the best plan: a free placement that gains less isn't worth its trouble."""
 _SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
@@ -27,10 +30,11 @@ class PlannedStep:
     kind: str
     shape: str  # "2 stages x 4"
     micro_batches: int
-    result: PlacementResult
+    result: PlacementResult  # what is simulated: of replicas, of a graph that frameworks make of the step
     memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the device that has the least room left
     room: int  # bytes of that device
     batch: int  # samples of a step
+    placement: PlacementResult | None  # of the step as it is captured; None where parameters are divided
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -70,8 +74,16 @@ class PlannedStep:
         return int(schedule.lowering.flat.tensor_bytes[schedule.send_tensor].sum())
 
     @property
+    def name(self) -> str:
+        """Such as "pipeline (4 stages x 2) in 8 micro-batches"."""
+        parts = "" if self.micro_batches == 1 else f" in {self.micro_batches} micro-batches"
+        return f"{self.kind} ({self.shape}){parts}"
+
+    @property
     def order(self) -> str:
-        """In which order devices run their ops: the name of a dispatch, or "own list" where one was made for it."""
+        """Of the ops of a device: a dispatch, "own list" where one was made, "program" of replicas."""
+        if self.kind in KINDS[1:5]:
+            return "program"
         return self.result.problem.dispatch if self.result.order is None else "own list"
 
 
@@ -88,21 +100,26 @@ class Plans:
         """The first."""
         return self.steps[0]
 
+    @property
+    def best_placed(self) -> tuple[PlannedStep, PlacementResult]:
+        """The first that is a placement of the captured step, and the placement."""
+        return next((step, step.placement) for step in self.steps if step.placement is not None)
+
     def advice(self) -> str:
         """Which to use and why, and what the next best would take, in two sentences."""
         best, others = self.best, self.steps[1:]
         if not best.fits:
             lacks = format_bytes(best.used - best.room)
-            return f"None of these fits: {_name(best)} lacks the least, {lacks}. Use more devices, or a smaller batch."
+            return f"None of these fits: {best.name} lacks the least, {lacks}. Use more devices, or a smaller batch."
         one = next((step for step in self.steps if step.kind == ONE), None)
         gain = "" if one is None or best is one else f", {one.step_us / best.step_us:.2f} times as fast as one device"
         if one is not None and not one.fits:
             gain = ", and one device hasn't the memory"
-        text = f"Use {_name(best)}: a step takes {format_us(best.step_us)}{gain}."
+        text = f"Use {best.name}: a step takes {format_us(best.step_us)}{gain}."
         different = (step for step in others if step.fits and step.kind != best.kind and step.step_us > best.step_us)
         if second := next(different, None):
             more, held = 100.0 * (second.step_us / best.step_us - 1.0), format_bytes(second.used)
-            text += f" Next is {_name(second)}: {more:.1f} % longer"
+            text += f" Next is {second.name}: {more:.1f} % longer"
             if held != (before := format_bytes(best.used)):
                 text += f", and {held} on the fullest device in place of {before}"
             text += "."
@@ -132,8 +149,3 @@ class Plans:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in [head, *rows]
         )
-
-
-def _name(step: PlannedStep) -> str:
-    parts = "" if step.micro_batches == 1 else f" in {step.micro_batches} micro-batches"
-    return f"{step.kind} ({step.shape}){parts}"

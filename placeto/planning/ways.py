@@ -1,7 +1,7 @@
 """What to run of a model on given devices: ways to train it, each in its best number of micro-batches and order.
 
-Ways are one device, replicas, pipelines of stages with replicas, straight or interleaved, and a free placement of ops.
-All are placements, and simulated by the same events: gradients of replicas are summed over the links that there are.
+Ways are one device, replicas with all parameters or parts of them, pipelines of stages with replicas, straight or
+interleaved, and a free placement of ops. All are simulated by the same events, over the links that there are.
 
 Legend: D devices, M micro-batches.
 """
@@ -25,7 +25,21 @@ from placeto.heuristics.plans import (
 )
 from placeto.micro_batching import COUNTS
 from placeto.placers import load_placer, warm_up
-from placeto.planning.steps import FREE, GAIN, INTERLEAVED, ONE, PIPELINE, REPLICAS, SHARDED, PlannedStep, Plans
+from placeto.planning.replicas import replicated
+from placeto.planning.steps import (
+    FREE,
+    FULLY_SHARDED,
+    GAIN,
+    GRADIENTS_SHARDED,
+    INTERLEAVED,
+    KINDS,
+    ONE,
+    PIPELINE,
+    REPLICAS,
+    SHARDED,
+    PlannedStep,
+    Plans,
+)
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.costs import load_costs
@@ -175,8 +189,10 @@ def plans_of(
     return Plans(tuple(steps), left_out, search)
 
 
-def _rank(step: PlannedStep) -> tuple[bool, float, int]:
-    return (not step.fits, step.step_us if step.fits else float(step.used - step.room), step.used)
+def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
+    """By time; those that take equally long, to four digits, from the simplest on."""
+    time = float(f"{step.step_us:.4g}")
+    return (not step.fits, time if step.fits else float(step.used - step.room), KINDS.index(step.kind), step.used)
 
 
 def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: RunnableBy) -> list[PlannedStep]:
@@ -200,10 +216,11 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
             others.append((shape, plan))
     for kind, shape, plan in ((kind, *each) for kind, those in best.items() for each in those):
         result = _in_best_order(problem, groups, orders, plan)
-        step = _planned(kind, shape, count, result, batch)
         if kind == REPLICAS:
-            found += [_replicated(step, each) for each in (REPLICAS, SHARDED)]
-        elif runnable_by is None or _torch_runs(step.schedule):
+            found += _replicas(problem, plan, shape, count, result, batch)
+            continue
+        step = _planned(kind, shape, count, result, batch)
+        if runnable_by is None or _torch_runs(step.schedule):
             found.append(step)
     return found
 
@@ -267,23 +284,46 @@ def _planned(kind: str, shape: str, count: int, result: PlacementResult, batch: 
     schedule, memory = result.schedule(), result.problem.cluster.memory
     used = np.unique(schedule.placement)
     fullest = int(used[(schedule.peak_memory - memory)[used].argmax()])
-    return PlannedStep(kind, shape, count, result, peak_by_category(schedule, fullest), int(memory[fullest]), batch)
+    held, room = peak_by_category(schedule, fullest), int(memory[fullest])
+    return PlannedStep(kind, shape, count, result, held, room, batch, placement=result)
 
 
-def _replicated(step: PlannedStep, kind: str) -> PlannedStep:
-    """The step as frameworks run replicas: each has all weights and gradients, and the optimizer's state or a part.
+def _replicas(
+    problem: PlacementProblem, plan: Plan, shape: str, count: int, result: PlacementResult, batch: int
+) -> list[PlannedStep]:
+    """The ways in which frameworks run replicas: with all parameters, or parts of them."""
+    graph, devices = problem.graph, list(plan.devices[0])
+    first = [int((graph.micro_batches == micro_batch).argmax()) for micro_batch in range(count)]
+    whole = _planned(
+        REPLICAS, shape, count, _simulated(*replicated(problem, result.placement[first].tolist(), 1)), batch
+    )
+    whole = replace(whole, placement=result)
+    found = [_with_all(whole, problem, each) for each in (REPLICAS, SHARDED)]
+    if count % len(devices) == 0:
+        for kind, stage in ((GRADIENTS_SHARDED, 2), (FULLY_SHARDED, 3)):
+            run = _simulated(*replicated(problem, devices * (count // len(devices)), stage))
+            found.append(replace(_planned(kind, shape, count, run, batch), placement=None))
+    return found
 
-    Activations are those of the placement, in which each parameter is kept by one of the replicas.
+
+def _with_all(step: PlannedStep, problem: PlacementProblem, kind: str) -> PlannedStep:
+    """The step as frameworks keep it: each replica has all weights and gradients, and the optimizer's state or a part.
+
+    What is received becomes weights, and what is given to a gradient becomes the gradient.
     """
-    schedule, graph = step.schedule, step.result.problem.graph
+    schedule, graph = step.schedule, problem.graph
     used = np.unique(schedule.placement).tolist()
     weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
-    state = int(step.result.problem.resident_bytes.sum()) - weights - trained
+    state = int(problem.resident_bytes.sum()) - weights - trained
     whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if kind == SHARDED else 1)}
-    memory = step.result.problem.cluster.memory
+    memory = problem.cluster.memory
     held = {device: peak_by_category(schedule, device) | whole | {"received": 0} for device in used}
     fullest = max(held, key=lambda device: sum(held[device].values()) - int(memory[device]))
     return replace(step, kind=kind, memory=held[fullest], room=int(memory[fullest]))
+
+
+def _simulated(problem: PlacementProblem, placement: np.ndarray) -> PlacementResult:
+    return _alone(simulate(problem, placement))
 
 
 def _searched(

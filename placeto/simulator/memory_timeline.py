@@ -15,6 +15,9 @@ from placeto.simulator.schedule import Schedule
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "received")
 """What memory is for: parameters; gradients, those of a device's own micro-batches among them; the optimizer's state;
 tensors that other ops have made; copies of what other devices hold or have made."""
+GATHER, SCATTER, RELAY = "gather", "scatter", "relay"
+"""Types of ops of no cost in steps whose parameters are divided over devices: what makes a unit's weights of their
+parts, and parts of its gradients, and what is passed on to other devices."""
 
 
 def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -45,15 +48,21 @@ def peak_by_category(schedule: Schedule, device: int) -> dict[str, int]:
     at = times[held.argmax()]
     begin, end, where, size, made_by = _lives(schedule)
     now = (where == device) & (begin <= at) & (at < end)
-    sums = gradient_sums(graph)
+    sums, kind = gradient_sums(graph), np.array(graph.op_types)
     parts = np.searchsorted(graph.output_ptr, sums.tensor, side="right") - 1  # the ops that give what is added up
-    received, summed = now & (made_by >= graph.num_ops), now & np.isin(made_by, [*sums.additions, *parts])
+    gives, takes = (kind[graph.edge_dst] == SCATTER), (kind[graph.edge_src] == SCATTER)
+    summing = [sums.additions, parts, graph.edge_src[gives], graph.edge_src[takes], graph.edge_dst[takes]]
+    received = now & ((made_by >= graph.num_ops) | np.isin(made_by, np.flatnonzero(kind == RELAY)))
+    gathered, summed = (
+        now & np.isin(made_by, np.flatnonzero(kind == GATHER)),
+        now & np.isin(made_by, np.concatenate(summing)),
+    )
     weights, trained = int(graph.param_bytes[here].sum()), int(graph.trained_bytes[here].sum())
     return {
-        "weights": weights,
+        "weights": weights + int(size[gathered].sum()),
         "gradients": trained + int(size[summed].sum()),
         "optimizer": int(schedule.problem.resident_bytes[here].sum()) - weights - trained,
-        "activations": int(size[now & ~received & ~summed].sum()),
+        "activations": int(size[now & ~received & ~gathered & ~summed].sum()),
         "received": int(size[received].sum()),
     }
 
