@@ -13,11 +13,21 @@ from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
 
-ONE, REPLICAS, SHARDED = "one device", "data parallel", "data parallel, optimizer sharded"
+ONE, WHOLE = "one device", "whole modules"
+REPLICAS, SHARDED = "data parallel", "data parallel, optimizer sharded"
 GRADIENTS_SHARDED, FULLY_SHARDED = "data parallel, gradients sharded", "data parallel, fully sharded"
 PIPELINE, INTERLEAVED, FREE = "pipeline", "interleaved pipeline", "free placement"
-KINDS = (ONE, REPLICAS, SHARDED, GRADIENTS_SHARDED, FULLY_SHARDED, PIPELINE, INTERLEAVED, FREE)
+KINDS = (ONE, WHOLE, REPLICAS, SHARDED, GRADIENTS_SHARDED, FULLY_SHARDED, PIPELINE, INTERLEAVED, FREE)
 """From the simplest on."""
+_IN_PROGRAM_ORDER = KINDS[1:6]
+_RUN_BY = {
+    ONE: "PyTorch",
+    WHOLE: "accelerate",
+    REPLICAS: "torch DDP",
+    SHARDED: "torch DDP, ZeRO",
+    GRADIENTS_SHARDED: "torch FSDP",
+    FULLY_SHARDED: "torch FSDP",
+}
 GAIN = 0.005
 """Over the best plan: a free placement that gains less isn't worth its trouble."""
 _SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
@@ -82,9 +92,16 @@ class PlannedStep:
     @property
     def order(self) -> str:
         """Of the ops of a device: a dispatch, "own list" where one was made, "program" of replicas."""
-        if self.kind in KINDS[1:5]:
+        if self.kind in _IN_PROGRAM_ORDER:
             return "program"
         return self.result.problem.dispatch if self.result.order is None else "own list"
+
+    @cached_property
+    def run_by(self) -> str:
+        """A tool that can run it so: pipelines by torch where `placeto export` can say them for it."""
+        if self.kind in (PIPELINE, INTERLEAVED) and torch_runs(self.schedule):
+            return "torch-pipeline"
+        return _RUN_BY.get(self.kind, "placeto run")
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +145,7 @@ class Plans:
         return text
 
     def __str__(self) -> str:
-        head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent"]
+        head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent", "run by"]
         rows = [
             [
                 step.kind,
@@ -141,6 +158,7 @@ class Plans:
                 format_bytes(step.room) if step.fits else f"{format_bytes(step.room)}: too little",
                 f"{100.0 * step.idle:.1f} %",
                 format_bytes(step.sent_bytes),
+                step.run_by,
             ]
             for step in self.steps
         ]
@@ -149,3 +167,15 @@ class Plans:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in [head, *rows]
         )
+
+
+def torch_runs(schedule: Schedule) -> bool:
+    """Whether the export for torch takes it."""
+    from placeto.formats.exports import ExportError
+    from placeto.formats.exports.torch_stages import torch_stages
+
+    try:
+        torch_stages(schedule)
+    except ExportError:
+        return False
+    return True

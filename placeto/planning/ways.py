@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from placeto.heuristics.common import device_speeds
 from placeto.heuristics.plans import (
     Plan,
     choose_order,
@@ -37,8 +38,10 @@ from placeto.planning.steps import (
     PIPELINE,
     REPLICAS,
     SHARDED,
+    WHOLE,
     PlannedStep,
     Plans,
+    torch_runs,
 )
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
@@ -203,7 +206,7 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
         single = simulate(problem, np.full(problem.num_ops, busy.argmin()))
     found = [_planned(ONE, problem.cluster.devices[single.placement[0]].name, count, _alone(single), batch)]
     if num_micro_batches(problem.graph) == 1:
-        return found
+        return found + _whole_modules(problem, batch)
     groups, orders, best = group_ops(problem), orders_to_try(problem), dict[str, list[tuple[str, Plan]]]()
 
     def kept(plan: Plan, placement: np.ndarray) -> bool:
@@ -220,7 +223,7 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
             found += _replicas(problem, plan, shape, count, result, batch)
             continue
         step = _planned(kind, shape, count, result, batch)
-        if runnable_by is None or _torch_runs(step.schedule):
+        if runnable_by is None or torch_runs(step.schedule):
             found.append(step)
     return found
 
@@ -230,18 +233,6 @@ def _works(problem: PlacementProblem, plan: Plan, placement: np.ndarray) -> bool
     devices = {device for own in plan.devices for device in own}
     busy = (problem.graph.micro_batches >= 0) & (problem.op_time.mean(axis=1) > 0.0)
     return len(devices) > 1 and set(np.unique(placement[busy]).tolist()) == devices
-
-
-def _torch_runs(schedule: Schedule) -> bool:
-    """Whether the export for torch takes it."""
-    from placeto.formats.exports import ExportError
-    from placeto.formats.exports.torch_stages import torch_stages
-
-    try:
-        torch_stages(schedule)
-    except ExportError:
-        return False
-    return True
 
 
 def _in_best_order(problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], plan: Plan) -> PlacementResult:
@@ -286,6 +277,26 @@ def _planned(kind: str, shape: str, count: int, result: PlacementResult, batch: 
     fullest = int(used[(schedule.peak_memory - memory)[used].argmax()])
     held, room = peak_by_category(schedule, fullest), int(memory[fullest])
     return PlannedStep(kind, shape, count, result, held, room, batch, placement=result)
+
+
+def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
+    """Blocks on devices, one after the other in program order, as `placeto export --format device-map` says it."""
+    from placeto.formats.exports import ExportError
+    from placeto.formats.exports.device_map import CPU, device_map
+
+    kinds, found = [device.kind for device in problem.cluster.devices], []
+    order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if not kinds[d].startswith(CPU)]
+    for count in (len(order) >> halved for halved in range(len(order).bit_length() - 1)):
+        plan = Plan.balanced(problem, tuple((device,) for device in order[:count]))
+        if count > plan.num_layers:
+            continue
+        try:
+            mapped = device_map(simulate(problem, plan.placement(problem))).in_order
+        except ExportError:  # no modules
+            return []
+        if len(np.unique(mapped.placement)) == count:
+            found.append(_planned(WHOLE, f"on {count} devices", 1, _alone(mapped), batch))
+    return found
 
 
 def _replicas(
