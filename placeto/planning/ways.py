@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from placeto.heuristics.common import device_speeds
+from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.plans import (
     Plan,
     choose_order,
@@ -290,8 +291,9 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
         plan = Plan.balanced(problem, tuple((device,) for device in order[:count]))
         if count > plan.num_layers:
             continue
+        stage = np.searchsorted(plan.borders, layers(problem, False).number, side="right")
         try:
-            mapped = device_map(simulate(problem, plan.placement(problem))).in_order
+            mapped = device_map(simulate(problem, np.array(order)[stage])).in_order
         except ExportError:  # no modules
             return []
         if len(np.unique(mapped.placement)) == count:
