@@ -133,10 +133,10 @@ class Plans:
         if one is not None and not one.fits:
             gain = ", and one device hasn't the memory"
         text = f"Use {best.name}: a step takes {format_us(best.step_us)}{gain}."
-        different = (step for step in others if step.fits and step.kind != best.kind and step.step_us > best.step_us)
+        different = (step for step in others if step.fits and step.kind != best.kind)
         if second := next(different, None):
             more, held = 100.0 * (second.step_us / best.step_us - 1.0), format_bytes(second.used)
-            text += f" Next is {second.name}: {more:.1f} % longer"
+            text += f" Next is {second.name}: {f'{more:.1f} % longer' if more >= 0.05 else 'as long'}"
             if held != (before := format_bytes(best.used)):
                 text += f", and {held} on the fullest device in place of {before}"
             text += "."
