@@ -23,6 +23,7 @@ _OF_TORCH = {"torch": "torch", "torch_geometric": "torch-geometric"}  # module -
 COMMANDS = {
     "train": "Train a policy on the graphs of a family, or on single graphs.",
     "plan": "Say which way to run a model on a cluster: replicas, a pipeline, or a free placement.",
+    "fits": "Say whether a model's training step fits a device, by what its memory is for.",
     "place": "Place one graph on a cluster.",
     "evaluate": "Compare placers on many graphs at equal budgets.",
     "simulate": "Simulate a placement and say what it costs.",

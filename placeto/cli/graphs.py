@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, Suppress, UseAppendAction, arg
 
 from placeto.cli.common import UsageError
 from placeto.placers import GRAPH_HELP, LoadError, load_families, resolve_graph
@@ -54,6 +54,15 @@ class StepOptions(TraceOptions):
 
 
 @dataclass(frozen=True)
+class TrainingOptions(StepOptions):
+    """Which training step of a model is meant, for commands that take no inference."""
+
+    inference: Suppress[bool] = False
+    micro_batches: int | Literal["auto"] = "auto"
+    """split the batch into so many parts; auto: 1, 2, 4, 8 and 16 are tried"""
+
+
+@dataclass(frozen=True)
 class CaptureOptions(StepOptions):
     """How a FACTORY, or an ONNX file, becomes a graph."""
 
@@ -67,6 +76,7 @@ class CaptureOptions(StepOptions):
 
 Trace = Annotated[TraceOptions, arg(name="")]
 Step = Annotated[StepOptions, arg(name="")]
+Training = Annotated[TrainingOptions, arg(name="")]
 Captured = Annotated[CaptureOptions, arg(name="")]
 
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from placeto.cli.common import CostsText, OptionalPath, OutputPath, UsageError, check_output, find_cluster, note, say
+from placeto.cli.common import (
+    CostsText,
+    OptionalInt,
+    OptionalPath,
+    OutputPath,
+    UsageError,
+    check_output,
+    find_cluster,
+    note,
+    say,
+)
 from placeto.cli.devices import show_devices
-from placeto.cli.graphs import FACTORY_HELP, Step, StepOptions, check_step, is_factory, step_of
+from placeto.cli.graphs import Training, TrainingOptions, check_step
+from placeto.cli.model_config import MODEL_HELP, find_model
 from placeto.cli.report import check_page
 from placeto.micro_batching import COUNTS
 from placeto.progress import ProgressBar
@@ -24,15 +34,16 @@ if TYPE_CHECKING:
 class Arguments:
     """Say which way to run a model's training step on a cluster: a table, best first, a sentence, and a bar per device.
 
-    Ways are one device; data parallelism with the same batch, by which each device gets a part of it, with the whole
-    optimizer on each device or a part of it; pipelines of stages with replicas, straight, or interleaved, by which a
-    device has several stages; and a free placement of single ops. Each is shown in the number of micro-batches (M) and
+    Ways are one device; whole modules on several, one after the other; data parallelism with the same batch, by which
+    each device gets a part of it, with all of the model on each device, or a part of the optimizer, the gradients and
+    the parameters; pipelines of stages with replicas, straight, or interleaved, by which a device has several stages;
+    and a free placement of single ops. Each is shown in the number of micro-batches (M) and
     the order of execution that are best for it; numbers are 1, 2, 4, 8 and 16, or else 1 and that of --micro-batches.
     "fullest device" is what the device holds that has the least room left: weights, gradients, optimizer, activations,
     and what it receives. The bars are of the best way.
     """
 
-    factory: Annotated[Positional[str], arg(metavar="FACTORY", help=FACTORY_HELP)]
+    model: Annotated[Positional[str], arg(metavar="FACTORY|CONFIG", help=MODEL_HELP)]
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
     headroom: Annotated[str, arg(metavar="SIZE")] = "0"
@@ -49,19 +60,17 @@ class Arguments:
     """write the placement of the best way to this .json file"""
     report: OptionalPath = None
     """write a page with the table and on the best way, as `placeto report` does, to this .html file"""
-    step: Step = field(default_factory=partial(StepOptions, micro_batches="auto"))
+    batch: OptionalInt = None
+    """of a CONFIG: sequences of a step, 1 if not given"""
+    length: OptionalInt = None
+    """of a CONFIG: tokens of each, 1024 if not given"""
+    step: Training = field(default_factory=TrainingOptions)
 
 
 def run(arguments: Arguments) -> None:
     """Plan, print the table and the sentence, write what was asked for."""
     check_output("--out", arguments.output, json=True)
     check_page("--report", arguments.report)
-    if not is_factory(arguments.factory):
-        raise UsageError(
-            f"{arguments.factory!r}: a plan needs a model, which it splits into micro-batches: {FACTORY_HELP}"
-        )
-    if arguments.step.inference:
-        raise UsageError("--inference: plans are for training steps; place an inference by `placeto place`")
     several = arguments.step.micro_batches
     counts = COUNTS if isinstance(several, str) else tuple(dict.fromkeys((1, several)))
     check_step(replace(arguments.step, micro_batches=counts[-1]))
@@ -69,7 +78,6 @@ def run(arguments: Arguments) -> None:
         raise UsageError("--simulations and --seed must be at least 0")
     from placeto.capture.micro_batches import batch_length
     from placeto.capture.trace import capture_training
-    from placeto.cli.factory import make, parted
     from placeto.formats.placement import save_placement
     from placeto.planning.ways import plans_of, with_headroom
     from placeto.problem.costs import load_costs
@@ -77,8 +85,7 @@ def run(arguments: Arguments) -> None:
 
     cluster = with_headroom(find_cluster(arguments.cluster, None), size_of(arguments.headroom))
     costs, options = load_costs(arguments.costs), arguments.step
-    module, inputs, loss, targets = step_of(make(arguments.factory, options.settings), arguments.factory, options)
-    name = parted(arguments.factory)[1].partition("(")[0].strip()
+    name, module, inputs, loss, targets = find_model(arguments.model, options, arguments.batch, arguments.length)
     how = {"name": name, "precision": options.precision, "targets": targets, "optimizer": options.optimizer}
 
     with ProgressBar("planning", total=len(counts)) as bar:
@@ -106,9 +113,14 @@ def run(arguments: Arguments) -> None:
     if arguments.report is not None:
         _write_report(plans, arguments.report, name)
     if arguments.output is not None:
-        save_placement(plans.best.result, arguments.output)
-        count = plans.best.micro_batches
-        note(f"the placement is of the step with --micro-batches {count}: give it to the commands that read the file")
+        saved, placement = plans.best_placed
+        save_placement(placement, arguments.output)
+        if saved is not plans.best:
+            note(f"{plans.best.kind} is no placement of ops: the file has that of the next best, {saved.name}")
+        note(
+            f"the placement is of the step with --micro-batches {saved.micro_batches}: "
+            "give it to the commands that read the file"
+        )
 
 
 def _write_report(plans: Plans, path: Path, name: str) -> None:
@@ -124,7 +136,7 @@ def _write_report(plans: Plans, path: Path, name: str) -> None:
     say(f"report       {path} ({format_bytes(path.stat().st_size)})")
 
 
-def size_of(text: str) -> int:
+def size_of(text: str, option: str = "--headroom") -> int:
     """Bytes, such as 1GB or 512MB.
 
     Raises:
@@ -135,4 +147,4 @@ def size_of(text: str) -> int:
     try:
         return parse_bytes(text)
     except ValueError:
-        raise UsageError(f"--headroom {text!r}: must be a size such as 1GB or 512MB") from None
+        raise UsageError(f"{option} {text!r}: must be a size such as 1GB or 512MB") from None

@@ -13,8 +13,21 @@ from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
 
-ONE, REPLICAS, SHARDED = "one device", "data parallel", "data parallel, optimizer sharded"
+ONE, WHOLE = "one device", "whole modules"
+REPLICAS, SHARDED = "data parallel", "data parallel, optimizer sharded"
+GRADIENTS_SHARDED, FULLY_SHARDED = "data parallel, gradients sharded", "data parallel, fully sharded"
 PIPELINE, INTERLEAVED, FREE = "pipeline", "interleaved pipeline", "free placement"
+KINDS = (ONE, WHOLE, REPLICAS, SHARDED, GRADIENTS_SHARDED, FULLY_SHARDED, PIPELINE, INTERLEAVED, FREE)
+"""From the simplest on."""
+_IN_PROGRAM_ORDER = KINDS[1:6]
+_RUN_BY = {
+    ONE: "PyTorch",
+    WHOLE: "accelerate",
+    REPLICAS: "torch DDP",
+    SHARDED: "torch DDP, ZeRO",
+    GRADIENTS_SHARDED: "torch FSDP",
+    FULLY_SHARDED: "torch FSDP",
+}
 GAIN = 0.005
 """Over the best plan: a free placement that gains less isn't worth its trouble."""
 _SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
@@ -27,10 +40,11 @@ class PlannedStep:
     kind: str
     shape: str  # "2 stages x 4"
     micro_batches: int
-    result: PlacementResult
+    result: PlacementResult  # what is simulated: of replicas, of a graph that frameworks make of the step
     memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the device that has the least room left
     room: int  # bytes of that device
     batch: int  # samples of a step
+    placement: PlacementResult | None  # of the step as it is captured; None where parameters are divided
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -70,9 +84,24 @@ class PlannedStep:
         return int(schedule.lowering.flat.tensor_bytes[schedule.send_tensor].sum())
 
     @property
+    def name(self) -> str:
+        """Such as "pipeline (4 stages x 2) in 8 micro-batches"."""
+        parts = "" if self.micro_batches == 1 else f" in {self.micro_batches} micro-batches"
+        return f"{self.kind} ({self.shape}){parts}"
+
+    @property
     def order(self) -> str:
-        """In which order devices run their ops: the name of a dispatch, or "own list" where one was made for it."""
+        """Of the ops of a device: a dispatch, "own list" where one was made, "program" of replicas."""
+        if self.kind in _IN_PROGRAM_ORDER:
+            return "program"
         return self.result.problem.dispatch if self.result.order is None else "own list"
+
+    @cached_property
+    def run_by(self) -> str:
+        """A tool that can run it so: pipelines by torch where `placeto export` can say them for it."""
+        if self.kind in (PIPELINE, INTERLEAVED) and torch_runs(self.schedule):
+            return "torch-pipeline"
+        return _RUN_BY.get(self.kind, "placeto run")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,21 +117,26 @@ class Plans:
         """The first."""
         return self.steps[0]
 
+    @property
+    def best_placed(self) -> tuple[PlannedStep, PlacementResult]:
+        """The first that is a placement of the captured step, and the placement."""
+        return next((step, step.placement) for step in self.steps if step.placement is not None)
+
     def advice(self) -> str:
         """Which to use and why, and what the next best would take, in two sentences."""
         best, others = self.best, self.steps[1:]
         if not best.fits:
             lacks = format_bytes(best.used - best.room)
-            return f"None of these fits: {_name(best)} lacks the least, {lacks}. Use more devices, or a smaller batch."
+            return f"None of these fits: {best.name} lacks the least, {lacks}. Use more devices, or a smaller batch."
         one = next((step for step in self.steps if step.kind == ONE), None)
         gain = "" if one is None or best is one else f", {one.step_us / best.step_us:.2f} times as fast as one device"
         if one is not None and not one.fits:
             gain = ", and one device hasn't the memory"
-        text = f"Use {_name(best)}: a step takes {format_us(best.step_us)}{gain}."
-        different = (step for step in others if step.fits and step.kind != best.kind and step.step_us > best.step_us)
+        text = f"Use {best.name}: a step takes {format_us(best.step_us)}{gain}."
+        different = (step for step in others if step.fits and step.kind != best.kind)
         if second := next(different, None):
             more, held = 100.0 * (second.step_us / best.step_us - 1.0), format_bytes(second.used)
-            text += f" Next is {_name(second)}: {more:.1f} % longer"
+            text += f" Next is {second.name}: {f'{more:.1f} % longer' if more >= 0.05 else 'as long'}"
             if held != (before := format_bytes(best.used)):
                 text += f", and {held} on the fullest device in place of {before}"
             text += "."
@@ -112,7 +146,7 @@ class Plans:
 
     def cells(self) -> list[list[str]]:
         """The table as texts: the names of its columns, then a row for each way."""
-        head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent"]
+        head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent", "run by"]
         rows = [
             [
                 step.kind,
@@ -125,6 +159,7 @@ class Plans:
                 format_bytes(step.room) if step.fits else f"{format_bytes(step.room)}: too little",
                 f"{100.0 * step.idle:.1f} %",
                 format_bytes(step.sent_bytes),
+                step.run_by,
             ]
             for step in self.steps
         ]
@@ -138,6 +173,13 @@ class Plans:
         )
 
 
-def _name(step: PlannedStep) -> str:
-    parts = "" if step.micro_batches == 1 else f" in {step.micro_batches} micro-batches"
-    return f"{step.kind} ({step.shape}){parts}"
+def torch_runs(schedule: Schedule) -> bool:
+    """Whether the export for torch takes it."""
+    from placeto.formats.exports import ExportError
+    from placeto.formats.exports.torch_stages import torch_stages
+
+    try:
+        torch_stages(schedule)
+    except ExportError:
+        return False
+    return True

@@ -1,7 +1,7 @@
 """What to run of a model on given devices: ways to train it, each in its best number of micro-batches and order.
 
-Ways are one device, replicas, pipelines of stages with replicas, straight or interleaved, and a free placement of ops.
-All are placements, and simulated by the same events: gradients of replicas are summed over the links that there are.
+Ways are one device, replicas with all parameters or parts of them, pipelines of stages with replicas, straight or
+interleaved, and a free placement of ops. All are simulated by the same events, over the links that there are.
 
 Legend: D devices, M micro-batches.
 """
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placeto.heuristics.common import device_speeds
+from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.plans import (
     Plan,
     choose_order,
@@ -25,8 +27,23 @@ from placeto.heuristics.plans import (
 )
 from placeto.micro_batching import COUNTS
 from placeto.placers import load_placer, warm_up
+from placeto.planning.replicas import replicated
 from placeto.planning.runnable import Tool, as_run, may_run
-from placeto.planning.steps import FREE, GAIN, INTERLEAVED, ONE, PIPELINE, REPLICAS, SHARDED, PlannedStep, Plans
+from placeto.planning.steps import (
+    FREE,
+    FULLY_SHARDED,
+    GAIN,
+    GRADIENTS_SHARDED,
+    INTERLEAVED,
+    KINDS,
+    ONE,
+    PIPELINE,
+    REPLICAS,
+    SHARDED,
+    WHOLE,
+    PlannedStep,
+    Plans,
+)
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.costs import load_costs
@@ -176,8 +193,10 @@ def plans_of(
     return Plans(tuple(steps), left_out, search)
 
 
-def _rank(step: PlannedStep) -> tuple[bool, float, int]:
-    return (not step.fits, step.step_us if step.fits else float(step.used - step.room), step.used)
+def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
+    """By time; those that take equally long, to four digits, from the simplest on."""
+    time = float(f"{step.step_us:.4g}")
+    return (not step.fits, time if step.fits else float(step.used - step.room), KINDS.index(step.kind), step.used)
 
 
 def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: RunnableBy) -> list[PlannedStep]:
@@ -188,7 +207,7 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
         single = simulate(problem, np.full(problem.num_ops, busy.argmin()))
     found = [_planned(ONE, problem.cluster.devices[single.placement[0]].name, count, _alone(single), batch)]
     if num_micro_batches(problem.graph) == 1:
-        return found
+        return found + _whole_modules(problem, batch)
     groups, orders, best = group_ops(problem), orders_to_try(problem), dict[str, list[tuple[str, Plan]]]()
 
     def kept(plan: Plan, placement: np.ndarray) -> bool:
@@ -200,12 +219,11 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
         if len(others) < SHOWN and shape not in [known for known, _ in others]:
             others.append((shape, plan))
     for kind, shape, plan in ((kind, *each) for kind, those in best.items() for each in those):
-        best_order = _in_best_order(problem, groups, orders, plan)
-        result = best_order if runnable_by is None or kind == REPLICAS else as_run(runnable_by, best_order, groups)
-        if result is None:
-            continue
-        step = _planned(kind, shape, count, result, batch)
-        found += [_replicated(step, each) for each in (REPLICAS, SHARDED)] if kind == REPLICAS else [step]
+        result = _in_best_order(problem, groups, orders, plan)
+        if kind == REPLICAS:
+            found += _replicas(problem, plan, shape, count, result, batch)
+        elif (run := result if runnable_by is None else as_run(runnable_by, result, groups)) is not None:
+            found.append(_planned(kind, shape, count, run, batch))
     return found
 
 
@@ -256,23 +274,67 @@ def _planned(kind: str, shape: str, count: int, result: PlacementResult, batch: 
     schedule, memory = result.schedule(), result.problem.cluster.memory
     used = np.unique(schedule.placement)
     fullest = int(used[(schedule.peak_memory - memory)[used].argmax()])
-    return PlannedStep(kind, shape, count, result, peak_by_category(schedule, fullest), int(memory[fullest]), batch)
+    held, room = peak_by_category(schedule, fullest), int(memory[fullest])
+    return PlannedStep(kind, shape, count, result, held, room, batch, placement=result)
 
 
-def _replicated(step: PlannedStep, kind: str) -> PlannedStep:
-    """The step as frameworks run replicas: each has all weights and gradients, and the optimizer's state or a part.
+def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
+    """Blocks on devices, one after the other in program order, as `placeto export --format device-map` says it."""
+    from placeto.formats.exports import ExportError
+    from placeto.formats.exports.device_map import CPU, device_map
 
-    Activations are those of the placement, in which each parameter is kept by one of the replicas.
+    kinds, found = [device.kind for device in problem.cluster.devices], []
+    order = [int(d) for d in np.argsort(-device_speeds(problem), kind="stable") if not kinds[d].startswith(CPU)]
+    for count in (len(order) >> halved for halved in range(len(order).bit_length() - 1)):
+        plan = Plan.balanced(problem, tuple((device,) for device in order[:count]))
+        if count > plan.num_layers:
+            continue
+        stage = np.searchsorted(plan.borders, layers(problem, False).number, side="right")
+        try:
+            mapped = device_map(simulate(problem, np.array(order)[stage])).in_order
+        except ExportError:  # no modules
+            return []
+        if len(np.unique(mapped.placement)) == count:
+            found.append(_planned(WHOLE, f"on {count} devices", 1, _alone(mapped), batch))
+    return found
+
+
+def _replicas(
+    problem: PlacementProblem, plan: Plan, shape: str, count: int, result: PlacementResult, batch: int
+) -> list[PlannedStep]:
+    """The ways in which frameworks run replicas: with all parameters, or parts of them."""
+    graph, devices = problem.graph, list(plan.devices[0])
+    first = [int((graph.micro_batches == micro_batch).argmax()) for micro_batch in range(count)]
+    whole = _planned(
+        REPLICAS, shape, count, _simulated(*replicated(problem, result.placement[first].tolist(), 1)), batch
+    )
+    whole = replace(whole, placement=result)
+    found = [_with_all(whole, problem, each) for each in (REPLICAS, SHARDED)]
+    if count % len(devices) == 0:
+        for kind, stage in ((GRADIENTS_SHARDED, 2), (FULLY_SHARDED, 3)):
+            run = _simulated(*replicated(problem, devices * (count // len(devices)), stage))
+            found.append(replace(_planned(kind, shape, count, run, batch), placement=None))
+    return found
+
+
+def _with_all(step: PlannedStep, problem: PlacementProblem, kind: str) -> PlannedStep:
+    """The step as frameworks keep it: each replica has all weights and gradients, and the optimizer's state or a part.
+
+    What is received becomes weights, and what is given to a gradient becomes the gradient.
     """
-    schedule, graph = step.schedule, step.result.problem.graph
+    schedule, graph = step.schedule, problem.graph
     used = np.unique(schedule.placement).tolist()
     weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
-    state = int(step.result.problem.resident_bytes.sum()) - weights - trained
+    state = int(problem.resident_bytes.sum()) - weights - trained
     whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if kind == SHARDED else 1)}
-    memory = step.result.problem.cluster.memory
+    memory = problem.cluster.memory
     held = {device: peak_by_category(schedule, device) | whole | {"received": 0} for device in used}
     fullest = max(held, key=lambda device: sum(held[device].values()) - int(memory[device]))
     return replace(step, kind=kind, memory=held[fullest], room=int(memory[fullest]))
+
+
+def _simulated(problem: PlacementProblem, placement: np.ndarray) -> PlacementResult:
+    return _alone(simulate(problem, placement))
 
 
 def _searched(

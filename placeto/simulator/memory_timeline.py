@@ -15,6 +15,9 @@ from placeto.simulator.schedule import Schedule
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "received")
 """What memory is for: parameters; gradients, those of a device's own micro-batches among them; the optimizer's state;
 tensors that other ops have made; copies of what other devices hold or have made."""
+GATHER, SCATTER, RELAY = "gather", "scatter", "relay"
+"""Types of ops of no cost in steps whose parameters are divided over devices: what makes a unit's weights of their
+parts, and parts of its gradients, and what is passed on to other devices."""
 
 
 def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -45,10 +48,14 @@ def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.
     """
     graph, here = schedule.problem.graph, schedule.placement == device
     begin, end, where, size, made_by = _lives(schedule)
-    sums = gradient_sums(graph)
+    sums, types = gradient_sums(graph), np.array(graph.op_types)
     parts = np.searchsorted(graph.output_ptr, sums.tensor, side="right") - 1  # the ops that give what is added up
-    summed = np.isin(made_by, [*sums.additions, *parts])
-    kind = np.where(made_by >= graph.num_ops, 4, np.where(summed, 1, 3))[where == device]
+    gives, takes = types[graph.edge_dst] == SCATTER, types[graph.edge_src] == SCATTER
+    summing = [sums.additions, parts, graph.edge_src[gives], graph.edge_src[takes], graph.edge_dst[takes]]
+    received = (made_by >= graph.num_ops) | np.isin(made_by, np.flatnonzero(types == RELAY))
+    gathered = np.isin(made_by, np.flatnonzero(types == GATHER))
+    summed = np.isin(made_by, np.concatenate(summing))
+    kind = np.where(received, 4, np.where(gathered, 0, np.where(summed, 1, 3)))[where == device]
     begin, end, size = begin[where == device], end[where == device], size[where == device]
     times, group = np.unique(np.concatenate([[0.0], begin, end]), return_inverse=True)
     change = np.zeros((len(times), len(CATEGORIES)), np.int64)

@@ -1,5 +1,6 @@
 """``placeto plan``."""
 
+import json
 import re
 from pathlib import Path
 
@@ -34,10 +35,11 @@ def run(*words: str) -> int:
 
 def test_the_page_says_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
-    program, command, printed = re.findall(r"^```\w*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    program, *commands = re.findall(r"^```\w*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (folder / "encoder.py").write_text(program)
-    assert run(*command.split()[1:]) == 0
-    assert capsys.readouterr().out == printed
+    for command, printed in zip(commands[::2], commands[1::2], strict=True):
+        assert run(*command.split()[1:]) == 0
+        assert capsys.readouterr().out == printed
     assert load_placement("plan.json").placement
 
 
@@ -46,7 +48,7 @@ def test_a_table_and_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]
     assert run(*words) == 0
     out, err = capsys.readouterr()
     assert out.startswith("net on 4xv100: batch 64, fp32, adam\n")
-    for way in ("one device", "data parallel", "pipeline", "interleaved pipeline"):
+    for way in ("one device", "whole modules", "data parallel, fully sharded", "pipeline", "interleaved pipeline"):
         assert f"\n{way}" in out
     assert "\nUse " in out
     assert re.search(r"step with --micro-batches \d+: give it", err)
@@ -72,7 +74,7 @@ def test_a_page_has_the_table_the_sentence_and_the_grid(folder: Path, capsys: py
     ("words", "told"),
     [
         (("cifar10:test:0",), "a plan needs a model"),
-        (("net.py:net", "--inference"), "place an inference by `placeto place`"),
+        (("net.py:net", "--inference"), "Unrecognized options: --inference"),
         (("net.py:net", "--headroom", "much"), "must be a size such as 1GB"),
         (("net.py:net", "--headroom", "99GB"), "a headroom of 99.0 GB leaves no memory"),
         (("net.py:net", "--micro-batches", "3"), "--micro-batches 3: net: a batch of 64 can't be split into 3"),
@@ -100,3 +102,23 @@ def test_a_batch_that_nothing_divides_gets_a_hint(folder: Path, capsys: pytest.C
     assert "a number that divides the batch of 7" in err
     assert run("plan", "net.py:net(batch=7)", "--cluster", "2xv100", "--simulations", "0", "--micro-batches", "7") == 0
     assert "\npipeline" in capsys.readouterr().out
+
+
+def test_what_is_no_placement_leaves_the_file_to_the_next_best(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("plan", "net.py:net", "--set", "batch=8192", "--cluster", "2xv100", "--simulations", "0")
+    assert run(*words, "--micro-batches", "2", "--headroom", "15.9015GB", "-o", "p.json") == 0
+    out, err = capsys.readouterr()
+    assert "Use data parallel, fully sharded (2 replicas) in 2 micro-batches" in out
+    assert "data parallel, fully sharded is no placement of ops: the file has that of the next best, " in err
+    assert load_placement("p.json").placement
+
+
+def test_a_model_by_its_config(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 100, **small}))
+    words = ("plan", "config.json", "--cluster", "2xv100", "--simulations", "0", "--micro-batches", "2")
+    assert run(*words, "--batch", "2", "--length", "16") == 0
+    assert "data parallel, fully sharded" in capsys.readouterr().out

@@ -11,7 +11,18 @@ import placeto
 from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_training
 from placeto.heuristics.plans import all_plans, pipeline
-from placeto.planning.steps import FREE, INTERLEAVED, ONE, PIPELINE, REPLICAS, SHARDED, Plans
+from placeto.planning.steps import (
+    FREE,
+    FULLY_SHARDED,
+    GRADIENTS_SHARDED,
+    INTERLEAVED,
+    ONE,
+    PIPELINE,
+    REPLICAS,
+    SHARDED,
+    WHOLE,
+    Plans,
+)
 from placeto.planning.ways import SHOWN, PlanningError, plan, plans_of, with_headroom
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
@@ -20,6 +31,7 @@ from placeto.problem.topology import ClusterError
 from placeto.simulator.schedule import simulate
 
 BATCH = 4096
+WITH_REPLICAS = {REPLICAS, SHARDED, GRADIENTS_SHARDED, FULLY_SHARDED}
 
 
 def chain(batch: int = BATCH) -> tuple[nn.Module, list[torch.Tensor]]:
@@ -39,13 +51,13 @@ def plans() -> Plans:
 
 def test_all_ways_are_there_best_first(plans: Plans) -> None:
     kinds = [step.kind for step in plans.steps]
-    assert {*kinds} - {FREE} == {ONE, REPLICAS, SHARDED, PIPELINE, INTERLEAVED}
+    assert {*kinds} - {FREE} == {ONE, WHOLE, *WITH_REPLICAS, PIPELINE, INTERLEAVED}
     others = min(step.step_us for step in plans.steps if step.kind != FREE)
     assert (FREE in kinds) == (plans.best.step_us < 0.995 * others)
     assert ("found none" in plans.advice()) == (FREE not in kinds)
     assert max(kinds.count(kind) for kind in kinds) <= SHOWN
     assert plans.best is plans.steps[0]
-    times = [step.step_us for step in plans.steps if step.fits]
+    times = [float(f"{step.step_us:.4g}") for step in plans.steps if step.fits]
     assert times == sorted(times)
     assert not plans.left_out
 
@@ -184,3 +196,31 @@ def test_plans_for_torch_deal_micro_batches_evenly() -> None:
         ops = [np.flatnonzero(graph.micro_batches == part) for part in range(8)]
         shares = np.unique([step.result.placement[part].max() for part in ops], return_counts=True)[1]
         assert step.kind == ONE or len(set(shares.tolist())) == 1
+
+
+def test_whole_modules_are_one_after_the_other(plans: Plans) -> None:
+    one = next(step for step in plans.steps if step.kind == ONE)
+    by_devices = {step.shape: step for step in plans.steps if step.kind == WHOLE}
+    assert list(by_devices) == ["on 2 devices", "on 4 devices", "on 8 devices"]
+    for step in by_devices.values():
+        graph, placement = step.result.problem.graph, step.result.placement
+        for layer in map(str, range(8)):
+            assert len({int(placement[op]) for op, path in enumerate(graph.modules) if path == layer}) == 1
+        assert (step.micro_batches, step.order, step.run_by) == (1, "program", "accelerate")
+        assert one.step_us < step.step_us
+        assert step.memory["weights"] < one.memory["weights"]
+
+
+def test_what_runs_each_way(plans: Plans) -> None:
+    by_kind = {step.kind: step.run_by for step in plans.steps}
+    assert by_kind[ONE] == "PyTorch"
+    assert by_kind[REPLICAS] == "torch DDP"
+    assert by_kind[GRADIENTS_SHARDED] == by_kind[FULLY_SHARDED] == "torch FSDP"
+    for step in plans.steps:
+        if step.kind == FREE or step.shape.startswith("stages of"):
+            assert step.run_by == "placeto run"
+        elif step.kind == PIPELINE:
+            assert step.run_by == "torch-pipeline"
+    saved, placement = plans.best_placed
+    assert placement.placement.shape == (placement.problem.num_ops,)
+    assert saved.kind not in (GRADIENTS_SHARDED, FULLY_SHARDED)

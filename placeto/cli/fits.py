@@ -1,0 +1,92 @@
+"""``placeto fits``: whether a model's training step fits a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from placeto.cli.common import OptionalInt, OptionalText, UsageError, find_cluster, note, say
+from placeto.cli.graphs import Training, TrainingOptions, check_step
+from placeto.cli.model_config import MODEL_HELP, checkpointed, find_model, is_config
+from placeto.cli.plan import size_of
+from placeto.micro_batching import COUNTS
+from placeto.progress import ProgressBar
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Say whether a model's training step fits a device, by what its memory is for.
+
+    Where it doesn't as it is, the batch is split into micro-batches, and the activations of a CONFIG's model are
+    checkpointed, until it does. Where nothing helps, parameters, gradients and optimizer are divided over the devices
+    of the cluster. Nothing is placed; `placeto plan` says which way is fast. Only training steps are simulated, without
+    tensor parallelism and quantized weights.
+    """
+
+    model: Annotated[Positional[str], arg(metavar="FACTORY|CONFIG", help=MODEL_HELP)]
+    cluster: OptionalText = None
+    """a name from `placeto list clusters`, or a cluster file: each kind of its devices is asked about"""
+    memory: Annotated[str | None, arg(metavar="SIZE")] = None
+    """of a device, such as 24GB, in place of a cluster"""
+    headroom: Annotated[str, arg(metavar="SIZE")] = "0"
+    """memory of each device that stays free, such as 1GB"""
+    batch: OptionalInt = None
+    """of a CONFIG: sequences of a step, 1 if not given"""
+    length: OptionalInt = None
+    """of a CONFIG: tokens of each, 1024 if not given"""
+    step: Training = field(default_factory=TrainingOptions)
+
+
+def run(arguments: Arguments) -> None:
+    """Simulate the step on one device and print what it holds."""
+    from placeto.capture.micro_batches import batch_length
+    from placeto.capture.trace import capture_training
+    from placeto.planning.fits import device_of, fits
+    from placeto.planning.ways import with_headroom
+    from placeto.problem.graph import ComputationGraph
+
+    options = arguments.step
+    if (arguments.cluster is None) == (arguments.memory is None):
+        raise UsageError("give either --cluster or --memory: the devices, or the memory of one")
+    counts = COUNTS if isinstance(options.micro_batches, str) else (options.micro_batches,)
+    check_step(replace(options, micro_batches=counts[-1]))
+    if arguments.cluster is not None:
+        cluster = find_cluster(arguments.cluster, None)
+    else:
+        cluster = device_of(size_of(str(arguments.memory), "--memory"))
+    cluster = with_headroom(cluster, size_of(arguments.headroom))
+    given = arguments.model, options, arguments.batch, arguments.length
+    name, module, inputs, loss, targets = find_model(*given)
+    modules = {False: module}
+    if is_config(arguments.model):
+        again = find_model(*given)[1]
+        modules |= {True: again} if checkpointed(again) else {}
+
+    with ProgressBar("capturing", total=(len(counts) + 1) * len(modules)) as bar:
+
+        def capture(count: int, checkpoints: bool) -> ComputationGraph:
+            bar.advance(note=f"{count} micro-batches{' with checkpointing' if checkpoints else ''}")
+            how: dict[str, Any] = {
+                "name": name,
+                "precision": options.precision,
+                "micro_batches": count,
+                "targets": targets,
+            }
+            how |= {"optimizer": options.optimizer, "master_weights": options.master_weights}
+            return capture_training(modules[checkpoints], inputs, loss, **how)
+
+        found = fits(capture, cluster, counts, tuple(modules))
+    of_module = list(module.parameters())
+    number, trained = (sum(one.numel() for one in of_module if one.requires_grad or every) for every in (True, False))
+    dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in of_module}))
+    what = f"{number / 1e6:,.1f} million parameters in {dtypes}"
+    what += "" if trained == number else f", of which {trained / 1e6:,.1f} million are trained"
+    how = "" if options.precision == "fp32" else f", {options.precision}"
+    say(f"{name}: {what}, batch {batch_length(inputs, targets)}{how}, {options.optimizer}")
+    say(str(found))
+    say(found.advice())
+    if not any(need.fits for need in found.needs):
+        for count, why in found.left_out.items():
+            note(f"not tried in {count} micro-batches: {why}")

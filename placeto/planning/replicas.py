@@ -1,0 +1,350 @@
+"""Data parallelism as frameworks run it: each device has the model, and takes some of the micro-batches.
+
+Stages are those of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC
+2020, arXiv 1910.02054), of n devices:
+
+1. Each has all weights and gradients. Gradients are summed once a step, a part of each on each device, which sends the
+   new weights of that part to the others: (n - 1) / n of their bytes twice, as an all-reduce. The optimizer's state is
+   whole on each device (PyTorch's DistributedDataParallel) or divided (ZeroRedundancyOptimizer).
+2. Each keeps a part of weights, gradients and state. A unit's weights are gathered before its forward pass and stay for
+   the backward pass, after which its gradients are summed, each part where it is kept (FSDP that doesn't reshard after
+   the forward pass).
+3. A unit's weights are gathered again before its backward pass, so that the bytes are sent three times (FSDP; Zhao et
+   al., "PyTorch FSDP", VLDB 2023, arXiv 2304.11277).
+
+In stages 2 and 3 devices gather and sum for each of their micro-batches. The next unit is gathered while one computes,
+so that two of them are in memory. A unit is a block of the model, or what stands between blocks.
+
+All of it becomes ops of a graph, which the simulator runs as any other. A device runs its micro-batches one after the
+other, its ops in the order of the program, as eager PyTorch does. What goes to another host goes there once, to one
+device, which passes it on; gradients are summed on their host first.
+
+Legend: N ops, n devices, M micro-batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from placeto.formats.exports.units import unit_of
+from placeto.problem.gradient_sums import GRADIENT, gradient_sums
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph_memory import storage
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
+
+_ADDITION = "aten.add"
+Record = dict[str, Any]
+Output = tuple[str, int]
+"""An op and the number of its output."""
+
+
+def replicated(problem: PlacementProblem, device: Sequence[int], stage: int) -> tuple[PlacementProblem, np.ndarray]:
+    """A training step on replicas, and the placement of its ops.
+
+    Args:
+        problem: of a step captured in M micro-batches, without the optimizer's update.
+        device: (M,) of each micro-batch; in stages 2 and 3 the devices take turns, so that all have equally many.
+        stage: 1, 2 or 3. In the first, each device has the whole state of the optimizer.
+
+    Raises:
+        ValueError: the devices don't take turns in stage 2 or 3.
+    """
+    return _Step(problem, device, stage).made()
+
+
+class _Use(NamedTuple):
+    """Weights that a device gathers once."""
+
+    unit: int
+    turn: int  # of its micro-batches
+    again: bool  # for the backward pass
+
+
+class _Step:
+    """The graph in the making."""
+
+    def __init__(self, problem: PlacementProblem, device: Sequence[int], stage: int) -> None:
+        self.problem, self.graph, self.stage, self.device = problem, problem.graph, stage, list(device)
+        self.devices = list(dict.fromkeys(self.device))
+        if stage > 1 and self.device != self.devices * (len(self.device) // len(self.devices)):
+            raise ValueError(f"in stage {stage} devices take turns, which {self.device} doesn't say")
+        self.shared = _of_no_micro_batch(self.graph)
+        self.units, self.unit = _units(self.graph, self.shared)
+        self.own = self.graph.to_ops()
+        self.first = np.searchsorted(self.graph.edge_dst, np.arange(self.graph.num_ops + 1))
+        self.records: list[Record] = []
+        self.placement: list[int] = []
+        self.signals: dict[str, int] = {}  # op -> its output of no bytes
+
+    def made(self) -> tuple[PlacementProblem, np.ndarray]:
+        """The problem and the placement."""
+        graph, dropped = self.graph, self.shared.copy()
+        dropped[gradient_sums(graph).additions] = True
+        dropped[[op for op, kind in enumerate(graph.op_types) if kind == GRADIENT]] = True
+        kept = [op for op in graph.topological_order.tolist() if not dropped[op]]
+        chains: dict[int, list[int]] = {device: [] for device in self.devices}
+        for op in kept:
+            record, device = self.own[op], self._where(op)
+            record.pop("colocation", None)
+            record["held"] = [each for each in record.get("held", ()) if not dropped[graph.index[each[0]]]]
+            self._add(record, device)
+            if graph.micro_batches[op] == NO_MICRO_BATCH or not record["inputs"]:
+                continue
+            if chains[device]:
+                record["inputs"].append(self._signal(self.own[chains[device][-1]]))
+            chains[device].append(op)
+        if self.stage == 1:
+            self._copy(kept)
+        else:
+            self._divide(kept, chains)
+        self._sum_gradients()
+        made = ComputationGraph.from_ops(graph.name, self.records, graph.mode)
+        cluster, costs = self.problem.cluster, self.problem.costs
+        return PlacementProblem(made, cluster, costs, "fifo"), np.array(self.placement, np.int64)
+
+    def _where(self, op: int) -> int:
+        return self.device[max(0, int(self.graph.micro_batches[op]))]
+
+    def _turn(self, micro_batch: int) -> int:
+        """How many micro-batches its device has before."""
+        return self.device[: max(0, micro_batch)].count(self.device[max(0, micro_batch)])
+
+    def _add(self, record: Record, device: int) -> Output:
+        self.records.append(record)
+        self.placement.append(device)
+        return record["name"], 0
+
+    def _signal(self, record: Record) -> Output:
+        """An output of no bytes of an op, for what waits for it."""
+        if record["name"] not in self.signals:
+            self.signals[record["name"]] = len(record["outputs"])
+            record["outputs"].append(0)
+        return record["name"], self.signals[record["name"]]
+
+    def _name(self, use: _Use, what: str, device: int) -> str:
+        path, turn = self.units[use.unit], f"@{use.turn}" if use.turn else ""
+        name = f"{path}{turn}/{'grad/' if use.again else ''}{what} on {self.problem.cluster.device_names[device]}"
+        while name in self.graph.index:
+            name += "'"
+        return name
+
+    def _copy(self, kept: list[int]) -> None:
+        """Give each device all parameters, and what is made of them; of those that are trained others send parts."""
+        graph = self.graph
+        updated = np.bincount(self.unit[self.shared], graph.trained_bytes[self.shared], len(self.units))
+        there: dict[int, dict[int, Output]] = {}
+        for unit in np.flatnonzero(updated).tolist():  # one after the other
+            waits = list(there.values())[-1] if there else {}
+            there[unit] = self._gathered(_Use(unit, 0, False), int(updated[unit]), 0, waits, self.devices)
+        shared = [op for op in graph.topological_order.tolist() if self.shared[op]]
+        for device in self.devices:
+            name = {op: f"{graph.op_names[op]} on {self.problem.cluster.device_names[device]}" for op in shared}
+            for op in shared:
+                record = self.own[op] | {"name": name[op], "held": []}
+                record.pop("colocation", None)
+                record["inputs"] = [(name[graph.index[source]], output) for source, output in record["inputs"]]
+                if graph.trained_bytes[op]:
+                    record["inputs"].append(there[int(self.unit[op])][device])
+                self._add(record, device)
+            for op in kept:
+                if self._where(op) == device:
+                    inputs = [
+                        (graph.index.get(source, -1), source, output) for source, output in self.own[op]["inputs"]
+                    ]
+                    self.own[op]["inputs"] = [(name.get(of, source), output) for of, source, output in inputs]
+
+    def _divide(self, kept: list[int], chains: dict[int, list[int]]) -> None:
+        """Give each device a part of the units, and what gathers them; let the ops read what is gathered."""
+        graph, memory = self.graph, storage(self.graph)
+        readers: dict[int, dict[_Use, list[tuple[int, int]]]] = {device: defaultdict(list) for device in self.devices}
+        read: dict[int, set[int]] = defaultdict(set)  # tensors of each unit
+        for op in kept:
+            for edge in range(self.first[op], self.first[op + 1]):
+                if self.shared[source := int(graph.edge_src[edge])]:
+                    use = self._use(int(self.unit[source]), op)
+                    readers[self._where(op)][use].append((op, edge - int(self.first[op])))
+                    read[use.unit].add(int(memory[graph.edge_tensor[edge]]))
+        for home, tensor in _contributions(graph):  # a unit has its weights until its gradients are there
+            op = int(np.searchsorted(graph.output_ptr, tensor, side="right")) - 1
+            readers[self._where(op)][self._use(int(self.unit[home]), op)].append((op, len(self.own[op]["inputs"])))
+            self.own[op]["inputs"].append(("", 0))
+        waits: dict[_Use, dict[int, Output]] = defaultdict(dict)  # for the last op before the use before it
+        for device, chain in chains.items():
+            place = {op: at for at, op in enumerate(chain)}
+            begun = {use: min(place.get(op, 0) for op, _ in own) for use, own in readers[device].items()}
+            order = sorted(begun, key=begun.__getitem__)
+            readers[device] = {use: readers[device][use] for use in order}
+            for before, use in itertools.pairwise(order):
+                if at := begun[before]:
+                    waits[use][device] = self._signal(self.own[chain[at - 1]])
+        for unit in range(len(self.units)):
+            self._keep(unit)
+        for use in dict.fromkeys(use for device in self.devices for use in readers[device]):
+            size = int(graph.output_bytes[list(read[use.unit])].sum())
+            on = [device for device in self.devices if use in readers[device]]
+            for device, weights in self._gathered(use, size, size, waits[use], on).items():
+                for op, number in readers[device][use]:
+                    self.own[op]["inputs"][number] = weights
+
+    def _use(self, unit: int, op: int) -> _Use:
+        again = self.stage == 3 and self.graph.passes[op] in BACKWARD_PASSES
+        return _Use(unit, self._turn(int(self.graph.micro_batches[op])), again)
+
+    def _keep(self, unit: int) -> None:
+        """Let each device keep a part of a unit's parameters, with gradients and the optimizer's state."""
+        graph, mine = self.graph, self.shared & (self.unit == unit)
+        sizes = [int(array[mine].sum()) for array in (graph.param_bytes, graph.trained_bytes, graph.state_bytes)]
+        for number, device in enumerate(self.devices):
+            kept = [_share(size, number, len(self.devices)) for size in sizes]
+            record: Record = {"name": self._name(_Use(unit, 0, False), "part", device), "type": "parameter"}
+            record |= {"module": self.units[unit], "param_bytes": kept[0], "trained_bytes": kept[1]}
+            self._add(record | {"state_bytes": kept[2] if kept[1] else 0}, device)
+
+    def _gathered(
+        self, use: _Use, sent: int, size: int, waits: dict[int, Output], on: Sequence[int]
+    ) -> dict[int, Output]:
+        """Let each device send its part of so many bytes to some devices; of each of them the weights, of `size` bytes.
+
+        In stages 2 and 3 what is made of parameters alone, as their copies in 16 bits, is made of each part.
+        """
+        graph, count, of = self.graph, len(self.devices), {"module": self.units[use.unit]}
+        made = np.flatnonzero(self.shared & (self.unit == use.unit) & (graph.bytes_accessed + graph.flops > 0))
+        part: Record = of | {"type": "part"}
+        if self.stage > 1 and len(made):
+            op = int(made[graph.bytes_accessed[made].argmax()])
+            part |= {"type": graph.op_types[op], "dtype": graph.dtypes[op], "kernel": graph.kernels[op]}
+            part |= {key: float(getattr(graph, key)[made].sum()) / count for key in ("flops", "bytes_accessed")}
+        else:
+            part["resident_outputs"] = [0]
+        read: dict[int, list[Output]] = {device: [] for device in on}
+        for number, device in enumerate(self.devices):
+            part |= {"name": self._name(use, "part sent", device), "outputs": [_share(sent, number, count)]}
+            source = self._add(part | {"inputs": [waits[device]] if device in waits else []}, device)
+            for there, near in self._hosts(device):
+                wanted, passed = [other for other in there if other in read], source
+                if device not in there and len(wanted) > 1:
+                    name = self._name(use, f"part {number} passed on", near)
+                    passed = self._add(
+                        of | {"name": name, "type": RELAY, "inputs": [source], "outputs": part["outputs"]}, near
+                    )
+                for other in wanted:
+                    read[other].append(passed)
+        found = {}
+        for device, inputs in read.items():
+            record = of | {"name": self._name(use, "weights", device), "type": GATHER, "inputs": inputs}
+            found[device] = self._add(record | {"outputs": [size]}, device)
+        return found
+
+    def _hosts(self, device: int) -> list[tuple[list[int], int]]:
+        """The devices of each host, a device's own first, and that of them with its number within its host."""
+        host = self.problem.cluster.host
+        together: dict[int, list[int]] = {int(host[device]): []}
+        for other in self.devices:
+            together.setdefault(int(host[other]), []).append(other)
+        number = together[int(host[device])].index(device)
+        return [(there, there[number % len(there)]) for there in together.values()]
+
+    def _sum_gradients(self) -> None:
+        """Add what sums the gradients of units: what a device has of its micro-batches first, in stage 1."""
+        graph = self.graph
+        given: dict[tuple[int, int], list[int]] = defaultdict(list)  # tensors, by unit and micro-batch
+        source = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
+        for home, tensor in _contributions(graph):
+            given[int(self.unit[home]), int(graph.micro_batches[source[tensor]])].append(tensor)
+        dtype = {int(self.unit[op]): graph.dtypes[op] for op in np.flatnonzero(graph.trained_bytes).tolist()}
+        for unit in dict.fromkeys(unit for unit, _ in given):
+            both = {"module": self.units[unit], "pass": "backward", "dtype": dtype[unit]}
+            size = max(int(graph.output_bytes[tensors].sum()) for (of, _), tensors in given.items() if of == unit)
+            parts: dict[_Use, dict[int, list[Output]]] = defaultdict(lambda: {device: [] for device in self.devices})
+            for micro_batch, device in enumerate(self.device):
+                use = _Use(unit, self._turn(micro_batch), True)
+                tensors = given[unit, micro_batch]
+                inputs = [(graph.op_names[op], t - int(graph.output_ptr[op])) for t in tensors for op in [source[t]]]
+                if self.stage == 1 and use.turn:
+                    name = self._name(use, "gradients added", device)
+                    inputs = [self._add(both | _sum(name, inputs, 1, size, [0]), device)]
+                parts[use if self.stage > 1 else _Use(unit, 0, True)][device] += inputs
+            for use, inputs_of in parts.items():
+                self._reduced(use, inputs_of, size, both)
+
+    def _reduced(self, use: _Use, inputs: dict[int, list[Output]], size: int, both: Record) -> None:
+        """Sum gradients of `size` bytes, each part on the device that keeps it."""
+        count = len(self.devices)
+        sizes = [_share(size, number, count) for number in range(count)]
+        whole = {"resident_outputs": list(range(count))} if self.stage == 1 else {}
+        for device, given in inputs.items():
+            record = both | {"name": self._name(use, "gradients", device), "type": SCATTER, "inputs": given}
+            self._add(record | {"outputs": sizes} | whole, device)
+        for number, device in enumerate(self.devices):
+            mine = {other: (self._name(use, "gradients", other), number) for other in self.devices}
+            (here, _), *elsewhere = self._hosts(device)
+            parts = [mine[other] for other in here]
+            for there, near in elsewhere:
+                theirs = [mine[other] for other in there]
+                if len(there) > 1:
+                    name = self._name(use, f"part {number} summed up", near)
+                    added = _sum(name, theirs, len(theirs) - 1, sizes[number], [sizes[number]])
+                    theirs = [self._add(both | added, near)]
+                parts += theirs
+            name = self._name(use, "part of gradients", device)
+            additions = len(parts) - 1 + (use.turn > 0)
+            self._add(both | _sum(name, parts, additions, sizes[number], []), device)
+
+
+def _of_no_micro_batch(graph: ComputationGraph) -> np.ndarray:
+    """(N,) bool, parameters and what is made of them alone, such as copies in 16 bits."""
+    found = graph.micro_batches == NO_MICRO_BATCH
+    first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
+    for op in graph.topological_order.tolist():
+        found[op] &= bool(found[graph.edge_src[first[op] : first[op + 1]]].all())
+    return found
+
+
+def _units(graph: ComputationGraph, shared: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Names of the units, and (N,) that of each parameter, what is made of it, and its gradient; -1 = none.
+
+    Modules that are no blocks are one unit if no block comes between them.
+    """
+    names, number, unit = list[str](), dict[str, int](), np.full(graph.num_ops, -1)
+    between = -1  # the unit of what stands between blocks
+    for op in graph.topological_order.tolist():
+        if not shared[op] and graph.op_types[op] != GRADIENT:
+            continue
+        name = unit_of(graph.modules[op], ())
+        if name not in number:
+            block = name.rpartition(".")[2].isdigit()
+            if block or between < 0:
+                names.append(name)
+            number[name] = len(names) - 1 if block or between < 0 else between
+            between = -1 if block else number[name]
+        unit[op] = number[name]
+    return names, unit
+
+
+def _contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:
+    """The op at the home of each gradient, with each of the tensors that are added up to it."""
+    sums = gradient_sums(graph)
+    for number, home in enumerate(sums.home.tolist()):
+        for tensor in sums.tensor[sums.ptr[number] : sums.ptr[number + 1]].tolist():
+            yield home, tensor
+    for edge, op in enumerate(graph.edge_dst.tolist()):
+        if graph.op_types[op] == GRADIENT and op not in sums.home:
+            yield op, int(graph.edge_tensor[edge])
+
+
+def _share(size: int, number: int, count: int) -> int:
+    """Bytes of one of `count` parts."""
+    return size * (number + 1) // count - size * number // count
+
+
+def _sum(name: str, inputs: list[Output], additions: int, size: int, outputs: list[int]) -> Record:
+    """An op that adds tensors of `size` bytes so often."""
+    cost = {"flops": additions * size / 4, "bytes_accessed": 3.0 * additions * size}
+    return {"name": name, "type": _ADDITION, "inputs": inputs, "outputs": outputs, **cost}

@@ -1,0 +1,84 @@
+"""``placeto fits``."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from placeto.cli.command import main
+
+NET = """
+import torch
+from torch import nn
+
+
+def net(batch=64, frozen=False):
+    module = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
+    module[0].requires_grad_(not frozen)
+    return module, (torch.empty(batch, 512),), lambda y: y.square().mean()
+"""
+MEMORY = ("weights", "gradients", "optimizer", "activations", "received")
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 100,
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["fits", *words])
+    return int(ended.value.code or 0)
+
+
+def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("net.py:net", "--cluster", "2xv100", "--set", "frozen=True") == 0
+    first, head, row, sentence = capsys.readouterr().out.splitlines()
+    assert first == "net: 1.6 million parameters in float32, of which 1.3 million are trained, batch 64, adam"
+    assert head.split() == ["device", "of", "M", "checkpoints", *MEMORY, "together", "fits"]
+    assert row.startswith("v100    16.0 GB  1  no           6.30 MB  5.25 MB    10.5 MB")
+    assert sentence.startswith("It fits a v100 of 16.0 GB, with ")
+
+
+def test_a_model_by_its_config(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    assert run("config.json", "--memory", "6MB", "--batch", "8", "--length", "128") == 0
+    out = capsys.readouterr().out
+    assert "million parameters in float32, batch 8, adam" in out
+    rows = out.splitlines()[2:-1]
+    assert [row.split()[3:5] for row in rows[:3]] == [["1", "no"], ["1", "yes"], ["2", "no"]]
+    assert rows[-1].endswith("yes")
+    assert "lacks" in rows[0]
+    assert "It fits a device of 6.00 MB" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("net.py:net",), "give either --cluster or --memory"),
+        (("net.py:net", "--cluster", "2xv100", "--memory", "1GB"), "give either --cluster or --memory"),
+        (("net.py:net", "--memory", "much"), "--memory 'much': must be a size"),
+        (("net.py:net", "--memory", "1GB", "--headroom", "2GB"), "leaves no memory"),
+        (("net.py:net", "--memory", "1GB", "--micro-batches", "3"), "can't be split into 3"),
+        (("net.py:net", "--memory", "1GB", "--inference"), "Unrecognized options: --inference"),
+        (("net.py:net", "--memory", "1GB", "--batch", "3"), "--batch and --length are for a config.json"),
+        (("net.py:net", "--memory", "1GB", "--tensor-parallel", "2"), "Unrecognized options: --tensor-parallel"),
+        (("cifar10:test:0", "--memory", "1GB"), "a plan needs a model"),
+    ],
+)
+def test_what_is_wrong_is_refused(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*words) == 2
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert told in error

@@ -1,0 +1,82 @@
+"""Models by their config.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from placeto.cli.common import UsageError
+from placeto.cli.graphs import TrainingOptions
+from placeto.cli.model_config import checkpointed, find_model, is_config
+
+pytest.importorskip("transformers")
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 40,
+}
+
+
+def written(folder: Path, **config: Any) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def test_models_that_generate_give_their_loss(tmp_path: Path) -> None:
+    path = written(tmp_path, model_type="llama", torch_dtype="bfloat16", **SMALL)
+    name, module, inputs, loss, targets = find_model(path, TrainingOptions(), 3, 5)
+    assert (name, loss, targets) == (tmp_path.name, None, ())
+    assert type(module).__name__ == "LlamaForCausalLM"
+    assert {(str(one.device), str(one.dtype)) for one in module.parameters()} == {("meta", "torch.bfloat16")}
+    assert {key: tuple(value.shape) for key, value in inputs.items()} == {"input_ids": (3, 5), "labels": (3, 5)}
+    assert checkpointed(module)
+    assert find_model(str(tmp_path), TrainingOptions(), None, None)[2]["input_ids"].shape == (1, 1024)
+
+
+def test_others_have_the_mean_square_of_their_hidden_states(tmp_path: Path) -> None:
+    path = written(tmp_path, model_type="bert", architectures=["BertModel"], **SMALL)
+    _, module, inputs, loss, _ = find_model(path, TrainingOptions(), 2, 4)
+    assert list(inputs) == ["input_ids"]
+    assert loss(module(**inputs)).dim() == 0
+
+
+def test_what_is_a_config(tmp_path: Path) -> None:
+    assert is_config(written(tmp_path, model_type="llama"))
+    assert is_config(str(tmp_path))
+    for other in (
+        "net.py:net",
+        "cifar10:test:0",
+        str(tmp_path / "none.json"),
+        written(tmp_path, format="placeto.graph/1"),
+    ):
+        assert not is_config(other)
+    (tmp_path / "config.json").write_text("{")
+    assert not is_config(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model_type": "llama", "quantization_config": {"load_in_4bit": True}}, "quantized weights"),
+        ({"model_type": "no-such-model"}, "transformers can't build it"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "transformers can't build it"),
+        ({"model_type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}, "no model of text alone"),
+        ({"model_type": "vit", "num_hidden_layers": 1}, "no model of text alone"),
+    ],
+)
+def test_what_can_not_be_built_is_refused(config: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=told) as refused:
+        find_model(written(tmp_path, **config), TrainingOptions(), None, None)
+    assert "config.json: " in str(refused.value)
+
+
+def test_options_of_factories_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, model_type="llama", **SMALL)
+    with pytest.raises(UsageError, match="--set and --loss are for a FACTORY"):
+        find_model(path, TrainingOptions(loss="mean"), None, None)
+    with pytest.raises(UsageError, match="--length must be at least 1, not 0"):
+        find_model(path, TrainingOptions(), None, 0)

@@ -1,0 +1,76 @@
+"""Whether a step fits a device."""
+
+import pytest
+import torch
+from torch import nn
+
+from placeto.capture.errors import CaptureError
+from placeto.capture.trace import capture_training
+from placeto.planning.fits import Fits, device_of, fits
+from placeto.problem.cluster import Cluster
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.graph import ComputationGraph
+
+WIDTH, LAYERS, BATCH = 512, 4, 4096
+WHOLE = LAYERS * WIDTH * WIDTH * 4  # bytes of the parameters
+
+
+def asked(cluster: Cluster, counts: tuple[int, ...] = (1, 2, 4, 8, 16), batch: int = BATCH) -> Fits:
+    with torch.device("meta"):
+        module, inputs = (
+            nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))),
+            [torch.empty(batch, WIDTH)],
+        )
+
+    def capture(count: int, checkpointed: bool) -> ComputationGraph:
+        return capture_training(module, inputs, lambda y: y.square().mean(), micro_batches=count)
+
+    return fits(capture, cluster, counts)
+
+
+def test_what_fits_as_it_is_is_asked_once() -> None:
+    found = asked(load_cluster("2xv100"))
+    (need,) = found.needs
+    assert (need.fits, need.micro_batches, need.devices, need.resident) == (True, 1, 1, 4 * WHOLE)
+    assert need.memory["weights"] == need.memory["gradients"] == need.memory["optimizer"] // 2 == WHOLE
+    layer = BATCH * WIDTH * 4
+    # the inputs of all layers but the first, the last output, and what the loss makes of it
+    assert LAYERS * layer <= need.memory["activations"] <= (LAYERS + 4) * layer
+    assert found.advice() == "It fits a v100 of 16.0 GB, with 15.9 GB left."
+
+
+def test_micro_batches_are_tried_until_it_fits() -> None:
+    whole = asked(load_cluster("2xv100")).needs[0]
+    found = asked(device_of(whole.resident + (whole.used - whole.resident) * 3 // 5))
+    assert [need.micro_batches for need in found.needs] == [1, 2]
+    assert [need.fits for need in found.needs] == [False, True]
+    one, two = (need.memory["activations"] for need in found.needs)
+    assert two == pytest.approx(one / 2, rel=0.01)
+    assert "in 2 micro-batches, with" in found.advice()
+    assert "lacks" in str(found)
+
+
+def test_what_never_fits_is_told_at_once() -> None:
+    found = asked(device_of(3 * WHOLE))
+    assert [need.micro_batches for need in found.needs] == [1]
+    assert found.advice() == "It doesn't fit a device of 12.6 MB: weights, gradients and optimizer take 16.8 MB."
+    found = asked(device_of(4 * WHOLE + 1), (1, 2))
+    assert [need.micro_batches for need in found.needs] == [1, 2]
+    assert found.advice().endswith("in 2 micro-batches.")
+
+
+def test_parameters_are_divided_where_nothing_else_helps() -> None:
+    cluster = load_cluster("4xv100")
+    devices = device_of(3 * WHOLE).devices * 4
+    named = tuple(type(one)(f"d{number}", *list(vars(one).values())[1:]) for number, one in enumerate(devices))
+    small = Cluster("small", named, cluster.bandwidth, cluster.latency_us)
+    found = asked(small, batch=64)
+    assert [(need.devices, need.micro_batches) for need in found.needs] == [(1, 1), (4, 4)]
+    assert found.needs[-1].fits
+    assert found.needs[-1].resident == WHOLE
+    assert "With its parameters divided over 4 devices it fits in 4 micro-batches" in found.advice()
+    odd = asked(small, batch=63)
+    assert len(odd.needs) == 1
+    assert "can't be split into 4" in odd.left_out[4]
+    with pytest.raises(CaptureError, match="can't be split into 5"):
+        asked(small, (5,), batch=64)
