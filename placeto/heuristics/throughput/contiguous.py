@@ -24,7 +24,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 
 from placeto.heuristics.throughput.stream import Stream
 
-_PAIRS = 4_000_000  # pairs of ideals that are looked at in one go
+_PAIRS = 1_000_000  # pairs of ideals that are looked at in one go
 _MOST_STATES = 1000  # of how many devices of each class are used
 _SLACK = 1e-9  # share of a time that is allowed for rounding
 
