@@ -10,7 +10,7 @@ import pytest
 
 from placeto import place
 from placeto.heuristics.throughput import THROUGHPUT, ThroughputError, contiguous, free
-from placeto.heuristics.throughput.contiguous import OutOfTimeError, all_orders, contiguous_split
+from placeto.heuristics.throughput.contiguous import ContiguousSplits, OutOfTimeError, all_orders
 from placeto.heuristics.throughput.ideals import all_ideals, some_ideals
 from placeto.heuristics.throughput.stream import Stream, stream_of
 from placeto.placers import resolve_graph
@@ -165,7 +165,7 @@ def test_what_cannot_be_is_refused() -> None:
             placer(small, seconds=1.0)
     stream = stream_of(PROBLEMS["alike"])
     with pytest.raises(OutOfTimeError):
-        contiguous_split(stream, stream.cost_at(slowest=True), some_ideals(stream, 1, 0), until=0.0)
+        ContiguousSplits(stream, stream.cost_at(slowest=True), some_ideals(stream, 1, 0)).best(until=0.0)
     with pytest.raises(PlacingError, match="objective"):
         place(graph(0, 7), cluster="2xv100", objective="latency")  # type: ignore[arg-type]
 

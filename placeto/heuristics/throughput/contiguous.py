@@ -42,111 +42,117 @@ class OutOfTimeError(Exception):
     """The seconds given were spent before the program was done."""
 
 
-def contiguous_split(
-    stream: Stream,
-    cost_us: np.ndarray,
-    ideals: np.ndarray,
-    below_us: float = math.inf,
-    until: float = math.inf,
-) -> tuple[np.ndarray | None, float]:
-    """The split between ideals whose greatest load is least.
+class ContiguousSplits:
+    """The splits of a stream between some ideals.
 
     Args:
         stream: what is split.
         cost_us: (T,) microseconds of each tensor.
         ideals: (I, U) bool, the empty one first and the full one last; a part of them does as well.
         below_us: only smaller loads count.
-        until: what `time.perf_counter` may say at most.
-
-    Returns:
-        (U,) device of each unit, None if no split is below the bound, and the greatest load in microseconds, or the
-        bound. Where there are too many ways to mix the devices (see `all_orders`) those of a kind follow each other.
-
-    Raises:
-        OutOfTimeError: it says more.
     """
-    program = _Program(stream, cost_us, ideals, below_us, until)
-    units = program.solve()
-    return units, below_us if units is None else program.bound
 
-
-class _Program:
-    def __init__(self, stream: Stream, cost_us: np.ndarray, ideals: np.ndarray, below_us: float, until: float) -> None:
-        self.stream, self.until, self.classes = stream, until, classes(stream)
-        self.bound = min(below_us, 1.0 + 2.0 * float(stream.time_us.max(axis=1).sum() + cost_us.sum()))
-        self.states = _states(stream)  # how many of each class are used
-        least = stream.time_us.min(axis=1)
-        self.done = ideals @ least  # (I,)
-        useful = np.any([self._possible(used) for used in self.states], axis=0)
+    def __init__(self, stream: Stream, cost_us: np.ndarray, ideals: np.ndarray, below_us: float = math.inf) -> None:
+        self._stream, self._classes = stream, classes(stream)
+        most_us = 1.0 + 2.0 * float(stream.time_us.max(axis=1).sum() + cost_us.sum())
+        self._most_us = self._bound = min(below_us, most_us)
+        self._states = _states(stream)  # how many devices of each class are used
+        self._done, self._cut = ideals @ stream.time_us.min(axis=1), np.zeros(len(ideals))
+        useful = np.any([self._possible(used) for used in self._states], axis=0)
         useful[[0, -1]] = True
-        self.ideals, self.done = ideals[useful], self.done[useful]
-        self.work = self.ideals @ stream.time_us[:, [of.devices[0] for of in self.classes]]  # (I, C)
-        self.memory = self.ideals @ stream.memory.astype(np.float64)
-        self.cut, self.left, self.right = _transfers(stream, cost_us, self.ideals)
-        padded = np.zeros((len(self.ideals), -(-stream.num_units // 64) * 64), bool)
-        padded[:, : stream.num_units] = self.ideals
-        self.bits = np.packbits(padded, axis=1).view(np.uint64)  # (I, U / 64)
+        self._ideals, self._done = ideals[useful], self._done[useful]
+        self._work = self._ideals @ stream.time_us[:, [of.devices[0] for of in self._classes]]  # (I, C)
+        self._memory = self._ideals @ stream.memory.astype(np.float64)
+        self._cut, self._left, self._right = _transfers(stream, cost_us, self._ideals)
+        padded = np.zeros((len(self._ideals), -(-stream.num_units // 64) * 64), bool)
+        padded[:, : stream.num_units] = self._ideals
+        self._bits = np.packbits(padded, axis=1).view(np.uint64)  # (I, U / 64)
 
-    def solve(self) -> np.ndarray | None:
-        load = {used: np.full(len(self.ideals), math.inf) for used in self.states}
-        came = {used: np.full((len(self.ideals), 2), -1) for used in self.states}  # class and ideal before
-        load[self.states[0]][0] = 0.0
+    def best(self, below_us: float = math.inf, until: float = math.inf) -> tuple[np.ndarray | None, float]:
+        """The split whose greatest load is least.
+
+        Args:
+            below_us: only smaller loads count.
+            until: what `time.perf_counter` may say at most.
+
+        Returns:
+            (U,) device of each unit, None if no split is below the bound, and the greatest load in microseconds, or
+            the bound. Where there are too many ways to mix the devices (see `all_orders`) those of a kind follow each
+            other.
+
+        Raises:
+            OutOfTimeError: it says more.
+        """
+        self._bound = min(below_us, self._most_us)
+        load = {used: np.full(len(self._ideals), math.inf) for used in self._states}
+        came = {used: np.full((len(self._ideals), 2), -1) for used in self._states}  # class and ideal before
+        load[self._states[0]][0] = 0.0
         best: tuple[int, ...] | None = None
-        for used in self.states:
-            for index in range(len(self.classes)):
+        for used in self._states:
+            for index in range(len(self._classes)):
                 then = (*used[:index], used[index] + 1, *used[index + 1 :])
                 if then not in load:
                     continue
-                sources = (load[used] < self.bound) & self._possible(used)
-                self._extend(index, np.flatnonzero(sources), self._possible(then), load[used], load[then], came[then])
-                if load[then][-1] < self.bound:
-                    best, self.bound = then, float(load[then][-1])
-        return None if best is None else self._traced(best, came)
+                rows = np.flatnonzero((load[used] < self._bound) & self._possible(used))
+                columns = np.flatnonzero(self._possible(then))
+                self._extend(index, rows, columns, load[used], load[then], came[then], until)
+                if load[then][-1] < self._bound:
+                    best, self._bound = then, float(load[then][-1])
+        return (None, below_us) if best is None else (self._traced(best, came), self._bound)
 
     def _possible(self, used: tuple[int, ...]) -> np.ndarray:
-        """(I,) whether devices may hold an ideal, and those that are left what is left, all below the bound."""
-        counts = [(count, len(of.devices) - count) for of, count in zip(self.classes, used, strict=True)]
-        speeds = np.array(counts).T @ [of.speed for of in self.classes]
-        before, after = self.bound * speeds + _SLACK * self.done[-1]
-        return np.asarray((self.done <= before) & (self.done[-1] - self.done <= after))
+        """(I,) whether devices may hold an ideal, and those that are left what is left, all below the bound.
+
+        On both sides each tensor that the ideal splits takes its time once, if no device there has it for nothing.
+        """
+        sides = np.zeros((2, len(self._done)))
+        for of, count in zip(self._classes, used, strict=True):
+            sides[0] += count * of.speed
+            sides[1] += (len(of.devices) - count) * of.speed
+        before, after = self._bound * sides + _SLACK * self._done[-1]
+        free = [count > 0 and not of.sends for of, count in zip(self._classes, used, strict=True)]
+        left = [count < len(of.devices) and not of.sends for of, count in zip(self._classes, used, strict=True)]
+        held = self._done + (0.0 if any(free) else self._cut)
+        rest = self._done[-1] - self._done + (0.0 if any(left) else self._cut)
+        return np.asarray((held <= before) & (rest <= after))
 
     def _extend(
         self,
         index: int,
         rows: np.ndarray,
-        possible: np.ndarray,
+        columns: np.ndarray,
         load: np.ndarray,
         then: np.ndarray,
         came: np.ndarray,
+        until: float,
     ) -> None:
-        """One more device of a class: from some ideals of `load` (I,) to those of `then` (I,), which is lowered."""
-        work = self.work[:, index]
-        columns = np.flatnonzero(possible)
+        """One more device of a class: from some ideals of `load` (I,) to some of `then` (I,), which is lowered."""
+        work = self._work[:, index]
         rows, columns = rows[np.argsort(work[rows])], columns[np.argsort(work[columns])]
         slack, done = _SLACK * work[-1], 0
         while done < len(rows):
-            if time.perf_counter() > self.until:
+            if time.perf_counter() > until:
                 raise OutOfTimeError
             begin = np.searchsorted(work[columns], work[rows[done]] - slack)
             some = rows[done : done + max(1, _PAIRS // max(1, len(columns) - int(begin)))]
-            end = np.searchsorted(work[columns], work[some[-1]] + self.bound + slack, side="right")
+            end = np.searchsorted(work[columns], work[some[-1]] + self._bound + slack, side="right")
             self._relax(index, some, columns[begin:end], load, then, came)
             done += len(some)
 
     def _relax(
         self, index: int, rows: np.ndarray, columns: np.ndarray, load: np.ndarray, then: np.ndarray, came: np.ndarray
     ) -> None:
-        of, work = self.classes[index], self.work[:, index]
+        of, work = self._classes[index], self._work[:, index]
         own = work[columns] - work[rows, None]
         if of.sends:
-            both = (self.left[rows] @ self.right[columns].T).toarray()
-            own += self.cut[columns] + self.cut[rows, None] - both
+            both = (self._left[rows] @ self._right[columns].T).toarray()
+            own += self._cut[columns] + self._cut[rows, None] - both
         value = np.maximum(own, load[rows, None])
-        good = value < np.minimum(then[columns], self.bound)
-        good &= self.memory[columns] - self.memory[rows, None] <= self.stream.capacity[of.devices[0]]
+        good = value < np.minimum(then[columns], self._bound)
+        good &= self._memory[columns] - self._memory[rows, None] <= self._stream.capacity[of.devices[0]]
         i, j = np.nonzero(good)
         inside = np.ones(len(i), bool)
-        for word in self.bits.T:
+        for word in self._bits.T:
             inside &= (word[rows[i]] & ~word[columns[j]]) == 0
         i, j = i[inside], j[inside]
         order = np.argsort(value[i, j], kind="stable")
@@ -156,14 +162,14 @@ class _Program:
         came[columns[at]] = np.stack([np.full(len(at), index), rows[i[first]]], axis=1)
 
     def _traced(self, used: tuple[int, ...], came: dict[tuple[int, ...], np.ndarray]) -> np.ndarray:
-        placement, ideal = np.empty(self.stream.num_units, np.int64), len(self.ideals) - 1
+        placement, ideal = np.empty(self._stream.num_units, np.int64), len(self._ideals) - 1
         stages: list[tuple[int, np.ndarray]] = []
         while ideal:
             index, before = came[used][ideal].tolist()
-            stages.append((index, self.ideals[ideal] & ~self.ideals[before]))
+            stages.append((index, self._ideals[ideal] & ~self._ideals[before]))
             used = (*used[:index], used[index] - 1, *used[index + 1 :])
             ideal = before
-        free = [list(of.devices) for of in self.classes]
+        free = [list(of.devices) for of in self._classes]
         for index, members in reversed(stages):
             placement[members] = free[index].pop(0)
         return placement

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from placeto.heuristics.throughput.contiguous import OutOfTimeError, all_orders, classes, contiguous_split
+from placeto.heuristics.throughput.contiguous import ContiguousSplits, OutOfTimeError, all_orders, classes
 from placeto.heuristics.throughput.free import can_search, free_split
 from placeto.heuristics.throughput.ideals import all_ideals, some_ideals
 from placeto.heuristics.throughput.stream import Stream, ThroughputError, stream_of
@@ -27,6 +27,7 @@ SECONDS = 10.0
 """How long a split is sought where no other time is given."""
 _ORDERS = 16  # topological orders for the first bound
 _MOST_UNITS = 1000
+_STEP = 1.1  # by which a bound is raised while no split is below it
 _TOLERANCE = 1e-6  # share by which a load may exceed the bound and count as optimal: ticks are a tenth of that
 
 
@@ -138,22 +139,34 @@ def _contiguous(stream: Stream, ideals: np.ndarray | None, seed: int, until: flo
     Where links differ, tensors take the time of the slowest link, then of the fastest, which gives the bound.
     """
     best, best_us, bound_us = None, np.inf, 0.0
-    some = [some_ideals(stream, orders, seed) for orders in (1, _ORDERS)]
-    for slowest in (False,) if stream.links_alike else (True, False):
-        for among in [*some, ideals]:
-            if among is None:
+    most_us = float(stream.time_us.max(axis=1).sum() + 2.0 * stream.cost_at(slowest=True).sum())
+
+    def least_us(splits: ContiguousSplits, below_us: float) -> float:
+        """The least greatest load by some costs; the bound where there is none below it."""
+        nonlocal best, best_us
+        units, us = splits.best(below_us, np.inf if best is None else until)
+        if units is not None and (own_us := float(stream.loads_us(units).max())) < best_us:
+            best, best_us = units, own_us
+        return us
+
+    try:
+        for slowest in (False,) if stream.links_alike else (True, False):
+            cost_us = stream.cost_at(slowest)
+            for orders in (1, _ORDERS):
+                least_us(ContiguousSplits(stream, cost_us, some_ideals(stream, orders, seed), best_us), best_us)
+            if ideals is None:
                 continue
-            try:
-                first = best is None and among is some[0]
-                units, us = contiguous_split(
-                    stream, stream.cost_at(slowest), among, best_us, np.inf if first else until
-                )
-            except OutOfTimeError:
-                return best, bound_us
-            if units is not None and (own_us := float(stream.loads_us(units).max())) < best_us:
-                best, best_us = units, own_us
-            if among is ideals and not slowest and all_orders(stream):
-                bound_us = us
+            splits, reach_us = ContiguousSplits(stream, cost_us, ideals, best_us), max(_work_us(stream), most_us / 1e3)
+            while True:  # the less a load may be, the fewer ideals are of use
+                reach_us *= _STEP
+                below_us = min(reach_us, best_us)
+                us = least_us(splits, below_us)
+                if not slowest and all_orders(stream):
+                    bound_us = us
+                if us < below_us or reach_us >= min(best_us, most_us):
+                    break
+    except OutOfTimeError:
+        pass
     return best, bound_us
 
 
