@@ -155,6 +155,20 @@ def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str,
     return learned, placer
 
 
+def throughput_placer(name: str | None) -> tuple[str, Placer]:
+    """Name and function of a placer of the objective throughput; `free` if none is named.
+
+    Raises:
+        LoadError: it has no such placer.
+    """
+    from placeto.heuristics.throughput import THROUGHPUT
+
+    name = "free" if name is None else name
+    if name not in THROUGHPUT:
+        raise LoadError(f"the objective throughput has the placers {' and '.join(THROUGHPUT)}, not {name!r}")
+    return name, THROUGHPUT[name]
+
+
 def _load_learned(path: str | Path) -> tuple[str, Placer]:
     from placeto.environment.config import EnvConfig
     from placeto.policies.guided_search import GuidedConfig

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from placeto.placers import DEFAULT_PLACER, Placer, load_placer, warm_up
+from placeto.placers import DEFAULT_PLACER, Placer, load_placer, throughput_placer, warm_up
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.costs import CostModel, load_costs
@@ -95,6 +95,7 @@ def place(
     micro_batches: int | Literal["auto"] = 1,
     costs: CostModel | str | Path | None = None,
     whole_modules: bool | Sequence[str] = False,
+    objective: Literal["makespan", "throughput"] = "makespan",
 ) -> PlacementResult:
     """Place a module's training step, or its inference where no loss is given, or a graph.
 
@@ -123,16 +124,20 @@ def place(
         whole_modules: keep each block of the model (a module whose path ends in a number), or else each module, on one
             device, as device maps need it; with paths, these modules as well. Where the module says which classes it
             must not be split in, as those of Hugging Face do, these are kept whole.
+        objective: what is to be least: the "makespan" of one step, or, for "throughput", the greatest load of a device
+            in a stream of samples; its placers are "free", the default, and "contiguous", and seconds their budget.
 
     Returns:
-        The placement; of a module a `PlacedModel`, whose ``compile()`` makes it run.
+        The placement; of a module a `PlacedModel`, whose ``compile()`` makes it run. With the objective throughput it
+        is a `placeto.heuristics.throughput.StreamPlacement`, of a module as well.
 
     Raises:
         CaptureError: the module can't be traced.
         LoadError, ClusterError, CostsError: no such placer, cluster or cost model.
         DeviceError, StepError: the devices aren't here, or the module can't be run.
         ExportError: whole modules of a graph that has none, or not those.
-        PlacingError: a budget or a seed that is none.
+        PlacingError: a budget, a seed or an objective that is none.
+        ThroughputError: of a step in micro-batches the throughput, or no split that fits was found.
         MicroBatchingError: too small a budget to compare numbers of micro-batches.
         TypeError: no module and no graph, not one of cluster and devices, or another argument that is something else.
     """
@@ -150,7 +155,7 @@ def place(
         of_module = inputs, targets, loss, training, precision, micro_batches, optimizer, master_weights
         _refuse_for_graphs(dict(zip(_OF_MODULES, of_module, strict=True)))
     captures: dict[int, Capture] = {}
-    place_by = load_placer(placer)
+    place_by = _placer_of(objective, placer, micro_batches)
 
     def graph_of(count: int) -> ComputationGraph:
         if isinstance(model, ComputationGraph):
@@ -189,12 +194,22 @@ def place(
         count, result = chosen.count, chosen.result
     else:
         count, result = micro_batches, place_one(problem_of(micro_batches), simulations, seconds)
-    if isinstance(model, ComputationGraph):
+    if isinstance(model, ComputationGraph) or objective == "throughput":
         return result
     found = {field.name: getattr(result, field.name) for field in fields(PlacementResult)}
     return PlacedModel(
         **found, module=model, capture=captures[count], inputs=inputs, targets=targets, local=tuple(devices or ())
     )
+
+
+def _placer_of(objective: str, placer: str | Path, micro_batches: int | str) -> Placer:
+    if objective not in ("makespan", "throughput"):
+        raise PlacingError(f"objective must be 'makespan' or 'throughput', not {quote(objective)}")
+    if objective == "makespan":
+        return load_placer(placer)
+    if micro_batches != 1:
+        raise PlacingError("the objective throughput is of whole steps: leave micro_batches at 1")
+    return throughput_placer(None if placer == DEFAULT_PLACER else str(placer))[1]
 
 
 def place_problem(

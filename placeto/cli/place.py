@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import UseAppendAction, arg
 
@@ -34,7 +34,7 @@ from placeto.cli.common import (
 from placeto.cli.devices import show_devices
 from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
 from placeto.cli.report import check_page, write_report
-from placeto.placers import choose_placer
+from placeto.placers import Placer, choose_placer, throughput_placer
 from placeto.problem.units import format_us
 from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import PlacementResult
@@ -53,8 +53,11 @@ class Arguments:
     """a name from `placeto list clusters`, or a cluster file"""
     dispatch: DispatchOption = None
     """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
+    objective: Literal["makespan", "throughput"] = "makespan"
+    """what is to be least: the time of one step, or, for a stream of samples, the greatest load of a device"""
     placer: OptionalText = None
-    """a name from `placeto list placers`; the checkpoint's if not given, or placeto, which comes trained"""
+    """a name from `placeto list placers`; the checkpoint's if not given, or placeto, which comes trained; of the
+    objective throughput free, the default, or contiguous"""
     budget: Budget = field(default_factory=BudgetOptions)
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
@@ -96,14 +99,16 @@ def run(arguments: Arguments) -> None:
             from placeto.formats.gantt import check_suffix
 
             check_suffix(picture)
+    from placeto.cli.throughput import describe_stream
     from placeto.formats.placement import save_placement
+    from placeto.heuristics.throughput import StreamPlacement
     from placeto.placing import place_problem, undivided_modules
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.threads import set_threads
 
     budget = arguments.budget
-    placer_name, placer = choose_placer(arguments.placer, budget.checkpoint)
+    placer_name, placer = _find_placer(arguments)
     cluster = find_cluster(arguments.cluster, arguments.dispatch)
     if arguments.workers is not None:
         if arguments.workers < 1:
@@ -141,6 +146,11 @@ def run(arguments: Arguments) -> None:
         save_figure(gantt_figure(schedule, f"{name} on {problem.cluster.name}, {placer_name}"), arguments.plot)
     if arguments.curve is not None:
         _draw_curve(result, f"{name} on {problem.cluster.name}", placer_name, arguments.curve)
+    if isinstance(result, StreamPlacement):
+        describe_stream(name, result)
+        if arguments.report is not None:
+            write_report(schedule, problem, arguments.report, name, placer_name, result.whole_modules)
+        return
     cluster = problem.cluster
     say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"cluster      {cluster.name}, dispatch {result.problem.dispatch if result.order is None else 'list'}")
@@ -166,6 +176,23 @@ def run(arguments: Arguments) -> None:
         note(
             f"{placer_name} found no placement of {name} that fits in the memory of {cluster.name}: {missing} too much"
         )
+
+
+def _find_placer(arguments: Arguments) -> tuple[str, Placer]:
+    if arguments.objective == "makespan":
+        return choose_placer(arguments.placer, arguments.budget.checkpoint)
+    from placeto.cli.throughput import check_options
+
+    check_options(
+        {
+            "--checkpoint": arguments.budget.checkpoint is not None,
+            "--simulations": arguments.budget.simulations is not None,
+            "--patience": arguments.patience is not None,
+            "--curve": arguments.curve is not None,
+            "--micro-batches": arguments.options.micro_batches != 1,
+        }
+    )
+    return throughput_placer(arguments.placer)
 
 
 @contextmanager

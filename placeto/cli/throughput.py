@@ -1,0 +1,52 @@
+"""What ``placeto place --objective throughput`` does: the least maximal load of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from placeto.cli.common import UsageError, say
+from placeto.heuristics.throughput import StreamPlacement
+from placeto.problem.units import format_bytes, format_us
+
+
+def check_options(refused: Mapping[str, bool]) -> None:
+    """Refuse options that the objective throughput doesn't know, by name and whether they were given.
+
+    Raises:
+        UsageError: one was given.
+    """
+    for option, given in refused.items():
+        if given:
+            raise UsageError(f"--objective throughput takes no {option}: it searches for --seconds, 10 by default")
+
+
+def describe_stream(name: str, result: StreamPlacement) -> None:
+    """Print the greatest load, the rate, whether it is the optimum, and the load and memory of each device."""
+    problem = result.problem
+    graph, cluster = problem.graph, problem.cluster
+    kind = "contiguous split" if result.placer == "contiguous" else "split"
+    greatest = cluster.device_names[int(result.loads_us.argmax())]
+    single_us = float(problem.busy_us.sum(axis=0).min())
+    say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
+    say(f"cluster      {cluster.name}")
+    say(f"objective    throughput, {result.placer} splits, in {result.seconds:.2f} s")
+    say(f"greatest load {format_us(result.greatest_us)} ({result.greatest_us:.3f} us) of {greatest}")
+    rate = f"{1e6 / result.greatest_us:.4g}" if result.greatest_us > 0 else "any number of"
+    what = "steps" if graph.mode == "training" else "samples"
+    say(f"             {rate} {what}/s in steady state, each one run of the graph")
+    if single_us > 0:
+        say(f"             {result.greatest_us / single_us:.4f} of the work on the best single device")
+    if result.optimal:
+        say(f"optimal      yes: no {kind} has less")
+    else:
+        say(f"optimal      not proven: no {kind} has less than {format_us(result.bound_us)}")
+    if result.placer == "free" and result.contiguous_us < float("inf"):
+        say(f"contiguous   {format_us(result.contiguous_us)} ({result.contiguous_us:.3f} us), the best that was found")
+    width = max(len("device"), *map(len, cluster.device_names))
+    say(f"{'device':<{width}}  {'ops':>6}  {'load':>9}  {'memory':>18}")
+    counts = [int((result.placement == device).sum()) for device in range(cluster.num_devices)]
+    for device, count, load_us, held in zip(
+        cluster.devices, counts, result.loads_us.tolist(), result.held.tolist(), strict=True
+    ):
+        memory = f"{format_bytes(held)} of {format_bytes(device.memory)}"
+        say(f"{device.name:<{width}}  {count:>6}  {format_us(load_us):>9}  {memory:>18}")

@@ -1,0 +1,224 @@
+"""The contiguous split with the least maximal load, by dynamic programming over ideals.
+
+After Tarnawski et al., NeurIPS 2020: what the first devices hold together is an ideal, and the next device takes what
+another ideal holds beyond it. Devices that are alike are counted, not named. Of two ideals I within J the load of what
+lies between is the difference of their work, and the transfers of the tensors that I or J splits. A tensor that one of
+both splits is sent or received once. One that both split is so as well, unless no reader of it lies between and its
+producer does not lie between either. So the transfers are a sum over I, a sum over J, and a product of sparse matrices.
+
+What can't lead to less than the best load known is left out: ideals after which more work is left than the devices left
+can do in that time, and differences of more work than that.
+
+Legend: U units, T tensors, D devices, I ideals, C classes of devices alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import coo_matrix, csr_matrix
+
+from placeto.heuristics.throughput.stream import Stream
+
+_PAIRS = 1_000_000  # pairs of ideals that are looked at in one go
+_MOST_STATES = 1000  # of how many devices of each class are used
+_SLACK = 1e-9  # share of a time that is allowed for rounding
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """Devices that are alike."""
+
+    devices: tuple[int, ...]
+    speed: float  # most work, as the fastest devices take it, that one of them does in a time unit
+    sends: bool
+
+
+class OutOfTimeError(Exception):
+    """The seconds given were spent before the program was done."""
+
+
+class ContiguousSplits:
+    """The splits of a stream between some ideals.
+
+    Args:
+        stream: what is split.
+        cost_us: (T,) microseconds of each tensor.
+        ideals: (I, U) bool, the empty one first and the full one last; a part of them does as well.
+        below_us: only smaller loads count.
+    """
+
+    def __init__(self, stream: Stream, cost_us: np.ndarray, ideals: np.ndarray, below_us: float = math.inf) -> None:
+        self._stream, self._classes = stream, classes(stream)
+        most_us = 1.0 + 2.0 * float(stream.time_us.max(axis=1).sum() + cost_us.sum())
+        self._most_us = self._bound = min(below_us, most_us)
+        self._states = _states(stream)  # how many devices of each class are used
+        self._done, self._cut = ideals @ stream.time_us.min(axis=1), np.zeros(len(ideals))
+        useful = np.any([self._possible(used) for used in self._states], axis=0)
+        useful[[0, -1]] = True
+        self._ideals, self._done = ideals[useful], self._done[useful]
+        self._work = self._ideals @ stream.time_us[:, [of.devices[0] for of in self._classes]]  # (I, C)
+        self._memory = self._ideals @ stream.memory.astype(np.float64)
+        self._cut, self._left, self._right = _transfers(stream, cost_us, self._ideals)
+        padded = np.zeros((len(self._ideals), -(-stream.num_units // 64) * 64), bool)
+        padded[:, : stream.num_units] = self._ideals
+        self._bits = np.packbits(padded, axis=1).view(np.uint64)  # (I, U / 64)
+
+    def best(self, below_us: float = math.inf, until: float = math.inf) -> tuple[np.ndarray | None, float]:
+        """The split whose greatest load is least.
+
+        Args:
+            below_us: only smaller loads count.
+            until: what `time.perf_counter` may say at most.
+
+        Returns:
+            (U,) device of each unit, None if no split is below the bound, and the greatest load in microseconds, or
+            the bound. Where there are too many ways to mix the devices (see `all_orders`) those of a kind follow each
+            other.
+
+        Raises:
+            OutOfTimeError: it says more.
+        """
+        self._bound = min(below_us, self._most_us)
+        load = {used: np.full(len(self._ideals), math.inf) for used in self._states}
+        came = {used: np.full((len(self._ideals), 2), -1) for used in self._states}  # class and ideal before
+        load[self._states[0]][0] = 0.0
+        best: tuple[int, ...] | None = None
+        for used in self._states:
+            for index in range(len(self._classes)):
+                then = (*used[:index], used[index] + 1, *used[index + 1 :])
+                if then not in load:
+                    continue
+                rows = np.flatnonzero((load[used] < self._bound) & self._possible(used))
+                columns = np.flatnonzero(self._possible(then))
+                self._extend(index, rows, columns, load[used], load[then], came[then], until)
+                if load[then][-1] < self._bound:
+                    best, self._bound = then, float(load[then][-1])
+        return (None, below_us) if best is None else (self._traced(best, came), self._bound)
+
+    def _possible(self, used: tuple[int, ...]) -> np.ndarray:
+        """(I,) whether devices may hold an ideal, and those that are left what is left, all below the bound.
+
+        On both sides each tensor that the ideal splits takes its time once, if no device there has it for nothing.
+        """
+        sides = np.zeros((2, len(self._done)))
+        for of, count in zip(self._classes, used, strict=True):
+            sides[0] += count * of.speed
+            sides[1] += (len(of.devices) - count) * of.speed
+        before, after = self._bound * sides + _SLACK * self._done[-1]
+        free = [count > 0 and not of.sends for of, count in zip(self._classes, used, strict=True)]
+        left = [count < len(of.devices) and not of.sends for of, count in zip(self._classes, used, strict=True)]
+        held = self._done + (0.0 if any(free) else self._cut)
+        rest = self._done[-1] - self._done + (0.0 if any(left) else self._cut)
+        return np.asarray((held <= before) & (rest <= after))
+
+    def _extend(
+        self,
+        index: int,
+        rows: np.ndarray,
+        columns: np.ndarray,
+        load: np.ndarray,
+        then: np.ndarray,
+        came: np.ndarray,
+        until: float,
+    ) -> None:
+        """One more device of a class: from some ideals of `load` (I,) to some of `then` (I,), which is lowered."""
+        work = self._work[:, index]
+        rows, columns = rows[np.argsort(work[rows])], columns[np.argsort(work[columns])]
+        slack, done = _SLACK * work[-1], 0
+        while done < len(rows):
+            if time.perf_counter() > until:
+                raise OutOfTimeError
+            begin = np.searchsorted(work[columns], work[rows[done]] - slack)
+            some = rows[done : done + max(1, _PAIRS // max(1, len(columns) - int(begin)))]
+            end = np.searchsorted(work[columns], work[some[-1]] + self._bound + slack, side="right")
+            self._relax(index, some, columns[begin:end], load, then, came)
+            done += len(some)
+
+    def _relax(
+        self, index: int, rows: np.ndarray, columns: np.ndarray, load: np.ndarray, then: np.ndarray, came: np.ndarray
+    ) -> None:
+        of, work = self._classes[index], self._work[:, index]
+        own = work[columns] - work[rows, None]
+        if of.sends:
+            both = (self._left[rows] @ self._right[columns].T).toarray()
+            own += self._cut[columns] + self._cut[rows, None] - both
+        value = np.maximum(own, load[rows, None])
+        good = value < np.minimum(then[columns], self._bound)
+        good &= self._memory[columns] - self._memory[rows, None] <= self._stream.capacity[of.devices[0]]
+        i, j = np.nonzero(good)
+        inside = np.ones(len(i), bool)
+        for word in self._bits.T:
+            inside &= (word[rows[i]] & ~word[columns[j]]) == 0
+        i, j = i[inside], j[inside]
+        order = np.argsort(value[i, j], kind="stable")
+        i, j = i[order], j[order]
+        at, first = np.unique(j, return_index=True)
+        then[columns[at]] = value[i[first], at]
+        came[columns[at]] = np.stack([np.full(len(at), index), rows[i[first]]], axis=1)
+
+    def _traced(self, used: tuple[int, ...], came: dict[tuple[int, ...], np.ndarray]) -> np.ndarray:
+        placement, ideal = np.empty(self._stream.num_units, np.int64), len(self._ideals) - 1
+        stages: list[tuple[int, np.ndarray]] = []
+        while ideal:
+            index, before = came[used][ideal].tolist()
+            stages.append((index, self._ideals[ideal] & ~self._ideals[before]))
+            used = (*used[:index], used[index] - 1, *used[index + 1 :])
+            ideal = before
+        free = [list(of.devices) for of in self._classes]
+        for index, members in reversed(stages):
+            placement[members] = free[index].pop(0)
+        return placement
+
+
+def all_orders(stream: Stream) -> bool:
+    """Whether devices that differ are tried in all orders."""
+    return math.prod(len(of.devices) + 1 for of in classes(stream)) <= _MOST_STATES
+
+
+def _states(stream: Stream) -> list[tuple[int, ...]]:
+    """How many devices of each class may have been used, fewer first."""
+    most = [len(of.devices) for of in classes(stream)]
+    if all_orders(stream):
+        return list(itertools.product(*(range(count + 1) for count in most)))
+    filled = [(*most[:index], used) for index, count in enumerate(most) for used in range(count + 1)]
+    return list(dict.fromkeys((*start, *[0] * (len(most) - len(start))) for start in filled))
+
+
+def classes(stream: Stream) -> list[DeviceClass]:
+    """Devices with the same times, memory and say in transfers, together."""
+    alike: dict[tuple[bytes, int, bool], list[int]] = {}
+    for device, times in enumerate(stream.time_us.T):
+        key = np.ascontiguousarray(times).tobytes(), int(stream.capacity[device]), bool(stream.sends[device])
+        alike.setdefault(key, []).append(device)
+    least = stream.time_us.min(axis=1)
+    found = []
+    for (_, _, sends), devices in alike.items():
+        own = stream.time_us[:, devices[0]]
+        speed = float((least[own > 0] / own[own > 0]).max(initial=0.0))
+        found.append(DeviceClass(tuple(devices), speed, sends))
+    return found
+
+
+def _transfers(stream: Stream, cost_us: np.ndarray, ideals: np.ndarray) -> tuple[np.ndarray, csr_matrix, csr_matrix]:
+    """Of each ideal the cost (I,) of the tensors that it splits, and the factors (I, K) of what two split in common."""
+    inside = ideals[:, stream.producer]  # (I, T)
+    read = np.asarray((stream.readers @ ideals.T.astype(np.float32)).T, np.int64)  # (I, T) readers within
+    total = np.asarray(stream.readers.sum(axis=1)).ravel().astype(np.int64)
+    row, tensor = np.nonzero(~np.where(inside, read == total, read == 0))
+    cost, within, state = cost_us[tensor], inside[row, tensor], tensor * (total.max(initial=0) + 1) + read[row, tensor]
+    states = len(total) * (int(total.max(initial=0)) + 1)
+
+    def factor(blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> csr_matrix:
+        rows, columns, values = (np.concatenate(part) for part in zip(*blocks, strict=True))
+        return csr_matrix(coo_matrix((values, (rows, columns)), (len(ideals), len(total) + 2 * states)))
+
+    ones, without = np.ones(len(row)), ~within
+    kept, other = len(total) + state, len(total) + states + state
+    left = factor([(row, tensor, ones), (row[within], kept[within], ones[within]), (row, other, ones)])
+    right = factor([(row, tensor, cost), (row, kept, cost), (row[without], other[without], cost[without])])
+    return np.bincount(row, cost, len(ideals)), left, right

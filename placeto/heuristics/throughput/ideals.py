@@ -1,0 +1,74 @@
+"""Ideals of the units of a stream: sets of units that hold whatever comes before one of theirs.
+
+A contiguous split cuts the units between ideals, each within the next. Legend: U units, I ideals.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from placeto.heuristics.throughput.stream import Stream
+
+MOST_IDEALS, MOST_MEMBERS = 300_000, 10**8
+"""No more ideals are enumerated, and no more of them times units; so many take 2 seconds or so."""
+
+
+def all_ideals(stream: Stream) -> np.ndarray | None:
+    """(I, U) bool, all ideals, smaller ones first; None where they are too many."""
+    count = stream.num_units
+    most = min(MOST_IDEALS, MOST_MEMBERS // count)
+    needs, feeds = [0] * count, list[list[int]]([] for _ in range(count))
+    for first, then in stream.before.tolist():
+        needs[then] |= 1 << first
+        feeds[first].append(then)
+    found, layer = [0], {0: sum(1 << unit for unit in range(count) if not needs[unit])}  # ideal -> what may grow it
+    while layer:
+        following: dict[int, int] = {}
+        for ideal, ready in layer.items():
+            left = ready
+            while left:
+                one = left & -left
+                left ^= one
+                if (grown := ideal | one) not in following:
+                    freed = sum(1 << then for then in feeds[one.bit_length() - 1] if not needs[then] & ~grown)
+                    following[grown] = (ready ^ one) | freed
+            if len(found) + len(following) > most:
+                return None
+        found += following
+        layer = following
+    return _unpacked(found, count)
+
+
+def some_ideals(stream: Stream, orders: int, seed: int) -> np.ndarray:
+    """(I, U) bool, the beginnings of some topological orders: depth first, and drawn at random."""
+    rng, found = np.random.default_rng(seed), dict[int, None]()
+    for _ in range(orders):
+        ideal = 0
+        found[0] = None
+        for unit in _order(stream, rng):
+            ideal |= 1 << unit
+            found[ideal] = None
+    return _unpacked(sorted(found, key=int.bit_count), stream.num_units)
+
+
+def _order(stream: Stream, rng: np.random.Generator) -> list[int]:
+    """A topological order, depth first: what the last unit has made ready comes next."""
+    count = stream.num_units
+    waits = np.bincount(stream.before[:, 1], minlength=count)
+    feeds = list[list[int]]([] for _ in range(count))
+    for first, then in stream.before.tolist():
+        feeds[first].append(then)
+    ready, order = rng.permutation(np.flatnonzero(waits == 0)).tolist(), []
+    while ready:
+        order.append(unit := ready.pop())
+        for then in rng.permutation(feeds[unit]).astype(np.int64).tolist():
+            waits[then] -= 1
+            if waits[then] == 0:
+                ready.append(then)
+    return order
+
+
+def _unpacked(ideals: list[int], count: int) -> np.ndarray:
+    width = -(-count // 8)
+    packed = np.frombuffer(b"".join(ideal.to_bytes(width, "little") for ideal in ideals), np.uint8)
+    return np.unpackbits(packed.reshape(len(ideals), width), axis=1, count=count, bitorder="little").astype(bool)

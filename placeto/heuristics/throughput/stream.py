@@ -1,0 +1,183 @@
+"""A stream of samples through a placed graph: what each sample costs each device.
+
+In the steady state of a pipeline every device works on another sample, so the device with the greatest load sets the
+pace. After Tarnawski et al., NeurIPS 2020, the load of a device is the time of its ops, and the time of each tensor
+that leaves it or enters it, once for each tensor: nothing of a device overlaps. Memory counts whatever an op holds:
+its parameters, with gradients and optimizer state in training, and all its outputs.
+
+Legend: N ops, U units (ops that stay together), T tensors that another unit reads, D devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import coo_matrix, csr_matrix
+from scipy.sparse.csgraph import connected_components
+
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.problem import PlacementProblem
+
+
+class ThroughputError(ValueError):
+    """A problem whose load in steady state isn't defined, or can't be minimised; the message says what would be."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Units to be spread over devices so that the greatest load is least."""
+
+    unit: np.ndarray  # (N,) int64, of each op
+    time_us: np.ndarray  # (U, D) of one sample
+    memory: np.ndarray  # (U,) int64 bytes
+    capacity: np.ndarray  # (D,) int64 bytes
+    producer: np.ndarray  # (T,) int64 unit
+    readers: csr_matrix  # (T, U) 1 where a unit other than the producer reads the tensor
+    cost_us: np.ndarray  # (T, D, D) of sending it from row to column; 0 on the diagonal
+    sends: np.ndarray  # (D,) bool, whether transfers take time of the device itself
+    before: np.ndarray  # (P, 2) int64 pairs of units: the first comes before the second in the forward pass
+
+    @property
+    def num_units(self) -> int:
+        """U."""
+        return len(self.memory)
+
+    @property
+    def links_alike(self) -> bool:
+        """Whether a tensor takes the same time between any two devices."""
+        away = self.cost_us[:, ~np.eye(self.cost_us.shape[1], dtype=bool)]
+        return bool((away == away[:, :1]).all()) if away.size else True
+
+    def cost_at(self, slowest: bool) -> np.ndarray:
+        """(T,) microseconds of each tensor over the slowest link between two devices, or the fastest."""
+        away = self.cost_us[:, ~np.eye(self.cost_us.shape[1], dtype=bool)]
+        if not away.size:
+            return np.zeros(len(self.producer))
+        return np.asarray(away.max(axis=1) if slowest else away.min(axis=1))
+
+    def loads_us(self, units: np.ndarray) -> np.ndarray:
+        """(D,) load of each device, in microseconds a sample, where unit u is on device ``units[u]``."""
+        devices = self.time_us.shape[1]
+        on = np.zeros((self.num_units, devices), bool)
+        on[np.arange(self.num_units), units] = True
+        read = np.asarray(self.readers @ on.astype(np.int64)) > 0  # (T, D)
+        home = units[self.producer]
+        sent = np.where(read, self.cost_us[np.arange(len(home)), home], 0.0)  # (T, D), 0 at home
+        passed = np.bincount(home, weights=sent.max(axis=1, initial=0.0), minlength=devices) + sent.sum(axis=0)
+        return np.asarray((self.time_us * on).sum(axis=0) + np.where(self.sends, passed, 0.0))
+
+    def held(self, units: np.ndarray) -> np.ndarray:
+        """(D,) bytes on each device."""
+        return np.bincount(units, weights=self.memory, minlength=self.time_us.shape[1])
+
+    def fits(self, units: np.ndarray) -> bool:
+        """Whether no device holds more than it can."""
+        return bool((self.held(units) <= self.capacity).all())
+
+
+def stream_of(problem: PlacementProblem, joined: np.ndarray | None = None) -> Stream:
+    """The stream of samples, or of training steps, through a graph on a cluster.
+
+    Ops stay together that are colocated, whose units need each other in the forward pass, or that take no time and have
+    one neighbour only. A backward op goes with the forward op that it is colocated with, and no other order binds it;
+    one without comes in the order in which the backward ops that it feeds are passed forward, as upstream's program has
+    it. A transfer takes its latency and its bytes over the bandwidth from both its devices, except from CPUs that stand
+    beside accelerators, whose copy engines work then.
+
+    Args:
+        problem: to be placed.
+        joined: (N,) group of each op, which stay together as well; None = all ops are by themselves.
+
+    Raises:
+        ThroughputError: the graph is a step in micro-batches.
+    """
+    graph, cluster = problem.graph, problem.cluster
+    if (graph.micro_batches != NO_MICRO_BATCH).any():
+        raise ThroughputError(
+            f"graph {graph.name!r} is a step in micro-batches, of which the makespan counts: for the objective "
+            "throughput capture it with one"
+        )
+    unit = _units(graph, problem.busy_us, joined)
+    count = int(unit.max()) + 1
+    time_us = np.stack([np.bincount(unit, of, count) for of in problem.busy_us.T], axis=1)
+    owner = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
+    made = np.bincount(owner, weights=problem.live_bytes, minlength=graph.num_ops)
+    memory = np.bincount(unit, weights=problem.resident_bytes + made, minlength=count).astype(np.int64)
+    producer, readers, sizes, times = _tensors(graph, unit)
+    cost_us = times[:, None, None] * cluster.latency_us + sizes[:, None, None] / cluster.bandwidth
+    cpu = np.array([device.kind.startswith("cpu") for device in cluster.devices])
+    capacity = np.array([device.memory for device in cluster.devices], np.int64)
+    before = _precedence(graph, unit)
+    return Stream(unit, time_us, memory, capacity, producer, readers, cost_us, ~cpu | cpu.all(), before)
+
+
+def _backward(graph: ComputationGraph) -> np.ndarray:
+    """(N,) whether each op is of the backward pass; importers say so by its type."""
+    pairs = zip(graph.passes, graph.op_types, strict=True)
+    return np.array([of in BACKWARD_PASSES or kind.endswith(".backward") for of, kind in pairs], bool)
+
+
+def _units(graph: ComputationGraph, busy_us: np.ndarray, joined: np.ndarray | None) -> np.ndarray:
+    """(N,) unit of each op."""
+    ops = np.arange(graph.num_ops)
+    pairs = [np.stack([ops, ops])]
+    for label in (graph.colocation, joined):
+        if label is not None:
+            known = ops[label >= 0]
+            _, first, inverse = np.unique(label[known], return_index=True, return_inverse=True)
+            pairs.append(np.stack([known, known[first][inverse]]))
+    unit = _components(np.concatenate(pairs, axis=1), graph.num_ops)
+    unit = _components(_precedence(graph, unit).T, int(unit.max()) + 1, "strong")[unit]
+    while True:  # each round joins what has become the only neighbour of another
+        producer, readers, _, _ = _tensors(graph, unit)
+        count = int(unit.max()) + 1
+        ends = np.stack([producer[(table := coo_matrix(readers)).row], table.col])
+        both = np.unique(np.concatenate([ends, ends[::-1]], axis=1), axis=1)
+        idle = np.bincount(unit, busy_us.sum(axis=1), count) == 0
+        single = idle & (np.bincount(both[0], minlength=count) == 1)
+        if not single.any():
+            return unit
+        unit = _components(both[:, single[both[0]]], count)[unit]
+
+
+def _components(pairs: np.ndarray, count: int, connection: str = "weak") -> np.ndarray:
+    """(count,) component of each of some things, numbered by their first, from pairs (2, P) that are connected."""
+    matrix = coo_matrix((np.ones(pairs.shape[1]), tuple(pairs)), (count, count))
+    labels = connected_components(matrix, directed=True, connection=connection)[1]
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    return np.asarray(np.argsort(np.argsort(first))[inverse])
+
+
+def _tensors(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, csr_matrix, np.ndarray, np.ndarray]:
+    """Producer (T,), readers (T, U), bytes (T,) and how many they are (T,) of tensors that other units read.
+
+    Those that go from one unit to the same others count as one.
+    """
+    tensor = graph.output_ptr[graph.edge_src] + graph.edge_output
+    readers: dict[int, set[int]] = {}
+    for at, src, dst in zip(tensor.tolist(), unit[graph.edge_src].tolist(), unit[graph.edge_dst].tolist(), strict=True):
+        if src != dst:
+            readers.setdefault(at, set()).add(dst)
+    owner = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
+    found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for at, units in readers.items():
+        found.setdefault((int(unit[owner[at]]), tuple(sorted(units))), []).append(at)
+    producer = np.array([src for src, _ in found], np.int64)
+    rows = np.repeat(np.arange(len(found)), [len(units) for _, units in found]).astype(np.int64)
+    columns = np.array([one for _, units in found for one in units], np.int64)
+    matrix = csr_matrix((np.ones(len(rows), np.int64), (rows, columns)), (len(found), int(unit.max()) + 1))
+    sizes = np.array([graph.output_bytes[ats].sum() for ats in found.values()], np.float64)
+    return producer, matrix, sizes, np.array([len(ats) for ats in found.values()], np.float64)
+
+
+def _precedence(graph: ComputationGraph, unit: np.ndarray) -> np.ndarray:
+    """(P, 2) pairs of units of which the first comes before the second in the forward pass."""
+    backward, src, dst = _backward(graph), graph.edge_src, graph.edge_dst
+    forward = np.zeros(int(unit.max()) + 1, bool)
+    forward[unit[~backward]] = True
+    ahead = ~backward[src] & ~backward[dst]
+    mirrored = backward[src] & backward[dst] & ~(forward[unit[src]] & forward[unit[dst]])
+    pairs = np.concatenate([unit[[src[ahead], dst[ahead]]], unit[[dst[mirrored], src[mirrored]]]], axis=1)
+    return np.unique(pairs[:, pairs[0] != pairs[1]], axis=1).T.astype(np.int64)

@@ -1,0 +1,49 @@
+"""``placeto place --objective throughput``."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from placeto.placers import resolve_graph
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.problem import PlacementProblem
+from tests.command_line import fails, run
+
+WORDS = ("--cluster", "2xv100", "--objective", "throughput")
+
+
+def test_it_prints_the_greatest_load_and_writes_the_placement(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "p.json"
+    assert run("place", graph_file, *WORDS, "--placer", "contiguous", "-o", out) == 0
+    printed = capsys.readouterr().out
+    greatest = float(re.findall(r"greatest load .* \((\S+) us\)", printed)[0])
+    assert "optimal      yes: no contiguous split has less" in printed
+    assert f"{1e6 / greatest:.4g} " in printed
+    document, cluster = json.loads(out.read_text()), load_cluster("2xv100")
+    problem = PlacementProblem(resolve_graph(graph_file)[1], cluster)
+    assert document["placer"] == "contiguous"
+    on = [cluster.device_names.index(document["placement"][name]) for name in problem.graph.op_names]
+    loads = [sum(problem.busy_us[op, d] for op, at in enumerate(on) if at == d) for d in range(2)]
+    assert max(loads) <= greatest <= problem.busy_us.sum(axis=0).min() + 1e-3
+    assert run("place", graph_file, *WORDS, "--seconds", "2") == 0
+    free = float(re.findall(r"greatest load .* \((\S+) us\)", capsys.readouterr().out)[0])
+    assert free <= greatest
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--placer", "etf"), "the objective throughput has the placers free and contiguous, not 'etf'"),
+        (("--simulations", "10"), "--objective throughput takes no --simulations"),
+        (("--patience", ".3"), "--objective throughput takes no --patience"),
+        (("--checkpoint", "runs"), "--objective throughput takes no --checkpoint"),
+    ],
+)
+def test_what_the_objective_does_not_know_is_refused(
+    words: tuple[str, ...], said: str, graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in fails(capsys, "place", graph_file, *WORDS, *words)

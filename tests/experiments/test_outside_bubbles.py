@@ -1,0 +1,42 @@
+"""Pipelines on free links take what the textbook says, and hold as many chunks."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.outside_bubbles import DATA, Bubbles, live_chunks, main, pipeline, schedules
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+
+
+def test_gpipe_takes_what_its_formula_says_and_holds_all_micro_batches() -> None:
+    graph = pipeline(3, 1, 5, split=False)
+    devices = tuple(Device(f"gpu:{i}", "gpu", 1e12, 1e12, 10**12) for i in range(3))
+    cluster = Cluster("free", devices, np.full((3, 3), 1e12), np.zeros((3, 3)), link="free")
+    names = graph.op_names
+    order = np.array(
+        [names.index(f"F{stage}.{batch}") for batch in range(5) for stage in range(3)]
+        + [names.index(f"I{stage}.{batch}") for batch in range(5) for stage in (2, 1, 0)]
+    )
+    placement = np.array([int(name[1]) for name in names])
+    schedule = simulate(PlacementProblem(graph, cluster), placement, order=order)
+    assert schedule.makespan_us == pytest.approx((5 + 2) * 3000.0)
+    assert live_chunks(schedule) == 5
+
+
+@pytest.mark.parametrize(("chunks", "split", "least"), [(1, False, 18.0), (2, False, 15.0 + 1.5), (1, True, 16.0)])
+def test_the_best_order_reaches_the_formula(chunks: int, split: bool, least: float) -> None:
+    best = min(schedule.makespan_us for _, schedule in schedules(2, chunks, 5, split))
+    assert best == pytest.approx(least * 1000.0)
+
+
+@pytest.mark.skipif(not (DATA / "parallel").exists(), reason="torch's makespans lie beside the project")
+def test_the_table_has_torchs_makespans_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads((DATA / "parallel" / "golden.json").read_text())["torch_schedules"]["rows"]
+    main(Bubbles(sizes=((4, 8),)))
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert len(lines) == 4
+    assert float(lines[0][5]) == next(row[4] for row in rows if row[:4] == ["1F1B", 1, 4, 8])
+    assert all(float(line[7]) <= float(line[5]) for line in lines if line[5])
