@@ -87,7 +87,7 @@ def main(config: Reproduce, root: Path = ROOT) -> None:
 
     Raises:
         PageError: a name of `only` is no results file of RESULTS, or the tree has changes, of which no results file
-            could name the commit.
+            could name the commit, or a command failed; the others have run.
     """
     files = render(root, "results.md")[1].used
     if unknown := sorted(set(config.only) - files.keys()):
@@ -103,12 +103,15 @@ def main(config: Reproduce, root: Path = ROOT) -> None:
     at = commit(root)
     if pending and not re.fullmatch("[0-9a-f]+", at):
         raise PageError(f"the code is of {at}: commit it first, so that the results can name their commit")
+    failed = []
     for name, file in pending.items():
         command = arguments(file, at, root / "experiments")
         print(f"\n{name}: python {shlex.join(command)}", flush=True)
         if status := subprocess.run([sys.executable, *command], cwd=root, check=False).returncode:
-            raise PageError(f"{name}: its command ended with {status}; start this again, and it continues")
+            failed.append(f"{name} (status {status})")
     make_pages(Pages(), root)
+    if failed:
+        raise PageError(f"commands failed, and their results are those of before: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,8 @@ class ResultFile:
 
 
 def _split(line: str) -> tuple[str, ...]:
-    return tuple(cell.strip() for cell in line.strip().strip("|").split("|"))
+    cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))  # a cell may have an escaped bar
+    return tuple(cell.strip() for cell in cells)
 
 
 def _column(head: Sequence[str], column: str | int) -> int:

@@ -16,6 +16,7 @@ TABLE = """# How fast?
 | --- | --- | ---: | ---: |
 | etf | 2 | 14.9% | 3.01e+03 (2 of 8) |
 | etf | 4 | 1.5% | 7 |
+| a\\|b | 4 | | 8 |
 
 Mean gain 8.2%.
 """
@@ -32,6 +33,7 @@ def test_cells_and_sentences_are_looked_up(marks: Marks) -> None:
     assert marks.cell("speed", ["etf", "2"], "gain") == "14.9 %"
     assert marks.cell("speed", ["etf", "2"], "of all") == "3,010 (2 of 8)"
     assert marks.number("speed", ["etf", "2"], 3) == 3010.0
+    assert marks.cell("speed", r"a\|b", "gain") == ""
     assert marks.said("speed", "Mean gain ([0-9.]+%)") == "8.2 %"
     assert marks.table("speed", {"cluster": 0, "gain": "gain"}, {"four": ["etf", "4"]}).splitlines() == [
         "| cluster | gain |", "| --- | ---: |", "| four | 1.5 % |",
