@@ -69,13 +69,13 @@ class Fits:
             least = min(own, key=lambda need: need.used)
             if last.fits:
                 left = format_bytes(device.memory - last.used)
-                told.append(f"It fits {_named(device)}{last.how}, with {left} left.")
+                told.append(f"It fits on {_named(device)}{last.how}, with {left} left.")
             elif last.resident > device.memory:
                 held = format_bytes(last.resident)
-                told.append(f"It doesn't fit {_named(device)}: weights, gradients and optimizer take {held}.")
+                told.append(f"It doesn't fit on {_named(device)}: weights, gradients and optimizer take {held}.")
             else:
                 lacks = format_bytes(least.used - device.memory)
-                told.append(f"It doesn't fit {_named(device)}: it lacks {lacks}{least.how}.")
+                told.append(f"It doesn't fit on {_named(device)}: it lacks {lacks}{least.how}.")
         divided = [need for need in self.needs if need.devices > 1]
         if divided and divided[-1].fits:
             need = divided[-1]
@@ -195,4 +195,4 @@ def _kinds(devices: Iterable[Device]) -> list[Device]:
 
 
 def _named(device: Device) -> str:
-    return f"a {device.kind} of {format_bytes(device.memory)}"
+    return f"{device.kind} ({format_bytes(device.memory)})"

@@ -95,7 +95,8 @@ class _Step:
             record.pop("colocation", None)
             record["held"] = [each for each in record.get("held", ()) if not dropped[graph.index[each[0]]]]
             self._add(record, device)
-            if graph.micro_batches[op] == NO_MICRO_BATCH or not record["inputs"]:
+            idle = not (record["inputs"] or graph.flops[op] or graph.bytes_accessed[op])
+            if graph.micro_batches[op] == NO_MICRO_BATCH or idle:
                 continue
             if chains[device]:
                 record["inputs"].append(self._signal(self.own[chains[device][-1]]))

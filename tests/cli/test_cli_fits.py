@@ -49,7 +49,7 @@ def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert first == "net: 1.6 million parameters in float32, of which 1.3 million are trained, batch 64, adam"
     assert head.split() == ["device", "of", "M", "checkpoints", *MEMORY, "together", "fits"]
     assert row.startswith("v100    16.0 GB  1  no           6.30 MB  5.25 MB    10.5 MB")
-    assert sentence.startswith("It fits a v100 of 16.0 GB, with ")
+    assert sentence.startswith("It fits on v100 (16.0 GB), with ")
 
 
 def test_a_model_by_its_config(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_a_model_by_its_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row.split()[3:5] for row in rows[:3]] == [["1", "no"], ["1", "yes"], ["2", "no"]]
     assert rows[-1].endswith("yes")
     assert "lacks" in rows[0]
-    assert "It fits a device of 6.00 MB" in out
+    assert "It fits on device (6.00 MB)" in out
 
 
 @pytest.mark.parametrize(

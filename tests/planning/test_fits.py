@@ -36,7 +36,7 @@ def test_what_fits_as_it_is_is_asked_once() -> None:
     layer = BATCH * WIDTH * 4
     # the inputs of all layers but the first, the last output, and what the loss makes of it
     assert LAYERS * layer <= need.memory["activations"] <= (LAYERS + 4) * layer
-    assert found.advice() == "It fits a v100 of 16.0 GB, with 15.9 GB left."
+    assert found.advice() == "It fits on v100 (16.0 GB), with 15.9 GB left."
 
 
 def test_micro_batches_are_tried_until_it_fits() -> None:
@@ -53,7 +53,7 @@ def test_micro_batches_are_tried_until_it_fits() -> None:
 def test_what_never_fits_is_told_at_once() -> None:
     found = asked(device_of(3 * WHOLE))
     assert [need.micro_batches for need in found.needs] == [1]
-    assert found.advice() == "It doesn't fit a device of 12.6 MB: weights, gradients and optimizer take 16.8 MB."
+    assert found.advice() == "It doesn't fit on device (12.6 MB): weights, gradients and optimizer take 16.8 MB."
     found = asked(device_of(4 * WHOLE + 1), (1, 2))
     assert [need.micro_batches for need in found.needs] == [1, 2]
     assert found.advice().endswith("in 2 micro-batches.")
