@@ -47,3 +47,15 @@ def test_what_the_objective_does_not_know_is_refused(
     words: tuple[str, ...], said: str, graph_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in fails(capsys, "place", graph_file, *WORDS, *words)
+
+
+def test_the_page_says_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "throughput.md").read_text()
+    program, command, printed, *_ = re.findall(r"^```\w*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "answers.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    assert run(*command.split()[1:]) == 0
+    timeless = [re.sub(r"in \d+\.\d\d s", "", text) for text in (capsys.readouterr().out, printed)]
+    assert timeless[0] == timeless[1]
