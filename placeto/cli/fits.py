@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from placeto.cli.common import OptionalInt, OptionalText, UsageError, find_cluster, note, say
 from placeto.cli.graphs import Training, TrainingOptions, check_step
-from placeto.cli.model_config import MODEL_HELP, checkpointed, find_model, is_config
+from placeto.cli.model_config import MODEL_HELP, can_checkpoint, checkpoint, find_model, is_config
 from placeto.cli.plan import size_of
 from placeto.micro_batching import COUNTS
 from placeto.progress import ProgressBar
@@ -57,14 +57,10 @@ def run(arguments: Arguments) -> None:
     else:
         cluster = device_of(size_of(str(arguments.memory), "--memory"))
     cluster = with_headroom(cluster, size_of(arguments.headroom))
-    given = arguments.model, options, arguments.batch, arguments.length
-    name, module, inputs, loss, targets = find_model(*given)
-    modules = {False: module}
-    if is_config(arguments.model):
-        again = find_model(*given)[1]
-        modules |= {True: again} if checkpointed(again) else {}
+    name, module, inputs, loss, targets = find_model(arguments.model, options, arguments.batch, arguments.length)
+    both = is_config(arguments.model) and can_checkpoint(module)
 
-    with ProgressBar("capturing", total=(len(counts) + 1) * len(modules)) as bar:
+    with ProgressBar("capturing", total=(len(counts) + 1) * (1 + both)) as bar:
 
         def capture(count: int, checkpoints: bool) -> ComputationGraph:
             bar.advance(note=f"{count} micro-batches{' with checkpointing' if checkpoints else ''}")
@@ -75,9 +71,11 @@ def run(arguments: Arguments) -> None:
                 "targets": targets,
             }
             how |= {"optimizer": options.optimizer, "master_weights": options.master_weights}
-            return capture_training(modules[checkpoints], inputs, loss, **how)
+            if both:
+                checkpoint(module, checkpoints)
+            return capture_training(module, inputs, loss, **how)
 
-        found = fits(capture, cluster, counts, tuple(modules))
+        found = fits(capture, cluster, counts, (False, True) if both else (False,))
     of_module = list(module.parameters())
     number, trained = (sum(one.numel() for one in of_module if one.requires_grad or every) for every in (True, False))
     dtypes = ", ".join(sorted({str(one.dtype).removeprefix("torch.") for one in of_module}))

@@ -103,13 +103,19 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     return module, {"input_ids": ids}, lambda output: output.last_hidden_state.square().mean(), ()
 
 
-def checkpointed(module: nn.Module) -> bool:
-    """Let a model of transformers checkpoint the activations of its blocks; whether it can."""
-    if not getattr(module, "supports_gradient_checkpointing", False):
-        return False
+def can_checkpoint(module: nn.Module) -> bool:
+    """Whether it is a model of transformers that can checkpoint the activations of its blocks."""
+    return bool(getattr(module, "supports_gradient_checkpointing", False))
+
+
+def checkpoint(module: nn.Module, on: bool) -> None:
+    """Let such a model checkpoint the activations of its blocks, or keep them."""
+    switch: Any = module
     with warnings.catch_warnings(action="ignore"):
-        module.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-    return True
+        if on:
+            switch.gradient_checkpointing_enable({"use_reentrant": False})
+        elif switch.is_gradient_checkpointing:
+            switch.gradient_checkpointing_disable()
 
 
 def _file(argument: str) -> Path:

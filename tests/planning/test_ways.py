@@ -224,3 +224,15 @@ def test_what_runs_each_way(plans: Plans) -> None:
     saved, placement = plans.best_placed
     assert placement.placement.shape == (placement.problem.num_ops,)
     assert saved.kind not in (GRADIENTS_SHARDED, FULLY_SHARDED)
+
+
+def test_replicas_are_not_sent_what_is_not_trained() -> None:
+    module, inputs = chain()
+    module[:6].requires_grad_(False)  # type: ignore[index]
+    found = plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[2], simulations=0)
+    layer = 4 * 1024**2
+    by_kind = {step.kind: step for step in found.steps}
+    assert by_kind[REPLICAS].sent_bytes == pytest.approx(2 * 2 * layer, abs=16)
+    assert by_kind[REPLICAS].memory["weights"] == 8 * layer
+    assert by_kind[REPLICAS].memory["gradients"] == 2 * layer
+    assert by_kind[FULLY_SHARDED].sent_bytes > by_kind[REPLICAS].sent_bytes + 6 * layer
