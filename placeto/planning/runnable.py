@@ -10,7 +10,7 @@ from typing import Literal
 
 from placeto.formats.exports import ExportError
 from placeto.formats.exports.layer_tools import in_turns, megatron
-from placeto.formats.exports.torch_stages import torch_stages
+from placeto.formats.exports.torch_orders import in_whole_chunks
 from placeto.formats.exports.torchtitan import goes_back, torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.heuristics.plans import Plan, choose_order, orders_to_try, try_bounded_orders
@@ -42,8 +42,7 @@ def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> PlacementResu
     """
     try:
         if tool == "torch":
-            torch_stages(result.schedule())
-            return result
+            return in_whole_chunks(result)
         made = whole_layers(result.schedule(), tool)
         evaluator, placement = Evaluator(result.problem, groups), made.schedule.placement
         if tool == "megatron":

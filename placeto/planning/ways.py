@@ -222,8 +222,10 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
         result = _in_best_order(problem, groups, orders, plan)
         if kind == REPLICAS:
             found += _replicas(problem, plan, shape, count, result, batch)
-        elif (run := result if runnable_by is None else as_run(runnable_by, result, groups)) is not None:
-            found.append(_planned(kind, shape, count, run, batch))
+            continue
+        run = as_run(runnable_by or "torch", result, groups)
+        if run is not None or runnable_by is None:
+            found.append(_planned(kind, shape, count, run or result, batch))
     return found
 
 

@@ -67,7 +67,8 @@ def test_a_page_has_the_table_the_sentence_and_the_grid(folder: Path, capsys: py
     cells = [cell for line in table for cell in re.split(r"  +", line)]
     assert len(table) > 3
     assert all(f">{cell}" in page for cell in cells)
-    assert 'title="0F0: ' in page
+    assert "Each device is a replica of the whole model. A cell is what" in page
+    assert 'title="F0: ' in page
 
 
 @pytest.mark.parametrize(

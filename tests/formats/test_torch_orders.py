@@ -18,9 +18,10 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from placeto.formats.exports.torch_orders import torch_order
+from placeto.formats.exports.torch_orders import in_whole_chunks, torch_order
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
 from placeto.problem.graph_checks import BACKWARD_PASSES
+from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import Schedule, simulate
 from tests.formats.torch_toys import captured, chain, planned
 
@@ -145,3 +146,21 @@ def test_what_is_moved_is_told() -> None:
     assert made.schedule.placement.tolist() == schedule.placement.tolist()
     own = torch_stages(schedule).stage >= 0
     assert made.moved == pytest.approx(time[backward].sum() / time[own].sum())
+
+
+@pytest.mark.parametrize("name", ["straight", "interleaved", "replicas"])
+def test_a_placement_in_whole_chunks_takes_what_its_export_says(name: str) -> None:
+    schedule = planned(GRAPH, PLANS[name])
+    evaluator = Evaluator(schedule.problem)
+    evaluator.score_ops(schedule.placement[: GRAPH.num_ops])
+    found = in_whole_chunks(evaluator.result())
+    stages = torch_stages(found.schedule())
+    assert torch_order(found.schedule(), stages).schedule.makespan_us == found.makespan_us
+    own = torch_order(schedule, stages).schedule.makespan_us
+    static = [torch_order(simulate(schedule.problem.under("earlier-0.02"), schedule.placement), stages)]
+    assert found.makespan_us <= min(own, *(order.schedule.makespan_us for order in static))
+    for device, ops in enumerate(found.schedule().device_order):  # a chunk is never interrupted
+        chunks = [(int(stages.stage[op]), int(GRAPH.micro_batches[op])) for op in ops if stages.stage[op] >= 0]
+        passes = [GRAPH.passes[op] in BACKWARD_PASSES for op in ops if stages.stage[op] >= 0]
+        runs = [key for key, _ in groupby(zip(chunks, passes, strict=True))]
+        assert len([run for run in runs if not run[1]]) == len({run for run in runs if not run[1]}), device

@@ -12,15 +12,18 @@ Legend: N ops, S stages, R replicas, M micro-batches, P devices of a replica, D 
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from placeto.formats.exports.torch_stages import TorchStages
+from placeto.formats.exports.torch_stages import TorchStages, torch_stages
+from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.simulator.result import PlacementResult, as_listed
 from placeto.simulator.schedule import Schedule, simulate
 
+_TRIED = 3  # static orders, beside a placement's own; the others were best in none of 15 plans
 Chunk = tuple[int, str, int]
 """Stage, kind (F, I, W or B), micro-batch."""
 
@@ -75,6 +78,26 @@ def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) ->
     if alike:
         lists = _alike(lists, stages)
     return TorchOrder(tuple(map(tuple, lists)), tuple(kind), _simulated(base, lists, members, sent), moved)
+
+
+def in_whole_chunks(result: PlacementResult) -> PlacementResult:
+    """A placement as torch runs it: in the best order of whole chunks, made of its own order or of a static one.
+
+    Its makespan is what the step then takes. Chunks of the fastest order of ops took up to 25 % longer than the ops,
+    those of another order up to 11 % less than these (15 plans of transformers on three clusters).
+
+    Raises:
+        ExportError: torch can't run it.
+    """
+    own, problem = result.schedule(), result.problem
+    stages = torch_stages(own)
+    static = (simulate(problem.under(order), result.placement) for order in STATIC_ORDERS[:_TRIED])
+    chunks = [torch_order(schedule, stages).schedule for schedule in (own, *static)]
+    best = min(chunks, key=lambda schedule: (not schedule.fits, schedule.makespan_us))
+    started = best.order[best.order < problem.num_ops]
+    order, schedule = as_listed(problem, best.placement[: problem.num_ops], started)
+    placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
+    return replace(result, placement=placement, makespan_us=makespan, fits=fits, order=order)
 
 
 def _alike(lists: list[list[Chunk]], stages: TorchStages) -> list[list[Chunk]]:

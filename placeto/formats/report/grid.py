@@ -19,6 +19,7 @@ from placeto.formats.exports.torch_stages import torch_stages
 from placeto.formats.exports.units import ExportError
 from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.units import format_us
+from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
 
 if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
@@ -86,16 +87,13 @@ def step_grid(schedule: Schedule) -> Grid:
         if schedule.problem.graph.mode == "training":
             why += ": capture it with --micro-batches 2 or more"
         return Grid([], [], f"{why}.", schedule.makespan_us, 0)
+    if not {GATHER, SCATTER, RELAY}.isdisjoint(schedule.problem.graph.op_types):
+        return _by_pass(schedule, "Each device is a replica of the whole model.")
     try:
         stages = torch_stages(schedule)
     except ExportError as error:
-        keys = [
-            (f"{kind}{number}", kind, number) if number != NO_MICRO_BATCH else ("", _OTHER, number)
-            for kind, number in zip(_passes(schedule), of.tolist(), strict=True)
-        ]
-        text = f"The placement is no pipeline that torch.distributed.pipelining runs: {str(error).rstrip('.')}. "
-        text += "So a cell is what the device runs at that time, op by op: F2 is the forward pass of micro-batch 2."
-        return _grid(schedule, keys, text, whole=False)
+        why = f"The placement is no pipeline that torch.distributed.pipelining runs: {str(error).rstrip('.')}."
+        return _by_pass(schedule, why)
     order = torch_order(schedule, stages)
     number = {each: place for own in stages.micro_batches for place, each in enumerate(own)}
     keys = [
@@ -113,6 +111,17 @@ def step_grid(schedule: Schedule) -> Grid:
     if order.moved > 0.0:
         text += f" {order.moved:.1%} of the time is moved to the stage of its forward pass, where torch computes it."
     return _grid(order.schedule, keys, text, whole=True)
+
+
+def _by_pass(schedule: Schedule, why: str) -> Grid:
+    """Cells of what devices run op by op, and why they are no chunks."""
+    of = schedule.problem.graph.micro_batches
+    keys = [
+        (f"{kind}{number}", kind, number) if number != NO_MICRO_BATCH else ("", _OTHER, number)
+        for kind, number in zip(_passes(schedule), of.tolist(), strict=True)
+    ]
+    text = f"{why} A cell is what the device runs at that time, op by op: F2 is the forward pass of micro-batch 2."
+    return _grid(schedule, keys, text, whole=False)
 
 
 def _passes(schedule: Schedule) -> list[str]:
