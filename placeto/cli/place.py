@@ -184,13 +184,13 @@ def _find_placer(arguments: Arguments) -> tuple[str, Placer]:
     from placeto.cli.throughput import check_options
 
     check_options(
+        arguments.options.micro_batches,
         {
             "--checkpoint": arguments.budget.checkpoint is not None,
             "--simulations": arguments.budget.simulations is not None,
             "--patience": arguments.patience is not None,
             "--curve": arguments.curve is not None,
-            "--micro-batches": arguments.options.micro_batches != 1,
-        }
+        },
     )
     return throughput_placer(arguments.placer)
 

@@ -9,12 +9,14 @@ from placeto.heuristics.throughput import StreamPlacement
 from placeto.problem.units import format_bytes, format_us
 
 
-def check_options(refused: Mapping[str, bool]) -> None:
-    """Refuse options that the objective throughput doesn't know, by name and whether they were given.
+def check_options(micro_batches: int | str, refused: Mapping[str, bool]) -> None:
+    """Refuse what the objective throughput doesn't know: micro-batches, and options by whether they were given.
 
     Raises:
-        UsageError: one was given.
+        UsageError: there are micro-batches, or an option was given.
     """
+    if micro_batches != 1:
+        raise UsageError("--objective throughput is for runs of a whole batch: leave --micro-batches at 1")
     for option, given in refused.items():
         if given:
             raise UsageError(f"--objective throughput takes no {option}: it searches for --seconds, 10 by default")

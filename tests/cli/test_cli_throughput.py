@@ -40,6 +40,7 @@ def test_it_prints_the_greatest_load_and_writes_the_placement(
         (("--placer", "etf"), "the objective throughput has the placers free and contiguous, not 'etf'"),
         (("--simulations", "10"), "--objective throughput takes no --simulations"),
         (("--patience", ".3"), "--objective throughput takes no --patience"),
+        (("--micro-batches", "4"), "leave --micro-batches at 1"),
         (("--checkpoint", "runs"), "--objective throughput takes no --checkpoint"),
     ],
 )

@@ -1,7 +1,9 @@
 """A split with the least maximal load in which a device may hold any units, by OR-tools' CP-SAT.
 
 The model has a variable for each unit and device, and one for each tensor that crosses the border of a device; the
-greatest load is minimised. Times are rounded down to ticks, so that the model's bound is one of the split too.
+greatest load is minimised. Large models are beyond CP-SAT: so it first shares the units of two devices alone anew, the
+one with the greatest load and another, for as long as that helps, and only then those of all. Times are rounded down to
+ticks, so that the model's bound is one of the split too.
 
 Legend: U units, T tensors, D devices.
 """
@@ -10,6 +12,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,7 @@ from placeto.heuristics.throughput.stream import Stream
 
 _TICKS = 10**7  # of a device's equal share of the work
 _WORKERS = 8  # with fewer CP-SAT leaves out strategies: with 2 it found 27.9 ms where 8 prove 21.9 ms, on two cores
+_PAIR_SECONDS = 1.5  # for two devices
 
 
 def can_search() -> bool:
@@ -45,33 +50,92 @@ def free_split(
     Raises:
         ExactError: OR-tools is not installed.
     """
+    ortools()
+    until = time.perf_counter() + seconds
+    if start is not None:
+        start = _by_pairs(stream, cost_us, start, until, seed)
+    if start is not None and time.perf_counter() >= until:
+        return start, 0.0
+    found, bound_us = _shared_anew(
+        stream, cost_us, start, range(len(stream.capacity)), until - time.perf_counter(), seed
+    )
+    if found is None or (start is not None and _greatest(stream, start) <= _greatest(stream, found)):
+        return start, bound_us
+    return found, bound_us
+
+
+def _greatest(stream: Stream, units: np.ndarray) -> float:
+    return float(stream.loads_us(units).max())
+
+
+def _by_pairs(stream: Stream, cost_us: np.ndarray, units: np.ndarray, until: float, seed: int) -> np.ndarray:
+    """Share the units of the device with the greatest load and of another anew, the least loaded first."""
+    tried = set[int]()
+    while (left := until - time.perf_counter()) > 0:
+        loads = stream.loads_us(units)
+        most = int(loads.argmax())
+        others = [device for device in np.argsort(loads, kind="stable").tolist() if device != most]
+        other = next((device for device in others if device not in tried), None)
+        if other is None:
+            break
+        found, _ = _shared_anew(stream, cost_us, units, (most, other), min(left, _PAIR_SECONDS), seed)
+        if found is not None and _fewer(stream.loads_us(found), loads):
+            units, tried = found, set()
+        else:
+            tried.add(other)
+    return units
+
+
+def _fewer(loads: np.ndarray, than: np.ndarray) -> bool:
+    """Whether the greatest load is less, or the greatest that differs."""
+    ours, theirs = np.sort(loads)[::-1], np.sort(than)[::-1]
+    differ = np.flatnonzero(~np.isclose(ours, theirs, rtol=1e-9, atol=0.0))
+    return bool(len(differ)) and bool(ours[differ[0]] < theirs[differ[0]])
+
+
+def _shared_anew(
+    stream: Stream, cost_us: np.ndarray, start: np.ndarray | None, among: Sequence[int], seconds: float, seed: int
+) -> tuple[np.ndarray | None, float]:
+    """The least greatest load of some devices, which share their units anew, where no other's gets to be the greatest.
+
+    With no start the devices must be all.
+    """
     cp_model = ortools()
     model = cp_model.CpModel()
-    units, devices = range(stream.num_units), range(len(stream.capacity))
-    ticks = _TICKS * len(devices) / max(float(stream.time_us.min(axis=1).sum()), 1e-9)
+    ticks = _TICKS * len(stream.capacity) / max(float(stream.time_us.min(axis=1).sum()), 1e-9)
     most_us = float(stream.time_us.max(axis=1).sum() + 2.0 * cost_us.sum())
-    on = [[model.new_bool_var("") for _ in devices] for _ in units]
-    for unit, row in enumerate(on):
-        model.add_exactly_one(row)
+    on = list[dict[int, Any]]()  # of each unit the devices that it may be on
+    for unit in range(stream.num_units):
+        if start is not None and start[unit] not in among:
+            on.append({int(start[unit]): 1})
+            continue
+        on.append({device: model.new_bool_var("") for device in among})
+        model.add_exactly_one(on[-1].values())
         if start is not None:
-            for device in devices:
-                model.add_hint(row[device], int(start[unit] == device))
-    busy = np.floor(stream.time_us * ticks).astype(np.int64).tolist()
-    load: list[list[Any]] = [[busy[unit][device] * on[unit][device] for unit in units] for device in devices]
+            for device, there in on[-1].items():
+                model.add_hint(there, int(start[unit] == device))
+    load: list[list[Any]] = [[] for _ in stream.capacity]
+    held: list[list[Any]] = [[] for _ in stream.capacity]
+    for unit, devices in enumerate(on):
+        for device, there in devices.items():
+            load[device].append(int(stream.time_us[unit, device] * ticks) * there)
+            held[device].append(int(stream.memory[unit]) * there)
     for tensor, (home, us) in enumerate(zip(stream.producer.tolist(), cost_us.tolist(), strict=True)):
         readers = stream.readers.indices[stream.readers.indptr[tensor] : stream.readers.indptr[tensor + 1]].tolist()
-        for device in np.flatnonzero(stream.sends).tolist() if us > 0 else ():
-            made, crosses = on[home][device], model.new_bool_var("")
+        for device in sorted({device for unit in (home, *readers) for device in on[unit]}) if us > 0 else ():
+            if not stream.sends[device]:
+                continue
+            made, crosses = on[home].get(device, 0), model.new_bool_var("")
             for reader in readers:
-                model.add_bool_or([~made, on[reader][device], crosses])
-                model.add_bool_or([made, ~on[reader][device], crosses])
+                model.add(crosses >= made - on[reader].get(device, 0))
+                model.add(crosses >= on[reader].get(device, 0) - made)
             load[device].append(int(us * ticks) * crosses)
     greatest = model.new_int_var(0, math.ceil(most_us * ticks), "greatest load")
-    for device in devices:
-        model.add(sum(load[device]) <= greatest)
-        held = sum(int(stream.memory[unit]) * on[unit][device] for unit in units)
-        if stream.memory.sum() > stream.capacity[device]:
-            model.add(held <= int(stream.capacity[device]))
+    limit = math.ceil(most_us * ticks) if start is None else math.ceil(_greatest(stream, start) * ticks)
+    for device, capacity in enumerate(stream.capacity.tolist()):
+        model.add(sum(load[device]) <= (greatest if device in among else limit))
+        if stream.memory.sum() > capacity:
+            model.add(sum(held[device]) <= capacity)
     model.minimize(greatest)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = _WORKERS
@@ -79,10 +143,9 @@ def free_split(
     solver.parameters.max_time_in_seconds = max(0.01, seconds)
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
-        return None, np.inf
+        return None, math.inf
     bound_us = float(solver.best_objective_bound) / ticks
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return start, bound_us
-    found = np.array([[solver.value(one) for one in row] for row in on]).argmax(axis=1)
-    better = start is None or stream.loads_us(found).max() < stream.loads_us(start).max()
-    return found if better else start, bound_us
+        return None, bound_us
+    value = [max(devices, key=lambda device: solver.value(devices[device])) for devices in on]
+    return np.array(value), bound_us

@@ -63,8 +63,7 @@ def free(
         seed: of the search.
 
     Raises:
-        ThroughputError: a step in micro-batches, or no split that fits in memory was found.
-        ExactError: OR-tools is not installed.
+        ThroughputError: a step in micro-batches, no split that fits in memory was found, or OR-tools is not installed.
     """
     return _split(problem, seconds, seed, contiguous=False)
 
@@ -92,6 +91,8 @@ THROUGHPUT = {"free": free, "contiguous": contiguous}
 
 def _split(problem: PlacementProblem, seconds: float | None, seed: int, contiguous: bool) -> StreamPlacement:
     began, seconds = time.perf_counter(), SECONDS if seconds is None else seconds
+    if not contiguous and not can_search():
+        raise ThroughputError('free splits need OR-tools: pip install "placeto[exact]", or take the placer contiguous')
     stream = stream_of(problem)
     single_units = stream.num_units
     ideals = all_ideals(stream) if single_units <= _MOST_UNITS else None
@@ -99,7 +100,7 @@ def _split(problem: PlacementProblem, seconds: float | None, seed: int, contiguo
     if ideals is None:
         stream = stream_of(problem, group_ops(problem).group)
         ideals = all_ideals(stream) if stream.num_units < single_units else None
-    share = seconds if contiguous or not can_search() else 0.6 * seconds
+    share = seconds if contiguous else 0.6 * seconds
     units, bound_us = _contiguous(stream, ideals, seed, began + share)
     contiguous_us = np.inf if units is None else float(stream.loads_us(units).max())
     work_us = _work_us(stream)
