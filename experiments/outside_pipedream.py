@@ -272,7 +272,8 @@ def main(config: PipeDream) -> None:
         ours = best_plan(profile, all_sets(profile) or sets, config.workers, config.bandwidth)
         taken = time.perf_counter() - began
         its_ms, our_ms = (cost_us(profile, plan, config.bandwidth) / 1e3 for plan in (its, ours))
-        printed = f"{known[name]:.2f}" if name in known else ""
+        asked = name in known and (config.workers, config.bandwidth) == (4, 1e10)
+        printed = f"{known[name]:.2f}" if asked else ""
         costs.append([name, its.words(), printed, f"{its_ms:.2f}", ours.words(), f"{our_ms:.2f}", f"{taken:.1f}"])
         problem = PlacementProblem(in_micro_batches(profile.graph, config.micro_batches), cluster)
         by_its = placed(profile, problem, its)
