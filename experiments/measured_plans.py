@@ -32,8 +32,8 @@ from placeto.runtime.torchrun import torchrun
 from placeto.simulator.schedule import simulate
 
 FACTORIES = {
-    "transformer": f"{torch_model.__file__}:net(layers=6, width=128, batch=48)",
-    "convolutions": f"{torch_model.__file__}:convolutions(blocks=6, batch=48)",
+    "transformer": f"{torch_model.__file__}:net(layers=6, width=384, batch=48)",
+    "convolutions": f"{torch_model.__file__}:convolutions(blocks=6, batch=192)",
 }
 DEVICES = "cpu:0", "cpu:1"
 SHAPES: dict[str, tuple[Stages, tuple[float, ...]]] = {
