@@ -14,6 +14,9 @@ EXPERIMENTS = (
     "outside_optima",
     "outside_pipedream",
     "outside_bubbles",
+    "outside_sailor",
+    "outside_amp",
+    "outside_ratios",
 )
 """In the order in which they run."""
 
