@@ -141,9 +141,8 @@ class _Step:
         graph = self.graph
         updated = np.bincount(self.unit[self.shared], graph.trained_bytes[self.shared], len(self.units))
         there: dict[int, dict[int, Output]] = {}
-        for unit in np.flatnonzero(updated).tolist():  # one after the other
-            waits = list(there.values())[-1] if there else {}
-            there[unit] = self._gathered(_Use(unit, 0, False), int(updated[unit]), 0, waits, self.devices)
+        for unit in np.flatnonzero(updated).tolist():
+            there[unit] = self._gathered(_Use(unit, 0, False), int(updated[unit]), 0, {}, self.devices)
         shared = [op for op in graph.topological_order.tolist() if self.shared[op]]
         for device in self.devices:
             name = {op: f"{graph.op_names[op]} on {self.problem.cluster.device_names[device]}" for op in shared}
@@ -230,7 +229,7 @@ class _Step:
             source = self._add(part | {"inputs": [waits[device]] if device in waits else []}, device)
             for there, near in self._hosts(device):
                 wanted, passed = [other for other in there if other in read], source
-                if device not in there and len(wanted) > 1:
+                if device not in there and wanted:
                     name = self._name(use, f"part {number} passed on", near)
                     passed = self._add(
                         of | {"name": name, "type": RELAY, "inputs": [source], "outputs": part["outputs"]}, near
@@ -244,13 +243,16 @@ class _Step:
         return found
 
     def _hosts(self, device: int) -> list[tuple[list[int], int]]:
-        """The devices of each host, a device's own first, and that of them with its number within its host."""
-        host = self.problem.cluster.host
-        together: dict[int, list[int]] = {int(host[device]): []}
+        """The devices of each host, a device's own first, and that of them with its number within its host.
+
+        The other hosts follow in turn from the device's own on, so that not all send to one host at the same time.
+        """
+        host, together = self.problem.cluster.host, defaultdict[int, list[int]](list)
         for other in self.devices:
-            together.setdefault(int(host[other]), []).append(other)
-        number = together[int(host[device])].index(device)
-        return [(there, there[number % len(there)]) for there in together.values()]
+            together[int(host[other])].append(other)
+        names, number = list(together), together[own := int(host[device])].index(device)
+        turn = names.index(own)
+        return [(there, there[number % len(there)]) for of in names[turn:] + names[:turn] for there in [together[of]]]
 
     def _sum_gradients(self) -> None:
         """Add what sums the gradients of units: what a device has of its micro-batches first, in stage 1."""
@@ -283,17 +285,21 @@ class _Step:
         for device, given in inputs.items():
             record = both | {"name": self._name(use, "gradients", device), "type": SCATTER, "inputs": given}
             self._add(record | {"outputs": sizes} | whole, device)
+        mine = {
+            device: {other: (self._name(use, "gradients", other), number) for other in self.devices}
+            for number, device in enumerate(self.devices)
+        }
+        hosts = {device: self._hosts(device) for device in self.devices}
+        elsewhere: dict[int, list[Output]] = {device: [] for device in self.devices}
+        for turn in range(len(hosts[self.devices[0]]) - 1, 0, -1):  # each host sends to the next, then to that after it
+            for number, device in enumerate(self.devices):
+                there, near = hosts[device][turn]
+                theirs = [mine[device][other] for other in there]
+                name = self._name(use, f"part {number} summed up", near)
+                added = _sum(name, theirs, len(theirs) - 1, sizes[number], [sizes[number]])
+                elsewhere[device].append(self._add(both | added, near))
         for number, device in enumerate(self.devices):
-            mine = {other: (self._name(use, "gradients", other), number) for other in self.devices}
-            (here, _), *elsewhere = self._hosts(device)
-            parts = [mine[other] for other in here]
-            for there, near in elsewhere:
-                theirs = [mine[other] for other in there]
-                if len(there) > 1:
-                    name = self._name(use, f"part {number} summed up", near)
-                    added = _sum(name, theirs, len(theirs) - 1, sizes[number], [sizes[number]])
-                    theirs = [self._add(both | added, near)]
-                parts += theirs
+            parts = [mine[device][other] for other in hosts[device][0][0]] + elsewhere[device]
             name = self._name(use, "part of gradients", device)
             additions = len(parts) - 1 + (use.turn > 0)
             self._add(both | _sum(name, parts, additions, sizes[number], []), device)

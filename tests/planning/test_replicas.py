@@ -13,6 +13,7 @@ from placeto.planning.replicas import replicated
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.problem import PlacementProblem
+from placeto.problem.topology import Link, Topology
 from placeto.simulator.memory_timeline import GATHER, peak_by_category
 from placeto.simulator.schedule import Schedule, simulate
 
@@ -114,6 +115,20 @@ def test_hosts_are_reached_once() -> None:
         crossing = host[schedule.send_src] != host[schedule.send_dst]
         assert sent(schedule)[crossing].sum() == pytest.approx(times * WHOLE, abs=64)
         assert sent(schedule).sum() == pytest.approx(times * WHOLE * 7, abs=64)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("each", [1, 4])
+def test_hosts_that_share_a_card_send_in_turn(stage: int, each: int) -> None:
+    """A ring over H hosts takes 2 (H - 1) / H of the bytes over the rate of a card."""
+    hosts, rate = 4, 1e6
+    kind = Device("gpu:0", "v100", 15.7e12, 9e11, 16 * 10**9, 5.0)
+    names = [replace(kind, name=f"gpu:{number}") for number in range(hosts * each)]
+    topology = Topology(((each,),) * hosts, island=Link(1e12, 0.0), network=Link(rate, 0.0), card=Link(rate))
+    cluster = Cluster.from_topology("hosts", names, topology)
+    schedule = run(step(cluster, chain(16), hosts * each), range(hosts * each), stage)
+    ring = 2 * (hosts - 1) / hosts * 16 * WIDTH * WIDTH * 4 / rate * 1e6
+    assert ring * 0.999 < schedule.makespan_us < 1.15 * ring
 
 
 def test_what_is_not_trained_is_never_sent_to_whole_replicas() -> None:
