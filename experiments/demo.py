@@ -1,6 +1,6 @@
 """``make demo``: train on one family for a few minutes, place unseen graphs, compare, and show what came out.
 
-python -m experiments.demo --out demo [--minutes 4]
+python -m experiments.demo --out demo [--minutes 2.5]
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DemoConfig:
     """graph family"""
     cluster: str = "4xv100"
     """to place on"""
-    minutes: float = 4.0
+    minutes: float = 2.5
     """of training"""
     test_graphs: int = 16
     """how many unseen graphs to place"""
