@@ -1,9 +1,12 @@
-"""Reentrant checkpoints, traced as the other kind: gradients are the same, and only those can be asked for by name."""
+"""Checkpoints as a trace needs them.
+
+Reentrant ones are traced as the other kind: gradients are the same, and only those can be asked for by name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -32,3 +35,26 @@ def without_reentrant_checkpoints() -> Iterator[None]:
         yield
     finally:
         names["CheckpointFunction"] = original
+
+
+@contextmanager
+def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Checkpoints that are made while this is open compute again within a context, when and wherever they do.
+
+    torch restores its own autocast for that, but no mode for functions: `torch.autograd.grad` runs with them off.
+    """
+    names = vars(checkpoints)
+    original = names["_checkpoint_without_reentrant_generator"]
+
+    def made(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def again(*args: Any, **kwargs: Any) -> Any:
+            with context():
+                return function(*args, **kwargs)
+
+        return original(again, *args, **kwargs)
+
+    names["_checkpoint_without_reentrant_generator"] = made
+    try:
+        yield
+    finally:
+        names["_checkpoint_without_reentrant_generator"] = original

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from placeto.capture.checkpoints import recomputing_within
 from placeto.problem.dtypes import PRECISIONS
 
 _HALVES = torch.bfloat16, torch.float16
@@ -77,7 +78,14 @@ def autocast(precision: str) -> Iterator[None]:
     if dtype is None:
         yield
         return
-    with torch.autocast("cpu", dtype=dtype), _In32Bits(), _attention_in_16_bits():
+    with torch.autocast("cpu", dtype=dtype), _as_on_a_gpu():
+        yield
+
+
+@contextmanager
+def _as_on_a_gpu() -> Iterator[None]:
+    """What a GPU's autocast does otherwise than a CPU's; of checkpoints also when they compute again."""
+    with _In32Bits(), _attention_in_16_bits(), recomputing_within(_as_on_a_gpu):
         yield
 
 

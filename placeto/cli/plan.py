@@ -108,6 +108,8 @@ def run(arguments: Arguments) -> None:
     if plans.left_out:
         numbers, first = ", ".join(map(str, plans.left_out)), next(iter(plans.left_out.values()))
         say(f"not tried in {numbers} micro-batches: {first}")
+    if plans.torch_refusal:
+        say(f"no pipeline can be exported for torch: {plans.torch_refusal}")
     say(plans.advice())
     show_devices(plans.best.schedule, memory=False)
     if arguments.report is not None:

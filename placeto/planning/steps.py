@@ -19,6 +19,7 @@ GRADIENTS_SHARDED, FULLY_SHARDED = "data parallel, gradients sharded", "data par
 PIPELINE, INTERLEAVED, FREE = "pipeline", "interleaved pipeline", "free placement"
 KINDS = (ONE, WHOLE, REPLICAS, SHARDED, GRADIENTS_SHARDED, FULLY_SHARDED, PIPELINE, INTERLEAVED, FREE)
 """From the simplest on."""
+_PIPELINES = PIPELINE, INTERLEAVED
 _IN_PROGRAM_ORDER = KINDS[1:6]
 _RUN_BY = {
     ONE: "PyTorch",
@@ -99,9 +100,14 @@ class PlannedStep:
     @cached_property
     def run_by(self) -> str:
         """A tool that can run it so: pipelines by torch where `placeto export` can say them for it."""
-        if self.kind in (PIPELINE, INTERLEAVED) and torch_runs(self.schedule):
+        if self.kind in _PIPELINES and not self.torch_refusal:
             return "torch-pipeline"
         return _RUN_BY.get(self.kind, "placeto run")
+
+    @cached_property
+    def torch_refusal(self) -> str:
+        """Of a pipeline: why `placeto export` can't say it for torch; "" where it can."""
+        return torch_refusal(self.schedule)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +127,12 @@ class Plans:
     def best_placed(self) -> tuple[PlannedStep, PlacementResult]:
         """The first that is a placement of the captured step, and the placement."""
         return next((step, step.placement) for step in self.steps if step.placement is not None)
+
+    @property
+    def torch_refusal(self) -> str:
+        """Why torch runs none of the pipelines: what is said of the best; "" where it runs one, or there are none."""
+        refusals = [step.torch_refusal for step in self.steps if step.kind in _PIPELINES]
+        return refusals[0] if all(refusals) and refusals else ""
 
     def advice(self) -> str:
         """Which to use and why, and what the next best would take, in two sentences."""
@@ -173,13 +185,13 @@ class Plans:
         )
 
 
-def torch_runs(schedule: Schedule) -> bool:
-    """Whether the export for torch takes it."""
+def torch_refusal(schedule: Schedule) -> str:
+    """Why the export for torch doesn't take it; "" where it does."""
     from placeto.formats.exports import ExportError
     from placeto.formats.exports.torch_stages import torch_stages
 
     try:
         torch_stages(schedule)
-    except ExportError:
-        return False
-    return True
+    except ExportError as error:
+        return str(error)
+    return ""

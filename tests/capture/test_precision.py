@@ -2,14 +2,19 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import CaptureError, capture_inference, capture_training
 from placeto.placing import place
+from placeto.problem.cluster_files import load_cluster
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
 
 
 def step(precision: str = "fp32", dtype: torch.dtype = torch.float32) -> ComputationGraph:
@@ -26,6 +31,7 @@ def by_type(graph: ComputationGraph) -> dict[str, set[str]]:
     return found
 
 
+HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 PRODUCTS = {"convolution", "convolution_backward", "addmm", "mm"}
 
 
@@ -43,7 +49,7 @@ def test_tf32_is_for_products_alone() -> None:
     assert "tf32" not in step("tf32", torch.bfloat16).dtypes
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+@pytest.mark.parametrize(("precision", "dtype"), HALVES.items())
 def test_autocast_as_on_a_gpu(precision: str, dtype: str) -> None:
     graph = step(precision)
     found = by_type(graph)
@@ -107,6 +113,43 @@ def test_convolutions_of_groups_say_so() -> None:
     graph = capture_training(nn.Sequential(*layers), [torch.randn(1, 8, 8, 8)], lambda y: y.sum())
     kernels = [kernel for kind, kernel in zip(graph.op_types, graph.kernels, strict=True) if kind != "parameter"]
     assert [k for k in kernels if k] == ["grouped", "depthwise"] + ["depthwise"] * 2 + ["grouped"] * 2
+
+
+class Blocks(nn.Module):
+    """Three blocks with ops that autocast has in 16 bits and in 32, each in a checkpoint or not."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.first, self.reentrant = nn.Linear(8, 16), reentrant
+        parts = [nn.LayerNorm(16), nn.Linear(16, 32), nn.Softmax(-1), nn.Linear(32, 16), nn.GELU()]
+        self.blocks = nn.ModuleList(nn.Sequential(*parts) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            again = self.reentrant is not None
+            x = checkpoint(block, x, use_reentrant=self.reentrant) if again else block(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_compute_again_in_the_same_precisions(precision: str, reentrant: bool) -> None:
+    def captured(reentrant: bool | None, precision: str) -> ComputationGraph:
+        return capture_training(Blocks(reentrant), [torch.randn(64, 8)], precision=precision)
+
+    graph = captured(reentrant, precision)
+    again = [name for name in graph.op_names if "/grad/" in name and name.startswith("blocks.")]
+    for kind, dtype in (("native_layer_norm", "float32"), ("_softmax", "float32"), ("addmm", HALVES[precision])):
+        found = {graph.dtypes[graph.index[name]] for name in again if name.endswith(f"/grad/{kind}")}
+        assert found == {dtype}, kind
+    assert graph.flops.sum() == captured(reentrant, "fp32").flops.sum()
+    whole = captured(None, precision)
+    more = graph.flops.sum() - whole.flops.sum()
+    assert 0 < more < whole.flops.sum() / 2, "less than the forward pass again, which is a third of the step"
+    problems = [PlacementProblem(each, load_cluster("2xv100")) for each in (graph, whole)]
+    one, other = (simulate(each, np.zeros(each.num_ops, np.int64)).peak_memory[0] for each in problems)
+    assert one < other
 
 
 def test_convolutions_of_channels_last_say_so() -> None:

@@ -52,11 +52,14 @@ def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence.startswith("It fits on v100 (16.0 GB), with ")
 
 
-def test_a_model_by_its_config(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    assert run("config.json", "--memory", "6MB", "--batch", "8", "--length", "128") == 0
+    words = ("--memory", "6MB", "--batch", "8", "--length", "128", "--precision", precision)
+    assert run("config.json", *words) == 0
     out = capsys.readouterr().out
-    assert "million parameters in float32, batch 8, adam" in out
+    how = "" if precision == "fp32" else f", {precision}"
+    assert f"million parameters in float32, batch 8{how}, adam" in out
     rows = out.splitlines()[2:-1]
     assert [row.split()[3:5] for row in rows[:3]] == [["1", "no"], ["1", "yes"], ["2", "no"]]
     assert rows[-1].endswith("yes")

@@ -50,6 +50,8 @@ def test_a_table_and_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]
     assert out.startswith("net on 4xv100: batch 64, fp32, adam\n")
     for way in ("one device", "whole modules", "data parallel, fully sharded", "pipeline", "interleaved pipeline"):
         assert f"\n{way}" in out
+    assert "torch-pipeline\n" in out
+    assert "no pipeline can be exported" not in out
     assert "\nUse " in out
     assert re.search(r"step with --micro-batches \d+: give it", err)
     assert load_placement("p.json").placement
@@ -122,4 +124,8 @@ def test_a_model_by_its_config(folder: Path, capsys: pytest.CaptureFixture[str])
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 100, **small}))
     words = ("plan", "config.json", "--cluster", "2xv100", "--simulations", "0", "--micro-batches", "2")
     assert run(*words, "--batch", "2", "--length", "16") == 0
-    assert "data parallel, fully sharded" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "data parallel, fully sharded" in out
+    assert "\npipeline" in out
+    told = f"{out.partition(' on ')[0]}: the model computes its loss itself; let it return its output, and give a loss"
+    assert f"\nno pipeline can be exported for torch: {told}\n" in out
