@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from placeto.problem.fields import check_json_name
-from placeto.problem.units import format_bytes, format_us
+from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.terminal import printable
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def describe(schedule: Schedule) -> str:
     problem = schedule.problem
     bound = ratio(schedule.makespan_us, problem.lower_bound_us)
     answers = problem.graph.mode == "inference" and schedule.makespan_us > 0.0
-    rate = f", {1e6 / schedule.makespan_us:.4g} batches a second" if answers else ""
+    rate = f", {format_rate(1e6 / schedule.makespan_us)} batches a second" if answers else ""
     lines = [
         f"makespan     {format_us(schedule.makespan_us)} ({schedule.makespan_us:.3f} us){rate}",
         f"             {_of_one_device(schedule)}, {bound:.3f} times the lower bound",

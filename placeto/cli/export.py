@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _FOLDERS = "torch-pipeline", "torchtitan"
 _TRAIN = "torchtitan", "megatron"
+_OF_FORMATS = {"--names": ("device-map",), "--stages": ("stages",), "--whole": ("device-map", "stages")}
 _NOTES = 5  # lines that say why an export differs from the placement
 
 
@@ -84,8 +85,7 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Simulate the placement, write, say what the format's limits cost."""
-    if arguments.format not in _FOLDERS or not arguments.output.is_dir():
-        check_output("--out", arguments.output)
+    _check(arguments)
     name, file, schedule = simulate_file(
         arguments.graph,
         arguments.placement,
@@ -122,8 +122,22 @@ def run(arguments: Arguments) -> None:
         save_chrome_trace(schedule, path)
         say(f"trace        {path}: open it at https://ui.perfetto.dev")
     else:
-        check_page("--out", path)
         write_report(schedule, problem, path, name, file.placer, file.whole_modules)
+
+
+def _check(arguments: Arguments) -> None:
+    """Refuse an output that can't be written, and options of other formats, before any work is done."""
+    path, kind = arguments.output, arguments.format
+    if kind == "html":
+        check_page("--out", path)
+    elif kind not in _FOLDERS or not path.is_dir():
+        check_output("--out", path)
+    if kind in _FOLDERS and path.exists() and not path.is_dir():
+        raise UsageError(f"--out {path}: is a file, and {kind} needs a folder: give another name")
+    given = {"--names": arguments.names, "--stages": arguments.stages is not None, "--whole": arguments.whole}
+    for option, formats in _OF_FORMATS.items():
+        if given[option] and kind not in formats:
+            raise UsageError(f"{option}: goes with --format {' or '.join(formats)}, not with {kind}")
 
 
 def _device_map(schedule: Schedule, arguments: Arguments) -> None:

@@ -82,6 +82,9 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
     document = json.loads(path.read_bytes())
     if document.pop("quantization_config", None) is not None:
         raise UsageError(f"{path}: has quantized weights, which aren't planned for: take out its quantization_config")
+    if (kind := document["model_type"]) not in transformers.CONFIG_MAPPING:
+        here = f"transformers {transformers.__version__} has no model_type {kind!r}"
+        raise UsageError(f"{path}: {here}: install a version that has it, or give a FACTORY")
     transformers.logging.set_verbosity_error()
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -93,8 +96,9 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
                 module = auto.from_config(config)
     except Exception as problem:  # whatever a wrong value makes transformers raise
         raise UsageError(f"{path}: transformers can't build it: {problem}") from None
+    if (layers := getattr(config, "num_hidden_layers", 1)) < 1:
+        raise UsageError(f"{path}: a model of {layers} layers can't be: say how many it has, such as 12")
     if module.main_input_name != "input_ids" or getattr(config, "is_encoder_decoder", False):
-        kind = document["model_type"]
         raise UsageError(f"{path}: {kind} is no model of text alone: give a FACTORY, which says what its inputs are")
     module.train()
     ids = torch.empty(batch, length, dtype=torch.int64, device="meta")

@@ -79,6 +79,7 @@ def run(arguments: Arguments) -> None:
     from placeto.capture.micro_batches import batch_length
     from placeto.capture.trace import capture_training
     from placeto.formats.placement import save_placement
+    from placeto.planning.steps import PIPELINES
     from placeto.planning.ways import plans_of, with_headroom
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
@@ -103,6 +104,8 @@ def run(arguments: Arguments) -> None:
         raise UsageError(f"--micro-batches {several}: {plans.left_out[several]}")
     if set(plans.left_out) == set(counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
+    elif by is not None and len(cluster.devices) > 1 and not any(step.kind in PIPELINES for step in plans.steps):
+        note(f"no pipeline of {name} was found that {by} runs: `placeto export` says of a placement what it refuses")
     say(f"{name} on {cluster.name}: batch {plans.best.batch}, {options.precision}, {options.optimizer}")
     say(str(plans))
     if plans.left_out:

@@ -58,11 +58,16 @@ def run(arguments: Arguments) -> None:
     check_step(arguments.options)
     if arguments.plan is not None:
         _run_plan(arguments, arguments.plan)
-    elif arguments.check or arguments.cluster is not None:
-        raise UsageError(f"--{'check' if arguments.check else 'cluster'}: goes with --plan")
-    else:
-        assert arguments.placement is not None
-        _run_placement(arguments, arguments.placement)
+        return
+    given = {
+        "--cluster": arguments.cluster is not None,
+        "--costs": arguments.costs != Arguments.costs,
+        "--check": arguments.check,
+    }
+    for option in (option for option, is_given in given.items() if is_given):
+        raise UsageError(f"{option}: goes with --plan")
+    assert arguments.placement is not None
+    _run_placement(arguments, arguments.placement)
 
 
 def _run_plan(arguments: Arguments, plan: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from placeto.cli.common import UsageError, say
 from placeto.heuristics.throughput import StreamPlacement
-from placeto.problem.units import format_bytes, format_us
+from placeto.problem.units import format_bytes, format_rate, format_us
 
 
 def check_options(micro_batches: int | str, refused: Mapping[str, bool]) -> None:
@@ -33,8 +33,8 @@ def describe_stream(name: str, result: StreamPlacement) -> None:
     say(f"cluster      {cluster.name}")
     say(f"objective    throughput, {result.placer} splits, in {result.seconds:.2f} s")
     say(f"greatest load {format_us(result.greatest_us)} ({result.greatest_us:.3f} us) of {greatest}")
-    rate = f"{1e6 / result.greatest_us:.4g}" if result.greatest_us > 0 else "any number of"
-    what = "steps" if graph.mode == "training" else "samples"
+    rate = format_rate(1e6 / result.greatest_us) if result.greatest_us > 0 else "any number of"
+    what = "steps" if graph.mode == "training" else "batches"
     say(f"             {rate} {what}/s in steady state, each a run of the graph")
     if single_us > 0:
         say(f"             {result.greatest_us / single_us:.4f} of the work on the best single device")

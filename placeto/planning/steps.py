@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from placeto.problem.units import format_bytes, format_us
+from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
 
@@ -17,9 +17,9 @@ ONE, WHOLE = "one device", "whole modules"
 REPLICAS, SHARDED = "data parallel", "data parallel, optimizer sharded"
 GRADIENTS_SHARDED, FULLY_SHARDED = "data parallel, gradients sharded", "data parallel, fully sharded"
 PIPELINE, INTERLEAVED, FREE = "pipeline", "interleaved pipeline", "free placement"
-KINDS = (ONE, WHOLE, REPLICAS, SHARDED, GRADIENTS_SHARDED, FULLY_SHARDED, PIPELINE, INTERLEAVED, FREE)
+PIPELINES = (PIPELINE, INTERLEAVED)
+KINDS = (ONE, WHOLE, REPLICAS, SHARDED, GRADIENTS_SHARDED, FULLY_SHARDED, *PIPELINES, FREE)
 """From the simplest on."""
-_PIPELINES = PIPELINE, INTERLEAVED
 _IN_PROGRAM_ORDER = KINDS[1:6]
 _RUN_BY = {
     ONE: "PyTorch",
@@ -100,7 +100,7 @@ class PlannedStep:
     @cached_property
     def run_by(self) -> str:
         """A tool that can run it so: pipelines by torch where `placeto export` can say them for it."""
-        if self.kind in _PIPELINES and not self.torch_refusal:
+        if self.kind in PIPELINES and not self.torch_refusal:
             return "torch-pipeline"
         return _RUN_BY.get(self.kind, "placeto run")
 
@@ -131,7 +131,7 @@ class Plans:
     @property
     def torch_refusal(self) -> str:
         """Why torch runs none of the pipelines: what is said of the best; "" where it runs one, or there are none."""
-        refusals = [step.torch_refusal for step in self.steps if step.kind in _PIPELINES]
+        refusals = [step.torch_refusal for step in self.steps if step.kind in PIPELINES]
         return refusals[0] if all(refusals) and refusals else ""
 
     def advice(self) -> str:
@@ -166,7 +166,7 @@ class Plans:
                 f"{step.micro_batches}",
                 step.order,
                 format_us(step.step_us),
-                f"{step.samples_per_second:.4g}",
+                format_rate(step.samples_per_second),
                 " ".join(f"{_SHORT[name]} {format_bytes(size)}" for name, size in step.memory.items() if size),
                 format_bytes(step.room) if step.fits else f"{format_bytes(step.room)}: too little",
                 f"{100.0 * step.idle:.1f} %",

@@ -49,6 +49,15 @@ def format_flop(work: float) -> str:
     return f"{work:.0f} FLOP" if abs(work) < 999.5 else _scaled(work, _FLOP)
 
 
+def format_rate(each_second: float) -> str:
+    """How often in a second, with four significant digits, or whole.
+
+    >>> format_rate(0.123456), format_rate(977.42), format_rate(243_912.3)
+    ('0.1235', '977.4', '243,912')
+    """
+    return f"{each_second:.4g}" if each_second < 9999.5 else f"{each_second:,.0f}"
+
+
 def format_us(time_us: float) -> str:
     """Microseconds with three significant digits, from us to s.
 

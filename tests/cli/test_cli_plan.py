@@ -107,6 +107,17 @@ def test_a_batch_that_nothing_divides_gets_a_hint(folder: Path, capsys: pytest.C
     assert "\npipeline" in capsys.readouterr().out
 
 
+def test_a_tool_that_runs_no_pipeline_of_it_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "net.py").write_text(
+        NET.replace("    return module,", "    module[5].weight = module[0].weight\n    return module,")
+    )
+    words = ("plan", "net.py:net", "--cluster", "2xv100", "--micro-batches", "2", "--runnable-by", "torch")
+    assert run(*words) == 0
+    out, err = capsys.readouterr()
+    assert "pipeline" not in out
+    assert "no pipeline of net was found that torch runs" in err
+
+
 def test_what_is_no_placement_leaves_the_file_to_the_next_best(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,7 @@ def test_mistakes_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None
     assert "give one of" in fails(capsys, *one, "--plan", "plan.json", "--placement", "plan.json")
     assert "--check: goes with --plan" in fails(capsys, *one, "--placement", "plan.json", "--check")
     assert "--cluster: goes with --plan" in fails(capsys, *one, "--placement", "plan.json", "--cluster", "2xv100")
+    assert "--costs: goes with --plan" in fails(capsys, *one, "--placement", "plan.json", "--costs", "roofline")
     assert "2xv100" in fails(capsys, *RUN, "--cluster", "2xv100")
     other = ("run", "net.py:net", "--micro-batches", "4", *RUN[4:])
     assert "the placement is for another graph" in fails(capsys, *other)

@@ -210,7 +210,10 @@ def test_the_command_writes_each_format(
     ("options", "says"),
     [
         (["--format", "device-map", "--names", "cpu"], "the cluster has 2 devices, 1 names are given"),
-        (["--format", "stages", "--stages", 3], "3 stages of 6 modules on 2 devices can't be"),
+        (["--format", "stages", "--stages", 3], "3 stages of 6 modules on 2 devices can't be: ask for 1 to 2 of them"),
+        (["--format", "dot", "--stages", 3], "--stages: goes with --format stages, not with dot"),
+        (["--format", "vllm", "--names", "cpu"], "--names: goes with --format device-map, not with vllm"),
+        (["--format", "exo", "--whole", "tail"], "--whole: goes with --format device-map or stages, not with exo"),
         (["--format", "device-map", "--whole", "tail"], "has no module 'tail'"),
         (["--format", "png"], "invalid choice"),
         (["--format", "html"], "a page's name must end in .html"),
@@ -221,3 +224,12 @@ def test_what_cant_be_exported(
 ) -> None:
     on = (files[0], "--cluster", "2xv100", "--placement", files[1], "-o", tmp_path / "out.json")
     assert says in fails(capsys, "export", *on, *options)
+
+
+@pytest.mark.parametrize("kind", ["torch-pipeline", "torchtitan"])
+def test_a_file_is_no_folder(
+    files: tuple[Path, Path], tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("mine")
+    on = (files[0], "--cluster", "2xv100", "--placement", files[1], "-o", tmp_path / "out")
+    assert f"is a file, and {kind} needs a folder" in fails(capsys, "export", *on, "--format", kind)

@@ -67,8 +67,9 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
     graph, devices = problem.graph, problem.num_devices
     names, unit = _in_program_order(graph, whole)
     wanted = min(devices, len(names)) if count is None else count
-    if not 1 <= wanted <= min(devices, len(names)):
-        raise ExportError(f"{graph.name}: {wanted} stages of {len(names)} modules on {devices} devices can't be")
+    if not 1 <= wanted <= (limit := min(devices, len(names))):
+        told = f"{wanted} stages of {len(names)} modules on {devices} devices can't be"
+        raise ExportError(f"{graph.name}: {told}: ask for 1 to {limit} of them")
     own = unit >= 0
     work = np.zeros((len(names), devices))
     np.add.at(work, unit[own], problem.op_time[own])
