@@ -116,3 +116,31 @@ def test_what_torch_detaches_in_place_is_a_copy() -> None:
         value.backward()
     assert x.grad is not None
     assert x.grad.tolist() == (torch.ones(2, 3).exp() + 2).tolist()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules_that_torch_cuts_in_two_are_refused() -> None:
+    class Table(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            width = torch.arange(x.shape[1], dtype=x.dtype)[None]
+            with torch.no_grad():
+                return (width / x.shape[1]).cos().sum(0)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.first, self.second = Table(), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.second(self.first(x) * self.table(x))
+            return y
+
+    plan = {"split_points": [["second", "beginning"]]}
+    x = torch.ones(4, 8)
+    with pytest.raises(SystemExit, match=r"error: table: torch can't trace torch.no_grad\(\) or torch.autocast\(\)"):
+        torch_run.stages_of(torch_run.OfTensors(Model(), [x]), [x], plan)
+    plain = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    assert (
+        torch_run.stages_of(torch_run.OfTensors(plain, [x]), [x], {"split_points": [["1", "beginning"]]}).num_stages
+        == 2
+    )

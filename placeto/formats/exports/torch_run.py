@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.fx import Graph
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 HERE = Path(__file__).parent
@@ -116,6 +117,17 @@ def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> 
     cut = pipeline(model, mb_args=tuple(tensors), split_spec=spec)
     if cut.num_stages != len(spec) + 1:
         sys.exit(f"error: the model was cut into {cut.num_stages} stages, not {len(spec) + 1}: it is another one")
+    for name, module in cut.split_gm.named_modules():
+        for call in module.graph.nodes if isinstance(getattr(module, "graph", None), Graph) else ():
+            inner = module.get_submodule(call.target) if call.op == "call_module" else None
+            if isinstance(graph := getattr(inner, "graph", None), Graph):
+                wanted = sum(node.op == "placeholder" for node in graph.nodes)
+                if len(call.args) + len(call.kwargs) < wanted:  # torch 2.13 cuts a module at such a region
+                    path = f"{name}.{call.target}".partition(".model.")[2]
+                    sys.exit(
+                        f"error: {path}: torch can't trace torch.no_grad() or torch.autocast() within the forward pass "
+                        "of a model that is cut into stages: compute without them, or outside of the model"
+                    )
     return cut
 
 
