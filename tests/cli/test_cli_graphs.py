@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,7 @@ ON = ("--cluster", "2xv100", "--placer", "heft")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "net", raising=False)  # of another test in this process
     Path("net.py").write_text(MODEL)
     return tmp_path
 
