@@ -158,25 +158,27 @@ def _train(
     with written as curves, StopRequest() as stop:
         if not resume:
             curves.explain()
-        while not (stopped := ranks.any(stop.requested)) and not _over(config, state):
+        over = _over(config, state)
+        while not (stopped := ranks.any(stop.requested)) and not over:
             done = _share_done(config, state)
             with _finite(config, state):
                 numbers = learner.iterate(state, done)
             state.iteration += 1
             state.average_parameters(config.learning.average)
             state.elapsed = ranks.of_first(time.perf_counter() - began)
+            over = _over(config, state)  # asked once, so that what ends by the clock is validated
             state.note_improvements()
             numbers |= {"placements/simulated": float(state.simulations), "seconds/elapsed": state.elapsed}
             met = np.isfinite(state.elite_score)
             if met.any():
                 numbers["makespan/best"] = float(state.elite_score[met].mean())
-            if _over(config, state) or state.iteration % config.validate_every == 0:
+            if over or state.iteration % config.validate_every == 0:
                 with _finite(config, state):
                     numbers |= validate(learner, state, curves, ranks)
             curves.numbers(numbers, state.iteration, state.simulations)
             last |= numbers
             state.elapsed = ranks.of_first(time.perf_counter() - began)
-            if ranks.first and (_over(config, state) or state.iteration % config.save_every == 0):
+            if ranks.first and (over or state.iteration % config.save_every == 0):
                 _save(config, state, learner)
             known = np.isfinite(state.best_validation)
             best = f", validation {state.best_validation:.4f} of one device" if known else ""
