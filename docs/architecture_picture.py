@@ -30,9 +30,9 @@ DATA, STEP, SIMULATED, LEARNED = "#eef2f7", "#e3f0e3", "#fbeedd", "#ece4f5"
 BOXES = {
     "model": Box(10, 20, 150, "your model", ("nn.Module, ONNX file,", "or graph file"), DATA),
     "capture": Box(200, 20, 170, "1 capture", ("capture/trace.py", "capture/ops.py"), STEP),
-    "graph": Box(410, 20, 160, "graph", ("problem/graph.py",), DATA),
-    "problem": Box(610, 20, 170, "problem", ("problem/problem.py", "problem/cluster.py", "problem/costs.py"), DATA),
-    "groups": Box(820, 20, 150, "2 grouping", ("problem/grouping.py",), STEP),
+    "graph": Box(410, 20, 160, "graph", ("problem/graph/",), DATA),
+    "problem": Box(610, 20, 170, "problem", ("problem/problem.py", "problem/cluster/", "problem/costs/"), DATA),
+    "groups": Box(820, 20, 150, "2 grouping", ("problem/grouping/",), STEP),
     "rules": Box(
         720, 150, 250, "3 construction rules", ("heuristics/local_search/starts.py", "heuristics/plans.py"), STEP
     ),

@@ -27,7 +27,7 @@ from experiments.runs import Run, train_runs
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate
 from placeto.placers import DEFAULT_PLACER, load_split, split_size
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import AnyTrainConfig, default_config

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from experiments.command import command
 from graphs import SHIPPED
 from placeto.placers import load_placer, load_split
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 
 

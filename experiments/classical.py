@@ -29,8 +29,7 @@ from placeto.evaluation.summary import Summary, ratio, summarize
 from placeto.formats.importers import find_importer
 from placeto.heuristics import HEURISTICS, SEARCHES
 from placeto.placers import load_split, resolve_graph
-from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.files import write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops

@@ -19,10 +19,9 @@ import numpy as np
 from experiments.command import command
 from experiments.tables import markdown, rule
 from placeto.placers import load_placer, resolve_graph
-from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster
-from placeto.problem.costs import ROOFLINE, CostModel
-from placeto.problem.efficiency import EFFICIENCY, Efficiency
+from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostModel
+from placeto.problem.costs.efficiency import Efficiency
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar

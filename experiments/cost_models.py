@@ -28,9 +28,8 @@ from experiments.published_models import training_step
 from experiments.tables import markdown, rule
 from placeto.capture.trace import capture_training
 from placeto.problem.cluster import Cluster
-from placeto.problem.costs import ROOFLINE, CostModel
-from placeto.problem.devices import A100, K80, P100, V100
-from placeto.problem.efficiency import EFFICIENCY
+from placeto.problem.cluster.devices import A100, K80, P100, V100
+from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostModel
 from placeto.problem.graph import ComputationGraph, load_graph, save_graph
 from placeto.progress import ProgressBar
 

@@ -22,7 +22,7 @@ from experiments.command import command
 from experiments.cost_models import BOARDS, FEWEST, CostModels, Step, predict, read_steps, summary
 from experiments.fit_efficiency import Op, read_ops, table
 from experiments.tables import markdown, rule
-from placeto.problem.efficiency import Efficiency, load_efficiency
+from placeto.problem.costs.efficiency import Efficiency, load_efficiency
 
 
 @dataclass(frozen=True)

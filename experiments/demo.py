@@ -17,7 +17,7 @@ from placeto.evaluation.summary import markdown_table, summarize
 from placeto.formats.gantt import gantt_figure, save_figure
 from placeto.formats.placement import save_placement
 from placeto.placers import load_placer, load_split, zero_shot
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.files import write_text
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar

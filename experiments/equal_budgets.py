@@ -28,7 +28,7 @@ from experiments.tables import Table, cells, machine, markdown, publish, rule
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, save_rows
 from placeto.evaluation.figures import panel_figure
 from placeto.placers import load_placer, load_split
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.progress import ProgressBar
 
 PASS = "one pass"

@@ -24,7 +24,7 @@ import tyro
 from experiments.command import command
 from graphs import FAMILIES, SHIPPED
 from placeto.heuristics import HEURISTICS
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

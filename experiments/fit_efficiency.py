@@ -1,6 +1,6 @@
 """How far do ops stay below datasheets, by device, dtype and kind: the table of the default cost model.
 
-python -m experiments.fit_efficiency [--data ../shared/data/costs] [--table placeto/problem/efficiency.json]
+python -m experiments.fit_efficiency [--data ../shared/data/costs] [--table placeto/problem/costs/efficiency.json]
 
 Fitted to measured ops alone; no step of a model is looked at. time = fixed + max(flops / (peak * compute * r^slope),
 bytes / (bandwidth * memory)), r being the ratio of the two terms at full speed: least absolute logarithmic error with a
@@ -27,10 +27,10 @@ from scipy.optimize import minimize
 
 from experiments.command import command
 from experiments.tables import markdown, rule
-from placeto.problem import devices
-from placeto.problem.efficiency import ANY, FORMAT
+from placeto.problem.cluster import devices
+from placeto.problem.costs.efficiency import ANY, FORMAT
 from placeto.problem.files import write_text
-from placeto.problem.graph_checks import CHANNELS_LAST
+from placeto.problem.graph.labels import CHANNELS_LAST
 
 FEWEST = 8
 """Rows of an entry."""
@@ -199,7 +199,7 @@ class FitEfficiency:
 
     data: Path = Path("../shared/data/costs")
     """folder with op_times.csv.gz"""
-    table: Path = Path("placeto/problem/efficiency.json")
+    table: Path = Path("placeto/problem/costs/efficiency.json")
     """where the table goes"""
 
 
@@ -365,7 +365,7 @@ def _entry(device: str, dtype: str, kind: str, found: Fit) -> dict[str, Any]:
 
 
 def table(ops: Sequence[Op], errors: bool = True) -> dict[str, Any]:
-    """The document that `placeto.problem.efficiency.load_efficiency` reads, with errors if they are asked for."""
+    """The document that `placeto.problem.costs.efficiency.load_efficiency` reads, with errors if they are asked for."""
     return {
         "format": FORMAT,
         "made_by": "python -m experiments.fit_efficiency",

@@ -29,13 +29,11 @@ from placeto.formats.importers import ImporterError
 from placeto.formats.placement import PlacementError, PlacementFile, load_placement, save_placement
 from placeto.placers import load_placer
 from placeto.policies.weights import checksum, load_weights
-from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster, save_cluster
+from placeto.problem.cluster import Cluster, ClusterError, load_cluster, save_cluster
 from placeto.problem.costs import CostsError
+from placeto.problem.costs.profiled import Profiled, load_profiled, save_profiled, torch_version
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.profiled import Profiled, load_profiled, save_profiled, torch_version
-from placeto.problem.topology import ClusterError
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import CheckpointError
 

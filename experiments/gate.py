@@ -24,7 +24,7 @@ from experiments.runs import problem_of
 from experiments.tables import markdown, rule
 from placeto.evaluation.comparison import in_processes, start_process
 from placeto.placers import load_placer
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 

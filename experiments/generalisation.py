@@ -24,7 +24,7 @@ from experiments.runs import CHEAP, PRETRAINED, Run, cheap_rows, problem_of, tra
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, save_rows
 from placeto.placers import DEFAULT_PLACER, split_size
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.progress import ProgressBar
 from placeto.training.config import TrainConfig

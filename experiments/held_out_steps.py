@@ -24,9 +24,8 @@ from experiments.command import command
 from experiments.cost_models import FEWEST, captured, over_constant, summary
 from experiments.tables import markdown, rule
 from placeto.problem.cluster import Cluster, Device
-from placeto.problem.costs import ROOFLINE, CostModel
-from placeto.problem.devices import A10, A100, A100_40GB, H100, RTX3090, RTX4090, T4, V100
-from placeto.problem.efficiency import EFFICIENCY
+from placeto.problem.cluster.devices import A10, A100, A100_40GB, H100, RTX3090, RTX4090, T4, V100
+from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostModel
 from placeto.problem.graph import ComputationGraph
 from placeto.progress import ProgressBar
 

@@ -39,7 +39,7 @@ from placeto.placers import Placer, load_placer, resolve_graph, warm_up, zero_sh
 from placeto.policies.one_shot.gdp import GdpConfig, GdpPolicy
 from placeto.policies.one_shot.inputs import UnitKind, make_input
 from placeto.policies.one_shot.sampling import SamplingPlacer
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar

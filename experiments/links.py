@@ -15,7 +15,7 @@ import numpy as np
 from experiments.command import command
 from experiments.tables import markdown, mean_and_spread, rule
 from placeto.placers import load_placer, resolve_graph
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 

@@ -40,8 +40,7 @@ from placeto.heuristics.local_search.annealing import annealing_of_parts
 from placeto.heuristics.local_search.starts import CHEAP
 from placeto.heuristics.plans import all_plans
 from placeto.placers import load_placer
-from placeto.problem.cluster import STATIC_ORDERS
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import STATIC_ORDERS, load_cluster
 from placeto.problem.files import write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

@@ -26,7 +26,7 @@ from placeto.formats.exports.layer_tools import megatron
 from placeto.formats.exports.torchtitan import TorchTitan, save_torchtitan, torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.heuristics.plans import Plan, Stages
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 

@@ -32,14 +32,13 @@ from experiments.pipeline_steps import BUFFER, FIXED_ORDER, PipelineStep, simula
 from experiments.published_models import Sizes, language
 from experiments.tables import markdown, rule
 from placeto.capture.trace import capture_training
-from placeto.problem.cluster import Cluster
-from placeto.problem.devices import T4
-from placeto.problem.efficiency import EFFICIENCY
-from placeto.problem.gradient_sums import GRADIENT
+from placeto.problem.cluster import Cluster, Link, Topology
+from placeto.problem.cluster.devices import T4
+from placeto.problem.cluster.presets import PCIE3, PCIE_LATENCY_US
+from placeto.problem.costs import EFFICIENCY
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.presets import PCIE3, PCIE_LATENCY_US
+from placeto.problem.graph.gradient_sums import GRADIENT
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.topology import Link, Topology
 from placeto.simulator.data_parallel import best_ring
 from placeto.simulator.schedule import simulate
 

@@ -32,13 +32,12 @@ from experiments.pipeline_steps import FIXED_ORDER, PipelineStep, interleaved, s
 from experiments.tables import markdown, rule
 from graphs.llama import Llama, Size, loss
 from placeto.capture.trace import capture_training
-from placeto.problem.cluster import Cluster, Device
-from placeto.problem.devices import A100_40GB, H100, RTX3090
-from placeto.problem.gradient_sums import GRADIENT
+from placeto.problem.cluster import CLUSTERS, Cluster, Device, Link, Topology
+from placeto.problem.cluster.devices import A100_40GB, H100, RTX3090
+from placeto.problem.cluster.presets import PCIE4, SOCKETS_LATENCY_US
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.presets import CLUSTERS, PCIE4, SOCKETS_LATENCY_US
+from placeto.problem.graph.gradient_sums import GRADIENT
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.topology import Link, Topology
 from placeto.simulator.schedule import simulate
 
 LLAMA_WORDS = 128_256

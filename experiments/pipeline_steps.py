@@ -25,8 +25,8 @@ import numpy as np
 
 from placeto.problem.cluster import Cluster
 from placeto.problem.dispatch import order_of_lists
-from placeto.problem.gradient_sums import GRADIENT
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.gradient_sums import GRADIENT
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 

@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_map
 from experiments.command import command
 from experiments.tables import machine, markdown, rule
 from graphs import inception_v3
+from placeto.problem.costs.profiled import Profiled
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.profiled import Profiled
 from placeto.runtime.devices import open_devices
 from placeto.runtime.fitting import Sample, fit, held_out
 from placeto.runtime.measure import Measured

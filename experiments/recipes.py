@@ -23,12 +23,11 @@ from experiments.command import command
 from experiments.runs import problem_of
 from experiments.tables import machine, markdown, rule
 from placeto.placers import resolve_graph
-from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster import Cluster, Device, Link, Topology
+from placeto.problem.cluster.devices import A100, H100, P100, V100
 from placeto.problem.costs import load_costs
-from placeto.problem.devices import A100, H100, P100, V100
 from placeto.problem.dtypes import DTYPES
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.topology import Link, Topology
 from placeto.progress import ProgressBar
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import load_checkpoint, save_checkpoint

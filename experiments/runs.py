@@ -19,7 +19,7 @@ from placeto.evaluation.comparison import Row, code_version, in_processes, load_
 from placeto.formats.placement import load_placement
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import resolve_graph
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.costs import load_costs
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops

@@ -27,7 +27,7 @@ from placeto.cli.graphs import CaptureOptions, capture_factory
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plans import Plan, all_plans, layers
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate

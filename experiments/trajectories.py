@@ -22,7 +22,7 @@ from experiments.command import commit
 from experiments.runs import problem_of
 from placeto.cores import cores
 from placeto.evaluation.comparison import in_processes, start_process
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.files import write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem

@@ -39,7 +39,7 @@ from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, parse_spec,
 from placeto.evaluation.figures import panel_figure
 from placeto.evaluation.summary import summarize
 from placeto.placers import DEFAULT_PLACER, LEARNED, load_placer, load_split, split_size, zero_shot
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.progress import ProgressBar
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import default_config

@@ -13,7 +13,7 @@ import numpy as np
 
 from placeto.problem.files import atomic_write
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import LABELS
+from placeto.problem.graph.labels import LABELS
 
 DATA = Path(__file__).parent / "data"
 _ARRAYS = (

@@ -23,17 +23,15 @@ if TYPE_CHECKING:
     from placeto.placers import Placer, load_placer
     from placeto.placing import place
     from placeto.planning.ways import plan
-    from placeto.problem.cluster import Cluster, Device
-    from placeto.problem.cluster_files import load_cluster, save_cluster
+    from placeto.problem.cluster import Cluster, ClusterError, Device, load_cluster, save_cluster
     from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
     from placeto.problem.problem import PlacementProblem
-    from placeto.problem.topology import ClusterError
     from placeto.simulator.evaluator import PlacementResult
     from placeto.simulator.schedule import PlacementError, Schedule, simulate
 
 _MODULES = {
     "Cluster": "problem.cluster",
-    "ClusterError": "problem.topology",
+    "ClusterError": "problem.cluster",
     "ComputationGraph": "problem.graph",
     "Device": "problem.cluster",
     "GraphError": "problem.graph",
@@ -45,13 +43,13 @@ _MODULES = {
     "Schedule": "simulator.schedule",
     "capture_inference": "capture.trace",
     "capture_training": "capture.trace",
-    "load_cluster": "problem.cluster_files",
+    "load_cluster": "problem.cluster",
     "load_graph": "problem.graph",
     "load_placement": "formats.placement",
     "load_placer": "placers",
     "place": "placing",
     "plan": "planning.ways",
-    "save_cluster": "problem.cluster_files",
+    "save_cluster": "problem.cluster",
     "save_graph": "problem.graph",
     "save_placement": "formats.placement",
     "simulate": "simulator.schedule",

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_training
-from placeto.problem.gradient_sums import together
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.gradient_sums import together
 
 
 def meta(*shape: int) -> Tensor:

@@ -51,18 +51,9 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def imports(path: Path) -> set[str]:
-    """Full names that a file imports, also inside functions, but not those for type checking only."""
-    tree = ast.parse(path.read_text())
-    skipped = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
+    """Full names that a file imports, also inside functions and for type checking only."""
     found: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

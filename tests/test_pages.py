@@ -12,8 +12,8 @@ from placeto.evaluation.comparison import load_rows
 from placeto.formats.placement import PlacementFile, load_placement
 from placeto.problem.cluster import Cluster
 from placeto.problem.costs import ROOFLINE, load_costs
+from placeto.problem.costs.profiled import load_profiled, torch_version
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.profiled import load_profiled, torch_version
 
 ROOT = Path(__file__).parents[1]
 FORMATS = (ROOT / "docs" / "file-formats.md").read_text()

@@ -7,7 +7,7 @@ import pytest
 from placeto.formats.exports import whole_modules
 from placeto.formats.exports.units import ExportError
 from placeto.placers import load_placer, resolve_graph
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.toys import fork_of_chains
@@ -18,7 +18,7 @@ import sys
 from numba.core.dispatcher import Dispatcher
 
 from placeto.placers import load_placer, resolve_graph
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 

@@ -12,8 +12,8 @@ from placeto.capture.errors import CaptureError
 from placeto.formats.exports.units import ExportError
 from placeto.placers import LoadError
 from placeto.placing import PlacingError
+from placeto.problem.cluster import ClusterError
 from placeto.problem.costs import CostsError
-from placeto.problem.topology import ClusterError
 from tests.captures import meta, mlp
 
 

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from placeto.capture.flops import WITHOUT_TF32, flops_of, has_formula
 from placeto.problem.dtypes import DEFAULT, DTYPES
-from placeto.problem.graph_checks import CHANNELS_LAST
+from placeto.problem.graph.labels import CHANNELS_LAST
 
 aten = torch.ops.aten
 # read only as much of their first input as they write
@@ -81,7 +81,7 @@ def dtype(node: Node) -> str:
 
 
 def kernel(node: Node) -> str:
-    """Which kernel computes a node where its type doesn't tell: one of `placeto.problem.graph_checks.KERNELS`."""
+    """Which kernel computes a node where its type doesn't tell: one of `placeto.problem.graph.labels.KERNELS`."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet in _DROPOUT:
         return "dropout" if any(map(_is_mask, (node, *node.all_input_nodes))) else ""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from placeto.problem.graph_checks import NO_MICRO_BATCH
+from placeto.problem.graph.labels import NO_MICRO_BATCH
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from placeto.capture.arguments import Inputs, plain
 from placeto.capture.costs import nodes_read
 from placeto.capture.objects import opened
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import TENSORS
+from placeto.problem.graph.labels import TENSORS
 
 
 def with_names(

@@ -21,9 +21,9 @@ from placeto.capture.micro_batches import HOME
 from placeto.capture.repetition import LIKE
 from placeto.capture.signatures import signature
 from placeto.capture.waiting import hold_back
-from placeto.problem.gradient_sums import GRADIENT
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import NO_MICRO_BATCH
+from placeto.problem.graph.gradient_sums import GRADIENT
+from placeto.problem.graph.labels import NO_MICRO_BATCH
 
 aten = torch.ops.aten
 # not views by their schema, though they move no data

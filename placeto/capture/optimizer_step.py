@@ -7,7 +7,8 @@ from typing import Any
 
 from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_memory import HALVES, OPTIMIZERS
+from placeto.problem.graph.graph_memory import HALVES
+from placeto.problem.graph.memory_fields import OPTIMIZERS
 
 
 def with_optimizer_step(

@@ -24,7 +24,8 @@ from placeto.capture.optimizer_step import with_optimizer_step
 from placeto.capture.precision import autocast
 from placeto.capture.steps import Capture, capture_step
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_memory import DEFAULT_OPTIMIZER, with_optimizer
+from placeto.problem.graph.graph_memory import with_optimizer
+from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 
 __all__ = ["Capture", "CaptureError", "capture_inference", "capture_training", "trace_inference", "trace_training"]
 

@@ -32,8 +32,7 @@ def run(arguments: Arguments) -> None:
     """Read, write, say what it is."""
     check_output("--out", arguments.output, json=True)
     from placeto.formats.nvidia import HOW, load_machine
-    from placeto.problem.cluster_files import load_cluster, save_cluster
-    from placeto.problem.presets import CLUSTERS
+    from placeto.problem.cluster import CLUSTERS, load_cluster, save_cluster
 
     source, name = arguments.source, arguments.output.name.split(".")[0]
     if source in CLUSTERS or source.endswith((".json", ".json.gz")):

@@ -100,7 +100,7 @@ def find_cluster(name: str, dispatch: str | None) -> Cluster:
     Raises:
         ClusterError: no such preset, or not such a file.
     """
-    from placeto.problem.cluster_files import load_cluster
+    from placeto.problem.cluster import load_cluster
 
     cluster = load_cluster(name)
     return cluster if dispatch is None else replace(cluster, dispatch=dispatch)

@@ -43,7 +43,7 @@ def _families() -> dict[str, str]:
 
 
 def _clusters() -> dict[str, str]:
-    from placeto.problem.presets import CLUSTERS
+    from placeto.problem.cluster import CLUSTERS
 
     return {name: describe_cluster(factory()) for name, factory in CLUSTERS.items()}
 

@@ -48,8 +48,8 @@ def run(arguments: Arguments) -> None:
     check_positive("--seconds", arguments.seconds)
     if not arguments.factories:
         raise UsageError("FACTORY: at least one is needed, package.module:function or file.py:function")
-    from placeto.problem.cluster_files import save_cluster
-    from placeto.problem.profiled import save_profiled
+    from placeto.problem.cluster import save_cluster
+    from placeto.problem.costs.profiled import save_profiled
     from placeto.runtime.devices import open_devices
     from placeto.runtime.profiling import profile
 

@@ -105,7 +105,7 @@ def _run_placement(arguments: Arguments, path: Path) -> None:
     from placeto.capture.trace import trace_inference, trace_training
     from placeto.formats.placement import PlacementError, load_placement
     from placeto.problem.fields import within
-    from placeto.problem.graph_memory import with_optimizer
+    from placeto.problem.graph.graph_memory import with_optimizer
     from placeto.runtime.devices import open_devices
     from placeto.runtime.executable import PlacedModule
     from placeto.runtime.steps import filled

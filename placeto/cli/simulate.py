@@ -50,7 +50,7 @@ def run(arguments: Arguments) -> None:
     from placeto.problem.cluster import DISPATCHES
     from placeto.problem.costs import load_costs
     from placeto.problem.fields import within
-    from placeto.problem.graph_checks import NO_MICRO_BATCH
+    from placeto.problem.graph.labels import NO_MICRO_BATCH
     from placeto.problem.problem import PlacementProblem
     from placeto.problem.units import format_us
     from placeto.simulator.schedule import simulate

@@ -153,8 +153,8 @@ def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> Non
     """Train on the graphs of factories, for these alone, by steps that are run."""
     from placeto.cli.graphs import TraceOptions
     from placeto.cli.profile import real_step_of
-    from placeto.problem.cluster_files import load_cluster, save_cluster
-    from placeto.problem.profiled import load_profiled, save_profiled
+    from placeto.problem.cluster import load_cluster, save_cluster
+    from placeto.problem.costs.profiled import load_profiled, save_profiled
     from placeto.runtime.devices import open_devices
     from placeto.runtime.measured import MeasuredSteps
     from placeto.runtime.profiling import profile

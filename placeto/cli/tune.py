@@ -47,7 +47,7 @@ def run(arguments: Arguments) -> None:
     from placeto.cli.profile import real_step_of
     from placeto.formats.placement import save_placement
     from placeto.placing import tuned
-    from placeto.problem.graph_memory import with_optimizer
+    from placeto.problem.graph.graph_memory import with_optimizer
     from placeto.runtime.devices import open_devices
     from placeto.runtime.tuning import Round
     from placeto.training.curves import Curves

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from placeto.problem.flat import concatenated
-from placeto.problem.group_arrays import GroupArrays, group_arrays, new_group_arrays
 from placeto.problem.grouping import Groups, group_ops
+from placeto.problem.grouping.group_arrays import GroupArrays, group_arrays, new_group_arrays
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 
 

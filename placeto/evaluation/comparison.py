@@ -27,8 +27,7 @@ from placeto.evaluation.summary import ratio
 from placeto.formats.exports import whole_modules as with_modules_whole
 from placeto.placers import Placer, choose_placer, load_placer, warm_up, zero_shot
 from placeto.pretrained import pretrained_path
-from placeto.problem.costs import CostModel
-from placeto.problem.efficiency import EFFICIENCY
+from placeto.problem.costs import EFFICIENCY, CostModel
 from placeto.problem.fields import (
     Field,
     anything,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placeto.problem.subclusters import halves, on_devices, subclusters
+from placeto.problem.cluster.subclusters import halves, subclusters
+from placeto.problem.subproblem import on_devices
 from placeto.simulator.evaluator import best_single
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A cluster from what nvidia-smi says of a machine: with ``-L`` its GPUs, with ``topo -m`` how they are connected.
 
-The tools don't say how fast links are; these are the numbers of the presets (`placeto.problem.presets`), from
+The tools don't say how fast links are; these are the numbers of the presets (`placeto.problem.cluster.presets`), from
 datasheets, by kind of GPU and of connection:
 
 - ``NV#``, so many NVLinks: `_NVLINK` of each. Where a GPU shows more than it has, all go through an NVSwitch: to any
@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.problem.cluster import BYTES_PER_US, Cluster, Device, SharedLink
-from placeto.problem.devices import (
+from placeto.problem.cluster import BYTES_PER_US, MOST_DEVICES, Cluster, ClusterError, Device, SharedLink
+from placeto.problem.cluster.devices import (  # fmt: skip
     A10,
     A100,
     A100_40GB,
@@ -39,9 +39,8 @@ from placeto.problem.devices import (
     RTX4090,
     T4,
     V100,
-)  # fmt: skip
-from placeto.problem.fields import listed, quote, read_bytes, within
-from placeto.problem.presets import (
+)
+from placeto.problem.cluster.presets import (
     LATENCY_US,
     NVLINK2,
     PCIE3,
@@ -51,7 +50,7 @@ from placeto.problem.presets import (
     SOCKETS,
     SOCKETS_LATENCY_US,
 )
-from placeto.problem.topology import MOST_DEVICES, ClusterError
+from placeto.problem.fields import listed, quote, read_bytes, within
 
 HOW = "write one by (nvidia-smi -L; nvidia-smi topo -m) > machine.txt"
 GPUS = {gpu.kind: gpu for gpu in (K80, P100, V100, T4, A10, A100, A100_40GB, L4, RTX3090, RTX4090, H100, H200, B200)}

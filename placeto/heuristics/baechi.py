@@ -32,7 +32,7 @@ from scipy.sparse import coo_array
 from placeto.heuristics.common import demands, run
 from placeto.heuristics.list_kernels import Favourites
 from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, try_lists, upward_rank
-from placeto.problem.coarsening import transfer_us
+from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 

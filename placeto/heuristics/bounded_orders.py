@@ -22,7 +22,7 @@ import numpy as np
 from placeto.compiling import compiled
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.flat import LONE, FlatProblems
-from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.lowering import lowered
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 
 from placeto.heuristics.repair import repair
-from placeto.problem.coarsening import op_outputs
 from placeto.problem.grouping import Groups
+from placeto.problem.grouping.coarsening import op_outputs
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult, busy_us
 

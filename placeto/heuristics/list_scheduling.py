@@ -22,8 +22,8 @@ from placeto.compiling import compiled
 from placeto.heuristics.common import demands, run, within_memory
 from placeto.heuristics.etf_kernel import earliest_start_of_many
 from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
-from placeto.problem.coarsening import transfer_us
-from placeto.problem.gradient_sums import together
+from placeto.problem.graph.gradient_sums import together
+from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 

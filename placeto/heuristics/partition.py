@@ -16,8 +16,8 @@ import numpy as np
 import pymetis
 
 from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, run, score_within_memory
-from placeto.problem.coarsening import transfer_us
 from placeto.problem.grouping import Groups
+from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 

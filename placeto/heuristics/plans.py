@@ -27,10 +27,10 @@ from placeto.heuristics.naive import try_single
 from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.stage_program import stage_programs
 from placeto.problem.cluster import STATIC_ORDERS
+from placeto.problem.cluster.subclusters import halves, subclusters
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import NO_MICRO_BATCH
+from placeto.problem.graph.labels import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.subclusters import halves, subclusters
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
 Stages = tuple[tuple[int, ...], ...]

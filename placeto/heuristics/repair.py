@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placeto.problem.coarsening import op_outputs, transfer_us
+from placeto.problem.grouping.coarsening import op_outputs, transfer_us
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 

@@ -32,10 +32,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from placeto.formats.exports.units import unit_of
-from placeto.problem.gradient_sums import GRADIENT, gradient_sums
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
-from placeto.problem.graph_memory import storage
+from placeto.problem.graph.gradient_sums import GRADIENT, gradient_sums
+from placeto.problem.graph.graph_memory import storage
+from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
 

@@ -44,13 +44,11 @@ from placeto.planning.steps import (
     PlannedStep,
     Plans,
 )
-from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, ClusterError, load_cluster
 from placeto.problem.costs import load_costs
-from placeto.problem.graph_memory import DEFAULT_OPTIMIZER
+from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
 from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.topology import ClusterError
 from placeto.problem.units import format_bytes
 from placeto.simulator.evaluator import Evaluator, PlacementResult, best_single
 from placeto.simulator.memory_timeline import peak_by_category

@@ -13,7 +13,7 @@ import numpy as np
 from placeto.problem.cluster import LINKS, Cluster
 from placeto.problem.flat_sums import lowering_array, path_us
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_memory import storage
+from placeto.problem.graph.graph_memory import storage
 
 EGRESS, PAIR, FREE = 0, 1, 2
 """Links of a problem: one per sender, one per ordered pair of devices, none (transfers wait for nothing)."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from placeto.problem.cluster import Cluster
-from placeto.problem.gradient_sums import GradientSums, gradient_sums
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import NO_MICRO_BATCH
+from placeto.problem.graph.gradient_sums import GradientSums, gradient_sums
+from placeto.problem.graph.labels import NO_MICRO_BATCH
 
 
 def relay_name(tensor_of: str, host: int) -> str:

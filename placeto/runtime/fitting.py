@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
-from placeto.problem.profiled import OTHERS, Fit
+from placeto.problem.costs.profiled import OTHERS, Fit
 
 LEAST = 2  # signatures of a type for a fit of its own
 PARTS = 5  # of the signatures, each held out once

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from placeto.problem.cluster import Cluster, Device
+from placeto.problem.costs.profiled import OpCost, Profiled, torch_version
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.profiled import OpCost, Profiled, torch_version
 from placeto.runtime.devices import DeviceError, LocalDevice
 from placeto.runtime.fitting import Sample, fit, held_out
 from placeto.runtime.measure import Measured, measure

@@ -22,8 +22,8 @@ from placeto.capture.trace import Capture
 from placeto.problem.cluster import Cluster, Device
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.dispatch import order_of_lists
-from placeto.problem.gradient_sums import gradient_sums
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 

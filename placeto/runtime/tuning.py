@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from placeto.problem.costs.profiled import Profiled
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.profiled import Profiled
 from placeto.runtime.devices import LocalDevice
 from placeto.runtime.placed import PlacedStep
 from placeto.runtime.profiling import Profile, profile

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from placeto.simulator.evaluator import Evaluator
-
 _CHUNK_SECONDS = 0.02  # between two looks at the clock
 
 
@@ -17,19 +12,16 @@ class Chunks:
     is expected to take longer than is left.
     """
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self) -> None:
         self.pace = 0.0  # seconds a simulation of the last chunk, 0 before there is one
-        self._evaluator = evaluator
         self._largest = 0
 
-    def next(self, most: int) -> int:
-        """Size of the next chunk, at most `most`; 0 if the budget is spent."""
-        evaluator = self._evaluator
-        count = int(min(most, max(0, evaluator.remaining)))
-        if evaluator.seconds_limit is None or count <= 1:
+    def next(self, most: float, seconds_left: float | None) -> int:
+        """Size of the next chunk: `most` or less; `seconds_left` is None where time isn't limited."""
+        count = int(max(0, most))
+        if seconds_left is None or count <= 1:
             return count
-        left = min(_CHUNK_SECONDS, evaluator.seconds_limit - evaluator.seconds)
-        affordable = left / self.pace if self.pace > 0.0 else 1.0
+        affordable = min(_CHUNK_SECONDS, seconds_left) / self.pace if self.pace > 0.0 else 1.0
         return max(1, int(min(count, affordable, 2 * self._largest)))
 
     def took(self, count: int, seconds: float) -> None:

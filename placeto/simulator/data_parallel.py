@@ -80,7 +80,7 @@ def best_ring(cluster: Cluster, size: int) -> tuple[tuple[int, ...], float]:
 
     With up to eight devices it is the best of all rings, with more the devices are taken in their order.
 
-    >>> from placeto.problem.cluster_files import load_cluster
+    >>> from placeto.problem.cluster import load_cluster
     >>> best_ring(load_cluster("2xp100"), 12_000_000)  # two rounds of 6 MB at 12 GB/s and 15 us of latency each
     ((0, 1), 1030.0)
     """

@@ -75,7 +75,7 @@ class Evaluator:
         self.last_fits = False  # whether the last placement that was scored is within memory
         self._absorbed = 0.0  # seconds at the end of the last `absorb`
         self._batch = ProblemBatch((problem,), problem.arrays)
-        self._chunks = Chunks(self)
+        self._chunks = Chunks()
         self._best: np.ndarray | None = None  # (N,)
         self._best_key = (True, math.inf)  # (exceeds memory, penalised makespan)
         self._best_makespan = math.inf
@@ -110,6 +110,11 @@ class Evaluator:
         if self.seconds_limit is None or self._chunks.pace == 0.0:
             return self.remaining
         return min(self.remaining, max(0.0, self.seconds_limit - self.seconds) / self._chunks.pace)
+
+    def next_chunk(self, chunks: Chunks, most: int) -> int:
+        """Size of the next chunk of `most` simulations, within the budget: 0 if it is spent."""
+        count = min(most, self.remaining)
+        return chunks.next(count, None if self.seconds_limit is None else self.seconds_limit - self.seconds)
 
     @contextmanager
     def limited(self, simulations: int, seconds: float | None) -> Iterator[None]:
@@ -334,7 +339,7 @@ class Evaluator:
 
     def _score_rows(self, placements: np.ndarray) -> np.ndarray:
         scores, done = np.full(len(placements), math.inf), 0
-        while done < len(placements) and (count := self._chunks.next(len(placements) - done)) > 0:
+        while done < len(placements) and (count := self.next_chunk(self._chunks, len(placements) - done)) > 0:
             before, rows = self.seconds, placements[done : done + count]
             if count == 1 or (count < _PARALLEL and rows.size < PARALLEL_OPS):
                 arrays, checked = self.problem.arrays, [check_placement(self.problem, row) for row in rows]

@@ -1,7 +1,7 @@
 """Lowering: what a placement makes of sums of gradients, and of tensors that several micro-batches read.
 
-A graph in micro-batches says what is added up, in a chain: see `placeto.problem.gradient_sums`. A placement says where.
-What one device contributes to a gradient is summed there, in the order of the micro-batches; then what one host
+A graph in micro-batches says what is added up, in a chain: see `placeto.problem.graph.gradient_sums`. A placement says
+where. What one device contributes to a gradient is summed there, in the order of the micro-batches; then what one host
 contributes, on one of the devices that do; then, at the parameter's home, the sums of the devices of its host and those
 of the other hosts. An op of the chain stays an op, with other inputs and on another device: whatever a placement says
 of it is not read. A parameter that devices of another host read crosses to that host once, to one of those devices,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from placeto.problem.flat import LONE
-from placeto.problem.gradient_sums import gradient_sums
+from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.simulator.memory import lives
 from placeto.simulator.schedule import Schedule
 

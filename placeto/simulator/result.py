@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from placeto.problem.dispatch import order_of_lists
-from placeto.problem.gradient_sums import gradient_sums
+from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_us
 from placeto.simulator.schedule import Schedule, simulate

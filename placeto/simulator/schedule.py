@@ -147,7 +147,7 @@ def simulate(
     With a `cutoff` in microseconds, a makespan above it comes back as inf, earlier than it would otherwise; such a
     schedule has no sends, and its times mean nothing.
 
-    >>> from placeto.problem.cluster_files import load_cluster
+    >>> from placeto.problem.cluster import load_cluster
     >>> from placeto.problem.graph import ComputationGraph
     >>> a = {"name": "a", "outputs": [76000], "time_us": {"*": 100.0}}
     >>> b = {"name": "b", "inputs": [["a", 0]], "time_us": {"*": 50.0}}

@@ -15,7 +15,7 @@ import numpy as np
 from placeto import terminal
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import NO_MICRO_BATCH
+from placeto.problem.graph.labels import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.schedule import simulate, simulate_batch
 from placeto.simulator.watch import unwatched

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_inference, capture_training
-from placeto.problem.gradient_sums import together
+from placeto.problem.graph.gradient_sums import together
 from tests.captures import Shared, colocated, inputs_of, kept, meta, record, training
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_inference, capture_training
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import load_graph, save_graph
 from placeto.problem.problem import PlacementProblem
 from tests.captures import meta, mlp, record

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from tests.command_line import fails, run
 
 MACHINE = """\

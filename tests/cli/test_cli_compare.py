@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from placeto.problem.cluster_files import load_cluster, save_cluster
+from placeto.problem.cluster import load_cluster, save_cluster
 from tests.command_line import fails, run
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from placeto.formats.placement import load_placement
-from placeto.problem.costs import load_costs
-from placeto.problem.efficiency import EFFICIENCY
+from placeto.problem.costs import EFFICIENCY, load_costs
 from placeto.problem.graph import ComputationGraph, load_graph, save_graph
 from tests.command_line import fails, run
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import Cluster, Device
-from placeto.problem.cluster_files import load_cluster, save_cluster
+from placeto.problem.cluster import Cluster, Device, load_cluster, save_cluster
 from placeto.problem.graph import ComputationGraph, save_graph
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_us

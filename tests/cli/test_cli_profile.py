@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from placeto.problem.cluster_files import load_cluster
-from placeto.problem.profiled import load_profiled
+from placeto.problem.cluster import load_cluster
+from placeto.problem.costs.profiled import load_profiled
 from tests.command_line import fails, run
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from placeto.placers import resolve_graph
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from tests.command_line import fails, run
 

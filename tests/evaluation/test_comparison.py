@@ -10,8 +10,7 @@ from placeto.evaluation.comparison import EvaluationError, PlacerSpec, evaluate,
 from placeto.evaluation.summary import mean_curves
 from placeto.heuristics import HEURISTICS
 from placeto.placers import LoadError
-from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.files import BusyError
 from placeto.problem.graph import ComputationGraph
 from tests.problem.test_files import held

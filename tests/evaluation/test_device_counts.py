@@ -2,7 +2,7 @@ import pytest
 
 from placeto.evaluation.device_counts import DeviceCount, advice, device_counts, device_sets, worth_using
 from placeto.placers import load_placer
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from tests.toys import fork_of_chains

@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from tests.toys import random_graph
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.cost_loss import CostLoss, Noisy, main
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
 

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import fidelity
 from experiments.fidelity import Fidelity, placements
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from tests.toys import random_graph
 

@@ -21,7 +21,7 @@ from experiments.fit_efficiency import (
     read_ops,
 )
 from placeto.problem.costs import load_costs
-from placeto.problem.efficiency import Efficiency
+from placeto.problem.costs.efficiency import Efficiency
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "costs"
 
@@ -119,7 +119,7 @@ def test_measured_ops_are_read() -> None:
     found = read_ops(SHARED)
     assert len(found) > 10_000
     assert {op.device for op in found} == {board.kind for board in BOARDS.values()}
-    table = load_costs("placeto/problem/efficiency.json")
+    table = load_costs("placeto/problem/costs/efficiency.json")
     assert isinstance(table, Efficiency)
     assert table.constant == pytest.approx(constant_of([op for op in found if op.source != "Placeto"]), rel=0.05)
     forward = [op for op in found if (op.device, op.kind) == ("v100", "depthwise_convolution")]

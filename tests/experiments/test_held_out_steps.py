@@ -4,8 +4,8 @@ import pytest
 
 from experiments.held_out_steps import BOARDS, Step, predict, steps
 from experiments.published_models import MODELS
+from placeto.problem.cluster.devices import V100
 from placeto.problem.costs import ROOFLINE
-from placeto.problem.devices import V100
 from placeto.problem.graph import ComputationGraph
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.measured_plans import FACTORIES, SHAPES, pipelines
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.costs import load_costs
 from placeto.runtime.profiling import Profile
 

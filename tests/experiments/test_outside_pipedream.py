@@ -21,7 +21,7 @@ from experiments.outside_pipedream import (
 )
 from placeto.formats.pipedream import load
 from placeto.problem.cluster import Cluster, Device
-from placeto.problem.gradient_sums import gradient_sums
+from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 

@@ -22,7 +22,7 @@ from experiments.outside_ratios import (
     parts_us,
 )
 from graphs.llama import Size
-from placeto.problem.devices import H100
+from placeto.problem.cluster.devices import H100
 
 SMALL = Size(2, 256, 4, 4, 512)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from placeto.capture.trace import capture_inference
 from placeto.formats.exports import device_map
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.formats.divided import MODELS, WORDS, hugging_face

@@ -13,7 +13,7 @@ import pytest
 from placeto.formats.dnn_partitioning import load
 from placeto.formats.importers import IMPORTERS, ImporterError, find_importer
 from placeto.placers import resolve_graph
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph, load_graph, save_graph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem

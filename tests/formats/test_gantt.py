@@ -6,8 +6,7 @@ import pytest
 from matplotlib.collections import PolyCollection
 
 from placeto.formats.gantt import PlotError, gantt_figure, gantt_panels, save_figure
-from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate

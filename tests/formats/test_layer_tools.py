@@ -23,7 +23,7 @@ from placeto.formats.exports.layer_tools import (
 )
 from placeto.formats.exports.units import ExportError
 from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from tests.command_line import fails, run
 from tests.formats.test_torch_pipeline import MODEL
 from tests.formats.test_whole_layers import INFERENCE, TRAINING, cut

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from placeto.formats.nvidia import load_machine
-from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster
-from placeto.problem.presets import PCIE4
-from placeto.problem.topology import ClusterError
+from placeto.problem.cluster import Cluster, ClusterError, load_cluster
+from placeto.problem.cluster.presets import PCIE4
 
 LEGEND = """
 Legend:

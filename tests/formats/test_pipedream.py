@@ -8,7 +8,7 @@ import pytest
 
 from placeto.formats.importers import IMPORTERS, ImporterError, find_importer
 from placeto.formats.pipedream import load
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from placeto.formats.placement import PlacementError, PlacementFile, load_placement, save_placement
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 
 GRAPH = ComputationGraph.from_ops("pair", [{"name": "a", "outputs": [4]}, {"name": "b", "inputs": [["a", 0]]}])

@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from placeto.formats.exports.torch_orders import in_whole_chunks, torch_order
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
-from placeto.problem.graph_checks import BACKWARD_PASSES
+from placeto.problem.graph.labels import BACKWARD_PASSES
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import Schedule, simulate
 from tests.formats.torch_toys import captured, chain, planned

@@ -9,7 +9,7 @@ import pytest
 
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 from placeto.placers import load_placer
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from tests.command_line import fails, run
 from tests.formats.torch_toys import captured, chain, planned

@@ -9,9 +9,9 @@ from placeto.capture.trace import capture_training
 from placeto.formats.exports.torch_stages import _forward_ops, _split, torch_stages
 from placeto.formats.exports.units import LOSS, ExportError
 from placeto.heuristics.plans import Plan
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import BACKWARD_PASSES
+from placeto.problem.graph.labels import BACKWARD_PASSES
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from tests.formats.torch_toys import WIDTH, Again, Late, Skip, captured, chain, planned, tied

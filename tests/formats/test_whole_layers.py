@@ -9,7 +9,7 @@ from placeto.capture.trace import capture_inference, capture_training
 from placeto.formats.exports.units import ExportError
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.heuristics.plans import Plan, layers
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate

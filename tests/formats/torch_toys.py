@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from placeto.capture.trace import capture_training
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plans import Plan, layers
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate

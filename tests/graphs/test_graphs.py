@@ -13,7 +13,7 @@ from graphs import SPLITS, Family, cifar10, nmt, ptb, regenerate, store
 from graphs.__main__ import main
 from graphs.family import TrainingStep, choice
 from graphs.ops import ACTIVATIONS, highway, lstm_cell
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem

@@ -15,7 +15,7 @@ from graphs.capture_progress import capture_with_progress
 from graphs.family import Family, TrainingStep
 from graphs.models import ModelFamily
 from placeto.placers import load_families, load_split, resolve_graph
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 

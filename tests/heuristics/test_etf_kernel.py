@@ -11,8 +11,7 @@ import pytest
 from placeto.heuristics.common import demands
 from placeto.heuristics.list_kernels import Favourites
 from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, upward_rank
-from placeto.problem.cluster import Cluster, Device
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 

@@ -15,8 +15,7 @@ from placeto.heuristics.local_search.annealing import anneal
 from placeto.heuristics.local_search.descents import hillclimb
 from placeto.heuristics.naive import fastest, roundrobin, single
 from placeto.heuristics.partition import metis
-from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placeto.heuristics import HEURISTICS
-from placeto.problem.cluster import Cluster, Device
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem

@@ -15,8 +15,7 @@ from placeto.heuristics.list_scheduling import (
     place_by_start,
     upward_rank,
 )
-from placeto.problem.cluster import Cluster, Device
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

@@ -5,11 +5,9 @@ import pytest
 
 from placeto.heuristics.local_search.part_of_cluster import PART, on_best_part, parts_to_try
 from placeto.placers import load_placer
-from placeto.problem.cluster import Cluster, Device
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, Device, Link, Topology, load_cluster
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.subclusters import on_devices
-from placeto.problem.topology import Link, Topology
+from placeto.problem.subproblem import on_devices
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 from tests.toys import random_graph

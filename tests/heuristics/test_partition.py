@@ -7,7 +7,7 @@ import pytest
 
 from placeto.heuristics import HEURISTICS
 from placeto.placers import load_family
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 

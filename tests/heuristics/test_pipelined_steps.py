@@ -9,7 +9,7 @@ from placeto.capture.trace import capture_training
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.exact.placer import ExactError
 from placeto.placers import load_placer
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from placeto.capture.trace import capture_training
 from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.plans import all_plans, pipeline
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 

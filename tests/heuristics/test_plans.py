@@ -9,8 +9,7 @@ from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.plans import Plan, all_plans, choose_order, pipeline, try_plans
 from placeto.placers import load_placer
-from placeto.problem.cluster import STATIC_ORDERS
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import STATIC_ORDERS, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator

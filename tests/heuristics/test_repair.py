@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from placeto.heuristics.repair import _Links, _relieve, _traffic, repair
-from placeto.problem.coarsening import transfer_us
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
+from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from tests.heuristics.test_memory_limits import chain, devices, hourglass

@@ -22,7 +22,7 @@ from placeto.heuristics.local_search.local_search import LocalSearch, LocalSearc
 from placeto.heuristics.local_search.moves import RANDOM, propose
 from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
 from placeto.heuristics.local_search.starts import begin, best_cheap
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops

@@ -15,8 +15,7 @@ from placeto.heuristics.throughput.ideals import all_ideals, some_ideals
 from placeto.heuristics.throughput.stream import Stream, stream_of
 from placeto.placers import resolve_graph
 from placeto.placing import PlacingError
-from placeto.problem.cluster import Cluster, Device
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

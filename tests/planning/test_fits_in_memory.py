@@ -7,8 +7,7 @@ from torch import nn
 from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_training
 from placeto.planning.fits import Fits, device_of, fits
-from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 
 WIDTH, LAYERS, BATCH = 512, 4, 4096

@@ -10,10 +10,8 @@ from torch import nn
 
 from placeto.capture.trace import capture_training
 from placeto.planning.replicas import replicated
-from placeto.problem.cluster import Cluster, Device
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, Device, Link, Topology, load_cluster
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.topology import Link, Topology
 from placeto.simulator.memory_timeline import GATHER, peak_by_category
 from placeto.simulator.schedule import Schedule, simulate
 

@@ -10,7 +10,7 @@ from placeto.heuristics.plans import Plan
 from placeto.planning.runnable import TOOLS, Tool, as_run, may_run
 from placeto.planning.steps import FREE, INTERLEAVED, PIPELINE
 from placeto.planning.ways import plans_of
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator

@@ -24,10 +24,8 @@ from placeto.planning.steps import (
     Plans,
 )
 from placeto.planning.ways import SHOWN, PlanningError, plan, plans_of, with_headroom
-from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, ClusterError, load_cluster
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.topology import ClusterError
 from placeto.simulator.schedule import simulate
 
 BATCH = 4096

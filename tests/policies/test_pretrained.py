@@ -13,7 +13,7 @@ from placeto.evaluation.comparison import parse_spec
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import choose_placer, load_placer, pretrained_path
 from placeto.policies.guided_search import GuidedPlacer
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.checkpoint import checkpoint_path, load_checkpoint
@@ -49,7 +49,7 @@ def test_it_places_without_torch():
     script = """
 import sys
 from placeto.placers import load_placer
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 ops = [{"name": str(i), "time_us": {"*": 9.0}, "outputs": [9], "inputs": [[str(i - 1), 0]] if i % 5 else []}

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.problem.cluster import Cluster, Device
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.costs import ROOFLINE
 from placeto.problem.flat import FlatProblems
 from placeto.problem.graph import ComputationGraph, GraphError

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import STATIC_ORDERS
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import STATIC_ORDERS, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from placeto.capture.arguments import input_leaves
 from placeto.capture.trace import Capture, trace_inference, trace_training
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.runtime.devices import LocalDevice, open_devices
 from placeto.runtime.executable import PlacedModule

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from placeto.heuristics import HEURISTICS
-from placeto.problem.cluster_files import load_cluster, save_cluster
+from placeto.problem.cluster import load_cluster, save_cluster
+from placeto.problem.costs.profiled import load_profiled, save_profiled
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.profiled import load_profiled, save_profiled
 from placeto.runtime.devices import DeviceError, LocalDevice, open_devices
 from placeto.runtime.measure import measure
 from placeto.runtime.profiling import Profile, _overhead_us, profile

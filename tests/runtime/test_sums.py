@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import trace_training
-from placeto.problem.cluster import Cluster
-from placeto.problem.cluster_files import load_cluster
-from placeto.problem.gradient_sums import gradient_sums
+from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.runtime.devices import LocalDevice
 from placeto.runtime.executable import PlacedModule

@@ -3,8 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from placeto.problem.cluster import SharedLink
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import SharedLink, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.data_parallel import best_ring, data_parallel

@@ -11,11 +11,10 @@ import pytest
 
 from placeto.formats.placement import PlacementError, PlacementFile, load_placement, save_placement
 from placeto.placers import load_placer
-from placeto.problem.cluster import Cluster, ClusterError, Device, SharedLink
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import Cluster, ClusterError, Device, SharedLink, load_cluster
 from placeto.problem.dispatch import OrderError, fixed_edges, order_of_lists
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import topological_order
+from placeto.problem.graph.arrays import topological_order
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.reference import random_problem

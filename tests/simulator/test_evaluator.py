@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import Groups, expand, group_ops
 from placeto.problem.problem import PlacementProblem
-from placeto.problem.subclusters import on_devices
+from placeto.problem.subproblem import on_devices
 from placeto.simulator import evaluator as evaluator_module
 from placeto.simulator.chunks import Chunks
 from placeto.simulator.evaluator import Evaluator
@@ -217,17 +217,17 @@ def test_a_batch_ends_when_time_is_up(clock: Clock, monkeypatch: pytest.MonkeyPa
 def test_simulations_expected_are_those_at_the_pace_so_far(clock: Clock) -> None:
     judge = evaluator(two_chains(), simulations=500, seconds=10.0)
     assert judge.expected == 500
-    chunks = Chunks(judge)
-    assert chunks.next(100) == 1
+    chunks = Chunks()
+    assert judge.next_chunk(chunks, 100) == 1
     chunks.took(1, 0.001)
-    assert [chunks.next(100), chunks.next(1)] == [2, 1]
+    assert [judge.next_chunk(chunks, 100), judge.next_chunk(chunks, 1)] == [2, 1]
     chunks.took(50, 0.05)
-    assert chunks.next(100) == 20  # in 0.02 s
+    assert judge.next_chunk(chunks, 100) == 20  # in 0.02 s
     clock.now = 9.995
-    assert chunks.next(100) == 5
+    assert judge.next_chunk(chunks, 100) == 5
     clock.now = 10.0
-    assert chunks.next(100) == judge.expected == 0
-    assert Chunks(evaluator(two_chains(), simulations=70)).next(100) == 70
+    assert judge.next_chunk(chunks, 100) == judge.expected == 0
+    assert evaluator(two_chains(), simulations=70).next_chunk(Chunks(), 100) == 70
 
 
 def test_limits_for_a_while() -> None:

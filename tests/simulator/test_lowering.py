@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_training
-from placeto.problem.cluster import Cluster, Device
-from placeto.problem.cluster_files import load_cluster
-from placeto.problem.gradient_sums import gradient_sums, together
+from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.gradient_sums import gradient_sums, together
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.schedule import Schedule, simulate, simulate_batch
 from tests.lowering import plainly_lowered

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_training
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.dispatch import order_of_lists
-from placeto.problem.gradient_sums import gradient_sums
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 

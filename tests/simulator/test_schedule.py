@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.problem.cluster import DISPATCHES, Cluster, Device
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import DISPATCHES, Cluster, Device, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator import kernel, schedule

@@ -7,7 +7,7 @@ import pytest
 
 from placeto import terminal
 from placeto.heuristics import HEURISTICS
-from placeto.problem.cluster_files import load_cluster
+from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator import warming
 from placeto.simulator.warming import warm_up

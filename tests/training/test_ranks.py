@@ -13,7 +13,7 @@ from torch import nn
 
 from placeto.policies import POLICIES
 from placeto.policies.one_shot.randomness import SharedGenerator, uniform
-from placeto.problem.cluster_files import save_cluster
+from placeto.problem.cluster import save_cluster
 from placeto.problem.graph import save_graph
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.ranks import ALONE, Ranks, RanksError

@@ -27,7 +27,7 @@ from placeto.formats.exports.units import (
     unit_of,
 )
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import TENSORS
+from placeto.problem.graph.labels import TENSORS
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,7 +19,7 @@ import numpy as np
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
 from placeto.problem.cluster import STATIC_ORDERS
 from placeto.problem.dispatch import order_of_lists
-from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.simulator.result import PlacementResult, as_listed
 from placeto.simulator.schedule import Schedule, simulate
 

@@ -17,7 +17,7 @@ import numpy as np
 from placeto.formats.exports.splits import called_again
 from placeto.formats.exports.units import LOSS, ExportError, in_forward, inside, paths_of
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.simulator.schedule import Schedule
 
 BEGINNING, END = "beginning", "end"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import TENSORS
+from placeto.problem.graph.labels import TENSORS
 
 LOSS = "loss"
 """Module path of the ops of a loss function, which is no module."""

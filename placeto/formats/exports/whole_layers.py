@@ -17,7 +17,7 @@ import numpy as np
 from placeto.formats.exports.torch_stages import replicas_of
 from placeto.formats.exports.units import LOSS, ExportError, in_forward, inside, paths_of
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph_checks import NO_MICRO_BATCH, TENSORS
+from placeto.problem.graph.labels import NO_MICRO_BATCH, TENSORS
 from placeto.simulator.schedule import Schedule, simulate
 
 

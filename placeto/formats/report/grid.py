@@ -17,7 +17,7 @@ import numpy as np
 from placeto.formats.exports.torch_orders import torch_order
 from placeto.formats.exports.torch_stages import torch_stages
 from placeto.formats.exports.units import ExportError
-from placeto.problem.graph_checks import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.units import format_us
 from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
 

@@ -28,7 +28,7 @@ import numpy as np
 from placeto.heuristics.exact.schedule_model import ROUNDING, ExactError, ScheduleModel, ortools
 from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.starts import follow
-from placeto.problem.gradient_sums import gradient_sums
+from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 

@@ -103,7 +103,7 @@ class LocalSearch:
         self._log = Log(np.empty(own.chunk, np.int64), np.empty(own.chunk), np.empty(own.chunk))
         if self._threads > 1:  # compiled here and now, not beside what comes after
             help_out(problem.arrays, self.near, self.state, self._batch, self._crew, 0, -1)
-        self._chunks = Chunks(evaluator)
+        self._chunks = Chunks()
         self.restart(start)
         self.state.temperature[0] = own.temperature * self.score
 
@@ -132,7 +132,7 @@ class LocalSearch:
         """
         evaluator, ratio = self.evaluator, cold / hot if hot > 0.0 else 1.0
         began, fruitless = evaluator.progress, 0
-        while (count := self._chunks.next(len(self._log.simulation))) > 0:
+        while (count := evaluator.next_chunk(self._chunks, len(self._log.simulation))) > 0:
             done = (evaluator.progress - began) / (1.0 - began)
             share = count / evaluator.limit if evaluator.limit is not None else 0.0
             if evaluator.seconds_limit is not None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from placeto.heuristics.partition import group_transfers
-from placeto.problem.group_arrays import group_arrays
 from placeto.problem.grouping import Groups
+from placeto.problem.grouping.group_arrays import group_arrays
 from placeto.problem.problem import PlacementProblem
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placeto.problem.subclusters import halves, on_devices, subclusters
+from placeto.problem.cluster.subclusters import halves, subclusters
+from placeto.problem.subproblem import on_devices
 from placeto.simulator.evaluator import Evaluator
 
 

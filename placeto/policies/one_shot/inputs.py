@@ -18,8 +18,8 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from placeto.problem.gradient_sums import together
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.gradient_sums import together
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem, check_problem
 

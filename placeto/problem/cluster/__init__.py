@@ -1,0 +1,38 @@
+"""The cluster: devices, the links between them, and which of them belong together.
+
+In come files, presets and topologies; out goes a checked `Cluster`. Nothing here knows of graphs.
+"""
+
+from placeto.problem.cluster.cluster import (
+    BYTES_PER_US,
+    DISPATCHES,
+    LINKS,
+    STATIC_ORDERS,
+    TRANSFERS,
+    Cluster,
+    Device,
+    SharedLink,
+    crossings,
+)
+from placeto.problem.cluster.cluster_files import load_cluster, save_cluster
+from placeto.problem.cluster.presets import CLUSTERS
+from placeto.problem.cluster.topology import MOST_DEVICES, ClusterError, Link, Topology
+
+__all__ = [
+    "BYTES_PER_US",
+    "CLUSTERS",
+    "DISPATCHES",
+    "LINKS",
+    "MOST_DEVICES",
+    "STATIC_ORDERS",
+    "TRANSFERS",
+    "Cluster",
+    "ClusterError",
+    "Device",
+    "Link",
+    "SharedLink",
+    "Topology",
+    "crossings",
+    "load_cluster",
+    "save_cluster",
+]

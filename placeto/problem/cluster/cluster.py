@@ -1,0 +1,336 @@
+"""Clusters: devices and the links between them.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from placeto.problem import dtypes
+from placeto.problem.cluster.topology import MOST_DEVICES, ClusterError, Topology
+from placeto.problem.fields import (
+    Field,
+    choice,
+    number,
+    optional,
+    quote,
+    read_fields,
+    size,
+    text,
+    within,
+)
+from placeto.problem.units import format_bytes
+
+FORMAT = "placeto.cluster/1"
+TRANSFERS = ("unicast", "broadcast")
+LINKS = ("egress", "pair", "free")
+STATIC_ORDERS = ("priority", "earlier-0.02", "earlier-0.05", "earlier-0.2", "1f1b")
+"""Dispatches by a static order of all ops: see `placeto.problem.dispatch`."""
+DISPATCHES = ("fifo", "list", *STATIC_ORDERS)
+BYTES_PER_US = 1e6  # 1 byte/us = 1e6 bytes/s
+
+
+def _name(value: Any, key: str, error: type[ValueError]) -> str:
+    if text(value, key, error) == "":
+        raise error(f"{key} must not be empty")
+    return value
+
+
+def _memory(value: Any, key: str, error: type[ValueError]) -> int:
+    if size(value, key, error) == 0:
+        raise error(f"{key} must be above 0")
+    return int(value)
+
+
+def _flops(value: Any, key: str, error: type[ValueError]) -> float | dict[str, float]:
+    """One peak for all dtypes, or an object with one for each, float32's at least."""
+    rate = number(above=0.0)
+    if not isinstance(value, Mapping):
+        return float(rate(value, key, error))
+    for name in value:
+        choice(*dtypes.DTYPES)(name, f"a dtype of {key}", error)
+    if dtypes.DEFAULT not in value:
+        raise error(f"{key} must give the peak of {dtypes.DEFAULT}, which stands in for others, not {quote(value)}")
+    return {name: float(rate(value[name], f"{key}[{name}]", error)) for name in dtypes.DTYPES if name in value}
+
+
+DEVICE_FIELDS = {
+    "name": Field(_name),
+    "kind": Field(text, "gpu"),
+    "flops": Field(_flops),
+    "memory_bandwidth": Field(number(above=0.0)),
+    "memory": Field(_memory),
+    "overhead_us": Field(number(), 0.0),
+}
+LINK_FIELDS = {
+    "transfers": Field(choice(*TRANSFERS), "unicast"),
+    "link": Field(choice(*LINKS), "egress"),
+    "link_gap_us": Field(number(), 0.0),
+    "dispatch": Field(choice(*DISPATCHES), "priority"),
+}
+PRICE = optional(number())
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device: how fast it computes and reads memory, and how much it holds.
+
+    Raises:
+        ClusterError: a number is not finite, not positive (overhead: negative), or memory is not whole bytes.
+    """
+
+    name: str
+    kind: str  # devices of one kind share measured op times
+    flops: float | Mapping[str, float]  # peak FLOP/s: of all dtypes, or by dtype
+    memory_bandwidth: float  # bytes/s
+    memory: int  # bytes
+    overhead_us: float = 0.0  # the device stays busy for this long after each op of non-zero cost
+
+    def __post_init__(self) -> None:
+        with within(ClusterError, "device", self.name):
+            values = read_fields(vars(self), DEVICE_FIELDS, ClusterError)
+        object.__setattr__(self, "memory", int(self.memory))
+        if isinstance(self.flops, Mapping):
+            object.__setattr__(self, "flops", values["flops"])
+        for key in ("flops", "memory_bandwidth", "overhead_us"):
+            if isinstance(getattr(self, key), np.generic):  # which the hash and files can't write
+                object.__setattr__(self, key, getattr(self, key).item())
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.kind, self.memory, self.memory_bandwidth))
+
+    def peak(self, dtype: str = dtypes.DEFAULT) -> float:
+        """FLOP/s in a dtype, or in the next of its kin that has a peak."""
+        return dtypes.peak(self.flops, dtype)
+
+
+@dataclass(frozen=True)
+class SharedLink:
+    """What the transfers from some devices to some others cross together: a switch, a bridge, a network card one way.
+
+    A transfer goes on when all that it crosses are free, and keeps each busy for ``bytes / bandwidth``; those that
+    wait are served in the order in which they asked. `senders` and `receivers` are names of devices; a transfer
+    between two that stand on one side only does not cross the link.
+    """
+
+    name: str
+    bandwidth: float  # bytes/us
+    senders: tuple[str, ...]
+    receivers: tuple[str, ...]
+
+
+def crossings(cluster: Cluster) -> list[np.ndarray]:
+    """For each shared link, which transfers cross it: (D, D) bool, from row to column."""
+    names = np.array(cluster.device_names)
+    masks = []
+    for link in cluster.shared_links:
+        mask = np.isin(names, link.senders)[:, None] & np.isin(names, link.receivers)[None]
+        np.fill_diagonal(mask, False)
+        masks.append(mask)
+    return masks
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Devices and the links between them.
+
+    A transfer from device s to device d takes ``latency_us[s, d] + bytes / bandwidth[s, d]``. With "egress"
+    links each device sends one tensor after the other, with "pair" links one to each destination at a time.
+    "free" links let each tensor leave at once, whatever else is on its way: the model of the scheduling literature.
+    With "unicast" transfers a tensor is sent once per destination device, with "broadcast" once for all, in the
+    time of the slowest destination; over pair and free links the two are the same. Shared links are network cards and
+    switches that the transfers of several devices cross: see `SharedLink`. The diagonals mean nothing: they are set
+    to infinite bandwidth and no latency.
+
+    Raises:
+        ClusterError: no device, duplicate names, a matrix that is not (D, D), a number out of range, an unknown mode,
+            a shared link of devices that aren't there, or with broadcast or free links.
+    """
+
+    name: str
+    devices: tuple[Device, ...]  # (D,)
+    bandwidth: np.ndarray  # (D, D) float64, bytes/us, from row to column
+    latency_us: np.ndarray  # (D, D) float64
+    transfers: str = "unicast"  # "unicast" | "broadcast"
+    link: str = "egress"  # "egress" | "pair" | "free"
+    link_gap_us: float = 0.0  # a link stays busy for this long after each delivery
+    dispatch: str = "priority"  # of problems on it, where they don't say: see `placeto.problem.dispatch`
+    shared_links: tuple[SharedLink, ...] = ()
+    price_per_hour: float | None = None  # of all devices together, in any currency; no part of the hash
+    hosts: tuple[int, ...] = ()  # (D,) number of the host that each device is in, from 0 on; () = all in one
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "devices", tuple(self.devices))
+        PRICE(self.price_per_hour, "price_per_hour", ClusterError)
+        if not all(isinstance(device, Device) for device in self.devices):
+            raise ClusterError(f"devices must all be of the class Device, not {quote(self.devices)}")
+        text(self.name, "name", ClusterError)
+        names = self.device_names
+        if not 1 <= len(names) <= MOST_DEVICES:
+            raise ClusterError(f"devices: a cluster needs from one device to {MOST_DEVICES}, not {len(names)}")
+        if len(set(names)) < len(names):
+            raise ClusterError(f"devices: duplicate name {quote(next(n for n in names if names.count(n) > 1))}")
+        links = read_fields({key: getattr(self, key) for key in LINK_FIELDS}, LINK_FIELDS, ClusterError)
+        if isinstance(self.link_gap_us, np.generic):
+            object.__setattr__(self, "link_gap_us", links["link_gap_us"])
+        self._check_shared_links()
+        self._check_hosts()
+        for key, diagonal in (("bandwidth", math.inf), ("latency_us", 0.0)):
+            try:
+                matrix = np.array(getattr(self, key), np.float64)
+            except (TypeError, ValueError):
+                raise ClusterError(f"{key} must be a matrix of numbers") from None
+            size = len(names)
+            if matrix.shape != (size, size):
+                raise ClusterError(f"{key} must be a {size} x {size} matrix, one row per device, not {matrix.shape}")
+            np.fill_diagonal(matrix, 1.0)
+            bad = np.argwhere(~np.isfinite(matrix) | (matrix < 0) | ((matrix == 0) & (key == "bandwidth")))
+            if len(bad):
+                src, dst = bad[0]
+                least = "> 0" if key == "bandwidth" else ">= 0"
+                where = f"{key} from {quote(names[src])} to {quote(names[dst])}"
+                raise ClusterError(f"{where} must be finite and {least}, not {matrix[src, dst]}")
+            np.fill_diagonal(matrix, diagonal)
+            if key == "bandwidth":
+                for shared, pairs in zip(self.shared_links, crossings(self), strict=True):
+                    matrix[pairs] = np.minimum(matrix[pairs], shared.bandwidth)
+            matrix.setflags(write=False)
+            object.__setattr__(self, key, matrix)
+
+    def _check_hosts(self) -> None:
+        hosts = tuple(self.hosts) or (0,) * self.num_devices
+        if len(hosts) != self.num_devices or not all(type(host) is int for host in hosts):
+            raise ClusterError(
+                f"hosts must be {self.num_devices} integers, one for each device, not {quote(self.hosts)}"
+            )
+        if sorted(set(hosts)) != list(range(max(hosts) + 1)):
+            raise ClusterError(f"hosts must be numbered from 0 on without gaps, not {quote(list(hosts))}")
+        object.__setattr__(self, "hosts", hosts)
+
+    def _check_shared_links(self) -> None:
+        object.__setattr__(self, "shared_links", tuple(self.shared_links))
+        for link in self.shared_links:
+            with within(ClusterError, "shared link", link.name):
+                number(above=0.0)(link.bandwidth, "bandwidth", ClusterError)
+                for side in (link.senders, link.receivers):
+                    for name in side:
+                        if name not in self.device_names:
+                            raise ClusterError(f"there is no device {quote(name)}, but {', '.join(self.device_names)}")
+                if not any(sender != receiver for sender in link.senders for receiver in link.receivers):
+                    raise ClusterError("no transfer crosses it: it needs senders and receivers")
+        if self.shared_links and (self.link == "free" or (self.transfers, self.link) == ("broadcast", "egress")):
+            raise ClusterError(f"shared_links need unicast transfers that wait, not {self.transfers} over {self.link}")
+
+    @classmethod
+    def from_topology(
+        cls,
+        name: str,
+        devices: Sequence[Device],
+        topology: Topology,
+        transfers: str = "unicast",
+        link: str = "egress",
+        link_gap_us: float = 0.0,
+        dispatch: str = "priority",
+    ) -> Cluster:
+        """A cluster whose matrices follow from hosts and islands; see `placeto.problem.cluster.topology`.
+
+        Raises:
+            ClusterError: the topology holds another number of devices, or any of the above.
+        """
+        bandwidth, latency_us = topology.matrices(len(devices))
+        names, shared = [device.name for device in devices], []
+        for link_name, crossed, senders, receivers in topology.shared():
+            latency_us[np.ix_(senders, receivers)] += crossed.latency_us
+            sides = (tuple(names[device] for device in side) for side in (senders, receivers))
+            shared.append(SharedLink(link_name, crossed.bandwidth / BYTES_PER_US, *sides))
+        return cls(
+            name,
+            tuple(devices),
+            bandwidth / BYTES_PER_US,
+            latency_us,
+            transfers,
+            link,
+            link_gap_us,
+            dispatch,
+            tuple(shared),
+            hosts=topology.host_of_devices,
+        )
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(device.kind for device in self.devices).items())
+        return f"Cluster({self.name!r}, {kinds}, memory {format_bytes(int(self.memory.sum()))})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles by the fields alone, so that the arrays come back read-only."""
+        return Cluster, tuple(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def num_devices(self) -> int:
+        """D, the number of devices."""
+        return len(self.devices)
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """(D,) names."""
+        return tuple(device.name for device in self.devices)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the content (name and price of the cluster excluded), 64 hex digits."""
+        described = [[getattr(device, key) for key in vars(device)] for device in self.devices]
+        links = [self.bandwidth.tolist(), self.latency_us.tolist(), self.transfers, self.link]
+        shared = [astuple(link) for link in self.shared_links]
+        content = [described, links, self.link_gap_us, self.dispatch, shared]
+        if self.num_hosts > 1:
+            content.append(self.hosts)
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    @property
+    def num_hosts(self) -> int:
+        """H, the number of hosts."""
+        return max(self.hosts) + 1
+
+    @cached_property
+    def host(self) -> np.ndarray:
+        """(D,) int64, number of the host that each device is in."""
+        return _frozen(np.array(self.hosts, np.int64))
+
+    @cached_property
+    def paths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which shared links each pair's transfers cross: offsets (D*D+1,) into the links' numbers, pairs row-major."""
+        crossed = np.array([pairs.ravel() for pairs in crossings(self)], bool).reshape(-1, self.num_devices**2)
+        pairs, links = np.nonzero(crossed.T)
+        ptr = np.searchsorted(pairs, np.arange(self.num_devices**2 + 1))
+        return _frozen(ptr.astype(np.int64)), _frozen(links.astype(np.int64))
+
+    @cached_property
+    def memory(self) -> np.ndarray:
+        """(D,) int64, bytes."""
+        return _frozen(np.array([device.memory for device in self.devices], np.int64))
+
+    @cached_property
+    def overhead_us(self) -> np.ndarray:
+        """(D,) float64, microseconds a device stays busy after each op of non-zero cost."""
+        return _frozen(np.array([device.overhead_us for device in self.devices], np.float64))
+
+    @cached_property
+    def device_rank(self) -> np.ndarray:
+        """(D,) int64, rank of each device name in string order: the simulator's tie-break."""
+        rank = np.empty(self.num_devices, np.int64)
+        rank[sorted(range(self.num_devices), key=self.device_names.__getitem__)] = np.arange(self.num_devices)
+        return _frozen(rank)
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,240 @@
+"""Cluster files: reading, writing, and presets by name; `topology` beside it has the compact form of links.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from placeto.problem.cluster.cluster import (
+    BYTES_PER_US,
+    DEVICE_FIELDS,
+    FORMAT,
+    LINK_FIELDS,
+    PRICE,
+    Cluster,
+    Device,
+    SharedLink,
+)
+from placeto.problem.cluster.presets import CLUSTERS
+from placeto.problem.cluster.topology import MOST_DEVICES, ClusterError, topology_from_document
+from placeto.problem.fields import (
+    Field,
+    anything,
+    check_json_name,
+    integer,
+    items,
+    number,
+    quote,
+    read_fields,
+    read_json,
+    text,
+    within,
+    write_json,
+)
+
+
+def _records(value: Any, key: str, error: type[ValueError]) -> list[Any]:
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        raise error(f"{key} must be a list of objects, at least one, not {quote(value)}")
+    return value
+
+
+_RECORD = DEVICE_FIELDS | {"count": Field(integer(1, MOST_DEVICES), None)}
+_SHARED_LINK = {
+    "name": Field(text),
+    "bandwidth": Field(number(above=0.0)),
+    "latency_us": Field(number(), 0.0),
+    "from": Field(items(text, "device names")),
+    "to": Field(items(text, "device names")),
+}
+_CLUSTER = LINK_FIELDS | {
+    "format": Field(text),
+    "name": Field(text, None),
+    "devices": Field(_records),
+    "topology": Field(anything, None),
+    "bandwidth": Field(anything, None),
+    "latency_us": Field(anything, 0.0),
+    "shared_links": Field(anything, ()),
+    "price_per_hour": Field(PRICE, None),
+    "hosts": Field(items(integer(0, MOST_DEVICES), "a host"), ()),
+}
+_LEAST = 1e6
+_UNITS = {  # what numbers of a file are in, and what they look like
+    "flops": ("FLOP/s", "15.7e12"),
+    "memory_bandwidth": ("bytes/s", "900e9"),
+    "memory": ("bytes", "16e9"),
+    "bandwidth": ("bytes/s", "12e9"),
+}
+_MATRICES = ("bandwidth", "latency_us")
+
+
+def load_cluster(name_or_path: str | Path) -> Cluster:
+    """A preset by name, or a cluster file (``.json``, ``.json.gz``; format "placeto.cluster/1").
+
+    Raises:
+        ClusterError: no preset of that name, or not such a file; the message names file and field.
+        OSError: the file can't be read.
+    """
+    if not isinstance(name_or_path, str | PathLike):
+        what = "a cluster is the name of a preset, such as '4xv100', the path of a cluster file, or a Cluster"
+        raise ClusterError(f"{what}, not {quote(name_or_path)}")
+    if str(name_or_path) in CLUSTERS:
+        return CLUSTERS[str(name_or_path)]()
+    path = Path(name_or_path)
+    if not path.name.endswith((".json", ".json.gz")):
+        known = f"presets are {', '.join(CLUSTERS)}, or name a .json file"
+        if path.is_file():
+            known += " (`placeto cluster` makes one of what nvidia-smi prints)"
+        raise ClusterError(f"unknown cluster {quote(str(name_or_path))}: {known}")
+    if not path.exists():
+        raise ClusterError(f"cluster {quote(str(path))}: there is no such file; presets are {', '.join(CLUSTERS)}")
+    document = read_json(path, ClusterError)
+    with within(ClusterError, path):
+        return _from_document(document, default_name=path.name.split(".")[0])
+
+
+def save_cluster(cluster: Cluster, path: str | Path) -> None:
+    """Write a cluster as ``.json`` or ``.json.gz``; loading it gives the same numbers to the bit.
+
+    Raises:
+        ClusterError: the file has another name, or it is no cluster.
+        OSError: the file can't be written.
+    """
+    if not isinstance(cluster, Cluster):
+        raise ClusterError(f"save_cluster needs a Cluster, then a path, not {quote(cluster)}")
+    check_json_name(path, ClusterError)
+    bandwidth = np.vectorize(_bytes_per_second)(cluster.bandwidth)
+    np.fill_diagonal(bandwidth, 0.0)
+    document = {
+        "format": FORMAT,
+        "name": cluster.name,
+        "transfers": cluster.transfers,
+        "link": cluster.link,
+        "devices": [vars(device) for device in cluster.devices],
+        "bandwidth": bandwidth.tolist(),
+        "latency_us": cluster.latency_us.tolist(),
+        "link_gap_us": cluster.link_gap_us,
+        "dispatch": cluster.dispatch,
+    }
+    if cluster.num_hosts > 1:
+        document["hosts"] = list(cluster.hosts)
+    if cluster.price_per_hour is not None:
+        document["price_per_hour"] = cluster.price_per_hour
+    if cluster.shared_links:  # their latency is in that of the pairs
+        document["shared_links"] = [
+            {
+                "name": link.name,
+                "bandwidth": _bytes_per_second(link.bandwidth),
+                "from": list(link.senders),
+                "to": list(link.receivers),
+            }
+            for link in cluster.shared_links
+        ]
+    write_json(document, path)
+
+
+def _bytes_per_second(bytes_per_us: float) -> float:
+    """The file value that loads as `bytes_per_us` exactly: the product, or a neighbour of it."""
+    value = bytes_per_us * BYTES_PER_US
+    for candidate in (value, math.nextafter(value, 0), math.nextafter(value, math.inf)):
+        if candidate / BYTES_PER_US == bytes_per_us:
+            return candidate
+    return value
+
+
+def _from_document(document: Any, default_name: str) -> Cluster:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ClusterError(f'not a cluster file: "format" must be "{FORMAT}"')
+    values = read_fields(document, _CLUSTER, ClusterError)
+    devices = _devices(values["devices"])
+    name = default_name if values["name"] is None else values["name"]
+    links = {key: values[key] for key in LINK_FIELDS}
+    if "topology" in document:
+        for key in (*_MATRICES, "shared_links", "hosts"):
+            if key in document:
+                raise ClusterError(f"topology stands in place of {key}: leave one of the two out")
+        cluster = Cluster.from_topology(name, devices, topology_from_document(document["topology"]), **links)
+    else:
+        bandwidth, latency_us = _links(document, len(devices))
+        shared = _shared_links(values["shared_links"], devices, latency_us)
+        matrices, hosts = (bandwidth / BYTES_PER_US, latency_us), tuple(values["hosts"])
+        cluster = Cluster(name, devices, *matrices, **links, shared_links=shared, hosts=hosts)
+    cluster = replace(cluster, price_per_hour=values["price_per_hour"])
+    for device in devices:
+        with within(ClusterError, "device", device.name):
+            for key in ("memory_bandwidth", "memory"):
+                _refuse_implausible(key, getattr(device, key))
+            for peak in device.flops.values() if isinstance(device.flops, Mapping) else [device.flops]:
+                _refuse_implausible("flops", peak)
+    _refuse_implausible("bandwidth", cluster.bandwidth.min() * BYTES_PER_US)
+    return cluster
+
+
+def _refuse_implausible(key: str, value: float) -> None:
+    """Raise an error for a number that no machine has; most often its exponent was forgotten."""
+    if value < _LEAST:
+        unit, example = _UNITS[key]
+        raise ClusterError(f"{key} = {value:g} {unit} is implausible, at least {_LEAST:g} is: write it as in {example}")
+
+
+def _devices(records: list[dict[str, Any]]) -> tuple[Device, ...]:
+    """The devices of all records: one each, or `count` alike, named "name:0", "name:1"..."""
+    devices: list[Device] = []
+    for position, record in enumerate(records):
+        with within(ClusterError, "device", record.get("name", position)):
+            values = read_fields(record, _RECORD, ClusterError)
+            count = values.pop("count")
+            if len(devices) + (count or 1) > MOST_DEVICES:
+                raise ClusterError(f"makes more than {MOST_DEVICES} devices in all, the most that a cluster has")
+        device = Device(**{key: record.get(key, value) for key, value in values.items()})
+        devices += [device] if count is None else [replace(device, name=f"{device.name}:{i}") for i in range(count)]
+    return tuple(devices)
+
+
+def _links(document: dict[str, Any], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bandwidth in bytes/s and latency of a file, each (D, D)."""
+    if "bandwidth" not in document:
+        raise ClusterError("bandwidth is missing (or topology in its place)")
+    latency_us = _matrix(document.get("latency_us", 0.0), "latency_us", size)
+    return _matrix(document["bandwidth"], "bandwidth", size), latency_us
+
+
+def _shared_links(records: list[Any], devices: tuple[Device, ...], latency_us: np.ndarray) -> tuple[SharedLink, ...]:
+    """The shared links of a file; their latency is added to that of the pairs (D, D) that cross them."""
+    if not isinstance(records, list | tuple):
+        raise ClusterError(f"shared_links must be a list of objects, not {quote(records)}")
+    names, links = [device.name for device in devices], []
+    for position, record in enumerate(records):
+        with within(ClusterError, f"shared_links[{position}]"):
+            values = read_fields(record, _SHARED_LINK, ClusterError)
+            _refuse_implausible("bandwidth", values["bandwidth"])
+        senders, receivers = tuple(values["from"]), tuple(values["to"])
+        latency_us += values["latency_us"] * np.outer(np.isin(names, senders), np.isin(names, receivers))
+        links.append(SharedLink(values["name"], values["bandwidth"] / BYTES_PER_US, senders, receivers))
+    return tuple(links)
+
+
+def _matrix(value: Any, key: str, size: int) -> np.ndarray:
+    """(D, D) float64 from nested lists, or from one number for all pairs; what stands on the diagonal is ignored."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return np.full((size, size), float(value))
+    if not isinstance(value, list) or any(not isinstance(row, list) or len(row) != size for row in value):
+        raise ClusterError(f"{key} must be a {size} x {size} matrix, one row per device, or one number")
+    if len(value) != size:
+        raise ClusterError(f"{key} must be a {size} x {size} matrix, one row per device: it has {len(value)} rows")
+    matrix = np.zeros((size, size))
+    for src, row in enumerate(value):
+        for dst, item in enumerate(row):
+            if src != dst and (isinstance(item, bool) or not isinstance(item, int | float)):
+                raise ClusterError(f"{key}[{src}][{dst}] must be a number, not {quote(item)}")
+            matrix[src, dst] = 0.0 if src == dst else float(item)
+    return matrix

@@ -1,0 +1,64 @@
+"""Parts of a cluster on which a graph may run faster than on all of it: a host, the devices of one kind, half of them.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.sparse.csgraph import connected_components
+
+from placeto.problem.cluster.cluster import Cluster
+
+_STEP = 1.5  # links that are so much faster than others make a level of their own
+
+
+def subclusters(cluster: Cluster) -> list[tuple[int, ...]]:
+    """Devices that are closer to each other than to the rest, such as hosts, or of one kind: sorted numbers, 2 to D-1.
+
+    Of several parts that the links make there are the fastest, the two fastest together, four, and so on. The most
+    natural parts come first: those of the fastest links, then kinds.
+
+    >>> from placeto import load_cluster
+    >>> subclusters(load_cluster("2x4xv100")), subclusters(load_cluster("4xv100"))
+    ([(0, 1, 2, 3)], [])
+    """
+    found: dict[tuple[int, ...], None] = {}
+    peak = np.array([device.peak() for device in cluster.devices])
+    both_ways = np.minimum(cluster.bandwidth, cluster.bandwidth.T)
+    for least in _levels(both_ways):
+        count, part = connected_components(both_ways >= least, directed=False)
+        members = [np.flatnonzero(part == number) for number in range(count)]
+        members = [own for own in members if len(own) > 1]
+        members.sort(key=lambda own: (-peak[own].sum(), own[0]))
+        together = 1
+        while together <= len(members):
+            found[tuple(sorted(np.concatenate(members[:together]).tolist()))] = None
+            together *= 2
+    kinds = [(device.kind, device.peak()) for device in cluster.devices]
+    for kind in sorted(set(kinds), key=lambda kind: -kind[1]):
+        found[tuple(number for number, other in enumerate(kinds) if other == kind)] = None
+    return [devices for devices in found if 2 <= len(devices) < cluster.num_devices]
+
+
+def halves(cluster: Cluster) -> list[tuple[int, ...]]:
+    """The first half of a cluster's devices, a quarter, and so on down to two; those of `subclusters` likewise.
+
+    >>> from placeto import load_cluster
+    >>> halves(load_cluster("8xh100"))
+    [(0, 1, 2, 3), (0, 1)]
+    """
+    known = subclusters(cluster)
+    found: dict[tuple[int, ...], None] = {}
+    for devices in [tuple(range(cluster.num_devices)), *known]:
+        size = (len(devices) + 1) // 2
+        while 2 <= size < len(devices):
+            found[devices[:size]] = None
+            size = (size + 1) // 2 if size > 2 else 1
+    return [devices for devices in found if devices not in known]
+
+
+def _levels(bandwidth: np.ndarray) -> list[float]:
+    """The least bandwidth of links at each level of speed but the slowest, the fastest level first."""
+    speeds = np.unique(bandwidth[np.isfinite(bandwidth)])
+    return speeds[1:][speeds[1:] >= _STEP * speeds[:-1]][::-1].tolist()

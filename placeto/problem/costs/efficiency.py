@@ -1,0 +1,327 @@
+"""Op times from what devices make of their datasheets: the default cost model.
+
+time = fixed + max(flops / (peak of the dtype * compute * r^slope), bytes / (memory bandwidth * memory)), where r is the
+ratio of the two terms at full speed: what reuses more of what it reads computes better, as large matrices do. The
+factors of each kind of op on each device stand in a table, ``efficiency.json``, which `experiments.fit_efficiency`
+makes from measured ops. A kind that was not measured on a device has the mean over others; one that was not measured
+in a dtype, that of the plainer kind that it computes as. The K80, CPUs, and kinds measured nowhere have roofline over
+one constant. The overhead that a device has after each op is part of `fixed`, and taken off it, so that it isn't
+counted twice.
+
+What a GPU does otherwise than the captured ops say: dropout is one kernel each way, and convolutions on tensor cores
+copy tensors whose channels aren't innermost.
+
+Legend: N ops, D devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from placeto.problem.cluster import Cluster, Device
+from placeto.problem.costs.cost_model import CostsError
+from placeto.problem.dtypes import DEFAULT, DTYPES
+from placeto.problem.fields import (
+    Field,
+    anything,
+    choice,
+    items,
+    mapping,
+    number,
+    quote,
+    read_fields,
+    read_json,
+    text,
+    within,
+)
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph.labels import CHANNELS_LAST
+
+FORMAT = "placeto.efficiency/1"
+ANY = "*"
+"""In place of a device: the mean over those measured. In place of a dtype: all that have no entry of their own."""
+KINDS = {
+    "convolution": r"(_|cudnn_|mkldnn_)?convolution|(fused|qlinear)?conv|conv\d?d|conv(transpose|integer)",
+    "matmul": r"mm|addmm|linear|(fused|qlinear)?matmul(integer)?|mv|addmv|dot|_int_mm|_scaled_mm|gemm|einsum",
+    "batched_matmul": r"bmm|baddbmm|_grouped_mm",
+    "attention": r"_(scaled_dot_product|flash|efficient|cudnn)_\w*attention\w*|attention",
+    "recurrent": r"_cudnn_rnn|_thnn_fused_\w+|miopen_rnn|mkldnn_rnn_layer|lstm|gru|rnn",
+    "batch_norm": r"(native|cudnn|miopen|_)*batch_?norm\w*",
+    "layer_norm": r"(native|_fused)*_?(layer|group|rms|instance)_?norm\w*",
+    "softmax": r"_?(log_|safe_)?softmax\w*",
+    "max_pool": r"(adaptive_|global)?max_?pool\w*",
+    "avg_pool": r"_?(adaptive_|global)?(avg_|average)pool\w*",
+    "gather": r"embedding\w*|index\w*|_?unsafe_index\w*|gather\w*|scatter\w*|nll_loss\w*",
+    "elementwise": r"\w+",
+}
+"""Kinds of ops, by the last part of their type in torch, or in ONNX; the first that matches holds."""
+_TWO_WAYS = ("convolution", "batch_norm", "layer_norm", "softmax", "max_pool", "avg_pool")
+"""Kinds whose backward pass is a kind of its own; others go both ways alike, as far as data show."""
+_LONGEST_TYPE = 200  # characters
+_NAMESPACES = ("aten.", "graphs.", "prims.", "optimizer.", "onnx.")
+
+
+def op_kind(op_type: str, kernel: str = "") -> str:
+    """The kind of an op by its type, and by its kernel where it is a convolution; "" is an unknown one.
+
+    >>> op_kind("aten.convolution_backward", "depthwise"), op_kind("aten.addmm"), op_kind("aten.relu"), op_kind("mine")
+    ('depthwise_convolution_backward', 'matmul', 'elementwise', '')
+    >>> op_kind("onnx.Gemm"), op_kind("onnx.BatchNormalization"), op_kind("optimizer.adam")
+    ('matmul', 'batch_norm', 'elementwise')
+    """
+    if not op_type.startswith(_NAMESPACES) or len(op_type) > _LONGEST_TYPE:
+        return ""
+    name = op_type.rpartition(".")[2]
+    plain, backward, _ = name.partition("_backward")
+    kind = next((kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, plain, re.IGNORECASE)), "")
+    groups = kernel.removesuffix(CHANNELS_LAST).rstrip("_")
+    if groups and kind == "convolution":
+        kind = f"{groups}_{kind}"
+    return f"{kind}_backward" if backward and kind.removeprefix(f"{groups}_") in _TWO_WAYS else kind
+
+
+class Factors(NamedTuple):
+    """What a kind of ops makes of a device."""
+
+    compute: float  # of the peak
+    memory: float  # of the memory bandwidth
+    fixed_us: float  # of each op, the device's own overhead included
+    slope: float = 0.0  # exponent of the ratio of computing to accessing
+    least: float = 1.0  # the ratios that were measured: beyond, the nearest holds
+    most: float = 1.0
+
+
+_KIN = {"tf32": ("float16",), "bfloat16": ("float16",), "float16": ("bfloat16",)}
+"""Dtypes whose factors hold where a dtype has none; float32's after them."""
+_PLAIN = {
+    "batched_matmul": "matmul",
+    "convolution": "matmul",
+    "convolution_backward": "matmul",
+    "grouped_convolution": "convolution",
+    "grouped_convolution_backward": "convolution_backward",
+}
+"""As what a kind computes in a dtype in which it wasn't measured. On tensor cores a convolution is a matrix product
+that is never written out ("implicit GEMM", cuDNN's only algorithms there)."""
+_LOSING = ("grouped_convolution", "grouped_convolution_backward")
+"""Of these the kinds whose parts don't fill a kernel's tiles: they lose as much to the plain kind as in float32."""
+_ON_TENSOR_CORES = ("tf32", "bfloat16", "float16")
+_DROPOUT_FLOAT = {"float64": 8, "float16": 2, "bfloat16": 2}  # bytes of a number; else 4
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Factors by device, dtype and kind of op; see the module."""
+
+    entries: Mapping[tuple[str, str, str], Factors]  # (kind of device, dtype or ANY, kind of op)
+    same: Mapping[str, str]  # kind of device -> another of the same chip, whose entries hold where it has none
+    constant: float  # of roofline, where nothing is measured
+    constants: Mapping[str, float]  # kind of device -> its own
+
+    @cached_property
+    def name(self) -> str:
+        """The model, and a hash of its table."""
+        table = sorted((*key, *factors) for key, factors in self.entries.items())
+        content = json.dumps([table, sorted(self.same.items()), self.constant, sorted(self.constants.items())])
+        return f"efficiency {hashlib.sha256(content.encode()).hexdigest()[:12]}"
+
+    @cached_property
+    def devices(self) -> frozenset[str]:
+        """Kinds of devices that were measured."""
+        return frozenset(device for device, _, _ in self.entries) - {ANY}
+
+    def unmeasured(self, cluster: Cluster) -> tuple[str, ...]:
+        """Kinds of a cluster's devices that have no measured products and elementwise ops, in order."""
+        measured = {(device, kind) for device, _, kind in self.entries}
+        names = {device.kind: self._names(device) for device in cluster.devices}
+        both = ("matmul", "elementwise")
+        return tuple(k for k, of in names.items() if not all(any((n, kind) in measured for n in of) for kind in both))
+
+    def _names(self, device: Device) -> tuple[str, ...]:
+        """Its own, and that of the same chip.
+
+        What stands behind "*" in the kind of a device is ignored: a "v100*0.5" is a V100 at half its speed.
+        """
+        name = device.kind.partition("*")[0]
+        return (name, self.same[name]) if name in self.same else (name,)
+
+    def factors(self, device: Device, dtype: str, kind: str) -> Factors:
+        """Of ops of a kind on a device."""
+        return self._found(device, dtype, kind)[0]
+
+    def _found(self, device: Device, dtype: str, kind: str) -> tuple[Factors, bool]:
+        """Factors, and whether they were measured on the device itself.
+
+        The first of: the kind in the dtype or its kin; the plainer kind; the kind in float32; its forward pass; the
+        constant. What other boards' convolutions make of tensor cores, with another cuDNN, tells less than the
+        products of the board.
+        """
+        names, kin = self._names(device), (dtype, ANY, *_KIN.get(dtype, ()))
+        if kind.startswith(CHANNELS_LAST):
+            plain = kind.removeprefix(f"{CHANNELS_LAST}_")
+            return self._entry(names, kin, kind, True) or self._found(device, dtype, plain)
+        if self.constants.keys().isdisjoint(names) and not is_cpu(device):
+            own = kind.startswith("convolution") and _on_tensor_cores(device, dtype)
+            found = self._entry(names, kin, kind, own)
+            if found is None and dtype != DEFAULT and kind in _PLAIN:
+                found = self._as_plain(device, dtype, kind)
+            if found := found or self._entry(names, (DEFAULT,), kind):
+                return found
+            if kind.endswith("_backward"):
+                return self._found(device, dtype, kind.removesuffix("_backward"))
+        constant = next((self.constants[name] for name in names if name in self.constants), self.constant)
+        return Factors(constant, constant, 0.0), False
+
+    def _entry(
+        self, names: tuple[str, ...], dtypes: Iterable[str], kind: str, own: bool = False
+    ) -> tuple[Factors, bool] | None:
+        """The first entry of these dtypes: of the device, before the mean, which isn't taken if it must be its own."""
+        for dtype in dtypes:
+            for where in names if own else (*names, ANY):
+                if (where, dtype, kind) in self.entries:
+                    return self.entries[where, dtype, kind], where != ANY
+        return None
+
+    def _as_plain(self, device: Device, dtype: str, kind: str) -> tuple[Factors, bool]:
+        """The plainer kind's factors, less what the kind loses to it in float32."""
+        plain = self._found(device, dtype, _PLAIN[kind])[0]
+        if kind in _LOSING:
+            mine, others = (self.factors(device, DEFAULT, one) for one in (kind, _PLAIN[kind]))
+            compute, memory = mine.compute / others.compute, mine.memory / others.memory
+            plain = plain._replace(compute=plain.compute * compute, memory=plain.memory * memory)
+        return plain, False
+
+    def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
+        """(N, D) float64, microseconds."""
+        labels = list(zip(graph.op_types, graph.kernels, graph.dtypes, strict=True))
+        unique = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+        which = np.array([unique[label] for label in labels])
+        kinds = [_kind_in(graph.mode, op_kind(op_type, kernel)) for op_type, kernel, _ in unique]
+        fused = np.array([_of_dropout(*label) for label in unique])[which]
+        time = np.empty((graph.num_ops, cluster.num_devices))
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a problem refuses what is not finite
+            for column, device in enumerate(cluster.devices):
+                of = [(kind, kernel, dtype) for kind, (_, kernel, dtype) in zip(kinds, unique, strict=True)]
+                in_layout = [_in_layout(kind, kernel) for kind, kernel, _ in of]
+                peaks = np.array([device.peak(dtype) for _, _, dtype in of], np.float64)[which]
+                found = [self.factors(device, o[2], kind) for o, kind in zip(of, in_layout, strict=True)]
+                table = np.array(found)[which]
+                share, memory, fixed, slope, least, most = table.T
+                size = graph.bytes_accessed if is_cpu(device) else graph.bytes_accessed * fused
+                compute, access = graph.flops / peaks, size / float(device.memory_bandwidth)
+                ratio = np.clip(np.where(access > 0, compute / access, most), least, most)
+                copies = access * np.array([self._copies(device, *one) for one in of])[which]
+                work = (np.maximum(compute / (share * ratio**slope), access / memory) + copies) * 1e6
+                free = (graph.flops == 0) & (size == 0)
+                time[:, column] = np.where(free, 0.0, work + np.maximum(fixed - device.overhead_us, 0.0))
+        return time
+
+    def _copies(self, device: Device, kind: str, kernel: str, dtype: str) -> float:
+        """What copies of a convolution's tensors take, in times of accessing them once at full speed.
+
+        Tensor cores want channels innermost; cuDNN copies tensors that have another layout, and the result (NVIDIA,
+        "Convolutional Layers User's Guide": "Tensor Layouts In Memory"). What was measured has its copies in it.
+        """
+        plain = kind.removesuffix("_backward")
+        native = kernel.endswith(CHANNELS_LAST) or not _on_tensor_cores(device, dtype)
+        if plain not in ("convolution", "grouped_convolution") or native or self._found(device, dtype, kind)[1]:
+            return 0.0
+        return 2 / self.factors(device, dtype, "elementwise").memory
+
+
+def _in_layout(kind: str, kernel: str) -> str:
+    """The kind of what has its channels innermost, if it is a convolution."""
+    return f"{CHANNELS_LAST}_{kind}" if kernel.endswith(CHANNELS_LAST) and "convolution" in kind else kind
+
+
+def is_cpu(device: Device) -> bool:
+    """By its kind, which begins with "cpu"."""
+    return device.kind.startswith("cpu")
+
+
+def _on_tensor_cores(device: Device, dtype: str) -> bool:
+    """By peaks: where tf32 has one, or 16 bits more than twice that of 32, which vectors of two would give."""
+    cores = isinstance(device.flops, Mapping) and ("tf32" in device.flops or device.peak("float16") > 2 * device.peak())
+    return cores and dtype in _ON_TENSOR_CORES and not is_cpu(device)
+
+
+def _kind_in(mode: str, kind: str) -> str:
+    """Where it gathers no statistics, a batch norm is elementwise."""
+    return "elementwise" if mode == "inference" and kind == "batch_norm" else kind
+
+
+def _of_dropout(op_type: str, kernel: str, dtype: str) -> float:
+    """Share of an op's bytes that a GPU accesses: its dropout is one kernel each way, with masks of a byte a number."""
+    if kernel != "dropout":
+        return 1.0
+    size = _DROPOUT_FLOAT.get(dtype, 4)
+    return (2 * size + 1) / (3 * size) if op_type.endswith("mul") else 0.0
+
+
+def _entry_dtype(value: Any, key: str, error: type[ValueError]) -> str:
+    return str(choice(*DTYPES, ANY)(value, key, error))
+
+
+_FACTOR = number(above=0.0)
+_STEEPEST = 1.0
+_ENTRY = {
+    "device": Field(text),
+    "dtype": Field(_entry_dtype),
+    "kind": Field(text),
+    "compute": Field(_FACTOR),
+    "memory": Field(_FACTOR),
+    "fixed_us": Field(number()),
+    "slope": Field(anything, 0.0),
+    "ratios": Field(items(_FACTOR, "a ratio"), (1.0, 1.0)),
+}
+_TABLE = {
+    "format": Field(text),
+    "constant": Field(_FACTOR),
+    "constants": Field(mapping(_FACTOR), {}),
+    "same": Field(mapping(text), {}),
+    "entries": Field(items(anything, "an entry")),
+}
+
+
+def load_efficiency(path: str | Path) -> Efficiency:
+    """Read a table of efficiencies (format "placeto.efficiency/1"); fields that say how it was made are ignored.
+
+    Raises:
+        CostsError: it isn't one; the message names the entry and what would be valid.
+        OSError: the file can't be read.
+    """
+    document = read_json(path, CostsError)
+    with within(CostsError, path):
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise CostsError(f'not a table of efficiencies: "format" must be "{FORMAT}"')
+        values = read_fields(document, _TABLE, CostsError, others=True)
+        entries: dict[tuple[str, str, str], Factors] = {}
+        for position, record in enumerate(values["entries"]):
+            with within(CostsError, f"entry {position}"):
+                entry = read_fields(record, _ENTRY, CostsError, others=True)
+                key = entry["device"], entry["dtype"], entry["kind"]
+                if key in entries:
+                    raise CostsError(f"there are two of {', '.join(map(quote, key))}")
+                entries[key] = Factors(entry["compute"], entry["memory"], entry["fixed_us"], *_size(entry))
+        return Efficiency(entries, values["same"], values["constant"], values["constants"])
+
+
+def _size(entry: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Slope and range of ratios of an entry, checked."""
+    slope, ratios = entry["slope"], entry["ratios"]
+    if isinstance(slope, bool) or not isinstance(slope, int | float) or not abs(slope) <= _STEEPEST:
+        raise CostsError(f"slope must be a number from {-_STEEPEST:g} to {_STEEPEST:g}, not {quote(slope)}")
+    if len(ratios) != 2 or not ratios[0] <= ratios[1]:
+        raise CostsError(f"ratios must be [smallest, largest], not {quote(ratios)}")
+    return float(slope), *ratios
+
+
+EFFICIENCY = load_efficiency(Path(__file__).with_name("efficiency.json"))

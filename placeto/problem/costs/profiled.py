@@ -1,0 +1,205 @@
+"""Costs that were measured: times of op signatures by kind of device, and a fit for what wasn't measured.
+
+`placeto profile` writes the file (format "placeto.costs/1"); `placeto.runtime.profiling` says how it measures.
+
+Legend: N ops, D devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from placeto.problem.cluster import Cluster
+from placeto.problem.costs.cost_model import CostsError
+from placeto.problem.fields import (
+    Field,
+    anything,
+    items,
+    listed,
+    mapping,
+    number,
+    optional,
+    quote,
+    read_fields,
+    read_json,
+    text,
+    within,
+    write_json,
+)
+from placeto.problem.graph import ComputationGraph
+
+FORMAT = "placeto.costs/1"
+OTHERS = "*"  # the type under which the fit of all types together stands
+
+
+@dataclass(frozen=True)
+class OpCost:
+    """One op signature, and what it took."""
+
+    signature: str
+    type: str
+    flops: float
+    bytes_accessed: float
+    time_us: Mapping[str, float]  # by kind of device
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Time of an op that wasn't measured: ``fixed_us + us_per_flop * flops + us_per_byte * bytes_accessed``."""
+
+    fixed_us: float
+    us_per_flop: float
+    us_per_byte: float
+
+    def time_us(self, flops: float, bytes_accessed: float) -> float:
+        """Microseconds; infinite beyond all floats."""
+        return self.fixed_us + self.us_per_flop * flops + self.us_per_byte * bytes_accessed
+
+
+@dataclass(frozen=True, eq=False)
+class Profiled:
+    """Measured costs: an op takes what its signature took, else what the fit of its type gives.
+
+    An op without signature, FLOPs and bytes (a parameter; a view in files without signatures) takes no time.
+    """
+
+    torch: str  # its version, as 2.13.0
+    machine: str  # what it was measured on, in words
+    ops: tuple[OpCost, ...]
+    fits: Mapping[str, Mapping[str, Fit]]  # kind of device -> op type, or "*" -> fit
+    steps: tuple[Mapping[str, Any], ...] = ()  # how well whole steps are predicted: for the reader
+    path: str = ""  # file that it comes from, for messages
+
+    @cached_property
+    def name(self) -> str:
+        """Tells it from others by a hash of all that decides times."""
+        content = [[op.signature, sorted(op.time_us.items())] for op in self.ops]
+        fits = [[kind, sorted((key, *vars(fit).values()) for key, fit in of.items())] for kind, of in self.fits.items()]
+        digest = hashlib.sha256(json.dumps([sorted(content), sorted(fits)]).encode()).hexdigest()
+        return f"profiled {digest[:16]}"
+
+    def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
+        """(N, D) float64, microseconds.
+
+        Raises:
+            CostsError: nothing was measured on a device of the cluster's kinds.
+        """
+        columns = {}
+        for device in cluster.devices:
+            if device.kind not in self.fits:
+                what = f"device {quote(device.name)} of cluster {quote(cluster.name)} is of kind {quote(device.kind)}"
+                raise CostsError(f"{self.path or 'costs'}: {what}; measured were {listed(list(self.fits))}")
+            if device.kind not in columns:
+                columns[device.kind] = self._of_kind(graph, device.kind)
+        return np.stack([columns[device.kind] for device in cluster.devices], axis=1)
+
+    def _of_kind(self, graph: ComputationGraph, kind: str) -> np.ndarray:
+        """(N,) microseconds."""
+        measured = {op.signature: op.time_us[kind] for op in self.ops if kind in op.time_us}
+        fits = self.fits[kind]
+        time = np.zeros(graph.num_ops)
+        ops = zip(graph.signatures, graph.op_types, graph.flops.tolist(), graph.bytes_accessed.tolist(), strict=True)
+        for i, (signature, op_type, flops, accessed) in enumerate(ops):
+            if signature in measured:
+                time[i] = measured[signature]
+            elif signature or flops or accessed:
+                time[i] = fits.get(op_type, fits[OTHERS]).time_us(flops, accessed)
+        return time
+
+
+def load_profiled(path: str | Path) -> Profiled:
+    """Read a file of measured costs.
+
+    Raises:
+        CostsError: the file is none, or measured under another version of torch; the message names file and field.
+        OSError: the file can't be read.
+    """
+    document = read_json(path, CostsError)
+    with within(CostsError, path):
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise CostsError(f'not a file of costs: "format" must be "{FORMAT}"')
+        values = read_fields(document, _COSTS, CostsError)
+        if values["torch"] != (ours := torch_version()):
+            other = f"measured under torch {quote(values['torch'])}, this is {ours}"
+            raise CostsError(f"{other}: measure again, with `placeto profile`")
+        ops = []
+        for record in values["ops"]:
+            with within(CostsError, "op", record.get("signature") if isinstance(record, dict) else None):
+                ops.append(OpCost(**read_fields(record, _OP, CostsError)))
+        fits = {}
+        for kind, of in values["fits"].items():
+            with within(CostsError, f"fits of {quote(kind)}"):
+                fits[kind] = {key: Fit(**_fit(value, key, CostsError)) for key, value in of.items()}
+                if OTHERS not in fits[kind]:
+                    raise CostsError(f"{quote(OTHERS)}, the fit of all other types, is missing")
+        for op in ops:
+            for kind in op.time_us:
+                if kind not in fits:
+                    raise CostsError(f"op {quote(op.signature)}: time_us[{quote(kind)}] has no fits[{quote(kind)}]")
+    return Profiled(values["torch"], values["machine"], tuple(ops), fits, tuple(values["steps"]), str(path))
+
+
+def save_profiled(costs: Profiled, path: str | Path) -> None:
+    """Write a file of measured costs, ``.json`` or ``.json.gz``."""
+    document = {
+        "format": FORMAT,
+        "torch": costs.torch,
+        "machine": costs.machine,
+        "steps": [dict(step) for step in costs.steps],
+        "fits": {kind: {key: vars(fit) for key, fit in of.items()} for kind, of in costs.fits.items()},
+        "ops": [vars(op) | {"time_us": dict(op.time_us)} for op in costs.ops],
+    }
+    write_json(document, path)
+
+
+def torch_version() -> str:
+    """Of the torch that is installed, without what it was built for: 2.13.0 of 2.13.0+cpu."""
+    return version("torch").split("+")[0]
+
+
+def _fit(value: Any, key: str, error: type[ValueError]) -> dict[str, float]:
+    with within(error, f"[{quote(key)}]"):
+        return read_fields(value, _FIT, error)
+
+
+_FIT = {"fixed_us": Field(number()), "us_per_flop": Field(number()), "us_per_byte": Field(number())}
+_OP = {
+    "signature": Field(text),
+    "type": Field(text),
+    "flops": Field(number()),
+    "bytes_accessed": Field(number()),
+    "time_us": Field(mapping(number())),
+}
+_STEP = {
+    "name": Field(text),
+    "kind": Field(text),
+    "signatures": Field(number()),
+    "held_out_error": Field(optional(number())),
+    "predicted_us": Field(number()),
+    "measured_us": Field(number()),
+    "eager_us": Field(optional(number()), None),
+}
+
+
+def _step(value: Any, key: str, error: type[ValueError]) -> dict[str, Any]:
+    with within(error, key):
+        return read_fields(value, _STEP, error)
+
+
+_COSTS = {
+    "format": Field(text),
+    "torch": Field(text),
+    "machine": Field(text, ""),
+    "steps": Field(items(_step, "a step"), ()),
+    "fits": Field(mapping(mapping(anything))),
+    "ops": Field(items(anything, "an op")),
+}

@@ -1,0 +1,40 @@
+"""Op times from datasheets alone: the time to compute, or to access memory, whichever is longer.
+
+Legend: N ops, D devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from placeto.problem.cluster import Cluster
+from placeto.problem.graph import ComputationGraph
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """max(flops / peak, bytes_accessed / memory_bandwidth): Williams et al., "Roofline", CACM 2009.
+
+    The peak is that of the op's dtype, whatever the op.
+    """
+
+    @property
+    def name(self) -> str:
+        """It has no settings."""
+        return "roofline"
+
+    def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
+        """(N, D) float64, microseconds."""
+        time = np.empty((graph.num_ops, cluster.num_devices))
+        with np.errstate(over="ignore"):  # a problem refuses what is not finite
+            for column, device in enumerate(cluster.devices):
+                peaks = {dtype: device.peak(dtype) for dtype in set(graph.dtypes)}
+                peak = np.array([peaks[dtype] for dtype in graph.dtypes])
+                compute, access = graph.flops / peak, graph.bytes_accessed / device.memory_bandwidth
+                time[:, column] = np.maximum(compute, access) * 1e6
+        return time
+
+
+ROOFLINE = Roofline()

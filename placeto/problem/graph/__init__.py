@@ -1,0 +1,12 @@
+"""The computation graph: ops, their tensors and edges, what they are labelled with, and what they take of memory.
+
+In come op records, files and arrays; out go a checked `ComputationGraph` and what follows from it alone, such as which
+of its ops add up the gradients of micro-batches. Nothing here knows of devices.
+"""
+
+from placeto.problem.graph.arrays import GraphError
+from placeto.problem.graph.graph import FORMAT, ComputationGraph
+from placeto.problem.graph.graph_files import load_graph, save_graph
+from placeto.problem.graph.labels import MODES
+
+__all__ = ["FORMAT", "MODES", "ComputationGraph", "GraphError", "load_graph", "save_graph"]

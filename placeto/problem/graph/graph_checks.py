@@ -1,0 +1,131 @@
+"""The rules that the arrays of a computation graph keep.
+
+Legend: N ops, T tensors, E edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from placeto.problem.dtypes import DTYPES
+from placeto.problem.fields import check_array, choice, quote, text
+from placeto.problem.graph.arrays import GraphArrays, GraphError
+from placeto.problem.graph.labels import KERNELS, KEYS, LABELS, MODES, NAMES, NO_MICRO_BATCH, PASSES
+
+MOST_PARTS = 400
+"""Of a module's path: PyTorch runs no modules that deep, and grouping looks at every depth."""
+_STRINGS = ("op_names", "op_types", "modules", "signatures", *LABELS)
+_ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # dtype, and one for each of what
+    "flops": (np.float64, "op"),
+    "bytes_accessed": (np.float64, "op"),
+    "param_bytes": (np.int64, "op"),
+    "colocation": (np.int64, "op"),
+    "micro_batches": (np.int64, "op"),
+    "output_ptr": (np.int64, "offset"),
+    "output_bytes": (np.int64, "tensor"),
+    "edge_src": (np.int64, "edge"),
+    "edge_dst": (np.int64, "edge"),
+    "edge_output": (np.int64, "edge"),
+}
+
+
+def validate(graph: GraphArrays) -> None:
+    """Raise a GraphError for the first rule that a graph breaks: of types, lengths, ranges, and cycles."""
+    names, num_tensors = graph.op_names, np.size(graph.output_bytes)
+    num_ops = len(names) if isinstance(names, tuple | list) else 1
+    if num_ops == 0:
+        raise GraphError("the graph is empty: it has no op")
+    text(graph.name, "the name of the graph", GraphError)
+    choice(*MODES)(graph.mode, "mode", GraphError)
+    for key, usual in ({**LABELS, "signatures": ""}).items():
+        if getattr(graph, key) is None:
+            object.__setattr__(graph, key, (usual,) * num_ops)
+    for key in _STRINGS:
+        strings = getattr(graph, key)
+        if not isinstance(strings, tuple) or len(strings) != num_ops:
+            raise GraphError(f"{key} must be a tuple of {num_ops} strings, one for each op")
+        for string in strings:
+            text(string, f"each of {key}", GraphError)
+    for key in NAMES:
+        if getattr(graph, key) is None:
+            object.__setattr__(graph, key, ((),) * num_ops)
+        if len(getattr(graph, key)) != num_ops:
+            raise GraphError(f"{key} must be a tuple of {num_ops} tuples of names, one for each op")
+    if graph.micro_batches is None:
+        object.__setattr__(graph, "micro_batches", np.full(num_ops, NO_MICRO_BATCH, np.int64))
+    for key, known in (("dtypes", DTYPES), ("kernels", KERNELS), ("passes", PASSES)):
+        for name, label in zip(names, getattr(graph, key), strict=True):
+            if label not in known:
+                choice(*known)(label, f"op {quote(name)}: {KEYS[key]}", GraphError)
+    if len(set(names)) != num_ops:
+        seen: set[str] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise GraphError(f"op {quote(twice)}: duplicate name")
+    lengths = {"op": num_ops, "offset": num_ops + 1, "tensor": num_tensors, "edge": np.size(graph.edge_src)}
+    for key, (kind, each) in _ARRAYS.items():
+        check_array(getattr(graph, key), key, kind, lengths[each], GraphError)
+    if not isinstance(graph.time_us, Mapping):
+        raise GraphError("time_us must be a mapping of kinds of device to times")
+    for kind_name, times in graph.time_us.items():
+        text(kind_name, "a kind of device in time_us", GraphError)
+        check_array(times, f"time_us[{quote(kind_name)}]", np.float64, num_ops, GraphError)
+
+    for name, module in zip(names, graph.modules, strict=True):
+        if module.count(".") >= MOST_PARTS:
+            parts = module.count(".") + 1
+            raise GraphError(f"op {quote(name)}: its module's path must have at most {MOST_PARTS} parts, not {parts}")
+    numbers = {key: getattr(graph, key) for key in ("flops", "bytes_accessed", "param_bytes")}
+    for key, values in numbers.items():
+        _refuse(names, ~np.isfinite(values) | (values < 0), values, f"{key} must be a finite number >= 0")
+    for kind_name, times in graph.time_us.items():
+        rule = f"time_us[{quote(kind_name)}] must be a finite number >= 0"
+        _refuse(names, np.isinf(times) | (times < 0), times, rule)
+    group = graph.colocation
+    _refuse(
+        names, (group < -1) | (group >= num_ops), group, f"colocation must be -1 or a group from 0 to {num_ops - 1}"
+    )
+    part = graph.micro_batches
+    _refuse(names, part < NO_MICRO_BATCH, part, "micro_batch must be an integer >= 0, or left out")
+
+    ptr, src, dst = graph.output_ptr, graph.edge_src, graph.edge_dst
+    if ptr[0] != 0 or ptr[-1] != num_tensors or (ptr[1:] < ptr[:-1]).any():
+        raise GraphError(f"output_ptr must rise from 0 to the {num_tensors} outputs, not {quote(ptr.tolist())}")
+    if (graph.output_bytes < 0).any():
+        bad = int((graph.output_bytes < 0).argmax())
+        op = names[int(np.searchsorted(ptr, bad, side="right")) - 1]
+        raise GraphError(f"op {quote(op)}: an output must be bytes >= 0, not {graph.output_bytes[bad]}")
+    dangling = (np.minimum(src, dst) < 0) | (np.maximum(src, dst) >= num_ops)
+    if dangling.any():
+        edge = int(dangling.argmax())
+        raise GraphError(f"edge {src[edge]} -> {dst[edge]}: dangling, the graph has ops 0..{num_ops - 1}")
+    missing = (graph.edge_output < 0) | (graph.edge_output >= np.diff(ptr)[src])
+    if missing.any():
+        edge = int(missing.argmax())
+        source, reader = names[src[edge]], names[dst[edge]]
+        outputs = f"{np.diff(ptr)[src[edge]]} outputs, there is no output {graph.edge_output[edge]}"
+        raise GraphError(f"op {quote(reader)}: input {quote(source)} has {outputs}")
+    if (dst[1:] < dst[:-1]).any():
+        raise GraphError("edges must be grouped by consumer, in op order")
+    order = graph.topological_order
+    if len(order) < num_ops:
+        blocked = min(set(range(num_ops)) - set(order.tolist()))
+        raise GraphError(f"op {quote(names[_on_cycle(graph, blocked, set(order.tolist()))])}: on a cycle")
+
+
+def _refuse(names: Sequence[str], bad: np.ndarray, values: np.ndarray, rule: str) -> None:
+    """Raise an error that names the first op (N,) that is bad, if one is."""
+    if bad.any():
+        op = int(bad.argmax())
+        raise GraphError(f"op {quote(names[op])}: {rule}, not {values[op]}")
+
+
+def _on_cycle(graph: GraphArrays, op: int, done: set[int]) -> int:
+    """An op that lies on a cycle, found by walking unfinished producers from a blocked op."""
+    seen: set[int] = set()
+    while op not in seen:
+        seen.add(op)
+        producers = graph.edge_src[slice(*np.searchsorted(graph.edge_dst, [op, op + 1]))].tolist()
+        op = next(p for p in producers if p not in done)
+    return op

@@ -1,0 +1,58 @@
+"""Graph files: reading and writing; `op_records` beside it has what stands for each op."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from placeto.problem.fields import (
+    Field,
+    anything,
+    check_json_name,
+    choice,
+    items,
+    quote,
+    read_fields,
+    read_json,
+    text,
+    within,
+    write_json,
+)
+from placeto.problem.graph.arrays import GraphError
+from placeto.problem.graph.graph import FORMAT, ComputationGraph
+from placeto.problem.graph.labels import MODES
+
+_GRAPH = {
+    "format": Field(text),
+    "name": Field(text, None),
+    "mode": Field(choice(*MODES), "training"),
+    "ops": Field(items(anything, "an op")),
+}
+
+
+def load_graph(path: str | Path) -> ComputationGraph:
+    """Read a graph from ``.json`` or ``.json.gz`` (format "placeto.graph/1").
+
+    Raises:
+        GraphError: the file is not such a graph; the message names file and op.
+        OSError: the file can't be read.
+    """
+    document = read_json(path, GraphError)
+    with within(GraphError, path):
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise GraphError(f'not a graph file: "format" must be "{FORMAT}"')
+        values = read_fields(document, _GRAPH, GraphError)
+        name = Path(path).name.split(".")[0] if values["name"] is None else values["name"]
+        return ComputationGraph.from_ops(name, values["ops"], values["mode"])
+
+
+def save_graph(graph: ComputationGraph, path: str | Path) -> None:
+    """Write a graph as ``.json`` or ``.json.gz``.
+
+    Raises:
+        GraphError: the file has another name, or it is no graph.
+        OSError: the file can't be written.
+    """
+    if not isinstance(graph, ComputationGraph):
+        raise GraphError(f"save_graph needs a ComputationGraph, then a path, not {quote(graph)}")
+    check_json_name(path, GraphError)
+    write_json({"format": FORMAT, "name": graph.name, "mode": graph.mode, "ops": graph.to_ops()}, path)

@@ -1,0 +1,87 @@
+"""What a graph's tensors and parameters take of memory: views, dropout's masks, and the state of an optimizer.
+
+Legend: N ops, T tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from placeto.problem.fields import INT64_MAX, choice
+from placeto.problem.graph.graph import ComputationGraph
+from placeto.problem.graph.memory_fields import OPTIMIZERS, state_bytes
+
+_FLOAT_BYTES = {"float64": 8, "float16": 2, "bfloat16": 2}
+HALVES = ("float16", "bfloat16")
+"""Dtypes beside which mixed precision keeps weights in float32."""
+
+
+def storage(graph: ComputationGraph) -> np.ndarray:
+    """(T,) int64, the tensor whose memory each tensor is a part of: itself, but for views such as a slice.
+
+    A view is what a captured op of no work gives: it shows a part of the op's first input, which lives as long.
+    """
+    captured = np.array([kind.startswith("aten.") for kind in graph.op_types], bool)
+    first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
+    views = captured & (graph.flops == 0) & (graph.bytes_accessed == 0) & (np.diff(first) > 0)
+    made_by = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
+    found = np.arange(len(made_by))
+    shown = views[made_by] & (graph.output_bytes > 0)  # an output of no bytes is a signal
+    found[shown] = graph.edge_tensor[first[made_by[shown]]]
+    while (found[found] != found).any():  # views of views
+        found = found[found]
+    return found
+
+
+def live_bytes(graph: ComputationGraph, on_cpus: bool) -> np.ndarray:
+    """(T,) int64, bytes that each tensor takes on its producer's device while it lives: none if it is resident.
+
+    A GPU computes a dropout in one kernel, and keeps a mask of a byte a number; a CPU keeps what the captured ops say.
+
+    Args:
+        graph: where ops of dropout have the kernel "dropout".
+        on_cpus: whether a device of the cluster is a CPU.
+    """
+    live = np.where(graph.resident_outputs, 0, graph.output_bytes)
+    if on_cpus:
+        return live
+    labels = zip(graph.kernels, graph.op_types, strict=True)
+    mask = np.array([kernel == "dropout" and not kind.endswith(".mul") for kernel, kind in labels], bool)
+    sizes = np.array([_FLOAT_BYTES.get(dtype, 4) for dtype in graph.dtypes], np.int64)
+    of = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))  # (T,) the op that makes each tensor
+    return np.where(mask[of], live // sizes[of], live)
+
+
+def with_optimizer(graph: ComputationGraph, optimizer: str, master_weights: bool = False) -> ComputationGraph:
+    """The graph with the state of an optimizer, one of `OPTIMIZERS`, for each parameter that is trained.
+
+    Args:
+        graph: whose parameters' dtypes are those of their ops.
+        optimizer: whose state is of the parameter's dtype, as PyTorch's is.
+        master_weights: parameters of 16 bits have a copy in float32 beside, and the state is in float32, as training
+            in mixed precision keeps them: under Adam 2 bytes of weight, 2 of gradient, 4 of the copy and 8 of state.
+
+    Raises:
+        ValueError: no such optimizer.
+    """
+    choice(*OPTIMIZERS)(optimizer, "optimizer", ValueError)
+    state = state_bytes(graph.trained_bytes, optimizer)
+    if master_weights:
+        beside = 1 + 2 * (1 + OPTIMIZERS[optimizer])  # in sizes of the parameter
+        mixed = np.minimum(graph.trained_bytes, INT64_MAX // beside) * beside
+        state = np.where(np.isin(graph.dtypes, HALVES), mixed, state)
+    return replace(graph, state_bytes=state)
+
+
+def assumed(graph: ComputationGraph, optimizer: str, master_weights: bool = False) -> str:
+    """What a training step's memory for a parameter is taken to be, in one line."""
+    count = OPTIMIZERS[optimizer]
+    trained = {dtype for dtype, size in zip(graph.dtypes, graph.trained_bytes.tolist(), strict=True) if size}
+    if master_weights and trained & set(HALVES):
+        each = f"2 weight + 2 gradient + 4 master weight in float32 + {4 * count} state of {optimizer} in float32"
+        return f"{8 + 4 * count} bytes a parameter of 16 bits: {each}"
+    states = {0: "no state"}.get(count, f"state of {optimizer} ({count} of its size)")
+    without = "; no master weights in float32" if trained & set(HALVES) else ""
+    return f"weight, gradient and {states} in each parameter's own dtype{without}"

@@ -1,0 +1,46 @@
+"""Groups of ops as flat arrays, which kernels read.
+
+Legend: N ops, G groups, E edges.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.grouping.grouping import Groups
+
+
+class GroupArrays(NamedTuple):
+    """Which ops are in which group, and what each op reads: arrays of int64."""
+
+    group: np.ndarray  # (N,)
+    op_ptr: np.ndarray  # (G+1,) offsets of each group's ops
+    ops: np.ndarray  # (N,) by group, in topological order within it
+    in_ptr: np.ndarray  # (N+1,) offsets of each op's inputs
+    in_src: np.ndarray  # (E,)
+    in_tensor: np.ndarray  # (E,)
+
+
+@lru_cache(maxsize=1024)
+def group_arrays(graph: ComputationGraph, groups: Groups) -> GroupArrays:
+    """The arrays of a graph whose ops are in groups; cached."""
+    return new_group_arrays(graph, groups)
+
+
+def new_group_arrays(graph: ComputationGraph, groups: Groups) -> GroupArrays:
+    """The same for groups that won't come again: not cached."""
+    position = np.empty(graph.num_ops, np.int64)
+    position[graph.topological_order] = np.arange(graph.num_ops)
+    ops = np.lexsort((position, groups.group))
+    return GroupArrays(
+        group=groups.group,
+        op_ptr=np.searchsorted(groups.group[ops], np.arange(groups.num_groups + 1)),
+        ops=ops,
+        in_ptr=np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)),
+        in_src=graph.edge_src.astype(np.int64),
+        in_tensor=graph.edge_tensor.astype(np.int64),
+    )

@@ -1,0 +1,43 @@
+"""A problem on some of its devices alone; `placeto.problem.cluster.subclusters` says which are worth a look.
+
+Legend: D devices.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from placeto.problem.cluster import Cluster
+from placeto.problem.problem import PlacementProblem
+
+
+@lru_cache(maxsize=16)
+def on_devices(problem: PlacementProblem, devices: tuple[int, ...]) -> PlacementProblem:
+    """The problem on some of its devices alone, with the priorities that it has on all; cached.
+
+    A placement on it takes as long as the same on the whole cluster.
+    """
+    cluster, own = problem.cluster, np.array(devices)
+    names = {cluster.device_names[device] for device in devices}
+    shared = []
+    for link in cluster.shared_links:
+        sides = tuple(tuple(name for name in side if name in names) for side in (link.senders, link.receivers))
+        if any(sender != receiver for sender in sides[0] for receiver in sides[1]):
+            shared.append(type(link)(link.name, link.bandwidth, *sides))
+    part = Cluster(
+        f"{cluster.name}[{','.join(map(str, devices))}]",
+        tuple(cluster.devices[device] for device in devices),
+        cluster.bandwidth[np.ix_(own, own)],
+        cluster.latency_us[np.ix_(own, own)],
+        cluster.transfers,
+        cluster.link,
+        cluster.link_gap_us,
+        cluster.dispatch,
+        tuple(shared),
+        hosts=tuple(np.unique(cluster.host[own], return_inverse=True)[1].tolist()),
+    )
+    made = PlacementProblem(problem.graph, part, problem.costs, problem.dispatch)
+    vars(made)["priority"] = problem.priority  # else means over other devices may order the ops otherwise
+    return made

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from placeto.problem.cluster import Cluster, ClusterError, Device, Link, Topology
+from placeto.problem.cluster.topology import topology_from_document
+
+DOCUMENT: dict[str, Any] = {
+    "hosts": [[2, 1], [1]],
+    "island": {"bandwidth": 4, "latency_us": 1},
+    "host": {"bandwidth": 2, "latency_us": 2},
+    "network": {"bandwidth": 1, "latency_us": 3},
+}
+
+
+def test_each_pair_has_the_link_of_the_closest_level() -> None:
+    bandwidth, latency_us = topology_from_document(DOCUMENT).matrices(4)
+    np.testing.assert_array_equal(bandwidth, [[0, 4, 2, 1], [4, 0, 2, 1], [2, 2, 0, 1], [1, 1, 1, 0]])
+    np.testing.assert_array_equal(latency_us, [[0, 1, 2, 3], [1, 0, 2, 3], [2, 2, 0, 3], [3, 3, 3, 0]])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "links"),
+    [
+        ([[1]], ()),
+        ([[3]], ("island",)),
+        ([[1, 1]], ("host",)),
+        ([[1], [1]], ("network",)),
+        ([[2, 2]], ("island", "host")),
+    ],
+)
+def test_links_that_join_nothing_may_be_left_out(hosts: list[list[int]], links: tuple[str, ...]) -> None:
+    topology = topology_from_document({"hosts": hosts} | {level: DOCUMENT[level] for level in links})
+    devices = [Device(f"d{i}", "x", 1.0, 1.0, 1) for i in range(sum(hosts[0]) + (len(hosts) - 1))]
+    cluster = Cluster.from_topology("c", devices, topology)
+    used = {DOCUMENT[level]["bandwidth"] / 1e6 for level in links}
+    assert set(cluster.bandwidth[~np.eye(len(devices), dtype=bool)]) == used
+    for level in links:
+        fewer = {"hosts": hosts} | {other: DOCUMENT[other] for other in links if other != level}
+        with pytest.raises(ClusterError, match=f"topology: {level} is missing, the link where"):
+            topology_from_document(fewer)
+
+
+def test_the_islands_hold_all_devices() -> None:
+    device = Device("d", "x", 1.0, 1.0, 1)
+    with pytest.raises(ClusterError, match="topology: hosts has room for 4 devices, but there are 1"):
+        Cluster.from_topology("c", [device], topology_from_document(DOCUMENT))
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            [[2]],
+            r"an object with hosts, island, host, network, switch, bridge, card, cards, not \[\[2\]\]",
+        ),
+        ({}, "topology: hosts is missing"),
+        (
+            DOCUMENT | {"nvlink": {}},
+            "topology: unknown field 'nvlink'; known: bridge, card, cards, host, hosts, island, network, switch",
+        ),
+        (DOCUMENT | {"hosts": []}, r"topology: hosts must be a list with the islands of each host, not \[\]"),
+        (DOCUMENT | {"hosts": 2}, "topology: hosts must be a list with the islands of each host, not 2"),
+        (DOCUMENT | {"hosts": [2]}, r"topology: hosts\[0\] must be a list of the sizes of its islands.*, not 2"),
+        (
+            DOCUMENT | {"hosts": [[2], []]},
+            r"topology: hosts\[1\] must be a list of the sizes of its islands.*, not \[\]",
+        ),
+        (DOCUMENT | {"hosts": [[2, 0]]}, r"topology: hosts\[0\] must be .*integers > 0 as in \[2, 2\], not \[2, 0\]"),
+        (DOCUMENT | {"hosts": [[True]]}, r"topology: hosts\[0\] must be .*, not \[True\]"),
+        (DOCUMENT | {"hosts": [[1.5]]}, r"topology: hosts\[0\] must be .*, not \[1\.5\]"),
+        (DOCUMENT | {"host": 12e9}, "topology: host: must be an object with bandwidth, latency_us, not 12"),
+        (DOCUMENT | {"host": {}}, "topology: host: bandwidth is missing"),
+        (DOCUMENT | {"host": {"bandwidth": 1, "latency": 2}}, "topology: host: unknown field 'latency'"),
+        (DOCUMENT | {"host": {"bandwidth": 0}}, "topology: host: bandwidth must be a finite number > 0, not 0"),
+        (DOCUMENT | {"island": {"bandwidth": "1"}}, "topology: island: bandwidth must be a finite number > 0, not '1'"),
+        (DOCUMENT | {"network": {"bandwidth": float("inf")}}, "topology: network: bandwidth must be a finite number"),
+        (DOCUMENT | {"network": {"bandwidth": 10**400}}, "topology: network: bandwidth must be a finite number"),
+        (
+            DOCUMENT | {"network": {"bandwidth": 1, "latency_us": float("nan")}},
+            "topology: network: latency_us must be a finite number >= 0, not nan",
+        ),
+    ],
+)
+def test_mistakes_are_refused_in_one_sentence(document: Any, message: str) -> None:
+    with pytest.raises(ClusterError, match=message) as refusal:
+        topology_from_document(document)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_topology_can_be_compared_and_hashed() -> None:
+    assert Topology([[1]]) == Topology(((1,),))  # type: ignore[arg-type]
+    assert hash(Topology(((1,), (1,)), network=Link(1.0))) == hash(Topology(((1,), (1,)), network=Link(1.0)))

@@ -1,0 +1,56 @@
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from placeto.problem.cluster import Cluster, load_cluster
+from placeto.problem.costs import EFFICIENCY, ROOFLINE
+from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+
+OPS = [
+    {"name": "a", "flops": 15.7e6, "bytes_accessed": 9e5, "outputs": [4]},
+    {"name": "b", "flops": 15.7e6, "bytes_accessed": 9e6, "inputs": [["a", 0]]},
+    {"name": "c", "flops": 1e12, "time_us": {"v100": 3.0}},
+]
+GRAPH = ComputationGraph.from_ops("three", OPS)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """So many microseconds for every op."""
+
+    us: float
+
+    @property
+    def name(self) -> str:
+        return f"constant {self.us}"
+
+    def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
+        return np.full((graph.num_ops, cluster.num_devices), self.us)
+
+
+def test_what_is_measured_goes_before_any_model() -> None:
+    for costs, expected in ((ROOFLINE, [1.0, 10.0, 3.0]), (Constant(7.0), [7.0, 7.0, 3.0])):
+        problem = PlacementProblem(GRAPH, load_cluster("2xv100"), costs)
+        np.testing.assert_allclose(problem.op_time[:, 0], expected)
+        assert simulate(problem, np.zeros(3, np.int64)).makespan_us == pytest.approx(sum(expected) + 3 * 5.0)
+
+
+def test_costs_are_part_of_a_problems_identity() -> None:
+    cluster = load_cluster("2xv100")
+    problems = [PlacementProblem(GRAPH, cluster, costs) for costs in (ROOFLINE, Constant(7.0), Constant(8.0))]
+    assert len({problem.hash for problem in problems}) == 3
+    assert PlacementProblem(GRAPH, load_cluster("2xv100"), ROOFLINE).hash == problems[0].hash
+    assert PlacementProblem(GRAPH, load_cluster("2xp100"), ROOFLINE).hash != problems[0].hash
+    assert PlacementProblem(GRAPH, cluster).costs == EFFICIENCY
+    again = pickle.loads(pickle.dumps(problems[1]))
+    assert again.costs == Constant(7.0)
+    assert again.hash == problems[1].hash
+
+
+def test_times_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(GraphError, match="op 'a': its time on cluster '2xv100' must be 0, or from"):
+        PlacementProblem(GRAPH, load_cluster("2xv100"), Constant(float("nan")))
