@@ -33,7 +33,7 @@ from experiments.headline_placers import untrained
 from experiments.micro_batches import UNTRAINED, shares
 from experiments.tables import Table, machine, markdown, publish, rule
 from graphs import bert, gnmt, llama, moe, recurrent, unet
-from graphs.family import TrainingStep
+from graphs.training_step import TrainingStep
 from placeto.capture.trace import capture_training
 from placeto.evaluation.comparison import in_processes, start_process
 from placeto.heuristics.local_search.annealing import annealing_of_parts

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from graphs.bert import Network as BertNetwork
 from graphs.bert import training_step as bert_step
 from graphs.convolution import classification_step
-from graphs.family import TrainingStep
 from graphs.inception_v3 import Network as InceptionNetwork
 from graphs.inception_v3 import training_step as inception_step
+from graphs.training_step import TrainingStep
 
 
 class ConvNorm(nn.Sequential):

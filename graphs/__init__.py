@@ -11,9 +11,10 @@ from importlib import import_module
 from itertools import chain
 from typing import Any
 
-from graphs.family import SPLITS, Family, TrainingStep
+from graphs.family import SPLITS, Family
 from graphs.models import ModelFamily
 from graphs.shipped import SHIPPED
+from graphs.training_step import TrainingStep
 
 _MODULES = {
     "inception_v3": "inception_v3",

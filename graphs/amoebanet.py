@@ -12,8 +12,8 @@ from itertools import product
 
 from graphs.cells import CellNetwork, Genotype, Wiring
 from graphs.convolution import classification_step
-from graphs.family import TrainingStep
 from graphs.models import ModelFamily, deal
+from graphs.training_step import TrainingStep
 
 AMOEBANET_A = Genotype(
     normal=Wiring(

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.family import TrainingStep
 from graphs.microbatches import in_micro_batches
 from graphs.models import ModelFamily, deal
+from graphs.training_step import TrainingStep
 
 WORDS = 30_522
 POSITIONS = 512

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from graphs.training_step import TrainingStep
 from placeto.problem.graph import ComputationGraph
 from placeto.progress import ProgressBar
-
-if TYPE_CHECKING:
-    from graphs.family import TrainingStep
 
 PATIENCE_S = 3.0  # what is done sooner needs no bar
 # shares of the whole, measured on the recurrent families

@@ -27,7 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.family import TrainingStep, choice
+from graphs.family import choice
+from graphs.training_step import TrainingStep
 
 OPS = ("conv3", "conv5", "separable3", "separable5", "average", "maximum", "identity")
 CLASSES = 10

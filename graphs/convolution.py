@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.family import TrainingStep
+from graphs.training_step import TrainingStep
 
 CLASSES = 1000
 

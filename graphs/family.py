@@ -9,33 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from zlib import crc32
 
 import numpy as np
 
 from graphs import cache, store
+from graphs.training_step import TrainingStep
 from placeto.problem.graph import ComputationGraph
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
 SPLITS = MappingProxyType({"train": 32, "validation": 8, "test": 32})
-
-
-class TrainingStep(NamedTuple):
-    """A model with what one step of its training takes."""
-
-    module: nn.Module
-    inputs: tuple[Tensor, ...]
-    targets: tuple[Tensor, ...]
-    loss: Callable[..., Tensor]  # of the module's output and the targets
-
-    def capture(self, name: str | None = None) -> ComputationGraph:
-        """Its graph; see `placeto.capture.trace.capture_training`."""
-        from placeto.capture.trace import capture_training
-
-        return capture_training(self.module, self.inputs, self.loss, targets=self.targets, name=name)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from graphs.family import TrainingStep
 from graphs.models import ModelFamily, by_turns, deal
 from graphs.recurrent import LSTMCell, State, loss, softmax_blocks
+from graphs.training_step import TrainingStep
 
 LONGEST = {2: 50, 4: 50, 8: 80}  # steps of the first test graph; with 8 layers and 80 steps it has over 50,000 ops
 

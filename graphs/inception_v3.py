@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from graphs.convolution import CLASSES, ConvNorm, classification_step, scaled
-from graphs.family import TrainingStep
 from graphs.models import ModelFamily, deal
+from graphs.training_step import TrainingStep
 
 Layer = tuple[int, int | str]  # output channels; kernel size, or what else the layer is
 Branch = tuple[Layer, ...]

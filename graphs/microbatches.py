@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graphs.family import TrainingStep
+from graphs.training_step import TrainingStep
 
 
 class MicroBatches(nn.Module):

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from graphs import cache
-from graphs.family import TrainingStep, graph_name
+from graphs.family import graph_name
+from graphs.training_step import TrainingStep
 from placeto.problem.graph import ComputationGraph
 
 SIZES = MappingProxyType({"train": 12, "validation": 4, "test": 8})

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.family import TrainingStep
 from graphs.models import ModelFamily, deal
+from graphs.training_step import TrainingStep
 
 WORDS = 32_000
 CAPACITY = 1.25  # of all experts together, over the words that are sent

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graphs.family import TrainingStep, choice
+from graphs.family import choice
 from graphs.ops import lstm_cell
 from graphs.recurrent import loss
+from graphs.training_step import TrainingStep
 
 
 @dataclass(frozen=True)

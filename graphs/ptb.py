@@ -25,9 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graphs.family import TrainingStep, choice
+from graphs.family import choice
 from graphs.ops import ACTIVATIONS, highway
 from graphs.recurrent import loss
+from graphs.training_step import TrainingStep
 
 WORDS = 10_000
 SHAPES = (  # nodes of a cell, layers, steps

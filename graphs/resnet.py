@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graphs.convolution import CLASSES, ConvNorm, classification_step
-from graphs.family import TrainingStep
 from graphs.models import ModelFamily, deal
+from graphs.training_step import TrainingStep
 
 STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}  # blocks of each stage
 

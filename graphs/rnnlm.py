@@ -13,9 +13,9 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from graphs.family import TrainingStep
 from graphs.models import ModelFamily, by_turns, deal
 from graphs.recurrent import LSTMCell, loss, softmax_blocks
+from graphs.training_step import TrainingStep
 
 
 @dataclass(frozen=True)

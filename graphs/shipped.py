@@ -12,7 +12,7 @@ from graphs import store
 from graphs.family import Family
 
 if TYPE_CHECKING:
-    from graphs.family import TrainingStep
+    from graphs.training_step import TrainingStep
 
 
 def _drawn_by(module: str) -> Callable[[np.random.Generator], TrainingStep]:

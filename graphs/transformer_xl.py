@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.family import TrainingStep
 from graphs.models import ModelFamily, by_turns, deal
+from graphs.training_step import TrainingStep
 
 WORDS = 204  # characters of enwik8
 

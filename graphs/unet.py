@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from graphs.convolution import ConvNorm, loss
-from graphs.family import TrainingStep
 from graphs.microbatches import in_micro_batches
 from graphs.models import ModelFamily, deal
+from graphs.training_step import TrainingStep
 
 CLASSES = 2
 

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphs.family import TrainingStep
 from graphs.models import ModelFamily, by_turns, deal
+from graphs.training_step import TrainingStep
 
 LEVELS = 256
 

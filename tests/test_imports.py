@@ -27,7 +27,7 @@ def imported_by_command(*arguments: object) -> set[str]:
 
 def models(names: set[str]) -> set[str]:
     """Modules of graph families whose models torch builds."""
-    light = {"graphs.store", "graphs.cache", "graphs.family", "graphs.models", "graphs.shipped"}
+    light = {f"graphs.{name}" for name in ("cache", "family", "models", "shipped", "store", "training_step")}
     return {name for name in names if name.startswith("graphs.")} - light
 
 

@@ -11,8 +11,9 @@ from torch import nn
 from graphs import SHIPPED as FAMILIES
 from graphs import SPLITS, Family, cifar10, nmt, ptb, regenerate, store
 from graphs.__main__ import main
-from graphs.family import TrainingStep, choice
+from graphs.family import choice
 from graphs.ops import ACTIVATIONS, highway, lstm_cell
+from graphs.training_step import TrainingStep
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops

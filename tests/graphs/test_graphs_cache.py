@@ -12,8 +12,9 @@ import torch
 
 from graphs import MODELS, cache, capture_progress, gnmt, rnnlm, store
 from graphs.capture_progress import capture_with_progress
-from graphs.family import Family, TrainingStep
+from graphs.family import Family
 from graphs.models import ModelFamily
+from graphs.training_step import TrainingStep
 from placeto.placers import load_families, load_split, resolve_graph
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph

@@ -30,10 +30,10 @@ from graphs import (
 from graphs.cells import CellNetwork
 from graphs.convolution import ConvNorm, scaled
 from graphs.convolution import loss as image_loss
-from graphs.family import TrainingStep
 from graphs.microbatches import in_micro_batches
 from graphs.models import deal
 from graphs.recurrent import LSTMCell
+from graphs.training_step import TrainingStep
 
 NAMES = ["inception_v3", "nasnet", "resnet", "amoebanet"]
 NAMES += ["rnnlm", "rnnlm-2", "rnnlm-4", "rnnlm-8", "gnmt", "gnmt-2", "gnmt-4", "gnmt-8"]

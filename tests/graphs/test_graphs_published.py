@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from graphs import amoebanet, bert, gnmt, inception_v3, llama, nasnet, resnet, rnnlm, transformer_xl
-from graphs.family import TrainingStep
+from graphs.training_step import TrainingStep
 from placeto.capture.trace import capture_inference
 from tests.graphs.test_graphs_models import on_meta, parameters
 
