@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from experiments.reproduce import MINUTES, Reproduce, arguments, current, main, minutes
-from experiments.result_pages import PAGES, RESULTS, ROOT, PageError, ResultFile, render
+from experiments.result_pages import HEAD, PAGES, RESULTS, ROOT, SECTION, PageError, ResultFile, render
 
 TINY = """
 import sys
@@ -28,6 +28,7 @@ def tree(tmp_path: Path) -> Path:
         "experiments/pages/results.md": '{{ cell("tiny", "new", "gain") }}',
         f"{RESULTS}/tiny.md": BEFORE,
         "docs/page.md": "",
+        PAGES[SECTION]: HEAD.format(name=SECTION),
         ".gitignore": "runs",
     }
     for name, text in files.items():
