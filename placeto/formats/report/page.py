@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
 
 _FOLDER = Path(__file__).parent
+_SIZE = re.compile(r"\b[a-z] [\d.]+ \w*B\b")  # "w 1.20 GB" in a cell
+_WAYS = (
+    "Ways to run the step, best first. M: micro-batches. Fullest device: weights (w), gradients (g), optimizer (o), "
+    "activations (a), received from other devices (r)"
+)
 
 
 Counts = Sequence[tuple[int, float, bool]]
@@ -128,13 +134,19 @@ def _paragraphs(said: list[tuple[str, str]], ways: Ways | None, devices: str) ->
 
 
 def _ways(ways: Ways) -> tables.Table:
-    """Numbers to the right, as they begin with a digit in each row; the first row is the report's."""
+    """Numbers to the right, as they begin with a digit in each row; the first row is the report's.
+
+    Lines break between the sizes of a cell, such as "w 1.20 GB g 3.40 GB", not within one.
+    """
     numbers = [all(row[column][:1].isdigit() for row in ways.rows) for column in range(len(ways.columns))]
     texts = tuple(column for column, number in enumerate(numbers) if not number)
-    rows: list[tuple[str, ...]] = [
-        (f"{row[0]} (this report)" if row is ways.rows[0] else row[0], *row[1:]) for row in ways.rows
-    ]
-    return tables.Table("Ways to run the step, best first", tuple(ways.columns), rows, texts)
+    rows: list[tuple[str, ...]] = [tuple(_SIZE.sub(_unbroken, cell) for cell in row) for row in ways.rows]
+    rows[0] = (f"{rows[0][0]} (this report)", *rows[0][1:])
+    return tables.Table(_WAYS, tuple(ways.columns), rows, texts)
+
+
+def _unbroken(found: re.Match[str]) -> str:
+    return found[0].replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _compared(schedule: Schedule, placer: str, rivals: Sequence[Rival], whole: bool) -> tables.Table:
