@@ -129,7 +129,7 @@ def run(arguments: Arguments) -> None:
         from placeto.formats.gantt import save_figure
 
         if not any(map(held, rows)):
-            note(f"{arguments.curve} is not drawn: no single device holds a graph, and to that makespans are relative")
+            note(f"{arguments.curve} is not drawn: its makespans are relative to one device, and none holds a graph")
             return
 
         on = ", ".join(cluster.name for cluster in clusters)

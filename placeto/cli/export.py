@@ -195,7 +195,8 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")
     if made.order.moved > 0.0:
         note(
-            f"{made.order.moved:.1%} of the time is moved to where torch computes it: to the stage of its forward pass"
+            f"{made.order.moved:.1%} of the time is moved to another device: torch runs a backward pass "
+            "where its forward pass is"
         )
     if missing := missing_memory(made.order.schedule):
         note(f"as torch runs it, it doesn't fit in the memory of {schedule.problem.cluster.name}: {missing} too much")

@@ -96,7 +96,7 @@ def run(arguments: Arguments) -> None:
     with ProgressBar("planning", total=len(counts)) as bar:
 
         def problem_of(count: int) -> PlacementProblem:
-            bar.advance(note=f"{count} micro-batches")
+            bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
             graph = capture_training(
                 module, inputs, loss, micro_batches=count, master_weights=options.master_weights, **how
             )
@@ -125,10 +125,12 @@ def run(arguments: Arguments) -> None:
         saved, placement = plans.best_placed
         save_placement(placement, arguments.output)
         if saved is not plans.best:
-            note(f"{plans.best.kind} is no placement of ops: the file has that of the next best, {saved.name}")
+            note(
+                f"{plans.best.kind} is no placement of ops: the file has that of the best way that is one, {saved.name}"
+            )
         note(
-            f"the placement is of the step with --micro-batches {saved.micro_batches}: "
-            "give it to the commands that read the file"
+            f"the file has the placement of the step with --micro-batches {saved.micro_batches}: "
+            "give this option to the commands that read the file"
         )
 
 
