@@ -30,6 +30,6 @@ def printable(text: str) -> str:
 
 COMPILING = "compiling the simulator, once after an installation or a change of the code: this takes a minute or two"
 tells_of_compiling = False
-"""Whether the command line is at work, which tells by itself that kernels are compiled."""
+"""Whether a command runs, which itself says that kernels are compiled."""
 on_compiling: list[Callable[[], None]] = []
 """Called, each once, when kernels are about to be compiled: a minute in which nothing else happens."""

@@ -25,7 +25,7 @@ from placeto.placers import choose_placer, warm_up
 
 @dataclass(frozen=True)
 class Arguments:
-    """Place one graph on several clusters and compare them, with data parallelism beside each placement.
+    """Place one graph on several clusters and compare them, and each placement with data parallelism.
 
     In data parallelism each device has a replica of the model and runs the graph's whole batch, so that a step
     processes as many batches as there are devices. In training a ring all-reduce sums the gradients. Two step times are

@@ -198,7 +198,7 @@ def _find_placer(arguments: Arguments) -> tuple[str, Placer]:
 
 @contextmanager
 def _shown(name: str, single_us: float, patience: float | None) -> Iterator[None]:
-    """On a terminal, the best makespan so far and what is at work; within it a placer ends early if asked."""
+    """On a terminal, show the best makespan so far and what the placer does; within it a placer ends early if asked."""
     with ExitStack() as stack:
         report = None
         if sys.stderr.isatty():

@@ -367,7 +367,7 @@ _worker: _Worker | None = None  # of this process, when it is one of the pool
 
 
 def start_process() -> None:
-    """What a process does first that works beside others on equal jobs: one thread, and an end with its parent."""
+    """What each of several worker processes does first: it uses one thread, and ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the workers at once; the parent saves what is done
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -1,4 +1,4 @@
-"""One model on several clusters: what a step takes and costs on each, beside data parallelism."""
+"""One model on several clusters: what a step takes and costs on each, compared with data parallelism."""
 
 from __future__ import annotations
 

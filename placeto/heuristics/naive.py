@@ -1,4 +1,4 @@
-"""Placers that hardly look at the graph: what everything else should beat.
+"""Placers that use little of the graph: all other placers should be better.
 
 Legend: N ops, G groups, D devices.
 """

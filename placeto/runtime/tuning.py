@@ -154,7 +154,7 @@ def in_turns(functions: Sequence[Callable[[], object]], seconds: float, least: i
 
 
 def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice]) -> Profiled:
-    """Costs in which each op takes what it took in a placement, where several devices are at work."""
+    """Costs in which each op takes the time that it took in a placement, while several devices computed."""
     watches = [device.run(stopwatch, device) for device in devices]
     run = placed_step(step, result, devices, stamps=[watch.stamp for watch in watches])
     passes, leaves = [], run.settled(step.leaves, {})

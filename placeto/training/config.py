@@ -99,7 +99,7 @@ class LearningConfig:
 class TraversalLearningConfig:
     """How the policy of the Placeto paper learns: REINFORCE on whole traversals of one graph an iteration.
 
-    What differs from the published code, and why, stands in docs/placeto-paper.md.
+    docs/placeto-paper.md says what differs from the published code, and why.
     """
 
     episodes: int = 8
@@ -382,7 +382,7 @@ def _check_widths(policy: OneShotConfig) -> None:
 
 
 def _ranges(settings: Any) -> dict[str, tuple[float, float]]:
-    """Those of the settings of another package's policy are its own affair."""
+    """Ranges of settings; the policy of another package checks its own settings."""
     ours = type(settings).__module__.startswith("placeto.")
     return {name: limits for name, limits in RANGES.items() if ours or not name.startswith("policy.")}
 

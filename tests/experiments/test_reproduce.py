@@ -72,7 +72,7 @@ def test_code_that_changed_makes_results_old_and_pages_do_not(tree: Path) -> Non
 def test_a_command_that_fails_is_named(tree: Path) -> None:
     (tree / "experiments" / "tiny.py").write_text("raise SystemExit(3)\n")
     commit_all(tree)
-    with pytest.raises(PageError, match=r"results are those of before: tiny \(status 3\)"):
+    with pytest.raises(PageError, match=r"results are those of earlier code: tiny \(status 3\)"):
         main(Reproduce(), tree)
     with pytest.raises(PageError, match="RESULTS shows no huge; it shows tiny"):
         main(Reproduce(only=("huge",)), tree)
