@@ -53,7 +53,7 @@ class PlacedModel(PlacementResult):
         """The training step, or inference, as a callable; see `PlacedModule`.
 
         Args:
-            devices: of this machine, in the order of the cluster's; not needed if it was placed on them.
+            devices: devices of this machine, in the order of the cluster's; not needed if it was placed on them.
 
         Raises:
             DeviceError: other than the cluster has, or not here.
@@ -228,11 +228,11 @@ def place_problem(
     """Place a problem by a placer whose compiled parts are loaded first: what `place` and `placeto place` both do.
 
     Args:
-        problem: to be placed.
+        problem: the problem to be placed.
         place_by: the placer.
         simulations: its budget.
         seconds: likewise; loading and compiling don't count.
-        seed: of its random choices.
+        seed: the seed of its random choices.
         undivided: as `undivided_modules` gives them.
         shown: is entered while the placer is at work.
 

@@ -28,7 +28,7 @@ def homes(idle: Sequence[Idle], records: Sequence[Mapping[str, Any]]) -> list[in
 
     Args:
         idle: in the module's order.
-        records: of the ops of the step; ops that compute go before parameters.
+        records: the records of the ops of the step; ops that compute go before parameters.
     """
     first: dict[str, int] = {}
     for stands_for_parameter in (False, True):

@@ -69,7 +69,7 @@ def capture_training(
         loss: ``loss(output, *targets)`` -> scalar; None if the module itself returns the scalar loss, or something
             whose ``.loss`` or ``["loss"]`` it is, as the models of Hugging Face do where they are given labels.
         targets: further arguments of the loss.
-        name: of the graph; the class of the module by default.
+        name: the name of the graph; the class of the module by default.
         precision: what the run will use: "fp32", the dtypes as they are; "tf32", for float32 matrix products and
             convolutions; "bf16" or "fp16", as a GPU's autocast would run it.
         optimizer: decides how much memory each trained parameter takes in addition to its gradient; one of

@@ -172,9 +172,9 @@ def evaluate(
 
     Args:
         graphs: name -> graph.
-        cluster: to place on.
+        cluster: the cluster to place on.
         specs: the placers, with distinct labels.
-        seeds: of the placers' random choices.
+        seeds: the seeds of the placers' random choices.
         costs: how long ops take.
         out: file to keep the rows in; those that are there already, made by the same placer, graph, cluster,
             costs and budget, are not made again. It is written every few seconds, atomically.

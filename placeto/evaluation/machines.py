@@ -56,7 +56,7 @@ class Machine:
 
     @property
     def advice(self) -> str:
-        """Whether to rather run a replica on each device, in a sentence."""
+        """Whether to run a replica on each device instead, in a sentence."""
         return data_parallel_advice(self.result.problem, self.result.makespan_us, self.replicas)
 
 

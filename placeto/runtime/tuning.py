@@ -87,8 +87,8 @@ def tune(
     """Find the placement that is fastest on this machine.
 
     Args:
-        step: to be placed.
-        devices: to place it on.
+        step: the step to be placed.
+        devices: the devices to place it on.
         place: makes placements in simulation.
         seconds: for all of it; what has begun is finished.
         count: how many placements are run in a round, one device beside them.

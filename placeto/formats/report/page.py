@@ -78,14 +78,14 @@ def report_page(
     """The report on a schedule as HTML, with its style, script and data inside.
 
     Args:
-        schedule: that the report is on.
+        schedule: the schedule that the report is on.
         title: what to call the model.
-        placer: that found the placement, where that is known.
+        placer: the placer that found the placement, where that is known.
         rivals: others to compare it with.
         whole_modules: whether it and they keep each block of the model on one device.
         counts: (devices, makespan in microseconds, whether it fits) on 1, 2, 4, ... devices and on all.
         advice: how many of them are worth using, in a sentence.
-        ways: to run the step, where the placement is the first of them.
+        ways: the ways to run the step, where the placement is the first of them.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
