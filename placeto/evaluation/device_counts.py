@@ -34,7 +34,7 @@ def device_counts(
 ) -> list[DeviceCount]:
     """Place on 1, 2, 4, ... of the devices, the closest and fastest, each within a budget, and on all of them.
 
-    For all devices, the makespan that is known counts too. If fewer devices give a better step, it counts for more devices.
+    For all devices, the known makespan counts too. If fewer devices give a better step, it counts for more devices.
     """
     counts, best = [], (True, float("inf"))
     for devices in device_sets(problem.cluster):
