@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test lint site bench gate results pages clean
+.PHONY: demo test coverage lint site bench gate results pages clean
 
 demo: $(STAMP)
 	$(BIN)/python -m experiments.demo --out $(OUT) --results $(OUT)/results.md
@@ -20,6 +20,11 @@ demo: $(STAMP)
 # Two processes: one compiles or waits while the other works; a file's tests stay together, with what they share.
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS) $(if $(ROOM),tests/$(ROOM) $(wildcard placeto/$(ROOM)))
+
+# Which lines of the package the tests execute, of all or of one ROOM. Kernels, functions below @compiled, are left out:
+# numba runs them as machine code. So is what tests run in processes of their own, such as torchrun.
+coverage: $(STAMP)
+	$(MAKE) test PYTEST_OPTIONS="--cov=placeto --cov=graphs $(PYTEST_OPTIONS)"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -60,7 +60,8 @@ def main(cluster: str, simulations: int, out: Path) -> placeto.PlacementResult:
     for module, device in zip(graph.modules, result.placement.tolist(), strict=True):
         ops[module or "(no module)"][names[device]] += 1
     print(result)
-    print(f"one device: {result.problem.single_device_us:.0f} us, bound: {result.problem.lower_bound_us:.0f} us")
+    single_us, bound_us = result.problem.single_device_us, result.problem.lower_bound_us
+    print(f"one device: {single_us / 1e3:.1f} ms, lower bound: {bound_us / 1e3:.1f} ms")
     for module, devices in sorted(ops.items()):
         print(f"{module:<16} " + ", ".join(f"{count} ops on {name}" for name, count in devices.most_common()))
     placeto.save_placement(result, out)

@@ -1,6 +1,6 @@
 """How an experiment is started from the command line, and how what it prints is kept.
 
-What a finished command has printed stands in ``experiments/results/NAME.md`` from then on, below the question, the
+What a finished command has printed is in ``experiments/results/NAME.md`` from then on, below the question, the
 command, the commit, the machine and the versions. Another place is given with ``--results``, for other settings.
 """
 
@@ -55,7 +55,8 @@ def command(
 ) -> None:
     """Run an experiment with its config from the command line, and keep what it printed.
 
-    What Placeto refuses ends it with 2 and one line; the results of before stay. `times` says where times come from.
+    If Placeto refuses something, the run ends with status 2 and one line, and the earlier results stay. `times` says
+    where times come from.
     """
     results = Annotated[Path, tyro.conf.arg(help=HELP)]
     settings = Annotated[config, tyro.conf.arg(name="", help="")]  # type: ignore[valid-type]

@@ -93,7 +93,7 @@ class LargeGraphConfig:
 
 
 def run_alone(stage: Callable[[], None]) -> dict[str, float]:
-    """Seconds of a stage, by the clock and of its CPU time; peak of a fresh process that does it, what it adds; MB."""
+    """Seconds of a stage, elapsed and of CPU time; peak memory of a fresh process that does it, what it adds; MB."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start) as pool:
         return pool.submit(_measure, stage).result()
 

@@ -147,7 +147,7 @@ def published_graphs(folder: Path) -> dict[str, ComputationGraph]:
 
 
 def random_tasks(random: np.random.Generator, tasks: int, sent: int) -> list[str]:
-    """A random task graph as an .stg file's lines: any two tasks are joined with probability .1, times are 1 to 20.
+    """A random task graph as an .stg file's lines: any two tasks are joined with probability 0.1, times are 1 to 20.
 
     Communication takes 0 to twice `sent`.
     """

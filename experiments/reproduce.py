@@ -112,7 +112,7 @@ def main(config: Reproduce, root: Path = ROOT) -> None:
             failed.append(f"{name} (status {status})")
     make_pages(Pages(), root)
     if failed:
-        raise PageError(f"commands failed, and their results are those of before: {', '.join(failed)}")
+        raise PageError(f"commands failed, and their results are those of earlier code: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Makes RESULTS and the history from text with marks: no number of an experiment is typed.
+"""Makes RESULTS, the history and a section of README from text with marks: no number of an experiment is typed.
 
 python -m experiments.result_pages [--check]
 
@@ -25,8 +25,15 @@ import tyro
 from experiments.tables import markdown, rule
 
 ROOT = Path(__file__).parents[1]
-PAGES = {"results.md": "experiments/RESULTS.md", "history.md": "docs/history.md", "release.md": "docs/release-notes.md"}
+PAGES = {
+    "results.md": "experiments/RESULTS.md",
+    "history.md": "docs/history.md",
+    "release.md": "docs/release-notes.md",
+    "gains.md": "README.md",
+}
 """text below ``experiments/pages`` -> page that is made of it"""
+SECTION = "gains.md"
+"""The text of which a section of its page is made, from the line that says so to the next heading."""
 RESULTS = "experiments/results"
 FIGURES = "docs/results"
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?"
@@ -209,6 +216,16 @@ def render(root: Path, name: str) -> tuple[str, Marks]:
     return f"{HEAD.format(name=name)}\n{wrapped(page)}", marks
 
 
+def with_section(path: Path, made: str) -> str:
+    """A page in which a section is replaced by what was made; refuses a page without the line that says so."""
+    there, line = path.read_text() if path.is_file() else "", HEAD.format(name=SECTION)
+    before, found, after = there.partition(line)
+    if not found:
+        raise PageError(f"{path}: has no line {line.strip()!r}: put it below the heading of the section")
+    _, heading, rest = after.partition("\n## ")
+    return before + made + heading + rest
+
+
 def wrapped(text: str) -> str:
     """Paragraphs and items of lists broken into lines of 120 characters; tables, headings and pictures as they are."""
     blocks = []
@@ -247,6 +264,8 @@ def main(config: Pages, root: Path = ROOT) -> None:
     print("Not looked up:", *(f"- {line}" for _, marks in made.values() for line in marks.exceptions), sep="\n")
     for page, (text, _) in made.items():
         path = root / page
+        if page == PAGES[SECTION]:
+            text = with_section(path, text)
         if not config.check:
             path.write_text(text)
         elif not path.is_file() or path.read_text() != text:

@@ -26,8 +26,8 @@ GRAPH_HELP = (
 DEFAULT_PLACER = "placeto"
 _FAMILY = "name", "description", "splits", "load"  # what every graph family has
 LEARNED = {
-    "placeto": "A graph neural network picks the next node and its device, and guides a search; comes trained.",
-    "placeto-paper": "The Placeto of the paper: it visits the nodes in topological order; needs a checkpoint.",
+    "placeto": "Search guided by a graph neural network that scores moves of groups; comes with a trained policy.",
+    "placeto-paper": "The published Placeto: a network visits the groups in topological order; needs a checkpoint.",
     "seq2seq": "An LSTM with attention reads all groups, then names a device for each in turn; needs a checkpoint.",
     "grouper": "One network groups the ops, a sequence-to-sequence network places the groups; needs a checkpoint.",
     "gdp": "GraphSAGE and a Transformer-XL over segments place all ops at once; needs a checkpoint.",
@@ -36,11 +36,11 @@ LEARNED = {
 
 
 class LoadError(ValueError):
-    """A name that stands for nothing known; the message lists what would be valid."""
+    """An unknown name; the message lists the valid ones."""
 
 
 class Placer(Protocol):
-    """What every placer looks like, learned or not."""
+    """The interface of all placers, learned or not."""
 
     def __call__(
         self,
@@ -69,10 +69,11 @@ def placer_names() -> dict[str, str]:
 def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[str] = False) -> Placer:
     """A placer by its name, or a learned one from a checkpoint or a run directory.
 
-    With `whole_modules` it keeps modules on one device, as `placeto.place` does: with paths, these beside the blocks.
+    With `whole_modules` it keeps each block of a model on one device, as `placeto.place` does; paths are further
+    modules.
 
-    The name of a learned placer stands for the checkpoint that comes with the package, where one does. Its seconds
-    begin once its kernels are compiled, at its first call by the clock, and loaded.
+    The name of a learned placer means the checkpoint in the package, if there is one. Its seconds
+    begin when its kernels are compiled and loaded, at its first call with a budget of seconds.
 
     Raises:
         LoadError: neither a known placer nor an existing file.

@@ -53,7 +53,7 @@ class PlacedModel(PlacementResult):
         """The training step, or inference, as a callable; see `PlacedModule`.
 
         Args:
-            devices: of this machine, in the order of the cluster's; not needed if it was placed on them.
+            devices: devices of this machine, in the order of the cluster's; not needed if it was placed on them.
 
         Raises:
             DeviceError: other than the cluster has, or not here.
@@ -97,49 +97,53 @@ def place(
     whole_modules: bool | Sequence[str] = False,
     objective: Literal["makespan", "throughput"] = "makespan",
 ) -> PlacementResult:
-    """Place a module's training step, or its inference where no loss is given, or a graph.
+    """Place a module's training step, or its inference if no loss is given, or a graph.
 
     Args:
         model: a module, which is captured as `capture_training` and `capture_inference` do, or a graph.
         inputs: arguments of the module, in order or by name.
-        cluster: or its name, or its file.
-        devices: in place of a cluster: devices of this machine, as ["cpu:0", "cuda:0"], which are profiled with the
-            module, whose tensors must be on the CPU then.
+        cluster: a cluster, or its name, or its file.
+        devices: in place of `cluster`, devices of this machine, such as ["cpu:0", "cuda:0"]. The module's ops are
+            measured on them, and the tensors of the module must be on the CPU.
         loss: ``loss(output, *targets)`` -> scalar.
         targets: further arguments of the loss.
         training: whether to place a training step; if not given, whether there is a loss. With True and no loss the
             module returns it.
-        optimizer: whose state the training step needs memory for: sgd, momentum, adagrad, rmsprop, lion, adam, adamw.
-        master_weights: whether parameters of 16 bits have a copy in float32 beside; see `capture_training`.
-        placer: its name, or a checkpoint.
-        simulations: budget of the placer; with neither this nor seconds the placer's own, 1,000 of the default one.
+        optimizer: the optimizer, whose state needs memory in the training step: sgd, momentum, adagrad, rmsprop, lion,
+            adam, adamw.
+        master_weights: whether 16-bit parameters also have a copy in float32; see `capture_training`.
+        placer: name of a placer, or a checkpoint.
+        simulations: budget of the placer. Without `simulations` and `seconds`, the placer decides; the default placer
+            takes 1,000 simulations.
         seconds: budget of the placer, which begins when its compiled parts are loaded.
-        seed: of the placer's random choices.
+        seed: seed of the placer's random choices.
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
-        micro_batches: into how many parts to split the batch; see `capture_training`. With "auto" the best of 1, 2, 4,
-            8 and 16: a third of the budget, 1,000 simulations if none is given, goes to all of them, and with the rest
-            the step is placed once more in the best; see `placeto.micro_batching`.
+        micro_batches: into how many parts to split the batch; see `capture_training`. "auto" takes the best of 1, 2,
+            4, 8 and 16. A third of the budget, which is 1,000 simulations if none is given, goes to all of these; with
+            the rest, the step in the best number is placed again. See `placeto.micro_batching`.
         costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it; "efficiency" if not
             given, or what is measured on the devices.
-        whole_modules: keep each block of the model (a module whose path ends in a number), or else each module, on one
-            device, as device maps need it; with paths, these modules as well. Where the module says which classes it
-            must not be split in, as those of Hugging Face do, these are kept whole.
-        objective: what is to be least: the "makespan" of one step, or, for "throughput", the greatest load of a device
-            in a stream of samples; its placers are "free", the default, and "contiguous", and seconds their budget.
+        whole_modules: keep each block of the model (a module whose path ends in a number) on one device, as device
+            maps need it; in a model without blocks, each module. Paths name further modules to keep on one device. If
+            the module says which classes must not be split, as those of Hugging Face do, these are kept whole too.
+        objective: what to minimise: "makespan", the time of one step, or "throughput", the greatest load of a device
+            in a stream of samples. The placers of "throughput" are "free", the default, and "contiguous"; their budget
+            is in seconds.
 
     Returns:
-        The placement; of a module a `PlacedModel`, whose ``compile()`` makes it run. With the objective throughput it
-        is a `placeto.heuristics.throughput.StreamPlacement`, of a module as well.
+        The placement. For a module it is a `PlacedModel`, whose ``compile()`` makes it run. With the objective
+        throughput it is a `placeto.heuristics.throughput.StreamPlacement`, for modules and graphs.
 
     Raises:
         CaptureError: the module can't be traced.
         LoadError, ClusterError, CostsError: no such placer, cluster or cost model.
         DeviceError, StepError: the devices aren't here, or the module can't be run.
-        ExportError: whole modules of a graph that has none, or not those.
-        PlacingError: a budget, a seed or an objective that is none.
-        ThroughputError: of a step in micro-batches the throughput, or no split that fits was found.
-        MicroBatchingError: too small a budget to compare numbers of micro-batches.
-        TypeError: no module and no graph, not one of cluster and devices, or another argument that is something else.
+        ExportError: whole modules are asked for, but the graph has no modules, or not those.
+        PlacingError: a budget, a seed or an objective is invalid.
+        ThroughputError: the objective is throughput for a step in micro-batches, or no split that fits was found.
+        MicroBatchingError: the budget is too small to compare numbers of micro-batches.
+        TypeError: `model` is neither a module nor a graph, both or neither of `cluster` and `devices` are given, or
+            another argument has a wrong type.
     """
     _check_devices(devices)
     if (cluster is None) == (not devices):
@@ -224,11 +228,11 @@ def place_problem(
     """Place a problem by a placer whose compiled parts are loaded first: what `place` and `placeto place` both do.
 
     Args:
-        problem: to be placed.
+        problem: the problem to be placed.
         place_by: the placer.
         simulations: its budget.
         seconds: likewise; loading and compiling don't count.
-        seed: of its random choices.
+        seed: the seed of its random choices.
         undivided: as `undivided_modules` gives them.
         shown: is entered while the placer is at work.
 

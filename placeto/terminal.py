@@ -28,8 +28,8 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-COMPILING = "compiling, once after an installation or a change of the code: a minute or two"
+COMPILING = "compiling the simulator, once after an installation or a change of the code: this takes a minute or two"
 tells_of_compiling = False
-"""Whether the command line is at work, which tells by itself that kernels are compiled."""
+"""Whether a command runs, which itself says that kernels are compiled."""
 on_compiling: list[Callable[[], None]] = []
 """Called, each once, when kernels are about to be compiled: a minute in which nothing else happens."""

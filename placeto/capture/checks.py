@@ -17,8 +17,8 @@ def check_module(module: object, name: str, training: bool = False) -> None:
     """Refuse what is no module, is scripted, compiled or quantised, or has parameters of unknown shape.
 
     Args:
-        module: to capture.
-        name: of the graph, for messages.
+        module: the module to capture.
+        name: the name of the graph, for messages.
         training: whether gradients are asked for: sparse ones are refused then.
 
     Raises:

@@ -67,7 +67,7 @@ def explain(error: BaseException, module: nn.Module | None = None, otherwise: st
 
     Args:
         error: what the user's code raised, `SystemExit` too.
-        module: whose submodules are told by their paths.
+        module: the module whose submodules are told by their paths.
         otherwise: a phrase.
     """
     places = [place for place in (_module(error, module), _line(error)) if place]

@@ -31,7 +31,7 @@ _NO_PRODUCTS = {"", "prims", "rngprims", "profiler", "c10d", "_c10d_functional",
 
 
 class UncountedWarning(UserWarning):
-    """A captured step has computing ops whose FLOPs nobody counts."""
+    """A captured step has computing ops whose FLOPs are not counted."""
 
 
 def flops_of(packet: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
@@ -290,7 +290,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "torchvision.deform_conv2d": _convolution_of,
     "torchvision._deform_conv2d_backward": _deformed_backward,
 }
-"""Type of op -> FLOPs of its arguments and of ``out_val``, what it returns; torch's own table stands behind it."""
+"""Type of op -> FLOPs of its arguments and of ``out_val``, what it returns. Other types are in torch's own table."""
 TRANSFORMS = {"aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r"}
 """Whose FLOPs are of complex numbers as they are."""
 _PAIRS = ("_pdist_forward", "_pdist_backward", "_cdist_forward", "_cdist_backward")

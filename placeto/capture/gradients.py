@@ -25,7 +25,7 @@ def gradients_of(loss: Tensor, wanted: Sequence[Tensor], name: str) -> tuple[Ten
     Args:
         loss: a scalar.
         wanted: all tensors that should get one.
-        name: of the graph, for messages.
+        name: the name of the graph, for messages.
 
     Raises:
         CaptureError: another tensor would get one, which is neither a parameter nor an argument.

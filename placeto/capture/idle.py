@@ -1,6 +1,6 @@
 """Parameters and buffers that a step doesn't read: they lie on a device all the same.
 
-Each parameter is an op of type "parameter" that nobody reads, without cost. It stays with its module: with the first op
+Each parameter is an op of type "parameter" that no op reads, without cost. It stays with its module: with the first op
 of the module itself, if there is one, else with all else of the topmost module around it that has no op in the step,
 such as an expert without tokens, or of the block of that module. A buffer is counted with the module's first op; where
 there is none it is an op of type "buffer".
@@ -28,7 +28,7 @@ def homes(idle: Sequence[Idle], records: Sequence[Mapping[str, Any]]) -> list[in
 
     Args:
         idle: in the module's order.
-        records: of the ops of the step; ops that compute go before parameters.
+        records: the records of the ops of the step; ops that compute go before parameters.
     """
     first: dict[str, int] = {}
     for stands_for_parameter in (False, True):

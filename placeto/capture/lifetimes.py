@@ -113,7 +113,7 @@ def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]
     run before its last use, as it depends on that.
 
     Args:
-        records: of the ops, in the order of the trace; those of tensors that are held say so.
+        records: the records of the ops, in the order of the trace; those of tensors that are held say so.
         until: of tensors, by op and output, the last op that ran before they were freed.
     """
     index = {record["name"]: op for op, record in enumerate(records)}

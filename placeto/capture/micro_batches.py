@@ -125,7 +125,7 @@ def joined(graph: Graph, parts: Sequence[Sequence[Any]], length: int) -> list[An
     Args:
         graph: new nodes go into it.
         parts: the outputs of each part.
-        length: of the batch.
+        length: the length of the batch.
     """
     output = next(iter(reversed(graph.nodes)))
     whole: list[Any] = []

@@ -35,10 +35,10 @@ def with_names(
     """The graph with `module_tensors` and `module_inputs` of its ops.
 
     Args:
-        graph: of `traced`.
+        graph: the graph of `traced`.
         nodes: names of the traced nodes behind each op, its own first.
         traced: its placeholders are parameters, buffers, the inputs, then others.
-        module: that was traced.
+        module: the module that was traced.
         inputs: its arguments.
         parameters: how many of the placeholders are parameters.
         buffers: paths of those that are buffers.

@@ -222,7 +222,7 @@ def _layouts(value: Any) -> Any:
 
 @contextmanager
 def _without_autocast_cache() -> Iterator[None]:
-    """A cached copy of a parameter would be nobody's output."""
+    """A cached copy of a parameter would be the output of no op."""
     enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

@@ -36,7 +36,7 @@ class Snapshot:
     """The state of a module, of its submodules and of what they hold, as it was.
 
     Args:
-        module: which is looked through.
+        module: the module which is looked through.
     """
 
     def __init__(self, module: nn.Module) -> None:

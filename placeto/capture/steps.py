@@ -80,13 +80,13 @@ def capture_step(
     """What a function of inputs and targets that calls the module does, as a graph.
 
     Args:
-        module: whose parameters are fake while the function runs; if `run`, they are copies of its own.
+        module: the module whose parameters are fake while the function runs; if `run`, they are copies of its own.
         inputs: arguments of the module, see `capture_training`.
         targets: further arguments of the loss.
         function: of a micro-batch's plain inputs and targets and its number; returns its loss and gradients, or what
             it gives in inference.
         labels: in use by the function.
-        name: of the graph.
+        name: the name of the graph.
         mode: "training" or "inference".
         precision: see `capture_training`.
         run: whether to compute.

@@ -48,19 +48,20 @@ def capture_training(
 ) -> ComputationGraph:
     """Graph of one training step: forward pass, loss and the gradients of all trainable parameters.
 
-    The optimizer's update is no part of it unless asked for, but the memory of its state is. Costs are FLOPs of matrix
-    products and convolutions, and bytes read and written by every op. A parameter is an op of no cost whose output is
-    the weight: whichever other device uses the weight is sent a copy. Inputs, targets, buffers and constants are taken
-    to be on every device. Views cost nothing: one as large as its tensor is left out, a smaller one (a slice) is an op
-    of no cost colocated with its producer, so that only the slice travels. The two gradients of a convolution, one op
-    in PyTorch, are two here, as those of a matrix product are: the weight's holds up nobody who waits for the input's.
+    The graph has the update of the optimizer only with `optimizer_step`, but always the memory of its state. Costs are
+    the FLOPs of matrix products and convolutions, and the bytes that each op reads and writes. A parameter is an op
+    without cost whose output is the weight; another device that uses the weight is sent a copy. Inputs, targets,
+    buffers and constants are assumed to be on every device. Views cost nothing: a view as large as its tensor is left
+    out; a smaller one (a slice) is an op without cost that is colocated with its producer, so that only the slice is
+    sent. The two gradients of a convolution are one op in PyTorch and two ops here, as those of a matrix product are,
+    so that an op that needs the gradient of the input doesn't wait for that of the weight.
 
-    A parameter is colocated with its first user, and with the op that makes its gradient (the last sum if it is one):
-    the optimizer needs the gradient where the weight is. Both are resident memory, charged
-    with the parameter, and no live tensors. Frozen parameters and buffers have no gradient and no optimizer state.
+    A parameter is colocated with its first user, and with the op that makes its gradient (the last sum if there are
+    several), because the optimizer needs the gradient where the weight is. The memory of both is counted with the
+    parameter for the whole step. Frozen parameters and buffers have no gradient and no optimizer state.
 
-    Activations that a checkpoint computes again, and whatever else in the backward pass could start early, wait for
-    the gradient that they serve: for an output of no bytes.
+    Activations that a checkpoint computes again wait for the gradient that needs them, through an output of 0 bytes. So
+    do other ops of the backward pass that could start early.
 
     Args:
         module: parameters on any device, "meta" included; it is left as it was.
@@ -69,17 +70,19 @@ def capture_training(
         loss: ``loss(output, *targets)`` -> scalar; None if the module itself returns the scalar loss, or something
             whose ``.loss`` or ``["loss"]`` it is, as the models of Hugging Face do where they are given labels.
         targets: further arguments of the loss.
-        name: of the graph; the class of the module by default.
+        name: the name of the graph; the class of the module by default.
         precision: what the run will use: "fp32", the dtypes as they are; "tf32", for float32 matrix products and
             convolutions; "bf16" or "fp16", as a GPU's autocast would run it.
-        optimizer: which decides what each trained parameter takes beside its gradient; one of `OPTIMIZERS`.
+        optimizer: decides how much memory each trained parameter takes in addition to its gradient; one of
+            `OPTIMIZERS`.
         optimizer_step: add the optimizer's update, an op for each trained parameter, on the parameter's device.
-        master_weights: whether parameters of 16 bits have a copy in float32 beside, and the optimizer's state is in
-            float32: 16 bytes a parameter under Adam, 2 + 2 + 4 + 8. Autocast keeps weights in float32 as they are.
+        master_weights: whether 16-bit parameters also have a copy in float32, and the optimizer's state is in float32:
+            16 bytes a parameter with Adam, 2 + 2 + 4 + 8. Autocast keeps weights in float32 as they are.
         micro_batches: into how many parts to split the batch, whose losses are averaged and whose gradients are added,
-            so that a placement is a pipeline. Split are the tensors of inputs and targets as long as the first one.
-        run: compute the step once, on the CPU, for a module that asks for the values of tensors, or whose sizes depend
-            on them; sizes are then those of these inputs. Parameters and inputs must have values.
+            so that a placement can be a pipeline. Tensors of inputs and targets that are as long as the first one are
+            split.
+        run: compute the step once, on the CPU, for a module that reads the values of tensors, or whose sizes depend on
+            them. The graph then has the sizes of these inputs. Parameters and inputs must have values.
 
     Raises:
         CaptureError: the module can't be traced, nothing in it is trainable, or the loss is no scalar.

@@ -96,9 +96,9 @@ class Watch:
     """Notices that a module was changed after its step was captured, so that another step would be traced.
 
     Args:
-        state: of the module when it was captured.
+        state: the state of the module when it was captured.
         trace: what records the step anew.
-        signature: of the step.
+        signature: the signature of the step.
         own: attributes that the step itself sets, as container and name.
         trained: which parameters were trainable, in their order; None in inference.
     """

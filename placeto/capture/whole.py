@@ -21,9 +21,9 @@ class Whole(nn.Module):
 
     Args:
         module: what the function calls.
-        function: of arguments and targets.
+        function: the function of arguments and targets.
         others: further modules that it reads, by name.
-        name: of the graph, for messages.
+        name: the name of the graph, for messages.
     """
 
     def __init__(

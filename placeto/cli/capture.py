@@ -21,14 +21,16 @@ from placeto.problem.units import format_bytes, format_flop
 class Arguments:
     """Capture a PyTorch model's training step, or its inference, as a graph file.
 
-    FACTORY is package.module:function, looked up in the current directory too, or file.py:function. Arguments stand
-    behind it, as in 'zoo.py:unet(depth=4)', or are given by --set. It returns
-    (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets): the module is called as
-    module(*inputs), or module(**inputs) where they are a dict, the loss as loss(output, *targets); without one the
-    output is the loss, or has it as .loss or ["loss"]. It is called
-    under torch.device("meta"), so that tensors made in it take no memory.
+    FACTORY is file.py:function, or package.module:function, which is also looked up in the current directory. Give
+    its arguments behind the name, as in 'zoo.py:unet(depth=4)', or with --set. The function returns
+    (module, inputs), (module, inputs, loss) or (module, inputs, loss, targets).
 
-    In place of a FACTORY stands an ONNX file, FILE.onnx, with --dim for its symbolic dimensions: its inference.
+    The module is called as module(*inputs), or as module(**inputs) if inputs is a dict. The loss is called as
+    loss(output, *targets). Without a loss, the output is the loss, or has it as .loss or ["loss"]. The function is
+    called under torch.device("meta"), so that tensors made in it take no memory.
+
+    In place of FACTORY you can give an ONNX file, FILE.onnx, whose inference is captured. Give the sizes of its
+    symbolic dimensions with --dim.
     """
 
     factory: Annotated[Positional[str], arg(metavar="FACTORY")]

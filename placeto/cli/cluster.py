@@ -14,10 +14,10 @@ from placeto.cli.list import describe_cluster
 
 @dataclass(frozen=True)
 class Arguments:
-    """Write a cluster as a file, to be changed, or for --cluster: a preset, or a machine as nvidia-smi shows it.
+    """Write a cluster file, from a preset or from what nvidia-smi prints, to change it or to use it as --cluster.
 
-    On the machine: (nvidia-smi -L; nvidia-smi topo -m) > machine.txt. How fast its links are taken to be stands in
-    docs/file-formats.md; the file has the numbers, to be corrected by those that you measure.
+    Make the text file on the machine: (nvidia-smi -L; nvidia-smi topo -m) > machine.txt. The cluster file has
+    assumed speeds of the links, which docs/file-formats.md explains; put in those that you measure.
     """
 
     source: Annotated[Positional[str], arg(metavar="SOURCE")]
@@ -25,7 +25,7 @@ class Arguments:
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
     """the cluster file to write, .json or .json.gz"""
     kind: OptionalText = None
-    """kind of the machine's GPUs where the text file doesn't say it, as a100, or one for each, comma-separated"""
+    """kind of the GPUs, such as a100, if the text file doesn't say it; or a kind for each GPU, comma-separated"""
 
 
 def run(arguments: Arguments) -> None:

@@ -23,18 +23,18 @@ _OF_TORCH = {"torch": "torch", "torch_geometric": "torch-geometric"}  # module -
 COMMANDS = {
     "train": "Train a policy on the graphs of a family, or on single graphs.",
     "plan": "Say which way to run a model on a cluster: replicas, a pipeline, or a free placement.",
-    "fits": "Say whether a model's training step fits a device, by what its memory is for.",
+    "fits": "Say whether a model's training step fits a device, and what its memory is for.",
     "place": "Place one graph on a cluster.",
     "evaluate": "Compare placers on many graphs at equal budgets.",
     "simulate": "Simulate a placement and say what it costs.",
     "report": "Write a page on a placement, for a browser.",
-    "compare": "Place one graph on several clusters, beside data parallelism.",
+    "compare": "Place one graph on several clusters, and compare with data parallelism.",
     "export": "Write a placement for other tools: device maps, stages, pictures.",
     "capture": "Turn a PyTorch model into a graph file.",
     "profile": "Measure the ops of models on this machine.",
     "run": "Run a placed model on devices of this machine.",
     "tune": "Find the placement that is fastest when it is run.",
-    "cluster": "Write a cluster as a file: a preset, or a machine by nvidia-smi.",
+    "cluster": "Write a cluster file, from a preset or from what nvidia-smi prints.",
     "list": "List the graph families, clusters, placers or rewards.",
 }
 _EXAMPLE = """\

@@ -68,12 +68,12 @@ class BudgetOptions:
     """The learned placer and the budget, as several commands take them."""
 
     checkpoint: OptionalPath = None
-    """the learned placer: a checkpoint or run directory of `placeto train`; pretrained is the one that comes along"""
+    """learned placer: a checkpoint or run directory of `placeto train`; pretrained is the one in the package"""
     simulations: OptionalInt = None
-    """budget of a placer: how many placements may be simulated; with 0 the policy placeto answers by itself"""
+    """budget: how many placements the placer may simulate; 0 asks placeto for one pass of its policy, without search"""
     seconds: OptionalFloat = None
-    """budget of a placer: how long it may take, the grouping of ops included; a step that can't be stopped, such as
-    that or a simulation, is finished"""
+    """budget: how long the placer may take, with the grouping of ops; a grouping or a simulation that has begun is
+    finished"""
 
     def check(self) -> None:
         """Refuse a negative number of simulations, and seconds that are no positive, finite number.

@@ -25,26 +25,26 @@ from placeto.placers import choose_placer, warm_up
 
 @dataclass(frozen=True)
 class Arguments:
-    """Place one graph on several clusters and compare them, with data parallelism beside each placement.
+    """Place one graph on several clusters and compare them, and each placement with data parallelism.
 
-    Data parallelism puts a replica on each device, each with the graph's whole batch, so its step processes as many
-    batches as there are devices; in training the gradients are summed by a ring all-reduce. Its step is given from
-    where that is hidden behind the computing to where it is not, and its samples a second as a multiple of the
-    placement's.
+    In data parallelism each device has a replica of the model and runs the graph's whole batch, so that a step
+    processes as many batches as there are devices. In training a ring all-reduce sums the gradients. Two step times are
+    given: if the all-reduce runs wholly during the backward pass, and if it runs after it. Samples a second are given
+    as a multiple of those of the placement.
     """
 
     graph: GraphArgument
     clusters: Annotated[str, arg(metavar="NAMES")]
-    """clusters to compare: names from `placeto list clusters` and cluster files, as 2xv100,8xh100,mine.json"""
+    """clusters to compare: names from `placeto list clusters` and cluster files, such as 2xv100,8xh100,mine.json"""
     placer: OptionalText = None
-    """a name from `placeto list placers`; the checkpoint's if not given, or placeto, which comes trained"""
+    """a name from `placeto list placers`; if not given, that of the checkpoint, or placeto with its trained policy"""
     budget: Budget = field(default_factory=BudgetOptions)
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     whole_modules: bool = False
     """keep each block of the model on one device, as a device map needs it"""
     seed: int = 0
-    """of the placer's random choices"""
+    """seed of the placer's random choices"""
     output: OutputPath = None
     """write the table to this .json file"""
     plot: OptionalPath = None

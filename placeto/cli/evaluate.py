@@ -48,36 +48,36 @@ _TITLE = 130  # characters of a line above the curves
 class Arguments:
     """Compare placers on many graphs: a table on stdout, the rows in a file.
 
-    A placer is NAME, NAME@SIMULATIONS (its own budget), NAME@pass (no budget: a learned placer's zero-shot pass)
-    or LABEL=CHECKPOINT. The name of a learned placer stands for the one in --checkpoint. Run again after an
-    interruption: rows that are in the file already are kept.
+    A placer is NAME, NAME@SIMULATIONS for a budget of its own, NAME@pass for one pass of a learned placer, or
+    LABEL=CHECKPOINT. The name of a learned placer means the one in --checkpoint. After an interruption, give the same
+    command again: rows that the file already has are kept.
     """
 
     cluster: str
-    """a name from `placeto list clusters`, or a cluster file; or several, comma-separated: a table for each"""
+    """a name from `placeto list clusters`, or a cluster file; or several, comma-separated, each with its own table"""
     placers: str
-    """comma-separated, e.g. placeto,etf,anneal"""
+    """placers to compare, comma-separated, such as placeto,etf,anneal"""
     dispatch: DispatchOption = None
     """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
     graphs: GraphArguments = ()
     """files, family:split:index, or file.py:function of models to capture, in addition to those of --family"""
     family: OptionalText = None
-    """graph family; its --split is evaluated"""
+    """a graph family, whose --split is evaluated"""
     split: str = "test"
-    """train, validation or test"""
+    """split of the family: train, validation or test"""
     count: OptionalInt = None
-    """only the first so many graphs of the split"""
+    """how many graphs of the split to take, from the first on; all if not given"""
     budget: Budget = field(default_factory=BudgetOptions)
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     whole_modules: bool = False
-    """let all placers keep each block of the model on one device, as a device map needs it"""
+    """all placers keep each block of the model on one device, as a device map needs it"""
     seeds: int = 1
     """how many seeds (0, 1, ...) each placer runs with"""
     processes: OptionalInt = None
-    """how many work at once, one thread each, all cores if not given"""
+    """how many processes to use, with one thread each; as many as cores if not given"""
     output: OutputPath = None
-    """write rows to this .json file, and the table to the .md file beside it"""
+    """write the rows to this .json file, and the table to an .md file of the same name"""
     curve: OptionalPath = None
     """draw makespan against simulations and seconds to this .png, .svg or .pdf file"""
     options: Captured = field(default_factory=CaptureOptions)
@@ -129,7 +129,7 @@ def run(arguments: Arguments) -> None:
         from placeto.formats.gantt import save_figure
 
         if not any(map(held, rows)):
-            note(f"{arguments.curve} is not drawn: no single device holds a graph, and to that makespans are relative")
+            note(f"{arguments.curve} is not drawn: its makespans are relative to one device, and none holds a graph")
             return
 
         on = ", ".join(cluster.name for cluster in clusters)

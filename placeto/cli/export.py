@@ -39,13 +39,16 @@ _NOTES = 5  # lines that say why an export differs from the placement
 class Arguments:
     """Write a placement for other tools.
 
-    device-map: JSON, module -> device, for accelerate and Hugging Face's models. stages: JSON, contiguous pipeline
-    stages and where to split, for torch.distributed.pipelining. torch-pipeline: a folder, from which torchrun trains
-    the stages and replicas of a placement in micro-batches, in its order. torchtitan: a folder with the same for
-    torchtitan, in whole layers. megatron, vllm, llama.cpp: a shell script with the arguments by which Megatron-LM, vLLM
-    or llama.cpp give each device its layers. exo: JSON, the layers of each node. dot: modules coloured by device, for
-    graphviz. graphml: ops and tensors, for networkx or Gephi. trace: the schedule, for https://ui.perfetto.dev. html:
-    the page that `placeto report` writes.
+    - device-map: JSON, the device of each module, for accelerate and models of Hugging Face.
+    - stages: JSON, contiguous pipeline stages and where to split, for torch.distributed.pipelining.
+    - torch-pipeline: a folder from which torchrun trains the stages and replicas of a placement in micro-batches.
+    - torchtitan: a folder with the same for torchtitan, in whole layers.
+    - megatron, vllm, llama.cpp: a shell script with the arguments that give each device its layers.
+    - exo: JSON, the layers of each node.
+    - dot: modules coloured by device, for graphviz.
+    - graphml: ops and tensors, for networkx or Gephi.
+    - trace: the schedule, for https://ui.perfetto.dev.
+    - html: the page that `placeto report` writes.
     """
 
     graph: GraphArgument
@@ -69,17 +72,17 @@ class Arguments:
     ]
     """what to write"""
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
-    """the file to write; of torch-pipeline and torchtitan the folder"""
+    """the file to write; for torch-pipeline and torchtitan, the folder"""
     dispatch: DispatchOption = None
     """which ready op a device runs next: fifo, list or a static order such as priority; the file's if not given"""
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     whole: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")] = ()
-    """a module that a device map or stages must not divide, beside the blocks; may be given several times"""
+    """a module that a device map or stages must not divide, in addition to the blocks; may be given several times"""
     stages: OptionalInt = None
     """how many stages; as many as devices if not given"""
     names: Annotated[str, arg(metavar="NAMES")] = ""
-    """names of the devices in a device map, as 0,1,cpu or cpu,disk; if not given, numbers, and cpu for CPUs"""
+    """names of the devices in a device map, such as 0,1,cpu or cpu,disk; if not given, numbers, and cpu for CPUs"""
     options: Captured = field(default_factory=CaptureOptions)
 
 
@@ -192,7 +195,8 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")
     if made.order.moved > 0.0:
         note(
-            f"{made.order.moved:.1%} of the time is moved to where torch computes it: to the stage of its forward pass"
+            f"{made.order.moved:.1%} of the time is moved to another device: torch runs a backward pass "
+            "where its forward pass is"
         )
     if missing := missing_memory(made.order.schedule):
         note(f"as torch runs it, it doesn't fit in the memory of {schedule.problem.cluster.name}: {missing} too much")

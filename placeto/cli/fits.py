@@ -17,25 +17,25 @@ from placeto.progress import ProgressBar
 
 @dataclass(frozen=True)
 class Arguments:
-    """Say whether a model's training step fits a device, by what its memory is for.
+    """Say whether a model's training step fits a device, and what its memory is for.
 
-    Where it doesn't as it is, the batch is split into micro-batches, and the activations of a CONFIG's model are
-    checkpointed, until it does. Where nothing helps, parameters, gradients and optimizer are divided over the devices
+    If the step doesn't fit, Placeto splits the batch into more micro-batches, and for a CONFIG checkpoints the
+    activations, until it fits. If that isn't enough, it divides parameters, gradients and optimizer over the devices
     of the cluster. Nothing is placed; `placeto plan` says which way is fast. Only training steps are simulated, without
     tensor parallelism and quantized weights.
     """
 
     model: Annotated[Positional[str], arg(metavar="FACTORY|CONFIG", help=MODEL_HELP)]
     cluster: OptionalText = None
-    """a name from `placeto list clusters`, or a cluster file: each kind of its devices is asked about"""
+    """a name from `placeto list clusters`, or a cluster file; the answer is given for each kind of device in it"""
     memory: Annotated[str | None, arg(metavar="SIZE")] = None
-    """of a device, such as 24GB, in place of a cluster"""
+    """memory of a device, such as 24GB, in place of --cluster"""
     headroom: Annotated[str, arg(metavar="SIZE")] = "0"
     """memory of each device that stays free, such as 1GB"""
     batch: OptionalInt = None
-    """of a CONFIG: sequences of a step, 1 if not given"""
+    """for a CONFIG: how many sequences a step has, 1 if not given"""
     length: OptionalInt = None
-    """of a CONFIG: tokens of each, 1024 if not given"""
+    """for a CONFIG: how many tokens a sequence has, 1024 if not given"""
     step: Training = field(default_factory=TrainingOptions)
 
 

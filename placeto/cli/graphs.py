@@ -32,13 +32,13 @@ class TraceOptions:
     inference: bool = False
     """the forward pass only, in evaluation mode"""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """what the run will use: the dtypes as they are, tf32 for products of float32, or autocast to 16 bits"""
+    """what the run will use: fp32, the dtypes as they are; tf32 for products of float32; or autocast to 16 bits"""
     micro_batches: int | Literal["auto"] = 1
-    """split the batch into so many parts, so that a placement is a pipeline; auto, for `placeto place` and
-    `placeto plan`: the best of 1, 2, 4, 8 and 16"""
+    """split the batch into so many parts, so that a placement can be a pipeline. auto, for `placeto place` and
+    `placeto plan`, tries 1, 2, 4, 8 and 16 and takes the best"""
     loss: Annotated[str | None, arg(metavar="NAME")] = None
-    """in place of the factory's: sum or mean of the output, a function of torch.nn.functional such as cross_entropy, or
-    file.py:function; called as loss(output, *targets)"""
+    """the loss, in place of that of the factory: sum or mean of the output, file.py:function, or a function of
+    torch.nn.functional such as cross_entropy; it is called as loss(output, *targets)"""
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
     """an argument of the factory, such as depth=4; may be given several times"""
 
@@ -48,9 +48,9 @@ class StepOptions(TraceOptions):
     """Which step of a FACTORY's module is meant, and what it keeps in memory."""
 
     optimizer: Literal["sgd", "momentum", "adagrad", "rmsprop", "lion", "adam", "adamw"] = "adam"
-    """whose state takes memory beside parameters and gradients"""
+    """the optimizer, whose state takes memory in addition to parameters and gradients"""
     master_weights: bool = False
-    """keep parameters of 16 bits in float32 beside, and the optimizer's state too: 16 bytes a parameter under Adam"""
+    """keep a float32 copy of 16-bit parameters, and the optimizer's state in float32: 16 bytes a parameter with Adam"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TrainingOptions(StepOptions):
 
     inference: Suppress[bool] = False
     micro_batches: int | Literal["auto"] = "auto"
-    """split the batch into so many parts; auto: 1, 2, 4, 8 and 16 are tried"""
+    """split the batch into so many parts; auto tries 1, 2, 4, 8 and 16"""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class CaptureOptions(StepOptions):
     optimizer_step: bool = False
     """add the optimizer's update, an op for each trained parameter"""
     run: bool = False
-    """compute the step once, on the CPU, where sizes depend on values; the factory is called there, not on meta"""
+    """for sizes that depend on values: call the factory on the CPU, not on meta, and compute the step there once"""
     dimensions: Annotated[UseAppendAction[tuple[str, ...]], arg(name="dim", metavar="NAME=SIZE")] = ()
-    """of an ONNX file: the size of a symbolic dimension, such as batch=8; may be given several times"""
+    """for an ONNX file: the size of a symbolic dimension, such as batch=8; may be given several times"""
 
 
 Trace = Annotated[TraceOptions, arg(name="")]

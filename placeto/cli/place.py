@@ -43,9 +43,9 @@ from placeto.simulator.watch import View, Watch, watching
 
 @dataclass(frozen=True)
 class Arguments:
-    """Place one graph on a cluster: by search that a trained policy guides, or by any other placer.
+    """Place one graph on a cluster, by a search that a trained policy guides or by another placer.
 
-    Without a budget that search takes 1,000 simulations.
+    Without a budget, this search takes 1,000 simulations.
     """
 
     graph: GraphArgument
@@ -54,22 +54,23 @@ class Arguments:
     dispatch: DispatchOption = None
     """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
     objective: Literal["makespan", "throughput"] = "makespan"
-    """what is to be least: the time of one step, or, for a stream of samples, the greatest load of a device"""
+    """what to minimise: makespan, the time of one step, or throughput, the greatest load of a device in a stream of
+    samples"""
     placer: OptionalText = None
-    """a name from `placeto list placers`; the checkpoint's if not given, or placeto, which comes trained; of the
-    objective throughput free, the default, or contiguous"""
+    """a name from `placeto list placers`; if not given, that of the checkpoint, or placeto with its trained policy. For
+    the objective throughput: free (the default) or contiguous"""
     budget: Budget = field(default_factory=BudgetOptions)
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     seed: int = 0
-    """of the placer's random choices"""
+    """seed of the placer's random choices"""
     workers: OptionalInt = None
-    """threads of the search, of which the answer to a number of simulations doesn't depend; all cores if not given"""
+    """threads of the search, all cores if not given; with a budget of simulations the result doesn't depend on them"""
     whole_modules: bool = False
-    """keep each block of the model on one device, as a device map needs it; of a captured module also those that it
+    """keep each block of the model on one device, as a device map needs it, and also the modules that a captured model
     says must not be split, as models of Hugging Face do"""
     whole: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")] = ()
-    """a module to keep whole beside the blocks, with --whole-modules; may be given several times"""
+    """with --whole-modules, a module to keep on one device in addition to the blocks; may be given several times"""
     output: OutputPath = None
     """write the placement to this .json file"""
     plot: OptionalPath = None
@@ -77,7 +78,7 @@ class Arguments:
     curve: OptionalPath = None
     """draw the best makespan so far against simulations and seconds to this .png, .svg or .pdf file"""
     patience: OptionalFloat = None
-    """end after this share of the budget, such as .3, in which nothing was gained"""
+    """end when nothing was gained in this share of the budget, such as 0.3"""
     report: OptionalPath = None
     """write a page on the placement to this .html file, as `placeto report` does"""
     options: Captured = field(default_factory=CaptureOptions)
@@ -197,7 +198,7 @@ def _find_placer(arguments: Arguments) -> tuple[str, Placer]:
 
 @contextmanager
 def _shown(name: str, single_us: float, patience: float | None) -> Iterator[None]:
-    """On a terminal, the best makespan so far and what is at work; within it a placer ends early if asked."""
+    """On a terminal, show the best makespan so far and what the placer does; within it a placer ends early if asked."""
     with ExitStack() as stack:
         report = None
         if sys.stderr.isatty():

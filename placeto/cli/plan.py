@@ -34,13 +34,16 @@ if TYPE_CHECKING:
 class Arguments:
     """Say which way to run a model's training step on a cluster: a table, best first, a sentence, and a bar per device.
 
-    Ways are one device; whole modules on several, one after the other; data parallelism with the same batch, by which
-    each device gets a part of it, with all of the model on each device, or a part of the optimizer, the gradients and
-    the parameters; pipelines of stages with replicas, straight, or interleaved, by which a device has several stages;
-    and a free placement of single ops. Each is shown in the number of micro-batches (M) and
-    the order of execution that are best for it; numbers are 1, 2, 4, 8 and 16, or else 1 and that of --micro-batches.
-    "fullest device" is what the device holds that has the least room left: weights, gradients, optimizer, activations,
-    and what it receives. The bars are of the best way.
+    The ways to run a step are: one device; whole modules on several devices, one after the other; data parallelism,
+    in which each device gets a part of the batch and holds all of the model, or only a part of the optimizer, the
+    gradients and the parameters; pipelines of stages with replicas; interleaved pipelines, in which a device has
+    several stages; and a free placement of single ops.
+
+    Each way is shown with the number of micro-batches (M) and the order of execution that are best for it. The
+    numbers tried are 1, 2, 4, 8 and 16, or 1 and that of --micro-batches.
+
+    The column "fullest device" says what the device with the least free memory holds: weights (w), gradients (g),
+    optimizer state (o), activations (a), and copies received from other devices (r). The bars show the best way.
     """
 
     model: Annotated[Positional[str], arg(metavar="FACTORY|CONFIG", help=MODEL_HELP)]
@@ -49,21 +52,22 @@ class Arguments:
     headroom: Annotated[str, arg(metavar="SIZE")] = "0"
     """memory of each device that stays free, such as 1GB"""
     simulations: Annotated[int, arg(metavar="INT")] = 300
-    """of the search for a free placement, by the policy that comes trained; 0 leaves it out"""
+    """budget of the search for a free placement; 0 leaves the free placement out"""
     runnable_by: Annotated[Literal["torch", "torchtitan", "megatron"] | None, arg(metavar="TOOL")] = None
-    """torch, torchtitan or megatron: only such pipelines as `placeto export` writes for it, and no free placement"""
+    """torch, torchtitan or megatron: show only pipelines that `placeto export` writes for this tool, and no free
+    placement"""
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     seed: int = 0
-    """of that search"""
+    """seed of the search for a free placement"""
     output: OutputPath = None
     """write the placement of the best way to this .json file"""
     report: OptionalPath = None
-    """write a page with the table and on the best way, as `placeto report` does, to this .html file"""
+    """write a page to this .html file, with the table and a report of the best way like that of `placeto report`"""
     batch: OptionalInt = None
-    """of a CONFIG: sequences of a step, 1 if not given"""
+    """for a CONFIG: how many sequences a step has, 1 if not given"""
     length: OptionalInt = None
-    """of a CONFIG: tokens of each, 1024 if not given"""
+    """for a CONFIG: how many tokens a sequence has, 1024 if not given"""
     step: Training = field(default_factory=TrainingOptions)
 
 
@@ -92,7 +96,7 @@ def run(arguments: Arguments) -> None:
     with ProgressBar("planning", total=len(counts)) as bar:
 
         def problem_of(count: int) -> PlacementProblem:
-            bar.advance(note=f"{count} micro-batches")
+            bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
             graph = capture_training(
                 module, inputs, loss, micro_batches=count, master_weights=options.master_weights, **how
             )
@@ -121,10 +125,12 @@ def run(arguments: Arguments) -> None:
         saved, placement = plans.best_placed
         save_placement(placement, arguments.output)
         if saved is not plans.best:
-            note(f"{plans.best.kind} is no placement of ops: the file has that of the next best, {saved.name}")
+            note(
+                f"{plans.best.kind} is no placement of ops: the file has that of the best way that is one, {saved.name}"
+            )
         note(
-            f"the placement is of the step with --micro-batches {saved.micro_batches}: "
-            "give it to the commands that read the file"
+            f"the file has the placement of the step with --micro-batches {saved.micro_batches}: "
+            "give this option to the commands that read the file"
         )
 
 

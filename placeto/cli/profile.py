@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Arguments:
     """Measure the ops of models on this machine: a file of costs for `placeto place --costs`.
 
-    FACTORY is as for `placeto capture`, but it is called on the CPU, and what it returns is run. Ops of one type that
-    weren't measured are fitted to those that were: the more models, the better.
+    FACTORY is as for `placeto capture`, but it is called on the CPU, and the step that it returns is run. The time of
+    an op that wasn't measured is predicted from measured ops of its type, so give several models if you can.
     """
 
     factories: Annotated[Positional[tuple[str, ...]], arg(metavar="FACTORY ...")]
@@ -31,13 +31,13 @@ class Arguments:
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
     """the file of costs to write, .json or .json.gz"""
     devices: Annotated[str, arg(metavar="NAMES")] = "cpu:0"
-    """devices of this machine, as cpu:0,cpu:1,cuda:0: cpu:i is one core"""
+    """devices of this machine, such as cpu:0,cpu:1,cuda:0; cpu:i is one core"""
     cluster_out: OptionalPath = None
-    """write these devices, with what transfers between them take, to this cluster file"""
+    """write these devices, with measured times of transfers between them, to this cluster file"""
     processes: bool = False
-    """measure transfers between processes, by gloo, as `placeto run --plan` has them on cores, not between threads"""
+    """measure transfers between processes by gloo, which `placeto run --plan` uses on cores, not between threads"""
     seconds: float = 20.0
-    """how long to run the steps; three passes are made in any case"""
+    """how long to run the steps; at least three passes are made"""
     options: Trace = field(default_factory=TraceOptions)
 
 

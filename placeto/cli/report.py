@@ -35,9 +35,10 @@ COUNTED = 200
 
 @dataclass(frozen=True)
 class Arguments:
-    """Write a page on a placement: what is where, what bounds it, its schedule, memory, transfers and modules.
+    """Write a page on a placement: what is where, what takes the time, schedule, memory, transfers and modules.
 
-    Of a step in micro-batches it also has a grid of stages and micro-batches. It is one file that needs no network.
+    For a step in micro-batches the page also has a grid of stages and micro-batches. It is one file that needs no
+    network.
     """
 
     graph: GraphArgument
@@ -52,8 +53,8 @@ class Arguments:
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     against: AgainstText = AGAINST
-    """placers to compare the placement with, as single,etf; none for no others. If the placement was made of whole
-    modules, theirs are as well"""
+    """placers to compare the placement with, such as single,etf; none leaves this out. If the placement was made with
+    --whole-modules, they also place whole modules"""
     options: Captured = field(default_factory=CaptureOptions)
 
 

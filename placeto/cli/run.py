@@ -24,27 +24,27 @@ _NOT_COUNTED = 2  # first steps, which are slower
 class Arguments:
     """Run a placed training step, or inference, on devices of this machine, and compare it with the simulated one.
 
-    FACTORY is as for `placeto capture`, but it is called on the CPU. The placement must be of the graph that is
-    captured from it, with the same options. With --placement Placeto's own runtime runs it, and the parameters don't
-    change. With --plan torchrun trains the model in the pipeline that the placement is, a process for each device that
-    it uses, as after `placeto export --format torch-pipeline`.
+    FACTORY is as for `placeto capture`, but it is called on the CPU. The placement must have been made for the same
+    FACTORY with the same options. With --placement Placeto's own runtime runs the step, and the parameters don't
+    change. With --plan torchrun trains the model as a pipeline, with one process for each device, as it does after
+    `placeto export --format torch-pipeline`.
     """
 
     factory: Annotated[Positional[str], arg(metavar="FACTORY")]
     """package.module:function or file.py:function"""
     devices: Annotated[str, arg(metavar="NAMES")]
-    """devices of this machine, as cpu:0,cpu:1,cuda:0, in the order of the cluster's: cpu:i is one core"""
+    """devices of this machine, such as cpu:0,cpu:1,cuda:0, in the order of those of the cluster; cpu:i is one core"""
     placement: OptionalPath = None
     """a placement file, as `placeto place -o` or `placeto tune -o` writes it"""
     plan: OptionalPath = None
-    """in place of it, a placement for torch: `placeto plan --runnable-by torch -o`, or `placeto place` with --placer
-    torch-pipeline"""
+    """in place of --placement, a pipeline that torch runs, from `placeto plan --runnable-by torch -o` or
+    `placeto place --placer torch-pipeline -o`"""
     cluster: OptionalText = None
-    """with --plan, a cluster's name or file; that of the placement if not given"""
+    """with --plan, the cluster of the simulation; that of the placement if not given"""
     costs: CostsText = "efficiency"
     """with --plan, how long ops take in the simulation: efficiency, roofline, or a file of costs"""
     check: bool = False
-    """with --plan, train the whole model beside on each device, and say by how much gradients and losses differ"""
+    """with --plan, also train the whole model in each process, and say by how much gradients and losses differ"""
     steps: int = 20
     """how many steps to time, after two that don't count"""
     options: Step = field(default_factory=StepOptions)

@@ -41,12 +41,12 @@ _PROFILE_SECONDS = 5.0
 class Arguments:
     """Train a policy on the train split of a family; its validation split chooses the parameters that are kept.
 
-    Rewards are simulated, or measured: then GRAPHs are factories as for `placeto capture`, whose steps are run on
-    --devices of this machine for every placement.
+    Rewards are simulated or measured. For measured rewards, GRAPHs are factories as for `placeto capture`, and every
+    placement of their steps is run on this machine, on the devices given by --devices.
 
-    With GRAPHs and neither --family nor --validation-graphs it is trained for these very graphs: they choose the
-    parameters too, and the best placement met of each is written to --out. A checkpoint and tensorboard curves are
-    always written there. Ctrl-C saves first; --resume goes on.
+    With GRAPHs and neither --family nor --validation-graphs, the policy is trained for these graphs alone: they also
+    choose the parameters, and the best placement found for each is written to --out. A checkpoint and tensorboard
+    curves are always written there. Ctrl-C saves a checkpoint and ends the training; --resume continues it.
     """
 
     config: AvoidSubcommands[Annotated[AnyTrainConfig, arg(name="")]]
@@ -55,22 +55,23 @@ class Arguments:
     dispatch: DispatchOption = None
     """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
     graphs: GraphArguments = ()
-    """files, family:split:index, or file.py:function of models to capture, to train on beside those of --family"""
+    """graphs to train on in addition to those of --family: files, family:split:index, or file.py:function of models to
+    capture"""
     family: OptionalText = None
     """graph family to train on, from `placeto list families`"""
     validation_graphs: GraphList = ()
-    """validation graphs, in addition to those of --family, as GRAPHs"""
+    """validation graphs in addition to those of --family, named as GRAPH is"""
     checkpoint: OptionalPath = None
-    """begin with the parameters, and the policy settings, of this checkpoint or run directory: fine-tuning, by default
-    without warm-up"""
+    """fine-tune: begin with the parameters and the policy settings of this checkpoint or run directory, by default
+    without a supervised stage"""
     recipe: RecipeName = "ours"
-    """settings not given here: ours, or those of the placer's paper, of seq2seq, grouper, gdp"""
+    """where settings that are not given come from: ours, or the paper of the placer (seq2seq, grouper or gdp)"""
     resume: bool = False
-    """go on from the checkpoint in --out"""
+    """continue from the checkpoint in --out"""
     reward: Literal["simulated", "measured"] = "simulated"
-    """step times that reinforcement learns from"""
+    """whether reinforcement learns from simulated or measured step times"""
     devices: Annotated[str | None, arg(metavar="NAMES")] = None
-    """where measured steps run: devices of this machine, as cpu:0,cpu:1,cuda:0, in place of --cluster"""
+    """in place of --cluster, where measured steps run: devices of this machine, such as cpu:0,cpu:1,cuda:0"""
     settings: Annotated[UseAppendAction[tuple[str, ...]], arg(name="set", metavar="NAME=VALUE")] = ()
     """an argument of the factories, such as depth=4; may be given several times"""
 

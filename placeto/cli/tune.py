@@ -18,24 +18,24 @@ from placeto.problem.units import format_us
 class Arguments:
     """Measure a model on devices of this machine, place it, run the best placements, correct the costs, place again.
 
-    FACTORY is as for `placeto capture`, but it is called on the CPU, and what it returns is run. What comes out is
-    never slower than one device, as measured in the end.
+    FACTORY is as for `placeto capture`, but it is called on the CPU, and the step that it returns is run. The result
+    is never slower than one device, by the last measurement.
     """
 
     factory: Annotated[Positional[str], arg(metavar="FACTORY")]
     """package.module:function or file.py:function"""
     devices: Annotated[str, arg(metavar="NAMES")]
-    """devices of this machine, as cpu:0,cpu:1,cuda:0: cpu:i is one core"""
+    """devices of this machine, such as cpu:0,cpu:1,cuda:0; cpu:i is one core"""
     minutes: float = 1.0
-    """for all of it"""
+    """how long all of it may take"""
     count: int = 4
-    """how many placements to run in a round, beside one device"""
+    """how many placements to run in a round, in addition to one device"""
     output: OutputPath = None
     """write the placement to this .json file, for `placeto run`"""
     logs: Annotated[OptionalPath, arg(name="logs")] = None
     """write tensorboard curves of the rounds to this folder"""
     seed: int = 0
-    """of the placers' random choices"""
+    """seed of the placers' random choices"""
     options: Step = field(default_factory=StepOptions)
 
 

@@ -61,7 +61,7 @@ class Episodes:
         env: who picks the next node, and which moves are taken back.
         reward: name of what a move is worth, from `placeto list rewards`.
         count: B.
-        sizes: to which arrays are padded; those of the largest problem if not given.
+        sizes: the sizes to which arrays are padded; those of the largest problem if not given.
 
     Raises:
         EpisodesError: there is no problem, one has nothing to place or is larger than `sizes`, or there is no such

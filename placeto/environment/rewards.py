@@ -34,7 +34,7 @@ def improvement(makespan: Tensor) -> Tensor:
 
 
 def best_so_far(makespan: Tensor) -> Tensor:
-    """Drop of the best makespan met: a worsening on the way to something better costs nothing; (T+1, B) -> (T, B).
+    """Drop of the best makespan met: a worse makespan before a better one costs nothing; (T+1, B) -> (T, B).
 
     >>> best_so_far(torch.tensor([[1.0], [1.5], [0.75]])).flatten().tolist()
     [0.0, 0.25]
@@ -61,7 +61,7 @@ REWARDS: dict[str, Reward] = {
     "best-so-far": best_so_far,
     "at-the-end": at_the_end,
 }
-"""Name -> reward of each move. Those of other packages are beside them in `find_reward`."""
+"""Name -> reward of each move. `find_reward` also has those of other packages."""
 
 
 def square_root(relative: np.ndarray) -> np.ndarray:
@@ -84,7 +84,7 @@ PLACEMENT_REWARDS: dict[str, PlacementReward] = {
     "log": logarithm,
     "linear": linear,
 }
-"""Name -> reward of each whole placement. Those of other packages are beside them in `find_placement_reward`."""
+"""Name -> reward of each whole placement. `find_placement_reward` also has those of other packages."""
 
 
 def reward_names() -> list[str]:

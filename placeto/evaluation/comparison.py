@@ -171,9 +171,9 @@ def evaluate(
 
     Args:
         graphs: name -> graph.
-        cluster: to place on.
+        cluster: the cluster to place on.
         specs: the placers, with distinct labels.
-        seeds: of the placers' random choices.
+        seeds: the seeds of the placers' random choices.
         costs: how long ops take.
         out: file to keep the rows in; those that are there already, made by the same placer, graph, cluster,
             costs and budget, are not made again. It is written every few seconds, atomically.
@@ -366,7 +366,7 @@ _worker: _Worker | None = None  # of this process, when it is one of the pool
 
 
 def start_process() -> None:
-    """What a process does first that works beside others on equal jobs: one thread, and an end with its parent."""
+    """What each of several worker processes does first: it uses one thread, and ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the workers at once; the parent saves what is done
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

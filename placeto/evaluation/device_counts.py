@@ -35,7 +35,7 @@ def device_counts(
 ) -> list[DeviceCount]:
     """Place on 1, 2, 4, ... of the devices, the closest and fastest, each within a budget, and on all of them.
 
-    On all the makespan that is known counts too. What was found on fewer devices stands for more where it is better.
+    For all devices, the known makespan counts too. If fewer devices give a better step, it counts for more devices.
     """
     counts, best = [], (True, float("inf"))
     for devices in device_sets(problem.cluster):
@@ -87,6 +87,7 @@ def advice(counts: Sequence[DeviceCount]) -> str:
     if last == 1:
         return "There is one device to use."
     if worth == last:
-        return f"All {last} devices are worth using: fewer take at least {WORTH:.0%} longer, or don't hold the model."
+        longer = f"the step takes at least {100.0 * WORTH:g} % longer, or the model doesn't fit"
+        return f"All {last} devices are worth using: with fewer, {longer}."
     some = "One device is" if worth == 1 else f"{worth} of the {last} devices are"
-    return f"{some} worth using: more save less than {WORTH:.0%} of the step."
+    return f"{some} worth using: more save less than {100.0 * WORTH:g} % of the step."

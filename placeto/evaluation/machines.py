@@ -1,4 +1,4 @@
-"""One model on several clusters: what a step takes and costs on each, beside data parallelism."""
+"""One model on several clusters: what a step takes and costs on each, compared with data parallelism."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Machine:
 
     @property
     def advice(self) -> str:
-        """Whether to rather run a replica on each device, in a sentence."""
+        """Whether to run a replica on each device instead, in a sentence."""
         return data_parallel_advice(self.result.problem, self.result.makespan_us, self.replicas)
 
 

@@ -1,4 +1,4 @@
-"""What to say of data parallelism beside a placement."""
+"""What to say of data parallelism in comparison with a placement."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def data_parallel_advice(problem: PlacementProblem, makespan_us: float, step: Da
     if step.most_us > step.least_us:
         took += f" to {format_us(step.most_us)}"
     fact = f"{_capital(name)} gives {times} times the samples a second and fits, with {step.batches} batches in {took}"
-    batches = f"{step.batches} times the batch in one optimizer step"
     if least > 1.0:
-        why = f"{batches} is too much" if training else "it is the time of a single answer that counts"
+        large = f"{step.batches} times the batch is too large for one optimizer step"
+        why = large if training else "it is the time of a single answer that counts"
         return f"{fact}: use it, unless {why}."
     if most < 1.0:
         return f"{fact}: the placement is faster."
-    return f"{fact}: which of the two is faster depends on how well the gradients' way hides behind the computing."
+    return f"{fact}: which of the two is faster depends on how much of the all-reduce runs during the backward pass."
 
 
 def _capital(text: str) -> str:

@@ -59,7 +59,7 @@ class Apart:
 
         Args:
             function: its name.
-            arguments: of the function.
+            arguments: the arguments of the function.
             seconds: that it may take; starting the process isn't counted.
             memory: bytes that it may take beyond what the process has. Only Linux keeps to it.
             keep: the process for the next call; else what it holds of this one is given back.

@@ -160,7 +160,8 @@ def _captions(
     for run in runs:
         label, begin, end = labels[run[0]], start[run[0]], finish[run[-1]]
         tails = (label.split(".", cut)[-1] for cut in range(label.count(".") + 1))
-        text = next((tail for tail in tails if len(tail) * letter <= end - begin), None)
+        names = (tail for tail in tails if not tail.isdigit())  # the "0" of encoder.0 could be that of decoder.0
+        text = next((name for name in names if len(name) * letter <= end - begin), None)
         if text is not None:
             red, green, blue, _ = colors[label]
             ink = "k" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "w"

@@ -104,9 +104,9 @@ def load_machine(path: str | Path, kinds: Sequence[str] = (), name: str | None =
     """The cluster of a file with what ``nvidia-smi topo -m`` prints, and ``nvidia-smi -L`` unless kinds are given.
 
     Args:
-        path: of a text file; other lines in it are not read.
-        kinds: of the GPUs, keys of `GPUS`: one for all, or one for each.
-        name: of the cluster; the file's if not given.
+        path: the path of a text file; other lines in it are not read.
+        kinds: the kinds of the GPUs, keys of `GPUS`: one for all, or one for each.
+        name: the name of the cluster; the file's if not given.
 
     Raises:
         ClusterError: no matrix, one that isn't whole, or GPUs that there are no numbers for.

@@ -79,7 +79,7 @@ def flops(kind: str, read: Sequence[Operand | None], written: Sequence[Operand],
         kind: type of the op.
         read: its inputs; None is one that is left out.
         written: its outputs.
-        attributes: of the node.
+        attributes: the attributes of the node.
     """
     formula = _FORMULAS.get(kind)
     return 0 if formula is None else formula([o.shape if o else () for o in read], written[0].shape, attributes)

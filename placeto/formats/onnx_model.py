@@ -55,10 +55,10 @@ def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: st
     a tensor another shape (Reshape, Squeeze, Identity ...) is left out, and so is what depends on constants alone.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         dimensions: the value of each symbolic dimension, by its name; of one without a name by the input's and the
             dimension's number, as "x.0".
-        name: of the graph; the file's by default.
+        name: the name of the graph; the file's by default.
 
     Raises:
         ImporterError: not such a file, a dimension without a value, control flow, or a shape that can't be inferred;

@@ -1,4 +1,4 @@
-"""Placers that hardly look at the graph: what everything else should beat.
+"""Placers that use little of the graph: all other placers should be better.
 
 Legend: N ops, G groups, D devices.
 """
@@ -22,21 +22,21 @@ def single(
 def fastest(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """Each group on the device that computes it fastest; equal devices share by load."""
+    """Each group on the device that computes it fastest; of equally fast devices, the one with the least load."""
     return run(try_fastest, problem, simulations, seconds, seed)
 
 
 def random(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """Each group on a device drawn at random; the best of as many draws as the budget allows, of one without."""
+    """Each group on a random device; the best of as many placements as the budget allows, or one without a budget."""
     return run(_try_random, problem, simulations, seconds, seed)
 
 
 def roundrobin(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """Groups in topological order, dealt out to the devices in turn."""
+    """Groups in topological order, given to the devices one after the other, in rounds."""
     return run(try_roundrobin, problem, simulations, seconds, seed)
 
 

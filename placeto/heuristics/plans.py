@@ -52,7 +52,7 @@ def pipeline(
 def torch_pipeline(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """As pipeline, of plans that torch.distributed runs: stages have equally many replicas; see `placeto export`."""
+    """As pipeline, but only plans that torch.distributed can run, with equally many replicas; see `placeto export`."""
     return run(_try_even, problem, simulations, seconds, seed)
 
 

@@ -117,8 +117,8 @@ def fits(
     which each has one micro-batch.
 
     Args:
-        capture: of the step.
-        cluster: whose devices are asked about.
+        capture: the capture of the step.
+        cluster: the cluster whose devices are asked about.
         counts: numbers of micro-batches, the least first.
         checkpointing: whether activations are checkpointed, in the order in which it is tried.
 
@@ -159,7 +159,7 @@ def fits(
 
 
 def device_of(memory: int) -> Cluster:
-    """A cluster of one device with so many bytes; how fast it is has no say in what it holds."""
+    """A cluster of one device with so many bytes; its speed doesn't change what it holds."""
     return _one(Device("device", "device", 1e12, 1e12, memory))
 
 

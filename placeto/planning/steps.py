@@ -30,7 +30,7 @@ _RUN_BY = {
     FULLY_SHARDED: "torch FSDP",
 }
 GAIN = 0.005
-"""Over the best plan: a free placement that gains less isn't worth its trouble."""
+"""A free placement is shown if it is faster than all other ways by this share of their step."""
 _SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a", "received": "r"}
 
 
@@ -116,7 +116,7 @@ class Plans:
 
     steps: tuple[PlannedStep, ...]
     left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
-    searched: bool = False  # whether a free placement was sought; it is among the steps where it is worth its trouble
+    searched: bool = False  # whether a free placement was sought; it is among the steps if it gains `GAIN`
 
     @property
     def best(self) -> PlannedStep:

@@ -96,19 +96,19 @@ def plan(
     Args:
         model: a module, which is captured as `capture_training` does.
         inputs: arguments of the module, in order or by name; the batch is the first size of the first tensor.
-        cluster: or its name, or its file.
+        cluster: a cluster, or its name, or its file.
         loss: ``loss(output, *targets)`` -> scalar; without one the module returns it.
         targets: further arguments of the loss.
-        optimizer: whose state needs memory: sgd, momentum, adagrad, rmsprop, lion, adam, adamw.
-        master_weights: whether parameters of 16 bits have a copy in float32 beside.
+        optimizer: the optimizer, whose state needs memory: sgd, momentum, adagrad, rmsprop, lion, adam, adamw.
+        master_weights: whether 16-bit parameters also have a copy in float32.
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16".
         costs: a cost model, or its name or file.
         micro_batches: numbers that are tried, as far as they divide the batch.
         headroom: bytes of each device that stay free.
-        simulations: budget of the search for a free placement; 0 = none is sought.
-        seed: of that search.
-        runnable_by: "torch", "torchtitan" or "megatron" for only such pipelines as `placeto export` writes for it, and
-            no free placement.
+        simulations: budget of the search for a free placement; 0 = no search.
+        seed: seed of that search.
+        runnable_by: "torch", "torchtitan" or "megatron" leaves only the pipelines that `placeto export` writes for this
+            tool, and no free placement.
 
     Raises:
         CaptureError: the module can't be traced.

@@ -55,4 +55,4 @@ POLICIES = {
     "gdp": PolicyEntry("one-shot", "one_shot.gdp", "Gdp", _SAMPLING),
     "mlp": PolicyEntry("one-shot", "one_shot.mlp", "Mlp", _SAMPLING),
 }
-"""Name -> policy. Its sentence for `placeto list placers` stands in `placeto.placers.LEARNED`."""
+"""Name -> policy. Its sentence for `placeto list placers` is in `placeto.placers.LEARNED`."""

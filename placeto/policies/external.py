@@ -1,4 +1,4 @@
-"""Learned placers of other packages, beside those of `placeto.policies.POLICIES`."""
+"""Learned placers of other packages, in addition to those of `placeto.policies.POLICIES`."""
 
 from __future__ import annotations
 

@@ -196,6 +196,6 @@ def guided_placer(checkpoint: Mapping[str, Any], policy: Any = None) -> GuidedPl
     else:
         policy.load_state_dict(parameters)
         compiled = CompiledPolicy.of(policy)
-    known = {field.name for field in fields(GuidedConfig)}  # what older versions had besides is forgotten
+    known = {field.name for field in fields(GuidedConfig)}  # other settings of older versions are ignored
     search = {name: value for name, value in config.get("search", {}).items() if name in known}
     return GuidedPlacer(compiled, EnvConfig(**config["env"]), GuidedConfig(**search))

@@ -35,7 +35,7 @@ class UncheckedWarning(UserWarning):
 def load_weights(path: str | Path) -> dict[str, Any]:
     """A checkpoint's plain values, and its ``best_parameters`` as float32 arrays by name.
 
-    Warns of a file without a checksum, as earlier versions wrote it: nobody can tell whether it is damaged.
+    Warns of a file without a checksum, as earlier versions wrote it: whether it is damaged is then unknown.
 
     Raises:
         WeightsError: it is no such file, or it is damaged: its checksum is another.

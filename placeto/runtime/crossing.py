@@ -38,7 +38,7 @@ def receiver(
     """What waits for a value, and brings it to the device.
 
     Args:
-        queue: that the value comes through.
+        queue: the queue that the value comes through.
         sender: where it is made.
         device: where it is needed.
         apart: whether CPU cores are to share no memory.

@@ -44,7 +44,7 @@ class PlacedModule:
         inputs: what it was captured with.
         targets: likewise, of the loss.
         schedule: where each op runs, and in which order on each device.
-        devices: (D,) of this machine.
+        devices: (D,) devices of this machine.
     """
 
     def __init__(

@@ -15,8 +15,8 @@ def add_gradients(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None],
     a parameter, autograd itself does it: hooks run as they do in a backward pass.
 
     Args:
-        tensors: that ask for gradients.
-        gradients: of each, or None.
+        tensors: the tensors that require gradients.
+        gradients: the gradient of each, or None.
         parameters: how many of them, the first ones, are parameters.
     """
     pairs = [(one, made.to(one.device)) for one, made in zip(tensors, gradients, strict=True) if made is not None]

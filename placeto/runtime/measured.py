@@ -27,7 +27,7 @@ class MeasuredSteps:
     Args:
         problems: (C,) each gives placements their order.
         steps: (C,) what is run.
-        devices: of the problems' cluster.
+        devices: the devices of the problems' cluster.
 
     Raises:
         RunError: a step can't be run on the first device alone.
@@ -47,7 +47,7 @@ class MeasuredSteps:
         """Microseconds of a step, the median of some runs; the same placement is run once.
 
         Args:
-            number: of the problem.
+            number: the number of the problem.
             placement: (N,) device of each op.
         """
         key = number, np.ascontiguousarray(placement, np.int64).tobytes()

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Meter(TorchDispatchMode):
-    """Looks after every op of this thread which of the storages that ops have read or made are still there.
+    """After every op of this thread, checks which of the storages that ops have read or made still exist.
 
     Args:
         known: tensors whose storages don't count, such as parameters.

@@ -44,7 +44,7 @@ from placeto.simulator.schedule import Schedule
 
 
 class RunError(ValueError):
-    """A placed step that can't go on; the message names the op and its module."""
+    """A placed step that failed; the message names the op and its module."""
 
     node: Node | None = None  # the call that failed
 
@@ -55,7 +55,7 @@ class PlacedStep:
     Args:
         capture: what was traced.
         schedule: where each op runs, in which order on each device, and what sums of gradients add.
-        devices: (D,) of this machine.
+        devices: (D,) devices of this machine.
         stamps: for each device what is called before its first call and after each, if calls are to be timed.
 
     Raises:
@@ -160,7 +160,7 @@ class PlacedStep:
             device.synchronize()
 
     def check_process(self) -> None:
-        """Refuse to run in a fork of the process that made the step: threads don't live on there.
+        """Refuse to run in a fork of the process that made the step, which doesn't have its threads.
 
         Raises:
             RunError: it is one.
@@ -317,7 +317,7 @@ class _Plan:
         """(D,) a program for each device, which returns a list of what it makes of the outputs.
 
         Args:
-            generators: of random numbers, by device.
+            generators: the generators of random numbers, by device.
             apart: whether CPU cores are to share no memory.
         """
         made = []

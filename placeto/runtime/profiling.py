@@ -46,10 +46,10 @@ def profile(
     """Measure steps on devices.
 
     Args:
-        steps: whose ops are measured, each in its turn.
-        devices: of the cluster.
+        steps: the steps whose ops are measured, each in its turn.
+        devices: the devices of the cluster.
         seconds: how long the passes over the steps take, all together; at least three are made.
-        name: of the cluster.
+        name: the name of the cluster.
         processes: whether transfers are those of `torch.distributed` between processes, not those between threads.
 
     Raises:

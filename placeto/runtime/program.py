@@ -46,7 +46,7 @@ class Program:
 
     @classmethod
     def of(cls, traced: GraphModule, device: torch.device | str = "cpu") -> Program:
-        """The program of a traced graph, `Capture.traced`; what nobody needs is left out."""
+        """The program of a traced graph, `Capture.traced`; what no call needs is left out."""
         nodes = list(traced.graph.nodes)
         needed = needed_by(nodes[-1:])
         inputs = tuple(node for node in nodes if node.op == "placeholder")
@@ -129,7 +129,7 @@ class Program:
         return self.device if isinstance(argument, torch.device) else argument
 
     def _releases(self) -> list[list[Node]]:
-        """The calls whose values nobody needs after each call."""
+        """For each call, the calls whose values no later call needs."""
         last: dict[Node, int] = {}
         for position, node in enumerate(self.calls):
             last[node] = position

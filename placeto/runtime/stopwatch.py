@@ -1,4 +1,4 @@
-"""Stamps between the calls of a program: by the clock on a CPU, by events on a GPU.
+"""Time stamps between the calls of a program: by the clock of the host for a CPU, by events for a GPU.
 
 On a GPU calls return before they are done. Each stamp there is an event, with the time at which it was launched. Every
 `_QUEUE` calls the GPU is made to wait (a kernel that spins) while the calls are queued, so that it then runs them back
@@ -56,7 +56,7 @@ class CudaStopwatch:
         return end, now, start, time.perf_counter()
 
     def settled(self) -> int:
-        """A stamp by the clock once the GPU is done, for calls that the host makes, which wait for it."""
+        """A stamp by the clock of the host once the GPU is done, for calls of the host that wait for the GPU."""
         torch.cuda.synchronize(self.device)
         return time.perf_counter_ns()
 

@@ -35,7 +35,7 @@ def torchrun(
 
     Args:
         folder: where run.py is.
-        devices: of each rank; all are cores, or all are GPUs.
+        devices: the devices of each rank; all are cores, or all are GPUs.
         steps: how many.
         check: whether each process trains the whole model beside, and compares.
         each: is called with each line that the program prints.
@@ -60,8 +60,8 @@ def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence
 
     Args:
         program: as torchrun takes it, a file or ``--module`` and a name.
-        arguments: of the program.
-        devices: of each rank.
+        arguments: the arguments of the program.
+        devices: the devices of each rank.
 
     Raises:
         TorchrunError: devices of both kinds, or the program fails.

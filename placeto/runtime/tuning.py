@@ -87,8 +87,8 @@ def tune(
     """Find the placement that is fastest on this machine.
 
     Args:
-        step: to be placed.
-        devices: to place it on.
+        step: the step to be placed.
+        devices: the devices to place it on.
         place: makes placements in simulation.
         seconds: for all of it; what has begun is finished.
         count: how many placements are run in a round, one device beside them.
@@ -154,7 +154,7 @@ def in_turns(functions: Sequence[Callable[[], object]], seconds: float, least: i
 
 
 def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice]) -> Profiled:
-    """Costs in which each op takes what it took in a placement, where several devices are at work."""
+    """Costs in which each op takes the time that it took in a placement, while several devices computed."""
     watches = [device.run(stopwatch, device) for device in devices]
     run = placed_step(step, result, devices, stamps=[watch.stamp for watch in watches])
     passes, leaves = [], run.settled(step.leaves, {})

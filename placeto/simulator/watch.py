@@ -1,4 +1,4 @@
-"""Looking on while a placer works: the best placement so far, what is at work, and an end where nothing is gained.
+"""Watching a placer: the best placement so far, what the placer does, and an early end if nothing is gained.
 
 with watching(Watch(report=print, patience=0.3)):
     result = placer(problem, seconds=10)
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class View(NamedTuple):
-    """What can be seen of a placer at work."""
+    """What can be seen of a running placer."""
 
     stage: str  # "heuristics", "policy", "search", "search of parts"
     share: float  # of the budget that is spent
@@ -24,7 +24,7 @@ class View(NamedTuple):
 
 @dataclass(eq=False)
 class Watch:
-    """Who looks on, and how long nothing may be gained."""
+    """Who is told, and for how long nothing may be gained."""
 
     report: Callable[[View], None] | None = None
     """called whenever something was simulated, many times a second"""
@@ -68,7 +68,7 @@ def watching(watch: Watch) -> Iterator[None]:
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """Within it nobody looks on: what is placed is not what was asked for."""
+    """Within it nothing is told: what is placed is not what the user asked for."""
     token = _WATCH.set(None)
     try:
         yield
@@ -77,12 +77,12 @@ def unwatched() -> Iterator[None]:
 
 
 def current() -> Watch | None:
-    """Who looks on now."""
+    """Who is told now."""
     return _WATCH.get()
 
 
 def at_work(stage: str) -> None:
-    """Say what is at work from now on."""
+    """Say what the placer does from now on."""
     watch = _WATCH.get()
     if watch is not None:
         watch.stage = stage

@@ -36,7 +36,7 @@ class Stopwatch:
     _since: float = field(default_factory=time.perf_counter)
 
     def lap(self, part: str | None) -> None:
-        """Book the time since the last lap to a part (None = to nobody)."""
+        """Count the time since the last lap for a part (None = for no part)."""
         now = time.perf_counter()
         if part is not None:
             self.seconds[part] += now - self._since
@@ -138,7 +138,7 @@ def _logits(policy: nn.Module, data: Data) -> Tensor:
 
 @dataclass(frozen=True)
 class _Noise:
-    """Draws for the episodes of all ranks, so that what each of them does depends on nobody's share."""
+    """Draws for the episodes of all ranks, so that no episode depends on how they are divided over ranks."""
 
     generator: torch.Generator
     shape: tuple[int, int, int]  # episodes of all ranks, nodes of the largest graph, devices of the largest cluster

@@ -1,4 +1,4 @@
-"""The training loop: iterate, log, validate, save. What an iteration does stands in `placeto.training.learners`."""
+"""The training loop: iterate, log, validate, save. `placeto.training.learners` says what an iteration does."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _train(
             state.iteration += 1
             state.average_parameters(config.learning.average)
             state.elapsed = ranks.of_first(time.perf_counter() - began)
-            over = _over(config, state)  # asked once, so that what ends by the clock is validated
+            over = _over(config, state)  # asked once, so that a training that ends by its minutes is validated
             state.note_improvements()
             numbers |= {"placements/simulated": float(state.simulations), "seconds/elapsed": state.elapsed}
             met = np.isfinite(state.elite_score)
@@ -282,7 +282,7 @@ def _check_ranks(config: AnyTrainConfig, problems: Mapping[str, PlacementProblem
 
 
 def _check_alike(config: AnyTrainConfig, state: TrainState, learner: Learner, ranks: Ranks) -> None:
-    """Refuse ranks that were given different things: they would wait for one another for ever."""
+    """Refuse ranks with different arguments: they would wait for each other for ever."""
     everyones = ranks.gather((asdict(config), fingerprint(learner.problems, learner.validation), state.iteration))
     other = [rank for rank, given in enumerate(everyones) if given != everyones[0]]
     if other:

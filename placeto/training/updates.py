@@ -31,7 +31,7 @@ from placeto.training.rollout import DivergedError, Labels
 
 CHANGE_CLIP = 0.2  # labels beyond it are equally bad (or good)
 SMALL_CHANGE = 0.02  # the error of a label of this size weighs half as much as that of one of no change
-RANKING = 0.3  # weight of the odds of a state's moves, beside the errors of their changes
+RANKING = 0.3  # weight of the odds of a state's moves, in addition to the errors of their changes
 SHARPNESS, LEAST_GAIN = 3.0, 1e-3  # see `listwise_loss`
 
 

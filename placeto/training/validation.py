@@ -1,4 +1,7 @@
-"""How good a policy in training is on the validation problems, beside two controls: untrained, and random decisions."""
+"""How good a policy in training is on the validation problems, compared with two controls.
+
+The controls are the policy before training, and uniformly random decisions.
+"""
 
 from __future__ import annotations
 

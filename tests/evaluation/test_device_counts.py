@@ -20,7 +20,7 @@ def test_more_devices_must_save_a_twentieth() -> None:
     assert worth_using(of(100.0, 100.0, 40.0)) == 4
     assert worth_using(of(100.0, 100.0, 100.0, fits=1)) == 2
     assert worth_using(of(100.0, 100.0, fits=9)) == 1
-    assert advice(of(100.0, 60.0, 59.0)) == "2 of the 4 devices are worth using: more save less than 5% of the step."
+    assert advice(of(100.0, 60.0, 59.0)) == "2 of the 4 devices are worth using: more save less than 5 % of the step."
     assert advice(of(100.0, 99.0)).startswith("One device is worth using")
     assert advice(of(100.0, 60.0)).startswith("All 2 devices are worth using")
     assert advice(of(100.0)) == "There is one device to use."

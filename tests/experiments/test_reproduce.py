@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from experiments.reproduce import MINUTES, Reproduce, arguments, current, main, minutes
-from experiments.result_pages import PAGES, RESULTS, ROOT, PageError, ResultFile, render
+from experiments.result_pages import HEAD, PAGES, RESULTS, ROOT, SECTION, PageError, ResultFile, render
 
 TINY = """
 import sys
@@ -28,6 +28,7 @@ def tree(tmp_path: Path) -> Path:
         "experiments/pages/results.md": '{{ cell("tiny", "new", "gain") }}',
         f"{RESULTS}/tiny.md": BEFORE,
         "docs/page.md": "",
+        PAGES[SECTION]: HEAD.format(name=SECTION),
         ".gitignore": "runs",
     }
     for name, text in files.items():
@@ -71,7 +72,7 @@ def test_code_that_changed_makes_results_old_and_pages_do_not(tree: Path) -> Non
 def test_a_command_that_fails_is_named(tree: Path) -> None:
     (tree / "experiments" / "tiny.py").write_text("raise SystemExit(3)\n")
     commit_all(tree)
-    with pytest.raises(PageError, match=r"results are those of before: tiny \(status 3\)"):
+    with pytest.raises(PageError, match=r"results are those of earlier code: tiny \(status 3\)"):
         main(Reproduce(), tree)
     with pytest.raises(PageError, match="RESULTS shows no huge; it shows tiny"):
         main(Reproduce(only=("huge",)), tree)

@@ -4,7 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from experiments.result_pages import FIGURES, PAGES, RESULTS, ROOT, Marks, PageError, Pages, main, render, wrapped
+from experiments.result_pages import (
+    FIGURES,
+    HEAD,
+    PAGES,
+    RESULTS,
+    ROOT,
+    SECTION,
+    Marks,
+    PageError,
+    Pages,
+    main,
+    render,
+    with_section,
+    wrapped,
+)
 
 TABLE = """# How fast?
 
@@ -94,6 +108,16 @@ def test_paragraphs_are_wrapped_and_tables_are_not() -> None:
     assert row in lines
     assert max(len(line) for line in lines if line != row) <= 120
     assert [line[:5] for line in lines if line.startswith(("-", "  "))] == ["- one", "  wor", "- two"]
+
+
+def test_a_section_ends_at_the_next_heading(tmp_path: Path) -> None:
+    page, line = tmp_path / "README.md", HEAD.format(name=SECTION)
+    page.write_text(f"# Title\n\n## Gain\n\n{line}\nold\n\n## Next\n\n## Last\n")
+    made = with_section(page, f"{line}\nnew\n")
+    assert made == f"# Title\n\n## Gain\n\n{line}\nnew\n\n## Next\n\n## Last\n"
+    page.write_text("# Title\n")
+    with pytest.raises(PageError, match=r"README.md: has no line .*put it below the heading"):
+        with_section(page, made)
 
 
 def test_pages_are_what_their_text_and_the_results_give() -> None:

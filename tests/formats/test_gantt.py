@@ -100,6 +100,13 @@ def test_wide_blocks_have_captions() -> None:
     ]
 
 
+def test_a_number_alone_is_no_caption() -> None:
+    """A block that is too narrow for "encoder.0" has no caption "0", which could also be that of "decoder.0"."""
+    ops = [{"name": f"{i}", "type": "mm", "module": f"encoder.{i}", "time_us": {"*": 500.0}} for i in range(20)]
+    problem = PlacementProblem(ComputationGraph.from_ops("layers", ops), load_cluster("2xv100"))
+    assert gantt_figure(simulate(problem, np.zeros(20, np.int64))).axes[0].texts[:] == []
+
+
 def test_only_devices_in_use_have_a_row() -> None:
     """And all rows together have a limited height."""
     problem = schedule_of(64).problem

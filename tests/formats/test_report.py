@@ -108,9 +108,9 @@ def test_words_say_what_is_where_and_what_bounds_it() -> None:
     assert "8.00 ms in the simulator, 1.25 times as fast as gpu:0 alone (10.0 ms)" in said["Result"]
     assert "1.25 devices are busy" in said["Result"]
     assert "one tensor is sent, 3.00 kB in all" in said["Result"]
-    assert "gpu:0 computes 60% of the work, most of it in heads.left (83%)" in said["What is where"]
-    assert "62% is computing what the next step needs, 38% is transfers: a chain of ops" in said["What bounds it"]
-    assert "gpu:0, is busy for 75% of the step" in said["What bounds it"]
+    assert "gpu:0 computes 60 % of the work, most of it in heads.left (83 %)" in said["What is where"]
+    assert "62 % is computing what the next op or transfer needs, 38 % is transfers. Ops" in said["What takes the time"]
+    assert "gpu:0, is busy for 75 % of the step" in said["What takes the time"]
     assert said["Memory"] == "It fits. The fullest device, gpu:0, holds 4.01 kB of 1.00 MB at its peak."
     assert said["Instead of placing"].startswith("A replica on each device gives 2.40 times the samples a second")
 
@@ -178,13 +178,13 @@ def test_memory_by_category_of_the_fullest_device() -> None:
 
 
 def test_the_page_of_a_plan_has_its_table_and_its_sentence() -> None:
-    ways = Ways(
-        ["way", "shape", "M"], [["pipeline", "2 stages", "8"], ["one <device>", "gpu:0", "1"]], "Use it.", "Note."
-    )
+    rows = [["pipeline", "w 1.20 GB a 3 kB", "8"], ["one <device>", "gpu:0", "1"]]
+    ways = Ways(["way", "fullest device", "M"], rows, "Use it.", "Note.")
     page = Page(report_page(fork(), "fork", ways=ways))
     assert "Use it." in page.text
     assert "Note." in page.text
     assert "pipeline (this report)" in page.text
+    assert "w\N{NO-BREAK SPACE}1.20\N{NO-BREAK SPACE}GB a\N{NO-BREAK SPACE}3\N{NO-BREAK SPACE}kB" in page.text
     assert "one <device>" in page.text
     assert "Instead of placing" not in page.text  # as the table has replicas
     assert [attributes for tag, attributes in page.tags if tag == "th"][:3] == [

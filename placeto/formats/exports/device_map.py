@@ -77,7 +77,7 @@ def device_map(schedule: Schedule, whole: Sequence[str] = (), module: nn.Module 
     """The device map next to a placement.
 
     Args:
-        schedule: of the placement.
+        schedule: the schedule of the placement.
         whole: paths of modules that must not be divided, beside the blocks.
         module: that was captured; needed for graphs of older versions only, which don't know all of its parameters and
             buffers.

@@ -65,7 +65,7 @@ def module_units(graph: ComputationGraph, whole: Sequence[str] = (), module: nn.
     Args:
         graph: captured, so that its ops have modules.
         whole: paths of modules that are to stay whole, beside the blocks.
-        module: that was captured: graphs of older versions don't know all of its parameters and buffers.
+        module: the module that was captured: graphs of older versions don't know all of its parameters and buffers.
 
     Raises:
         ExportError: the graph has no modules, or not those that are to stay whole.

@@ -54,7 +54,7 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
     """The stages of a model.
 
     Args:
-        schedule: of the placement; stage s runs on device s.
+        schedule: the schedule of the placement; stage s runs on device s.
         count: S; if not given, as many as there are devices, or fewer, with an `ExportWarning`, where torch can't run
             so many or modules have to stay together.
         whole: paths of modules that must not be divided, beside the blocks.

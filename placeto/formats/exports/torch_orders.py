@@ -50,7 +50,7 @@ def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) ->
     """The order of a placement's chunks, and the placement simulated in it.
 
     Args:
-        schedule: of the placement.
+        schedule: the schedule of the placement.
         stages: as `torch_stages` finds them in it.
         alike: whether all replicas run their chunks in the order of the first one.
     """

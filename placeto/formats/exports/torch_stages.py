@@ -44,7 +44,7 @@ def torch_stages(schedule: Schedule) -> TorchStages:
     """The stages and replicas of a placed training step.
 
     Args:
-        schedule: of the placement.
+        schedule: the schedule of the placement.
 
     Raises:
         ExportError: the step has no micro-batches, or torch can't run the placement; the message says where and why.

@@ -49,7 +49,7 @@ def whole_layers(schedule: Schedule, tool: str) -> WholeLayers:
     """The layers of a placement, of a training step or an inference.
 
     Args:
-        schedule: of the placement.
+        schedule: the schedule of the placement.
         tool: whose name stands in messages.
 
     Raises:
@@ -153,11 +153,11 @@ def _moved(
     """(N,) the placement with whole layers.
 
     Args:
-        schedule: of the placement.
+        schedule: the schedule of the placement.
         item: (N,) as `_items` finds them.
         of: (N,) micro-batches.
         split: whether the step is in micro-batches, so that parameters may be at any replica.
-        devices: (M, S) of each micro-batch.
+        devices: (M, S) devices of each micro-batch.
         stage: (L+2,) of each item.
     """
     graph, placement = schedule.problem.graph, schedule.placement.copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
 
 _FOLDER = Path(__file__).parent
+_SIZE = re.compile(r"\b[a-z] [\d.]+ \w*B\b")  # "w 1.20 GB" in a cell
+_WAYS = (
+    "Ways to run the step, best first. M: micro-batches. Fullest device: weights (w), gradients (g), optimizer (o), "
+    "activations (a), received from other devices (r)"
+)
 
 
 Counts = Sequence[tuple[int, float, bool]]
@@ -72,14 +78,14 @@ def report_page(
     """The report on a schedule as HTML, with its style, script and data inside.
 
     Args:
-        schedule: that the report is on.
+        schedule: the schedule that the report is on.
         title: what to call the model.
-        placer: that found the placement, where that is known.
+        placer: the placer that found the placement, where that is known.
         rivals: others to compare it with.
         whole_modules: whether it and they keep each block of the model on one device.
         counts: (devices, makespan in microseconds, whether it fits) on 1, 2, 4, ... devices and on all.
         advice: how many of them are worth using, in a sentence.
-        ways: to run the step, where the placement is the first of them.
+        ways: the ways to run the step, where the placement is the first of them.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -128,13 +134,19 @@ def _paragraphs(said: list[tuple[str, str]], ways: Ways | None, devices: str) ->
 
 
 def _ways(ways: Ways) -> tables.Table:
-    """Numbers to the right, as they begin with a digit in each row; the first row is the report's."""
+    """Numbers to the right, as they begin with a digit in each row; the first row is the report's.
+
+    Lines break between the sizes of a cell, such as "w 1.20 GB g 3.40 GB", not within one.
+    """
     numbers = [all(row[column][:1].isdigit() for row in ways.rows) for column in range(len(ways.columns))]
     texts = tuple(column for column, number in enumerate(numbers) if not number)
-    rows: list[tuple[str, ...]] = [
-        (f"{row[0]} (this report)" if row is ways.rows[0] else row[0], *row[1:]) for row in ways.rows
-    ]
-    return tables.Table("Ways to run the step, best first", tuple(ways.columns), rows, texts)
+    rows: list[tuple[str, ...]] = [tuple(_SIZE.sub(_unbroken, cell) for cell in row) for row in ways.rows]
+    rows[0] = (f"{rows[0][0]} (this report)", *rows[0][1:])
+    return tables.Table(_WAYS, tuple(ways.columns), rows, texts)
+
+
+def _unbroken(found: re.Match[str]) -> str:
+    return found[0].replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _compared(schedule: Schedule, placer: str, rivals: Sequence[Rival], whole: bool) -> tables.Table:

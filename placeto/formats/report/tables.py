@@ -58,7 +58,7 @@ def count_table(counts: Sequence[tuple[int, float, bool]]) -> Table:
         for (devices, us, holds), (_, before, _) in zip(counts, [*counts[:1], *counts], strict=False)
         for fits in ["yes" if holds else "no"]
     ]
-    columns = ("devices", "step", "times as fast as one", "saved by the last ones", "fits")
+    columns = ("devices", "step", "times as fast as one", "saved by the added ones", "fits")
     return Table("Best step found on so many devices, or fewer", columns, rows, ())
 
 
@@ -97,7 +97,9 @@ def cut_table(schedule: Schedule) -> Table:
         modules = _first((_module(schedule, reader) for reader in away), _CONSUMERS)
         size, times = int(graph.output_bytes[tensor]), int(copies[tensor])
         sent = format_bytes(size) if times == 1 else f"{times} x {format_bytes(size)}"
-        made = f"{graph.op_names[producer]} ({_module(schedule, producer)})"
+        made = graph.op_names[producer]
+        if graph.modules[producer]:
+            made += f" ({graph.modules[producer]})"
         rows.append((sent, names[home], made, where, modules))
     columns = ("bytes", "from", "made by op (module)", "to", "read in modules")
     return Table("Largest tensors that are sent", columns, rows, (1, 2, 3, 4), int((copies > 0).sum()) - len(rows))
@@ -119,7 +121,7 @@ def path_table(schedule: Schedule, path: CriticalPath) -> Table:
         for ops, compute, ahead, sends in [totals[module]]
         for share in [(compute + ahead + sends) / whole]
     ]
-    columns = ("module", "ops", "computing", "in others' way", "sending", "share of the step")
+    columns = ("module", "ops", "computing", "keeping others waiting", "sending", "share of the step")
     return Table("Critical path by module", columns, rows, (0,), max(0, len(order) - ROWS))
 
 
@@ -132,18 +134,18 @@ def step_table(schedule: Schedule, path: CriticalPath) -> Table:
         op = _op_of(schedule, step)
         if step < count:
             where = names[schedule.placement[op]]
-            why = "the next step needs its result" if needed else "the next step waits for its device"
+            why = "the next one needs its result" if needed else "the next one waits for its device"
             start = schedule.start_us[step]
         else:
             to = int(schedule.send_dst[step - count])
             where = f"{names[schedule.send_src[step - count]]} to {names[to] if to >= 0 else 'all'}"
-            why = "the next step needs the tensor" if needed else "the next step waits for its link"
+            why = "the next one needs the tensor" if needed else "the next one waits for its link"
             start = schedule.send_start_us[step - count]
         name = graph.op_names[op] if step < count else f"tensor of {graph.op_names[op]}"
         row = (name, _module(schedule, op), where, format_us(float(start)), format_us(float(path.took_us[position])))
         rows.append((*row, why))
     columns = ("op or tensor", "module", "where", "begins at", "takes", "why it is on the path")
-    caption = "Longest steps of the critical path"
+    caption = "Longest ops and transfers of the critical path"
     return Table(caption, columns, rows, (0, 1, 2, 5), len(path.steps) - len(rows))
 
 

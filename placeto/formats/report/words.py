@@ -1,4 +1,4 @@
-"""What a report says in words: what was placed where, why it is faster, and what bounds it."""
+"""What a report says in words: what was placed where, how fast it is, and what takes the time."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ INSTEAD = "Instead of placing"
 """Heading of what is said of data parallelism."""
 _MOST_DEVICES, _MOST_LABELS = 8, 3
 _VERDICTS = {
-    COMPUTE: "a chain of ops that need each other bounds it: faster devices would help, more of them would not",
-    DEVICE: "the load of the devices bounds it: more or faster devices would help, or less work on {busiest}",
-    TRANSFER: "transfers bound it: faster links would help, or fewer and smaller tensors between devices",
-    LAUNCH: "launching many short ops bounds it: larger batches, fused ops or captured graphs would help",
+    COMPUTE: "Ops that need each other's results take the largest part: faster devices would help, more would not",
+    DEVICE: "Waiting for busy devices takes the largest part: more devices would help, or less work on {busiest}",
+    TRANSFER: "Transfers take the largest part: faster links would help, or fewer and smaller tensors between devices",
+    LAUNCH: "Launching many short ops takes the largest part: larger batches, fused ops or captured graphs would help",
 }
 
 
@@ -33,7 +33,7 @@ def summary(schedule: Schedule, path: CriticalPath, title: str, placer: str) -> 
     return [
         ("Result", _result(schedule, title, placer)),
         ("What is where", _where(schedule)),
-        ("What bounds it", _bounds(schedule, path)),
+        ("What takes the time", _bounds(schedule, path)),
         ("Memory", _memory(schedule)),
         (INSTEAD, _instead(schedule)),
     ]
@@ -56,13 +56,15 @@ def _result(schedule: Schedule, title: str, placer: str) -> str:
         name = cluster.device_names[int(single.placement[0])]
         speed = single.makespan_us / (schedule.makespan_us or 1.0)
         alike = " in as many micro-batches" if (problem.graph.micro_batches > 0).any() else ""
-        text += f", {speed:.2f} times as fast as {name} alone{alike} ({format_us(single.makespan_us)}). "
+        if used > 1:
+            text += f", {speed:.2f} times as fast as {name} alone{alike} ({format_us(single.makespan_us)})"
+        text += ". "
     at_once = schedule.busy_us.sum() / (schedule.makespan_us or 1.0)
     text += f"On average {at_once:.2f} devices are busy at the same time"
     sizes = problem.graph.output_bytes[schedule.send_tensor]
     if schedule.num_sends:
         tensors = "one tensor is" if schedule.num_sends == 1 else f"{schedule.num_sends:,} tensors are"
-        text += f"; the price is that {tensors} sent, {format_bytes(int(sizes.sum()))} in all"
+        text += f". For this, {tensors} sent, {format_bytes(int(sizes.sum()))} in all"
     return f"{text}."
 
 
@@ -78,9 +80,9 @@ def _where(schedule: Schedule) -> str:
         whole = sum(total.values()) or 1.0
         first = sorted(total, key=lambda label: -total[label])[:_MOST_LABELS]
         shown = [label for label in first if total[label] >= 0.01 * whole] or first[:1]
-        parts = ", ".join(f"{label} ({total[label] / whole:.0%})" for label in shown)
+        parts = ", ".join(f"{label} ({_percent(total[label] / whole)})" for label in shown)
         share = whole / (time.sum() or 1.0) if any(total.values()) else 0.0
-        sentences.append(f"{names[device]} computes {share:.0%} of the work, most of it in {parts}.")
+        sentences.append(f"{names[device]} computes {_percent(share)} of the work, most of it in {parts}.")
     if len(used) > _MOST_DEVICES:
         sentences.append(f"The other {len(used) - _MOST_DEVICES} devices are in the tree of modules below.")
     return " ".join(sentences)
@@ -91,14 +93,14 @@ def _bounds(schedule: Schedule, path: CriticalPath) -> str:
     busiest = int(schedule.busy_us.argmax())
     busy = schedule.busy_us[busiest] / (schedule.makespan_us or 1.0)
     kinds = (
-        (COMPUTE, "computing what the next step needs"),
+        (COMPUTE, "computing what the next op or transfer needs"),
         (DEVICE, "waiting for a device that is busy with other ops"),
         (TRANSFER, "transfers"),
         (LINK, "waiting for a link that is busy with other tensors"),
         (LAUNCH, "launching ops"),
         (IDLE, "idle"),
     )
-    parts = [f"{shares[part]:.0%} is {phrase}" for part, phrase in kinds if shares[part] >= 0.005]
+    parts = [f"{_percent(shares[part])} is {phrase}" for part, phrase in kinds if shares[part] >= 0.005]
     weights = {
         COMPUTE: shares[COMPUTE],
         DEVICE: shares[DEVICE],
@@ -106,8 +108,8 @@ def _bounds(schedule: Schedule, path: CriticalPath) -> str:
         LAUNCH: shares[LAUNCH],
     }
     verdict = _VERDICTS[max(weights, key=lambda part: weights[part])].format(busiest=names[busiest])
-    text = f"Of the critical path, from the first op to the end, {', '.join(parts) or 'nothing'}: {verdict}. "
-    text += f"The busiest device, {names[busiest]}, is busy for {busy:.0%} of the step"
+    text = f"Of the critical path, from the first op to the end, {', '.join(parts) or 'nothing'}. {verdict}. "
+    text += f"The busiest device, {names[busiest]}, is busy for {_percent(busy)} of the step"
     if schedule.num_sends:
         took = schedule.send_finish_us - schedule.send_start_us
         ends = list(zip(schedule.send_src.tolist(), schedule.send_dst.tolist(), strict=True))
@@ -117,12 +119,17 @@ def _bounds(schedule: Schedule, path: CriticalPath) -> str:
         src, dst = max(total, key=lambda pair: total[pair])
         share = total[src, dst] / (schedule.makespan_us or 1.0)
         text += (
-            f"; from {names[src]} to {names[dst] if dst >= 0 else 'all'} a tensor is on its way for {share:.0%} of it"
+            f"; from {names[src]} to {names[dst] if dst >= 0 else 'all'} a tensor is on its way for "
+            f"{_percent(share)} of it"
         )
     bound = problem.lower_bound_us
     times = schedule.makespan_us / bound if bound else 1.0
     text += f". No placement on {problem.cluster.name} takes less than {format_us(bound)}; this one takes {times:.2f} "
     return f"{text}times that."
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.0f} %"
 
 
 def _memory(schedule: Schedule) -> str:

@@ -78,7 +78,7 @@ MULTILEVEL = MultilevelConfig()
 def anneal(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """Annealing from the best cheap placement, with most proposals on critical groups; few get worse."""
+    """Annealing from the best cheap placement; most of the moves that it proposes are of critical groups."""
     return search_from_cheap(annealing, problem, simulations, seconds, seed)
 
 

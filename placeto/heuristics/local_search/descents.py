@@ -44,7 +44,7 @@ def hillclimb(
 def ils(
     problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> PlacementResult:
-    """Iterated local search: descend, move a few groups or a module at random, descend again, go on from the better."""
+    """Iterated local search: descend, move some groups or a module at random, descend again; keep the better."""
     return search_from_cheap(iterate, problem, simulations, seconds, seed)
 
 

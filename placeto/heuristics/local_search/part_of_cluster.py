@@ -1,4 +1,4 @@
-"""Searching on a part of the cluster: where it is large, most moves to other hosts are in vain.
+"""Searching on a part of the cluster: in a large cluster, most moves to other hosts gain nothing.
 
 Legend: D devices.
 """

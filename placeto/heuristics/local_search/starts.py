@@ -27,7 +27,7 @@ from placeto.simulator.watch import at_work
 CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
 """What training begins from, the one that is best most often first."""
 LP_OPS = 2000
-"""Ops of a graph for which m-SCT's linear programs count as cheap: .2 to .6 s."""
+"""Ops of a graph for which m-SCT's linear programs count as cheap: 0.2 to 0.6 s."""
 _LP_SHARE = 0.05  # of the time that is left, at most, for each of these
 CONSTRUCTIVE: tuple[Rule, ...] = (
     *CHEAP,

@@ -1,6 +1,6 @@
 """Learning of a one-shot policy: K placements of each of some graphs a round, REINFORCE or PPO on their makespans.
 
-Rewards stand in `placeto.environment.rewards`, the published recipes in `placeto.training.recipes`.
+Rewards are in `placeto.environment.rewards`, the published recipes in `placeto.training.recipes`.
 
 Legend: C training problems, B of them in a round, K samples, A decisions of a sample, N ops, W ops of the largest.
 """
