@@ -131,9 +131,11 @@ def run(arguments: Arguments) -> None:
 def _write_report(plans: Plans, path: Path, name: str) -> None:
     """Write a page with the table and on the best way."""
     from placeto.formats.report import Ways, save_report
+    from placeto.planning.steps import PIPELINES
     from placeto.problem.units import format_bytes
 
-    (head, *rows), schedule = plans.cells(), plans.best.schedule
+    (head, *rows), best = plans.cells(), plans.best
+    schedule = best.placed if best.kind in PIPELINES else best.schedule
     note = ""
     if plans.best.used not in schedule.peak_memory.tolist():
         note = "The table has what frameworks keep on each replica; below, each parameter is kept by one of them."

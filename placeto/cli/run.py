@@ -95,7 +95,7 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
         save_torch_pipeline(made, Path(folder), arguments.factory, settings_of(options.settings), options.loss)
         times = torchrun(Path(folder), devices, _NOT_COUNTED + arguments.steps, check=arguments.check, each=say)
     counted = times[_NOT_COUNTED:]
-    median, spread, simulated = statistics.median(counted), max(counted) - min(counted), made.order.schedule.makespan_us
+    median, spread, simulated = statistics.median(counted), max(counted) - min(counted), made.step.makespan_us
     took = f"{format_us(median)} in the median of {len(counted)}, spread {format_us(spread)}"
     say(f"step         {took}, simulated {format_us(simulated)}")
 

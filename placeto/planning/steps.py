@@ -41,7 +41,7 @@ class PlannedStep:
     kind: str
     shape: str  # "2 stages x 4"
     micro_batches: int
-    result: PlacementResult  # what is simulated: of replicas, of a graph that frameworks make of the step
+    result: PlacementResult  # what is simulated: of what frameworks run, of a graph that they make of the step
     memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the device that has the least room left
     room: int  # bytes of that device
     batch: int  # samples of a step
@@ -51,6 +51,11 @@ class PlannedStep:
     def schedule(self) -> Schedule:
         """What runs where and when."""
         return self.result.schedule()
+
+    @cached_property
+    def placed(self) -> Schedule:
+        """The placement of the step as it is captured, which `placeto export` takes; where it is none, `schedule`."""
+        return self.schedule if self.placement is None else self.placement.schedule()
 
     @property
     def step_us(self) -> float:
@@ -107,7 +112,7 @@ class PlannedStep:
     @cached_property
     def torch_refusal(self) -> str:
         """Of a pipeline: why `placeto export` can't say it for torch; "" where it can."""
-        return torch_refusal(self.schedule)
+        return torch_refusal(self.placed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -131,7 +131,8 @@ def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> 
                         "of a model that is cut into stages: compute without them, or outside of the model"
                     )
         if isinstance(module, InterpreterModule):  # its forward pass goes through the nodes of its graph in Python
-            module.forward = MethodType(type(GraphModule(module, module.graph)).forward, module)  # type: ignore[method-assign]
+            compiled = type(GraphModule(module, module.graph)).forward
+            module.forward = MethodType(compiled, module)  # type: ignore[method-assign]
     return cut
 
 
