@@ -122,8 +122,8 @@ def _cluster(
 ) -> Cluster:
     described = []
     for device in devices:
-        flops, bandwidth = peaks(device)
-        described.append(Device(device.name, device.kind, flops, bandwidth, device.memory, overhead_us[device.kind]))
+        flops, of_memory = peaks(device)
+        described.append(Device(device.name, device.kind, flops, of_memory, device.memory, overhead_us[device.kind]))
     return Cluster(name, tuple(described), bandwidth, latency_us)
 
 

@@ -6,16 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from placeto.formats.exports.torch_step import CHUNK, SUM
 from placeto.runtime.devices import open_devices
 from placeto.runtime.process_links import SIZES, _addition, process_links
+from placeto.runtime.profiling import profile
+from placeto.runtime.steps import real_training
 from placeto.runtime.torchrun import TorchrunError
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_two_processes_send_to_each_other() -> None:
-    bandwidth, latency_us, fits = process_links(open_devices(["cpu:0", "cpu:1"]))
+    step = real_training(nn.Linear(4, 4), [torch.randn(4, 4)], lambda y: y.square().mean(), name="layer")
+    made = profile([step], open_devices(["cpu:0", "cpu:1"]), 0.1, processes=True)
+    bandwidth, latency_us, fits = made.cluster.bandwidth, made.cluster.latency_us, made.costs.fits["cpu"]
     assert 10 < bandwidth[0, 1] == bandwidth[1, 0] < 1e6  # bytes/us: 10 MB/s to 1 TB/s
     assert 1 < latency_us[0, 1] == latency_us[1, 0] < 1e5
     assert np.diagonal(latency_us).tolist() == [0.0, 0.0]
