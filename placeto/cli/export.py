@@ -50,7 +50,7 @@ class Arguments:
 
     graph: GraphArgument
     placement: Path
-    """a placement file, as `placeto place -o` writes it"""
+    """a file of a placement, as `placeto place -o` and `placeto plan -o` write it"""
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
     format: Literal[

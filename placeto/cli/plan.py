@@ -57,7 +57,7 @@ class Arguments:
     seed: int = 0
     """of that search"""
     output: OutputPath = None
-    """write the placement of the best way to this .json file"""
+    """write the best way that is a placement, as a plan, to this .json file"""
     report: OptionalPath = None
     """write a page with the table and on the best way, as `placeto report` does, to this .html file"""
     batch: OptionalInt = None
@@ -78,13 +78,14 @@ def run(arguments: Arguments) -> None:
         raise UsageError("--simulations and --seed must be at least 0")
     from placeto.capture.micro_batches import batch_length
     from placeto.capture.trace import capture_training
-    from placeto.formats.placement import save_placement
+    from placeto.formats.plan import save_plan
     from placeto.planning.steps import PIPELINES
     from placeto.planning.ways import plans_of, with_headroom
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
 
-    cluster = with_headroom(find_cluster(arguments.cluster, None), size_of(arguments.headroom))
+    given = find_cluster(arguments.cluster, None)
+    cluster = with_headroom(given, size_of(arguments.headroom))
     costs, options = load_costs(arguments.costs), arguments.step
     name, module, inputs, loss, targets = find_model(arguments.model, options, arguments.batch, arguments.length)
     how = {"name": name, "precision": options.precision, "targets": targets, "optimizer": options.optimizer}
@@ -118,14 +119,10 @@ def run(arguments: Arguments) -> None:
     if arguments.report is not None:
         _write_report(plans, arguments.report, name)
     if arguments.output is not None:
-        saved, placement = plans.best_placed
-        save_placement(placement, arguments.output)
+        saved = plans.best_placed
+        save_plan(saved.file(given), arguments.output)
         if saved is not plans.best:
             note(f"{plans.best.kind} is no placement of ops: the file has that of the next best, {saved.name}")
-        note(
-            f"the placement is of the step with --micro-batches {saved.micro_batches}: "
-            "give it to the commands that read the file"
-        )
 
 
 def _write_report(plans: Plans, path: Path, name: str) -> None:

@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 
 from placeto.cli.common import CostsText, OptionalPath, OptionalText, UsageError, check_positive, note, say
 from placeto.cli.factory import make
-from placeto.cli.graphs import CaptureOptions, Step, StepOptions, check_step, step_of
+from placeto.cli.graphs import CaptureOptions, Step, StepOptions, as_planned, check_step, step_of
 from placeto.problem.units import format_bytes, format_us
 
 _NOT_COUNTED = 2  # first steps, which are slower
@@ -37,8 +37,8 @@ class Arguments:
     placement: OptionalPath = None
     """a placement file, as `placeto place -o` or `placeto tune -o` writes it"""
     plan: OptionalPath = None
-    """in place of it, a placement for torch: `placeto plan --runnable-by torch -o`, or `placeto place` with --placer
-    torch-pipeline"""
+    """in place of it, a plan for torch: `placeto plan --runnable-by torch -o`, or a placement by `placeto place` with
+    --placer torch-pipeline"""
     cluster: OptionalText = None
     """with --plan, a cluster's name or file; that of the placement if not given"""
     costs: CostsText = "efficiency"
@@ -111,7 +111,7 @@ def _run_placement(arguments: Arguments, path: Path) -> None:
     from placeto.runtime.steps import filled
     from placeto.runtime.sums import in_lists
 
-    options, file = arguments.options, load_placement(path)
+    options, file = as_planned(path, arguments.factory, None, arguments.options), load_placement(path)
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
     with filled():
         made = make(arguments.factory, options.settings, device="cpu")
