@@ -90,11 +90,8 @@ class _Step:
     def __init__(self, schedule: Schedule, stages: TorchStages, kinds: Sequence[str]) -> None:
         self.schedule, self.problem, self.graph = schedule, schedule.problem, schedule.problem.graph
         self.stages, self.kinds, self.devices = stages, kinds, schedule.problem.cluster.devices
-        self.sums, self.summed, self.shared = (
-            gradient_sums(self.graph),
-            _summed(self.graph),
-            of_no_micro_batch(self.graph),
-        )
+        self.summed, self.shared, sums = _summed(self.graph), of_no_micro_batch(self.graph), gradient_sums(self.graph)
+        self.addition = dict(zip(sums.home.tolist(), sums.addition[sums.ptr[:-1] + 1].tolist(), strict=True))  # by home
         self.own = self.graph.to_ops()
         self.source = np.repeat(np.arange(self.graph.num_ops), np.diff(self.graph.output_ptr)).tolist()  # (T,)
         self.records: list[Record] = []
@@ -177,17 +174,16 @@ class _Step:
 
     def _accumulate(self, held: dict[tuple[int, int], Output], home: int, device: int, tensor: int) -> None:
         """Add what a micro-batch gives to a gradient to what those before it on the device have given."""
-        op, graph, sums = self.source[tensor], self.graph, self.sums
+        op, graph = self.source[tensor], self.graph
         given = graph.op_names[op], tensor - int(graph.output_ptr[op])
         if (home, device) not in held:
             held[home, device] = given
             self.own[op]["resident_outputs"] = [*self.own[op].get("resident_outputs", ()), given[1]]
             return
-        record = self.own[sums.addition[sums.ptr[np.searchsorted(sums.home, home)] + 1]]
         name, of = f"{graph.op_names[home]} of {given[0]}", int(graph.micro_batches[op])
         inputs = [held[home, device], given]
-        record = record | {"name": name, "inputs": inputs, "micro_batch": of, "resident_outputs": [0], "held": []}
-        held[home, device] = self._add(device, record)
+        record = {"name": name, "inputs": inputs, "micro_batch": of, "resident_outputs": [0], "held": []}
+        held[home, device] = self._add(device, self.own[self.addition[home]] | record)
 
     def _sum_up(self) -> None:
         """Let the replicas of each stage add up their gradients, and divide them."""
