@@ -3,6 +3,7 @@
 Torchrun starts this module, a process for each core. Two processes send a tensor to each other and back while the
 others wait; a transfer takes half of that. Then all processes add up tensors by all-reduce, and two of them run a
 pipeline of two small layers: what a chunk takes there beside its ops is what torch takes for each chunk.
+At last one process runs a backward pass in one chunk, and in two.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
-from placeto.formats.exports.torch_step import CHUNK, SUM
+from placeto.formats.exports.torch_step import CHUNK, SPLIT, SUM
 from placeto.problem.profiled import Fit
 from placeto.runtime.devices import LocalDevice
+from placeto.runtime.split_chunks import split_chunks
 from placeto.runtime.torchrun import TorchrunError, lines_of
 from placeto.runtime.transfers import REPEATS, SIZES, fitted
 
@@ -34,7 +36,9 @@ class ProcessLinks(NamedTuple):
 
     bandwidth: np.ndarray  # (D, D) bytes/us
     latency_us: np.ndarray  # (D, D)
-    fits: Mapping[str, Fit]  # of `CHUNK` and `SUM`, see `placeto.formats.exports.torch_step`; none of one process
+    fits: Mapping[
+        str, Fit
+    ]  # of `CHUNK`, `SPLIT` and `SUM` of `placeto.formats.exports.torch_step`; none of one process
 
 
 def process_links(devices: Sequence[LocalDevice]) -> ProcessLinks:
@@ -51,7 +55,7 @@ def process_links(devices: Sequence[LocalDevice]) -> ProcessLinks:
     for line in lines_of(["--module", "placeto.runtime.process_links"], (), devices):
         said = json.loads(line)
         if "chunk" in said:
-            fits[CHUNK] = Fit(said["chunk"], 0.0, 0.0)
+            fits[CHUNK], fits[SPLIT] = Fit(said["chunk"], 0.0, 0.0), Fit(**said["split"])
         elif "sum" in said:
             fits[SUM] = _addition(said["sum"], bandwidth, latency_us)
         else:
@@ -147,7 +151,8 @@ def main() -> None:
         pair = dist.new_group([0, 1])
         chunk = _chunk(rank, pair) if rank < 2 else 0.0
         if rank == 0:
-            print(json.dumps({"sum": sums}), json.dumps({"chunk": chunk}), sep="\n", flush=True)
+            said = {"chunk": chunk, "split": vars(split_chunks())}
+            print(json.dumps({"sum": sums}), json.dumps(said), sep="\n", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from placeto.formats.exports import torch_pipeline
-from placeto.formats.exports.torch_step import CHUNK, SUM
+from placeto.formats.exports.torch_step import CHUNK, SPLIT, SUM
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph_checks import NO_MICRO_BATCH
 from placeto.problem.graph_memory import with_optimizer
@@ -70,7 +70,8 @@ def test_what_a_chunk_takes_beside_its_ops_is_counted() -> None:
     chunks = [name for name, kind in zip(graph.op_names, graph.op_types, strict=True) if kind == CHUNK]
     assert {name[:2] for name in chunks} == {"0F", "0B", "1F", "1I", "1W"}
     assert len(chunks) == 8 * 5
-    np.testing.assert_allclose(measured.busy_us - plain.busy_us, [16 * 500.0, 24 * 500.0, 0.0, 0.0], rtol=1e-6)
+    split = 8 * (8 * 20.0 + 4 * LAYER * 0.001)  # each W of a stage of four layers
+    np.testing.assert_allclose(measured.busy_us - plain.busy_us, [16 * 500.0, 24 * 500.0 + split, 0.0, 0.0], rtol=1e-6)
 
 
 def _on_cores(devices: list[tuple[int, ...]], measured: bool) -> Schedule:
@@ -80,6 +81,8 @@ def _on_cores(devices: list[tuple[int, ...]], measured: bool) -> Schedule:
     cores = tuple(replace(kind, name=f"cpu:{number}") for number in range(4))
     apart = 1 - np.eye(4)
     cluster = Cluster("cores", cores, np.full((4, 4), 1000.0), 50.0 * apart)
-    fits = {"*": Fit(1.0, 0.0, 1e-5)} | ({CHUNK: Fit(500.0, 0.0, 0.0), SUM: Fit(10.0, 0.0, 0.01)} if measured else {})
+    fits = {"*": Fit(1.0, 0.0, 1e-5)}
+    if measured:
+        fits |= {CHUNK: Fit(500.0, 0.0, 0.0), SPLIT: Fit(20.0, 0.0, 0.001), SUM: Fit(10.0, 0.0, 0.01)}
     problem = PlacementProblem(GRAPH, cluster, Profiled("", "", (), {"cpu": fits}))
     return simulate(problem, on.placement)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from placeto.formats.exports.torch_step import CHUNK, SUM
+from placeto.formats.exports.torch_step import CHUNK, SPLIT, SUM
 from placeto.runtime.devices import open_devices
 from placeto.runtime.process_links import SIZES, _addition, process_links
 from placeto.runtime.profiling import profile
@@ -26,6 +26,7 @@ def test_two_processes_send_to_each_other() -> None:
     assert np.diagonal(latency_us).tolist() == [0.0, 0.0]
     assert 1 < fits[CHUNK].fixed_us < 1e5
     assert 0 < fits[SUM].us_per_byte < 1 / 10
+    assert fits[SPLIT].fixed_us + fits[SPLIT].us_per_byte > 0
 
 
 def test_a_sum_is_the_transfers_of_a_ring_and_its_additions() -> None:

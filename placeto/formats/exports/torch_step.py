@@ -5,8 +5,9 @@ cluster's order: 2 (R - 1) transfers of 1 / R of the bytes, from each replica to
 number of micro-batches. No parameter is sent, and each replica keeps the state of the optimizer. All of it becomes ops
 of a graph, which the simulator runs as any other; each device keeps to the list of its chunks.
 
-Costs that `placeto profile --processes` has measured say what torch takes beside the ops: for a chunk, and for what a
-ring adds. With other costs a chunk takes its ops, and an addition of a ring what it would take as an op.
+Costs that `placeto profile --processes` has measured say what torch takes beside the ops: for a chunk, for a backward
+pass in two chunks in place of one, and for what a ring adds. With other costs a chunk takes its ops, and an addition of
+a ring what it would take as an op.
 
 Legend: N ops, T tensors, S stages, R replicas, D devices.
 """
@@ -29,8 +30,9 @@ from placeto.problem.profiled import Fit
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule, simulate
 
-CHUNK, SUM = "torchrun.chunk", "torchrun.sum"
-"""Under which measured costs have what a chunk takes beside its ops, and a ring's addition for each tensor and byte."""
+CHUNK, SPLIT, SUM = "torchrun.chunk", "torchrun.split", "torchrun.sum"
+"""Under which measured costs have what torch takes beside the ops: for a chunk; for I and W in place of B, for each
+parameter of the stage and each byte of it; and for a ring's addition, for each tensor and byte."""
 ADDITION, PART = "aten.add", "part"
 Record = dict[str, Any]
 Output = tuple[str, int]
@@ -94,6 +96,11 @@ class _Step:
         self.addition = dict(zip(sums.home.tolist(), sums.addition[sums.ptr[:-1] + 1].tolist(), strict=True))  # by home
         self.own = self.graph.to_ops()
         self.source = np.repeat(np.arange(self.graph.num_ops), np.diff(self.graph.output_ptr)).tolist()  # (T,)
+        self.size, self.tensors = defaultdict[int, int](int), defaultdict[int, int](int)  # of each stage's gradients
+        for tensor in dict(contributions(self.graph)).values():  # one for each parameter
+            stage = int(stages.stage[self.source[tensor]])
+            self.size[stage] += int(self.graph.output_bytes[tensor])
+            self.tensors[stage] += 1
         self.records: list[Record] = []
         self.lists: list[list[int]] = [[] for _ in self.devices]  # (D,) of each device its ops, as numbers of records
 
@@ -149,7 +156,10 @@ class _Step:
 
     def _chunk(self, device: int, stage: int, kind: str, micro_batch: int) -> None:
         if fit := self._beside(device, CHUNK):
-            time = {"time_us": {self.devices[device].kind: fit.fixed_us}}
+            us, split = fit.fixed_us, self._beside(device, SPLIT)
+            if kind == "W" and split:
+                us += self.tensors[stage] * split.fixed_us + self.size[stage] * split.us_per_byte
+            time = {"time_us": {self.devices[device].kind: us}}
             self._add(device, {"name": f"{stage}{kind}{micro_batch}", "type": CHUNK, "micro_batch": micro_batch} | time)
 
     def _copy(self) -> None:
@@ -187,12 +197,7 @@ class _Step:
 
     def _sum_up(self) -> None:
         """Let the replicas of each stage add up their gradients, and divide them."""
-        graph = self.graph
-        size, tensors = defaultdict[int, int](int), defaultdict[int, int](int)
-        for tensor in dict(contributions(graph)).values():  # one for each parameter
-            stage = int(self.stages.stage[self.source[tensor]])
-            size[stage] += int(graph.output_bytes[tensor])
-            tensors[stage] += 1
+        size, tensors = self.size, self.tensors
         for stage in sorted(size):
             ring = sorted({row[stage] for row in self.stages.devices})
             if len(ring) > 1:
