@@ -58,7 +58,7 @@ def main(cluster: str, micro_batches: list[int], folder: Path, steps: int) -> st
     )
     print(plans, plans.advice(), sep="\n")
     pipeline = next(step for step in plans.steps if "pipeline" in step.kind)
-    made = torch_pipeline(pipeline.schedule)
+    made = torch_pipeline(pipeline.placed)
     save_torch_pipeline(made, folder, f"{Path(__file__).resolve()}:make")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(made.num_ranks)]
     command += [str(folder / "run.py"), "--steps", str(steps), "--check"]

@@ -110,7 +110,7 @@ def _table(
     table, simulated, medians, least = [head, rule(len(head))], list[float](), list[float](), list[float]()
     rounds = np.array([[np.median(run) for run in runs] for runs in times.values()])  # (plans, rounds)
     for (shape, count), runs, row in zip(made, times.values(), rounds, strict=True):
-        simulated.append(made[shape, count].order.schedule.makespan_us)
+        simulated.append(made[shape, count].step.makespan_us)
         medians.append(float(np.median(np.concatenate(runs))))
         least.append(min(min(run) for run in runs))
         numbers = [f"{us / 1e3:.1f}" for us in (simulated[-1], medians[-1], least[-1])]

@@ -10,6 +10,7 @@ import pytest
 from placeto import PlacementProblem, load_cluster, load_graph, simulate
 from placeto.evaluation.comparison import load_rows
 from placeto.formats.placement import PlacementFile, load_placement
+from placeto.formats.plan import PlanFile, load_plan
 from placeto.problem.cluster import Cluster
 from placeto.problem.costs import ROOFLINE, load_costs
 from placeto.problem.costs.profiled import load_profiled, torch_version
@@ -74,8 +75,8 @@ def test_every_experiment_stands_in_the_list() -> None:
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
     """What the examples of file formats load as, by format."""
     loaders = {
-        "graph": load_graph, "cluster": load_cluster, "placement": load_placement, "evaluation": load_rows,
-        "costs": load_profiled, "efficiency": load_costs,
+        "graph": load_graph, "cluster": load_cluster, "placement": load_placement, "plan": load_plan,
+        "evaluation": load_rows, "costs": load_profiled, "efficiency": load_costs,
     }  # fmt: skip
     found: dict[str, list[object]] = {name: [] for name in loaders}
     for number, text in enumerate(examples("json", FORMATS)):
@@ -88,7 +89,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
 
 def test_examples_of_all_formats_load(loaded: dict[str, list[object]]) -> None:
     assert {name: len(of) for name, of in loaded.items()} == {
-        "graph": 1, "cluster": 2, "placement": 1, "evaluation": 1, "costs": 1, "efficiency": 1,
+        "graph": 1, "cluster": 2, "placement": 1, "plan": 1, "evaluation": 1, "costs": 1, "efficiency": 1,
     }  # fmt: skip
 
 
@@ -106,6 +107,10 @@ def test_examples_belong_together(loaded: dict[str, list[object]]) -> None:
     assert isinstance(file, PlacementFile)
     problem = PlacementProblem(graph, cluster, ROOFLINE)  # the table of efficiencies may be fitted anew
     assert simulate(problem, file.devices(graph, cluster)).makespan_us == file.makespan_us
+    (plan,) = loaded["plan"]
+    assert isinstance(plan, PlanFile)
+    plan.check_cluster(cluster)
+    assert plan.placement.placement == file.placement
     (row,) = rows[0]
     assert row["makespan_us"] == problem.single_device_us
     assert row["lower_bound_us"] == problem.lower_bound_us

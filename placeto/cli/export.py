@@ -53,7 +53,7 @@ class Arguments:
 
     graph: GraphArgument
     placement: Path
-    """a placement file, as `placeto place -o` writes it"""
+    """a file of a placement, as `placeto place -o` and `placeto plan -o` write it"""
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
     format: Literal[
@@ -190,7 +190,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     for number, (own, at) in enumerate(zip(modules, zip(*devices, strict=True), strict=True)):
         where = ", ".join(names[device] for device in at)
         say(f"stage {number:<6} {where}: {own[0]}{f' to {own[-1]}' if len(own) > 1 else ''}")
-    whole, free = made.order.schedule.makespan_us, schedule.makespan_us
+    whole, free = made.step.makespan_us, schedule.makespan_us
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
     say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")
     if made.order.moved > 0.0:
@@ -198,7 +198,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
             f"{made.order.moved:.1%} of the time is moved to another device: torch runs a backward pass "
             "where its forward pass is"
         )
-    if missing := missing_memory(made.order.schedule):
+    if missing := missing_memory(made.step):
         note(f"as torch runs it, it doesn't fit in the memory of {schedule.problem.cluster.name}: {missing} too much")
     if "recomputation" in schedule.problem.graph.passes:
         note("torch traces the model without its activation checkpoints: it takes more memory, and less time")

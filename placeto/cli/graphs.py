@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from tyro.conf import Positional, Suppress, UseAppendAction, arg
 
@@ -17,6 +17,7 @@ from placeto.placers import GRAPH_HELP, LoadError, load_families, resolve_graph
 if TYPE_CHECKING:
     from torch import nn
 
+    from placeto.problem.cluster import Cluster
     from placeto.problem.graph import ComputationGraph
 
 FACTORY_HELP = "file.py:function or package.module:function that returns (module, inputs[, loss[, targets]])"
@@ -80,6 +81,9 @@ Training = Annotated[TrainingOptions, arg(name="")]
 Captured = Annotated[CaptureOptions, arg(name="")]
 
 
+Traced = TypeVar("Traced", bound=TraceOptions)
+
+
 def find_graph(argument: str, options: CaptureOptions) -> tuple[str, ComputationGraph, nn.Module | None]:
     """The graph that an argument stands for: the name to show for it, the graph, and its module if it was captured.
 
@@ -108,6 +112,30 @@ def find_graph(argument: str, options: CaptureOptions) -> tuple[str, Computation
         if hint := _hint(argument):
             raise UsageError(f"graph {argument!r}: {hint}") from None
         raise UsageError(f"{problem}, or a model to capture: {FACTORY_HELP}") from None
+
+
+def as_planned(path: Path, argument: str, cluster: Cluster | None, options: Traced) -> Traced:
+    """How a GRAPH is captured for a file of a placement: in the micro-batches of the plan, if the file is one.
+
+    Raises:
+        PlacementError: the plan is for another cluster than the given one.
+        UsageError: another number of micro-batches is given.
+    """
+    from placeto.formats.placement import PlacementError
+    from placeto.formats.plan import load_plan
+    from placeto.problem.fields import within
+
+    plan = load_plan(path)
+    if plan is None:
+        return options
+    if cluster is not None:
+        with within(PlacementError, path):
+            plan.check_cluster(cluster)
+    if options.micro_batches not in (1, plan.micro_batches):
+        raise UsageError(
+            f"--micro-batches {options.micro_batches}: {path} is a plan with {plan.micro_batches}: leave the option out"
+        )
+    return replace(options, micro_batches=plan.micro_batches) if is_factory(argument) else options
 
 
 def is_factory(argument: str) -> bool:

@@ -61,7 +61,7 @@ class Arguments:
     seed: int = 0
     """seed of the search for a free placement"""
     output: OutputPath = None
-    """write the placement of the best way to this .json file"""
+    """write the best way that is a placement, as a plan, to this .json file"""
     report: OptionalPath = None
     """write a page to this .html file, with the table and a report of the best way like that of `placeto report`"""
     batch: OptionalInt = None
@@ -82,13 +82,14 @@ def run(arguments: Arguments) -> None:
         raise UsageError("--simulations and --seed must be at least 0")
     from placeto.capture.micro_batches import batch_length
     from placeto.capture.trace import capture_training
-    from placeto.formats.placement import save_placement
+    from placeto.formats.plan import save_plan
     from placeto.planning.steps import PIPELINES
     from placeto.planning.ways import plans_of, with_headroom
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
 
-    cluster = with_headroom(find_cluster(arguments.cluster, None), size_of(arguments.headroom))
+    given = find_cluster(arguments.cluster, None)
+    cluster = with_headroom(given, size_of(arguments.headroom))
     costs, options = load_costs(arguments.costs), arguments.step
     name, module, inputs, loss, targets = find_model(arguments.model, options, arguments.batch, arguments.length)
     how = {"name": name, "precision": options.precision, "targets": targets, "optimizer": options.optimizer}
@@ -122,24 +123,22 @@ def run(arguments: Arguments) -> None:
     if arguments.report is not None:
         _write_report(plans, arguments.report, name)
     if arguments.output is not None:
-        saved, placement = plans.best_placed
-        save_placement(placement, arguments.output)
+        saved = plans.best_placed
+        save_plan(saved.file(given), arguments.output)
         if saved is not plans.best:
             note(
                 f"{plans.best.kind} is no placement of ops: the file has that of the best way that is one, {saved.name}"
             )
-        note(
-            f"the file has the placement of the step with --micro-batches {saved.micro_batches}: "
-            "give this option to the commands that read the file"
-        )
 
 
 def _write_report(plans: Plans, path: Path, name: str) -> None:
     """Write a page with the table and on the best way."""
     from placeto.formats.report import Ways, save_report
+    from placeto.planning.steps import PIPELINES
     from placeto.problem.units import format_bytes
 
-    (head, *rows), schedule = plans.cells(), plans.best.schedule
+    (head, *rows), best = plans.cells(), plans.best
+    schedule = best.placed if best.kind in PIPELINES else best.schedule
     note = ""
     if plans.best.used not in schedule.peak_memory.tolist():
         note = "The table has what frameworks keep on each replica; below, each parameter is kept by one of them."

@@ -19,7 +19,7 @@ from placeto.cli.common import (
     note,
     say,
 )
-from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
+from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, as_planned, find_graph
 from placeto.placers import load_placer
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Arguments:
 
     graph: GraphArgument
     placement: Path
-    """a placement file, as `placeto place -o` writes it"""
+    """a file of a placement, as `placeto place -o` and `placeto plan -o` write it"""
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
@@ -90,6 +90,7 @@ def simulate_file(
     from placeto.simulator.schedule import simulate
 
     file = load_placement(placement)
+    options = as_planned(placement, graph, find_cluster(cluster, None), options)
     machine, model = find_cluster(cluster, dispatch or file.dispatch), load_costs(costs)
     name, of, _ = find_graph(graph, options)
     problem = PlacementProblem(of, machine, model)

@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 
 from placeto.cli.common import CostsText, OptionalPath, OptionalText, UsageError, check_positive, note, say
 from placeto.cli.factory import make
-from placeto.cli.graphs import CaptureOptions, Step, StepOptions, check_step, step_of
+from placeto.cli.graphs import CaptureOptions, Step, StepOptions, as_planned, check_step, step_of
 from placeto.problem.units import format_bytes, format_us
 
 _NOT_COUNTED = 2  # first steps, which are slower
@@ -95,7 +95,7 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
         save_torch_pipeline(made, Path(folder), arguments.factory, settings_of(options.settings), options.loss)
         times = torchrun(Path(folder), devices, _NOT_COUNTED + arguments.steps, check=arguments.check, each=say)
     counted = times[_NOT_COUNTED:]
-    median, spread, simulated = statistics.median(counted), max(counted) - min(counted), made.order.schedule.makespan_us
+    median, spread, simulated = statistics.median(counted), max(counted) - min(counted), made.step.makespan_us
     took = f"{format_us(median)} in the median of {len(counted)}, spread {format_us(spread)}"
     say(f"step         {took}, simulated {format_us(simulated)}")
 
@@ -111,7 +111,7 @@ def _run_placement(arguments: Arguments, path: Path) -> None:
     from placeto.runtime.steps import filled
     from placeto.runtime.sums import in_lists
 
-    options, file = arguments.options, load_placement(path)
+    options, file = as_planned(path, arguments.factory, None, arguments.options), load_placement(path)
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
     with filled():
         made = make(arguments.factory, options.settings, device="cpu")

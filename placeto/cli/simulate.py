@@ -17,7 +17,7 @@ from placeto.cli.common import (
     say,
 )
 from placeto.cli.devices import show_devices
-from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
+from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, as_planned, find_graph
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ def run(arguments: Arguments) -> None:
         check_suffix(arguments.plot)
     file = load_placement(arguments.placement)
     cluster, costs = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch), load_costs(arguments.costs)
-    name, graph, _ = find_graph(arguments.graph, arguments.options)
+    options = as_planned(arguments.placement, arguments.graph, find_cluster(arguments.cluster, None), arguments.options)
+    name, graph, _ = find_graph(arguments.graph, options)
     problem = PlacementProblem(graph, cluster, costs)
     with within(PlacementError, arguments.placement):
         placement, own = file.devices(graph, cluster), file.op_order(graph)

@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 FORMAT = "placeto.placement/1"
+PLAN = "placeto.plan/1"  # which has a placement in a field: see `placeto.formats.plan`
 _FIELDS = {
     "format": Field(text),
     "placement": Field(mapping(text)),
@@ -160,7 +161,7 @@ class PlacementFile:
 
 
 def load_placement(path: str | Path) -> PlacementFile:
-    """Read a placement file; `PlacementFile.devices` turns it into an array.
+    """Read a placement file, or the placement of a plan file; `PlacementFile.devices` turns it into an array.
 
     Raises:
         PlacementError: the file is no placement; the message names file and field.
@@ -168,9 +169,20 @@ def load_placement(path: str | Path) -> PlacementFile:
     """
     document = read_json(path, PlacementError)
     with within(PlacementError, path):
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise PlacementError(f'not a placement file: "format" must be "{FORMAT}"')
-        values = read_fields(document, _FIELDS, PlacementError)
+        if isinstance(document, dict) and document.get("format") == PLAN:
+            document = document.get("placement")
+        return placement_of(document)
+
+
+def placement_of(document: Any) -> PlacementFile:
+    """The placement that a document of JSON is.
+
+    Raises:
+        PlacementError: it is none; the message names the field.
+    """
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise PlacementError(f'not a placement file: "format" must be "{FORMAT}"')
+    values = read_fields(document, _FIELDS, PlacementError)
     return PlacementFile(**{key: value for key, value in values.items() if key != "format"})
 
 
@@ -187,7 +199,11 @@ def save_placement(placement: PlacementFile | PlacementResult, path: str | Path)
         what = "save_placement needs what a placer returned, or a PlacementFile, then a path"
         raise PlacementError(f"{what}, not {quote(placement)}")
     check_json_name(path, PlacementError)
-    file = placement if isinstance(placement, PlacementFile) else _described(placement)
+    write_json(document_of(placement if isinstance(placement, PlacementFile) else described(placement)), path)
+
+
+def document_of(file: PlacementFile) -> dict[str, Any]:
+    """What a placement file says, as a document of JSON."""
     document: dict[str, Any] = {"format": FORMAT}
     values = {key: value for key, value in vars(file).items() if value is not None}
     first = ["graph_hash", "cluster", "costs", "dispatch", "makespan_us", "fits", "peak_memory"]
@@ -196,10 +212,11 @@ def save_placement(placement: PlacementFile | PlacementResult, path: str | Path)
     document["placement"] = dict(file.placement)
     if file.order is not None:
         document["order"] = {device: list(ops) for device, ops in file.order.items()}
-    write_json(document, path)
+    return document
 
 
-def _described(result: PlacementResult) -> PlacementFile:
+def described(result: PlacementResult) -> PlacementFile:
+    """What is written of a placer's result."""
     graph, cluster = result.problem.graph, result.problem.cluster
     schedule = result.schedule()
     names = np.array(graph.op_names)

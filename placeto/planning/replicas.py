@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from placeto.formats.exports.torch_step import ADDITION, Output, Record, contributions, of_no_micro_batch, share
 from placeto.formats.exports.units import unit_of
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.gradient_sums import GRADIENT, gradient_sums
@@ -38,11 +39,6 @@ from placeto.problem.graph.graph_memory import storage
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
-
-_ADDITION = "aten.add"
-Record = dict[str, Any]
-Output = tuple[str, int]
-"""An op and the number of its output."""
 
 
 def replicated(problem: PlacementProblem, device: Sequence[int], stage: int) -> tuple[PlacementProblem, np.ndarray]:
@@ -75,7 +71,7 @@ class _Step:
         self.devices = list(dict.fromkeys(self.device))
         if stage > 1 and self.device != self.devices * (len(self.device) // len(self.devices)):
             raise ValueError(f"in stage {stage} devices take turns, which {self.device} doesn't say")
-        self.shared = _of_no_micro_batch(self.graph)
+        self.shared = of_no_micro_batch(self.graph)
         self.units, self.unit = _units(self.graph, self.shared)
         self.own = self.graph.to_ops()
         self.first = np.searchsorted(self.graph.edge_dst, np.arange(self.graph.num_ops + 1))
@@ -171,7 +167,7 @@ class _Step:
                     use = self._use(int(self.unit[source]), op)
                     readers[self._where(op)][use].append((op, edge - int(self.first[op])))
                     read[use.unit].add(int(memory[graph.edge_tensor[edge]]))
-        for home, tensor in _contributions(graph):  # a unit has its weights until its gradients are there
+        for home, tensor in contributions(graph):  # a unit has its weights until its gradients are there
             op = int(np.searchsorted(graph.output_ptr, tensor, side="right")) - 1
             readers[self._where(op)][self._use(int(self.unit[home]), op)].append((op, len(self.own[op]["inputs"])))
             self.own[op]["inputs"].append(("", 0))
@@ -202,7 +198,7 @@ class _Step:
         graph, mine = self.graph, self.shared & (self.unit == unit)
         sizes = [int(array[mine].sum()) for array in (graph.param_bytes, graph.trained_bytes, graph.state_bytes)]
         for number, device in enumerate(self.devices):
-            kept = [_share(size, number, len(self.devices)) for size in sizes]
+            kept = [share(size, number, len(self.devices)) for size in sizes]
             record: Record = {"name": self._name(_Use(unit, 0, False), "part", device), "type": "parameter"}
             record |= {"module": self.units[unit], "param_bytes": kept[0], "trained_bytes": kept[1]}
             self._add(record | {"state_bytes": kept[2] if kept[1] else 0}, device)
@@ -225,7 +221,7 @@ class _Step:
             part["resident_outputs"] = [0]
         read: dict[int, list[Output]] = {device: [] for device in on}
         for number, device in enumerate(self.devices):
-            part |= {"name": self._name(use, "part sent", device), "outputs": [_share(sent, number, count)]}
+            part |= {"name": self._name(use, "part sent", device), "outputs": [share(sent, number, count)]}
             source = self._add(part | {"inputs": [waits[device]] if device in waits else []}, device)
             for there, near in self._hosts(device):
                 wanted, passed = [other for other in there if other in read], source
@@ -259,7 +255,7 @@ class _Step:
         graph = self.graph
         given: dict[tuple[int, int], list[int]] = defaultdict(list)  # tensors, by unit and micro-batch
         source = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
-        for home, tensor in _contributions(graph):
+        for home, tensor in contributions(graph):
             given[int(self.unit[home]), int(graph.micro_batches[source[tensor]])].append(tensor)
         dtype = {int(self.unit[op]): graph.dtypes[op] for op in np.flatnonzero(graph.trained_bytes).tolist()}
         for unit in dict.fromkeys(unit for unit, _ in given):
@@ -280,7 +276,7 @@ class _Step:
     def _reduced(self, use: _Use, inputs: dict[int, list[Output]], size: int, both: Record) -> None:
         """Sum gradients of `size` bytes, each part on the device that keeps it."""
         count = len(self.devices)
-        sizes = [_share(size, number, count) for number in range(count)]
+        sizes = [share(size, number, count) for number in range(count)]
         whole = {"resident_outputs": list(range(count))} if self.stage == 1 else {}
         for device, given in inputs.items():
             record = both | {"name": self._name(use, "gradients", device), "type": SCATTER, "inputs": given}
@@ -305,15 +301,6 @@ class _Step:
             self._add(both | _sum(name, parts, additions, sizes[number], []), device)
 
 
-def _of_no_micro_batch(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, parameters and what is made of them alone, such as copies in 16 bits."""
-    found = graph.micro_batches == NO_MICRO_BATCH
-    first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
-    for op in graph.topological_order.tolist():
-        found[op] &= bool(found[graph.edge_src[first[op] : first[op + 1]]].all())
-    return found
-
-
 def _units(graph: ComputationGraph, shared: np.ndarray) -> tuple[list[str], np.ndarray]:
     """Names of the units, and (N,) that of each parameter, what is made of it, and its gradient; -1 = none.
 
@@ -335,23 +322,7 @@ def _units(graph: ComputationGraph, shared: np.ndarray) -> tuple[list[str], np.n
     return names, unit
 
 
-def _contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:
-    """The op at the home of each gradient, with each of the tensors that are added up to it."""
-    sums = gradient_sums(graph)
-    for number, home in enumerate(sums.home.tolist()):
-        for tensor in sums.tensor[sums.ptr[number] : sums.ptr[number + 1]].tolist():
-            yield home, tensor
-    for edge, op in enumerate(graph.edge_dst.tolist()):
-        if graph.op_types[op] == GRADIENT and op not in sums.home:
-            yield op, int(graph.edge_tensor[edge])
-
-
-def _share(size: int, number: int, count: int) -> int:
-    """Bytes of one of `count` parts."""
-    return size * (number + 1) // count - size * number // count
-
-
 def _sum(name: str, inputs: list[Output], additions: int, size: int, outputs: list[int]) -> Record:
     """An op that adds tensors of `size` bytes so often."""
     cost = {"flops": additions * size / 4, "bytes_accessed": 3.0 * additions * size}
-    return {"name": name, "type": _ADDITION, "inputs": inputs, "outputs": outputs, **cost}
+    return {"name": name, "type": ADDITION, "inputs": inputs, "outputs": outputs, **cost}

@@ -32,8 +32,10 @@ def may_run(tool: Tool, plan: Plan, problem: PlacementProblem) -> bool:
     return tool == "torchtitan" and goes_back(tuple(tuple(device for device, _ in groupby(row)) for row in rows))
 
 
-def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> PlacementResult | None:
-    """The placement of a plan in the best order that a tool can run it in; None if it can't.
+def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[PlacementResult, PlacementResult] | None:
+    """The placement of a plan in the best order that a tool can run it in, and as it runs it; None if it can't.
+
+    For torch the second is of a graph of its own, with what follows the chunks; others are simulated as placed.
 
     Args:
         tool: that is to run it.
@@ -49,12 +51,12 @@ def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> PlacementResu
             megatron(made)
             evaluator.reorder("1f1b")
             evaluator.score_ops(placement)
-            return evaluator.result()
+            return (found := evaluator.result()), found
         evaluator.score_ops(placement)
         choose_order(evaluator, orders_to_try(result.problem))
         try_bounded_orders(evaluator, placement)
         found = evaluator.result()
         torchtitan(found.schedule())
-        return found
+        return found, found
     except ExportError:
         return None

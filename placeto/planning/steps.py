@@ -6,12 +6,17 @@ Legend: D devices, M micro-batches.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule
+
+if TYPE_CHECKING:
+    from placeto.formats.plan import PlanFile
+    from placeto.problem.cluster import Cluster
 
 ONE, WHOLE = "one device", "whole modules"
 REPLICAS, SHARDED = "data parallel", "data parallel, optimizer sharded"
@@ -41,7 +46,7 @@ class PlannedStep:
     kind: str
     shape: str  # "2 stages x 4"
     micro_batches: int
-    result: PlacementResult  # what is simulated: of replicas, of a graph that frameworks make of the step
+    result: PlacementResult  # what is simulated: of what frameworks run, of a graph that they make of the step
     memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the device that has the least room left
     room: int  # bytes of that device
     batch: int  # samples of a step
@@ -51,6 +56,11 @@ class PlannedStep:
     def schedule(self) -> Schedule:
         """What runs where and when."""
         return self.result.schedule()
+
+    @cached_property
+    def placed(self) -> Schedule:
+        """The placement of the step as it is captured, which `placeto export` takes; where it is none, `schedule`."""
+        return self.schedule if self.placement is None else self.placement.schedule()
 
     @property
     def step_us(self) -> float:
@@ -107,7 +117,25 @@ class PlannedStep:
     @cached_property
     def torch_refusal(self) -> str:
         """Of a pipeline: why `placeto export` can't say it for torch; "" where it can."""
-        return torch_refusal(self.schedule)
+        return torch_refusal(self.placed)
+
+    def file(self, cluster: Cluster) -> PlanFile:
+        """What a plan file says of it.
+
+        Args:
+            cluster: that it is for, with all of its memory.
+
+        Raises:
+            ValueError: it is no placement of the captured step, so that no file can say it.
+        """
+        from placeto.formats.placement import described
+        from placeto.formats.plan import PlanFile
+
+        if self.placement is None:
+            raise ValueError(f"{self.kind} is no placement of ops")
+        fixed = self.kind, self.shape, self.micro_batches, self.order, self.run_by, self.batch, float(self.step_us)
+        placed = replace(described(self.placement), cluster=cluster.name)
+        return PlanFile(*fixed, self.memory, self.room, self.fits, cluster.hash, placed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,9 +152,9 @@ class Plans:
         return self.steps[0]
 
     @property
-    def best_placed(self) -> tuple[PlannedStep, PlacementResult]:
-        """The first that is a placement of the captured step, and the placement."""
-        return next((step, step.placement) for step in self.steps if step.placement is not None)
+    def best_placed(self) -> PlannedStep:
+        """The first that is a placement of the captured step."""
+        return next(step for step in self.steps if step.placement is not None)
 
     @property
     def torch_refusal(self) -> str:

@@ -221,9 +221,10 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
         if kind == REPLICAS:
             found += _replicas(problem, plan, shape, count, result, batch)
             continue
-        run = as_run(runnable_by or "torch", result, groups)
-        if run is not None or runnable_by is None:
-            found.append(_planned(kind, shape, count, run or result, batch))
+        made = as_run(runnable_by or "torch", result, groups)
+        if made is not None or runnable_by is None:
+            placed, run = made or (result, result)
+            found.append(replace(_planned(kind, shape, count, run, batch), placement=placed))
     return found
 
 

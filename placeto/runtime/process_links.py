@@ -1,38 +1,79 @@
 """Measure transfers between processes by `torch.distributed`, as its pipelines make them: gloo between cores.
 
 Torchrun starts this module, a process for each core. Two processes send a tensor to each other and back while the
-others wait; a transfer takes half of that.
+others wait; a transfer takes half of that. Then all processes add up tensors by all-reduce, and two of them run a
+pipeline of two small layers: what a chunk takes there beside its ops is what torch takes for each chunk.
+At last one process runs a backward pass in one chunk, and in two.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from scipy.optimize import nnls
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
+from placeto.formats.exports.torch_step import CHUNK, SPLIT, SUM
+from placeto.problem.costs.profiled import Fit
 from placeto.runtime.devices import LocalDevice
+from placeto.runtime.split_chunks import split_chunks
 from placeto.runtime.torchrun import TorchrunError, lines_of
 from placeto.runtime.transfers import REPEATS, SIZES, fitted
 
+_WIDTH, _FEW, _MANY = 8, 4, 16  # of the small layers, and numbers of micro-batches
 
-def process_matrices(devices: Sequence[LocalDevice]) -> tuple[np.ndarray, np.ndarray]:
-    """(D, D) bandwidth in bytes/us and (D, D) latency in us, alike in both directions.
+
+class ProcessLinks(NamedTuple):
+    """What was measured between D processes."""
+
+    bandwidth: np.ndarray  # (D, D) bytes/us
+    latency_us: np.ndarray  # (D, D)
+    fits: Mapping[
+        str, Fit
+    ]  # of `CHUNK`, `SPLIT` and `SUM` of `placeto.formats.exports.torch_step`; none of one process
+
+
+def process_links(devices: Sequence[LocalDevice]) -> ProcessLinks:
+    """Measure; transfers are alike in both directions.
 
     Raises:
         TorchrunError: a device is no core, or the processes fail.
     """
     if other := next((device for device in devices if not device.is_cpu), None):
         raise TorchrunError(f"{other.name}: transfers between processes are measured between cores only, by gloo")
-    bandwidth, latency_us = np.ones((len(devices), len(devices))), np.zeros((len(devices), len(devices)))
+    count = len(devices)
+    bandwidth, latency_us = np.ones((count, count)), np.zeros((count, count))
+    fits: dict[str, Fit] = {}
     for line in lines_of(["--module", "placeto.runtime.process_links"], (), devices):
-        one, other_rank, times = json.loads(line)
-        for ends in ((one, other_rank), (other_rank, one)):
-            latency_us[ends], bandwidth[ends] = fitted(dict(zip(SIZES, times, strict=True)))
-    return bandwidth, latency_us
+        said = json.loads(line)
+        if "chunk" in said:
+            fits[CHUNK], fits[SPLIT] = Fit(said["chunk"], 0.0, 0.0), Fit(**said["split"])
+        elif "sum" in said:
+            fits[SUM] = _addition(said["sum"], bandwidth, latency_us)
+        else:
+            one, other_rank = said["ranks"]
+            for ends in ((one, other_rank), (other_rank, one)):
+                latency_us[ends], bandwidth[ends] = fitted(dict(zip(SIZES, said["us"], strict=True)))
+    return ProcessLinks(bandwidth, latency_us, fits)
+
+
+def _addition(sum_us: Sequence[float], bandwidth: np.ndarray, latency_us: np.ndarray) -> Fit:
+    """What a ring's addition takes for each tensor, and for each byte of its part, beside the transfers."""
+    count, measured = len(bandwidth), np.array(sum_us)
+    part, following = np.array(SIZES) / count, [(rank, (rank + 1) % count) for rank in range(count)]
+    slowest = np.max([latency_us[ends] + part / bandwidth[ends] for ends in following], axis=0)
+    beside = np.maximum(measured - 2 * (count - 1) * slowest, 0.0)
+    terms = (count - 1) * np.stack([np.ones(len(part)), part], axis=1)
+    fixed, per_byte = nnls(terms / measured[:, None], beside / measured)[0]
+    return Fit(float(fixed), 0.0, float(per_byte))
 
 
 def _half(one: int, other: int, size: int) -> float:
@@ -49,17 +90,69 @@ def _half(one: int, other: int, size: int) -> float:
     return float(np.median(times[1:])) * 1e6 / 2
 
 
+def _sum(size: int) -> float:
+    """Median microseconds of an all-reduce."""
+    tensor, times = torch.zeros(size // 4), []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        dist.all_reduce(tensor)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[1:])) * 1e6
+
+
+def _chunk(rank: int, group: dist.ProcessGroup) -> float:
+    """Median microseconds of a chunk of rank 0 or 1 beside its ops, with what it sends or receives."""
+    layer, took = nn.Linear(_WIDTH, _WIDTH), {count: list[float]() for count in (_FEW, _MANY)}
+    row, alone = torch.ones(1, _WIDTH), list[float]()
+    runs = {count: _pipeline(layer, rank, count, group) for count in took}
+    for _ in range(REPEATS):
+        for count, times in took.items():
+            rows = torch.ones(count, _WIDTH)
+            start = time.perf_counter()
+            runs[count].step(*([] if rank else [rows]), target=rows if rank else None, return_outputs=False)
+            times.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        _loss(layer(row), row).backward()
+        alone.append(time.perf_counter() - start)
+    few, many, ops = (float(np.median(times[1:])) for times in (took[_FEW], took[_MANY], alone))
+    return max((many - few) / (_MANY - _FEW) - ops, 0.0) * 1e6 / 2  # a forward and a backward pass
+
+
+def _pipeline(layer: nn.Module, rank: int, count: int, group: dist.ProcessGroup) -> _PipelineScheduleRuntime:
+    """Two stages, all forward passes first: so that no rank waits but at the beginning."""
+    stage = PipelineStage(layer, rank, 2, torch.device("cpu"), group=group)
+    made = _PipelineScheduleRuntime([stage], count, loss_fn=_loss)
+    kinds = [(kind, number) for kind in "FB" for number in range(count)]
+    made._prepare_schedule_with_comms(
+        {of: [_Action.from_str(f"{of}{kind}{number}") for kind, number in kinds] for of in range(2)}
+    )
+    return made
+
+
+def _loss(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().mean()
+
+
 def main() -> None:
-    """A line of JSON for each pair of ranks: both, and microseconds by size."""
+    """Lines of JSON: microseconds by size of each pair of ranks, then of sums, then of a chunk."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for one in range(dist.get_world_size()):
-        for other in range(one + 1, dist.get_world_size()):
+    rank, count = dist.get_rank(), dist.get_world_size()
+    for one in range(count):
+        for other in range(one + 1, count):
             dist.barrier()
-            if dist.get_rank() in (one, other):
+            if rank in (one, other):
                 times = [_half(one, other, size) for size in SIZES]
-                if dist.get_rank() == one:
-                    print(json.dumps([one, other, times]), flush=True)
+                if rank == one:
+                    print(json.dumps({"ranks": [one, other], "us": times}), flush=True)
+    if count > 1:
+        dist.barrier()
+        sums = [_sum(size) for size in SIZES]
+        pair = dist.new_group([0, 1])
+        chunk = _chunk(rank, pair) if rank < 2 else 0.0
+        if rank == 0:
+            said = {"chunk": chunk, "split": vars(split_chunks())}
+            print(json.dumps({"sum": sums}), json.dumps(said), sep="\n", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

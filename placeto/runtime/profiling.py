@@ -22,7 +22,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.runtime.devices import DeviceError, LocalDevice
 from placeto.runtime.fitting import Sample, fit, held_out
 from placeto.runtime.measure import Measured, measure
-from placeto.runtime.process_links import process_matrices
+from placeto.runtime.process_links import process_links
 from placeto.runtime.steps import RealStep
 from placeto.runtime.transfers import matrices, peaks
 
@@ -50,7 +50,8 @@ def profile(
         devices: the devices of the cluster.
         seconds: how long the passes over the steps take, all together; at least three are made.
         name: the name of the cluster.
-        processes: whether transfers are those of `torch.distributed` between processes, not those between threads.
+        processes: whether transfers are those of `torch.distributed` between processes, not those between threads; then
+            the costs also have what torch takes for a chunk of a pipeline, and for sums of gradients.
 
     Raises:
         DeviceError: a step fails on a device.
@@ -63,8 +64,12 @@ def profile(
         if not of:
             raise DeviceError(f"{first[kind].name}: none of the steps has an op that runs there")
     fits = {kind: fit(of) for kind, of in samples.items()}
+    links = process_links(devices) if processes else None
+    if links is not None:
+        fits = {kind: {**of, **links.fits} for kind, of in fits.items()}
     costs = Profiled(torch_version(), _machine(), _costs(samples), fits)
-    cluster = _cluster(devices, {kind: _overhead_us(of) for kind, of in measured.items()}, name, processes)
+    between = matrices(devices) if links is None else links[:2]
+    cluster = _cluster(devices, {kind: _overhead_us(of) for kind, of in measured.items()}, name, *between)
     every = tuple(one for of in measured.values() for one in of)
     rows = tuple(_row(one, costs, cluster, held_out(samples[one.device.kind])) for one in every)
     return Profile(Profiled(costs.torch, costs.machine, costs.ops, fits, rows), cluster, every)
@@ -108,12 +113,18 @@ def _costs(samples: dict[str, list[Sample]]) -> tuple[OpCost, ...]:
     return tuple(found.values())
 
 
-def _cluster(devices: Sequence[LocalDevice], overhead_us: dict[str, float], name: str, processes: bool) -> Cluster:
+def _cluster(
+    devices: Sequence[LocalDevice],
+    overhead_us: dict[str, float],
+    name: str,
+    bandwidth: np.ndarray,
+    latency_us: np.ndarray,
+) -> Cluster:
     described = []
     for device in devices:
-        flops, bandwidth = peaks(device)
-        described.append(Device(device.name, device.kind, flops, bandwidth, device.memory, overhead_us[device.kind]))
-    return Cluster(name, tuple(described), *(process_matrices if processes else matrices)(devices))
+        flops, of_memory = peaks(device)
+        described.append(Device(device.name, device.kind, flops, of_memory, device.memory, overhead_us[device.kind]))
+    return Cluster(name, tuple(described), bandwidth, latency_us)
 
 
 def _row(one: Measured, costs: Profiled, cluster: Cluster, predicted: dict[str, float]) -> dict[str, Any]:

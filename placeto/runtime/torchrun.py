@@ -16,6 +16,9 @@ from placeto.runtime.devices import LocalDevice
 _STEP = re.compile(r"^step \d+: loss \S+, (\S+) ms")
 _ERROR = re.compile(r"^(error: |(\[rank\d+\]: )?[\w.]*(Error|Exception): )")
 
+_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+"""As `placeto.runtime.devices.keep_memory` has it where ops are measured; no other library than GNU's reads it."""
+
 
 class TorchrunError(ValueError):
     """A pipeline that doesn't run; the message has the last of what its processes say."""
@@ -76,7 +79,7 @@ def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence
         names = [seen[number] if seen != [""] else str(number) for number in numbers]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(names)
     else:
-        environment["OMP_NUM_THREADS"] = "1"
+        environment |= {"OMP_NUM_THREADS": "1", **_KEEP_MEMORY}
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(len(devices)), *program, *arguments]
     with tempfile.TemporaryFile("w+") as errors, _on_cores(numbers if cores else ()):

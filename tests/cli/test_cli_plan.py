@@ -53,7 +53,7 @@ def test_a_table_and_a_sentence(folder: Path, capsys: pytest.CaptureFixture[str]
     assert "torch-pipeline\n" in out
     assert "no pipeline can be exported" not in out
     assert "\nUse " in out
-    assert re.search(r"step with --micro-batches \d+: give this option", err)
+    assert "note: " not in err
     assert load_placement("p.json").placement
     assert run("plan", "net.py:net", "--cluster", "4xv100", "--headroom", "15.999GB", "--simulations", "0") == 0
     assert "too little" in capsys.readouterr().out

@@ -59,7 +59,8 @@ def test_cells_are_the_chunks_that_torch_runs(plan: str) -> None:
     made = torch_order(schedule, stages)
     rows = [row for replica in range(len(stages.devices)) for row in made.rows(stages, replica)]
     ranks = [rank for own in stages.ranks for rank in own]
-    assert labels(step_grid(schedule)) == [rows[place] for place in np.argsort(ranks)]
+    assert labels(grid := step_grid(schedule)) == [rows[place] for place in np.argsort(ranks)]
+    assert ("torch's replicas sum after their chunks" in grid.sentence) is (len(stages.devices) > 1)
 
 
 @pytest.mark.parametrize("plan", PLANS)

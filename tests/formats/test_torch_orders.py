@@ -20,6 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from placeto.formats.exports.torch_orders import in_whole_chunks, torch_order
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
+from placeto.formats.exports.torch_step import torch_step
 from placeto.problem.graph.labels import BACKWARD_PASSES
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import Schedule, simulate
@@ -153,9 +154,11 @@ def test_a_placement_in_whole_chunks_takes_what_its_export_says(name: str) -> No
     schedule = planned(GRAPH, PLANS[name])
     evaluator = Evaluator(schedule.problem)
     evaluator.score_ops(schedule.placement[: GRAPH.num_ops])
-    found = in_whole_chunks(evaluator.result())
+    found, run = in_whole_chunks(evaluator.result())
     stages = torch_stages(found.schedule())
-    assert torch_order(found.schedule(), stages).schedule.makespan_us == found.makespan_us
+    made = torch_order(found.schedule(), stages)
+    assert run.makespan_us == torch_step(made.schedule, stages, made.kinds).makespan_us
+    assert made.schedule.makespan_us == found.makespan_us
     own = torch_order(schedule, stages).schedule.makespan_us
     static = [torch_order(simulate(schedule.problem.under("earlier-0.02"), schedule.placement), stages)]
     assert found.makespan_us <= min(own, *(order.schedule.makespan_us for order in static))

@@ -1,5 +1,6 @@
 """What docs/pipelines.md tells the reader to type trains the model, in two processes, as the whole model."""
 
+import copy
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import Interpreter
 
 from placeto.formats.exports import torch_run
 from tests.command_line import run
@@ -144,3 +146,15 @@ def test_modules_that_torch_cuts_in_two_are_refused() -> None:
         torch_run.stages_of(torch_run.OfTensors(plain, [x]), [x], {"split_points": [["1", "beginning"]]}).num_stages
         == 2
     )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_stages_run_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interpreted(self: Interpreter, *_: Any, **__: Any) -> None:
+        raise AssertionError(f"{self.graph} is gone through node by node")
+
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)), torch.randn(4, 8)
+    cut = torch_run.stages_of(torch_run.OfTensors(model, [x]), [x], {"split_points": [["2", "beginning"]]})
+    monkeypatch.setattr(Interpreter, "run", interpreted)
+    made = cut.get_stage_module(1)(cut.get_stage_module(0)(x))
+    assert torch.equal(made, copy.deepcopy(model).train()(x))

@@ -48,7 +48,7 @@ def test_exports_take_the_plans(tool: Tool) -> None:
     assert {step.kind for step in pipelines} == {PIPELINE, INTERLEAVED}
     assert FREE not in {step.kind for step in made.steps}
     for step in pipelines:
-        torch_stages(step.schedule)
+        torch_stages(step.placed)
         if tool == "torchtitan":
             assert torchtitan(step.schedule).layers.moved == 0.0
         if tool == "megatron":
@@ -65,7 +65,9 @@ def test_a_plan_that_divides_a_layer_is_planned_anew() -> None:
     placement[inner] = 1
     divided = Evaluator(problem, evaluator.groups)
     divided.score_ops(placement)
-    found = as_run("torchtitan", divided.result(), evaluator.groups)
-    assert found is not None
+    made = as_run("torchtitan", divided.result(), evaluator.groups)
+    assert made is not None
+    found, run = made
+    assert run is found
     assert whole_layers(found.schedule(), "torchtitan").moved == 0.0
     assert found.makespan_us <= divided.result().makespan_us

@@ -10,11 +10,13 @@ import csv
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from placeto.formats.exports.torch_orders import TorchOrder, torch_order
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
+from placeto.formats.exports.torch_step import torch_step
 from placeto.simulator.schedule import Schedule
 
 FORMAT = "placeto.torch-pipeline/1"
@@ -31,6 +33,11 @@ class TorchPipeline:
     def num_ranks(self) -> int:
         """Devices that have a stage; torch's ranks are these, in the order of the cluster."""
         return sum(map(len, self.stages.ranks))
+
+    @cached_property
+    def step(self) -> Schedule:
+        """What the step takes as torch runs it: see `torch_step`; of another graph than the placement's."""
+        return torch_step(self.order.schedule, self.stages, self.order.kinds).schedule()
 
 
 def torch_pipeline(schedule: Schedule) -> TorchPipeline:

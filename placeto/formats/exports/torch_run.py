@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-from torch.fx import Graph
+from torch.export.unflatten import InterpreterModule
+from torch.fx import Graph, GraphModule
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 HERE = Path(__file__).parent
@@ -128,6 +130,9 @@ def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> 
                         f"error: {path}: torch can't trace torch.no_grad() or torch.autocast() within the forward pass "
                         "of a model that is cut into stages: compute without them, or outside of the model"
                     )
+        if isinstance(module, InterpreterModule):  # its forward pass goes through the nodes of its graph in Python
+            compiled = type(GraphModule(module, module.graph)).forward
+            module.forward = MethodType(compiled, module)  # type: ignore[method-assign]
     return cut
 
 
@@ -192,6 +197,7 @@ def main() -> None:
         len(mine["micro_batches"]),
         loss_fn=loss_of,
         args_chunk_spec=tuple(TensorChunkSpec(0) if split else _Replicate() for split in batched),
+        scale_grads=False,
     )
     schedule._load_csv(str(HERE / mine["schedule"]))
     for stage in stages:
@@ -219,7 +225,7 @@ def main() -> None:
             done.wait()
         for parameter in trained:
             if parameter.grad is not None:
-                parameter.grad /= len(plan["replicas"])
+                parameter.grad /= plan["micro_batches"]
         mean = torch.stack(losses).mean().detach() if last else torch.zeros(())
         if last:
             dist.all_reduce(mean, group=of_stage[-1])

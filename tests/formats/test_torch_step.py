@@ -1,0 +1,88 @@
+"""What torch takes for plans of a chain of layers, beside what the plans take op by op."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from placeto.formats.exports import torch_pipeline
+from placeto.formats.exports.torch_step import CHUNK, SPLIT, SUM
+from placeto.problem.cluster import Cluster
+from placeto.problem.costs.profiled import Fit, Profiled
+from placeto.problem.graph.graph_memory import with_optimizer
+from placeto.problem.graph.labels import NO_MICRO_BATCH
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import Schedule, simulate
+from tests.formats.torch_toys import WIDTH, captured, chain, planned
+
+GRAPH = with_optimizer(captured(chain(8), 8), "adam")
+LAYER = 4 * (WIDTH * WIDTH + WIDTH)  # bytes
+
+
+def sent_bytes(schedule: Schedule) -> int:
+    return int(schedule.lowering.flat.tensor_bytes[schedule.send_tensor].sum())
+
+
+def test_without_replicas_the_step_is_that_of_the_chunks_and_a_division() -> None:
+    made = torch_pipeline(planned(GRAPH, [(0,), (1,)]))
+    chunks, step = made.order.schedule, made.step
+    assert sent_bytes(step) == sent_bytes(chunks)
+    assert 1.0 < step.makespan_us / chunks.makespan_us < 1.01
+    assert (step.peak_memory[:2] <= chunks.peak_memory[:2]).all()  # gradients are added as they come
+    assert step.peak_memory[0] > 16 * LAYER
+    added = [name for name in step.problem.graph.op_names if name not in GRAPH.index]
+    assert len([name for name in added if name.endswith(" divided on gpu:0")]) == 1
+    sums = [name for name in added if " of " in name and "divided" not in name]
+    assert len(sums) == 16 * 7  # parameters, and micro-batches after the first
+
+
+@pytest.mark.parametrize("devices", [[(0, 1), (2, 3)], [(0, 2), (1, 3), (0, 2), (1, 3)], [(0, 1, 2, 3)]])
+def test_replicas_keep_their_stages_and_send_gradients_alone(devices: list[tuple[int, ...]]) -> None:
+    step = torch_pipeline(planned(GRAPH, devices)).step
+    graph, count, each = step.problem.graph, len(devices[0]), 8 // len({row[0] for row in devices})
+    held = np.bincount(step.placement, graph.param_bytes + graph.state_bytes, 4)
+    assert held.tolist() == 4 * [4 * each * LAYER]  # weight, gradient, two numbers of Adam
+    between = 8 * (len(devices) - 1) * 2 * 8 * WIDTH * 4  # activations and their gradients
+    around = 2 * (count - 1) * 8 * LAYER
+    assert sent_bytes(step) == pytest.approx(between + around, abs=64)
+    rings = np.array(["part " in name for name in graph.op_names])
+    computed = graph.micro_batches != NO_MICRO_BATCH
+    for device in range(4):
+        own = step.placement == device
+        assert step.start_us[own & rings].min() >= step.finish_us[own & computed].max()
+
+
+def test_a_ring_takes_its_transfers_and_additions() -> None:
+    for measured in (False, True):
+        schedule = _on_cores([(0, 1, 2, 3)], measured)
+        step = torch_pipeline(schedule).step
+        (ring,) = {name.partition(",")[0] for name in step.problem.graph.op_names if "part " in name}
+        own = [op for op, name in enumerate(step.problem.graph.op_names) if name.startswith(f"{ring}, ")]
+        took = step.finish_us[own].max() - max(step.start_us[op] for op in own[:4])
+        part = 8 * LAYER / 4
+        addition = 16 * 10.0 + 0.01 * part if measured else 1.0 + 1e-5 * 3 * part
+        assert took == pytest.approx(6 * (50.0 + part / 1000.0) + 3 * addition, rel=0.01)
+
+
+def test_what_a_chunk_takes_beside_its_ops_is_counted() -> None:
+    plain, measured = (torch_pipeline(_on_cores([(0,), (1,)], beside)).step for beside in (False, True))
+    graph = measured.problem.graph
+    chunks = [name for name, kind in zip(graph.op_names, graph.op_types, strict=True) if kind == CHUNK]
+    assert {name[:2] for name in chunks} == {"0F", "0B", "1F", "1I", "1W"}
+    assert len(chunks) == 8 * 5
+    split = 8 * (8 * 20.0 + 4 * LAYER * 0.001)  # each W of a stage of four layers
+    np.testing.assert_allclose(measured.busy_us - plain.busy_us, [16 * 500.0, 24 * 500.0 + split, 0.0, 0.0], rtol=1e-6)
+
+
+def _on_cores(devices: list[tuple[int, ...]], measured: bool) -> Schedule:
+    """A plan on four devices, with costs that say what torch takes or don't."""
+    on = planned(GRAPH, devices)
+    kind = replace(on.problem.cluster.devices[0], kind="cpu", overhead_us=0.0)
+    cores = tuple(replace(kind, name=f"cpu:{number}") for number in range(4))
+    apart = 1 - np.eye(4)
+    cluster = Cluster("cores", cores, np.full((4, 4), 1000.0), 50.0 * apart)
+    fits = {"*": Fit(1.0, 0.0, 1e-5)}
+    if measured:
+        fits |= {CHUNK: Fit(500.0, 0.0, 0.0), SPLIT: Fit(20.0, 0.0, 0.001), SUM: Fit(10.0, 0.0, 0.01)}
+    problem = PlacementProblem(GRAPH, cluster, Profiled("", "", (), {"cpu": fits}))
+    return simulate(problem, on.placement)
