@@ -171,7 +171,7 @@ def throughput_placer(name: str | None) -> tuple[str, Placer]:
 
 def _load_learned(path: str | Path) -> tuple[str, Placer]:
     from placeto.environment.config import EnvConfig
-    from placeto.policies.guided_search import GuidedConfig
+    from placeto.policies.guided_search import search_settings
     from placeto.training.checkpoint import check_shapes, load_checkpoint, matching, policy_of
     from placeto.training.config import check_loaded
 
@@ -182,7 +182,7 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
         settings = entry.config(**config["policy"])
         check_loaded(policy=settings)
         if entry.kind == "iterative":
-            check_loaded(env=EnvConfig(**config["env"]), search=GuidedConfig(**config.get("search", {})))
+            check_loaded(env=EnvConfig(**config["env"]), search=search_settings(config))
         check_shapes(entry.policy, settings, checkpoint["best_parameters"])
         return name, entry.placer(checkpoint, entry.policy(settings))
 

@@ -196,6 +196,10 @@ def guided_placer(checkpoint: Mapping[str, Any], policy: Any = None) -> GuidedPl
     else:
         policy.load_state_dict(parameters)
         compiled = CompiledPolicy.of(policy)
-    known = {field.name for field in fields(GuidedConfig)}  # what older versions had besides is forgotten
-    search = {name: value for name, value in config.get("search", {}).items() if name in known}
-    return GuidedPlacer(compiled, EnvConfig(**config["env"]), GuidedConfig(**search))
+    return GuidedPlacer(compiled, EnvConfig(**config["env"]), search_settings(config))
+
+
+def search_settings(config: Mapping[str, Any]) -> GuidedConfig:
+    """The settings of the search in a checkpoint's config; those that no search has any more are forgotten."""
+    known = {field.name for field in fields(GuidedConfig)}
+    return GuidedConfig(**{name: value for name, value in config.get("search", {}).items() if name in known})

@@ -17,7 +17,7 @@ from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.problem import PlacementProblem
-from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from placeto.training.checkpoint import CheckpointError, load_checkpoint
 from placeto.training.config import ConfigError, LearningConfig, TrainConfig, TraversalLearningConfig, default_config
 from placeto.training.learners.base import TrainState
 from placeto.training.rollout import greedy_pass
@@ -148,16 +148,6 @@ def test_checkpoint_needs_no_graphs_package_and_runs_no_code(uninterrupted):
         """
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
-
-
-def test_a_checkpoint_from_before_a_setting_existed_is_resumed_with_its_default(uninterrupted, tmp_path):
-    checkpoint = load_checkpoint(uninterrupted)
-    del checkpoint["config"]["learning"]["average"], checkpoint["config"]["policy"]["rounds"]
-    save_checkpoint(checkpoint, tmp_path / "checkpoint.pt")
-    train(config(tmp_path), problems(3), problems(2, 10), resume=True)
-    other = config(tmp_path, policy=PlacetoConfig(rounds=1))
-    with pytest.raises(CheckpointError, match=r"policy\.rounds was 2, now it is 1"):
-        train(other, problems(3), problems(2, 10), resume=True)
 
 
 def test_resuming_with_another_configuration_or_other_graphs_is_refused(uninterrupted):
