@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Annotated
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from placeto.heuristics.local_search.starts import round_to_groups
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.nesting import Nest
 from placeto.problem.grouping import join_groups
+from placeto.ranges import Count, Range, Share
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.watch import at_work
 
@@ -33,19 +35,19 @@ FEWEST = 4
 class GuidedConfig:
     """How a policy's answers and annealing take turns. Percentages are of makespans at 50 to 1,000 simulations."""
 
-    scales: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
+    scales: tuple[Share, ...] = (1.0, 0.5, 0.25, 0.125)
     """Shares of the groups to which they are joined: without joined groups -.4 to -.7 %."""
-    worth_rounding: float = 1.06
+    worth_rounding: Annotated[float, Range(0.0, 1e9)] = 1.06
     """How much longer the makespan may be if groups are joined wherever they are: worth up to 10 % on GNMT, else 0."""
-    in_vain: int = 32
+    in_vain: Count = 32
     """A sweep ends after so many tries in a row that found nothing better: 64 are level, 16 -1 % in 1 to 3 s."""
-    tries: int = 8
+    tries: Count = 8
     """Placements tried between two looks of the policy, at most: four, and one kept, -.6 %."""
-    kept: int = 2
+    kept: Count = 2
     """So many of them are kept, at most: level with one in 55 % of the time; three -.2 to -.4 %."""
-    share: float = 0.5
+    share: Share = 0.5
     """Of what is left for a sweep, and for groups before their parts, at most: .7 and .45 are level."""
-    cycles: int = 3
+    cycles: Count = 3
     """V-cycles, between which what is then left is divided evenly: level with two and four."""
 
 

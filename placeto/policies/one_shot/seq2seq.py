@@ -21,6 +21,7 @@ from placeto.policies.one_shot.base import Noise, OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
 from placeto.policies.one_shot.layers import UnitEncoder
 from placeto.policies.one_shot.sequence import Elements, SequencePlacer
+from placeto.ranges import Width
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,14 @@ class Seq2SeqConfig:
     units: UnitKind = "few"
     """What is co-located: groups of ops, or stretches of the topological order where there are many
     ("few"), always groups, by the paper's rule, or no more than must be ("ops"). Few units are decoded fast."""
-    hidden: int = 64
+    hidden: Width = 64
     """Width of embeddings and of the LSTMs."""
     feedback: bool = True
     """Whether the decoder sees where a unit's inputs come from, and each device's work so far; the paper's sees the
     device of the last unit alone."""
     normalised: bool = True
     """Whether logits are made of the normalised output of the decoder, or of its hyperbolic tangent."""
-    max_devices: int = 8
+    max_devices: Width = 8
     """Clusters of up to so many devices can be placed on."""
 
 
