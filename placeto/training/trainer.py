@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -52,6 +53,7 @@ from placeto.training.validation import controls, validate
 __all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "fingerprint", "pretrained_config", "train"]
 
 DEFAULT_MINUTES = 10.0
+_NOT_OVER = math.nextafter(1.0, 0.0)  # share of a training that goes on, though its time may be up by now
 
 
 class TrainingError(ValueError):
@@ -160,7 +162,7 @@ def _train(
             curves.explain()
         over = _over(config, state)
         while not (stopped := ranks.any(stop.requested)) and not over:
-            done = _share_done(config, state)
+            done = min(_share_done(config, state), _NOT_OVER)
             with _finite(config, state):
                 numbers = learner.iterate(state, done)
             state.iteration += 1

@@ -21,6 +21,7 @@ from placeto.training.config import ConfigError, LearningConfig, TrainConfig, Tr
 from placeto.training.learners.base import TrainState
 from placeto.training.rollout import greedy_pass
 from placeto.training.trainer import TrainingError, train
+from placeto.training.validation import validate
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 QUICK = LearningConfig(
@@ -178,6 +179,19 @@ def test_a_run_that_ends_by_the_clock_is_validated_at_its_end(tmp_path):
     checkpoint = load_checkpoint(tmp_path)
     assert np.isfinite(checkpoint["best_validation"])
     assert same(checkpoint["best_parameters"], checkpoint["average"])
+
+
+def test_time_that_is_up_while_a_run_is_validated(tmp_path, monkeypatch):
+    """One more iteration, which is supervised as all others, is the last one."""
+
+    def slowly(*arguments):
+        time.sleep(1.3)
+        return validate(*arguments)
+
+    monkeypatch.setattr("placeto.training.trainer.validate", slowly)
+    learning = replace(QUICK, reinforcement=0.0)
+    run = config(tmp_path, iterations=None, minutes=0.02, validate_every=1, learning=learning)
+    assert np.isfinite(train(run, problems(2), problems(1, 10))["loss/supervised"])
 
 
 def test_minutes_count_from_the_first_iteration_on(tmp_path):
