@@ -35,11 +35,11 @@ LEARNED = {
 
 
 class LoadError(ValueError):
-    """A name that stands for nothing known; the message lists what would be valid."""
+    """An unknown name; the message lists the valid ones."""
 
 
 class Placer(Protocol):
-    """What every placer looks like, learned or not."""
+    """The interface of all placers, learned or not."""
 
     def __call__(
         self,
@@ -68,8 +68,8 @@ def placer_names() -> dict[str, str]:
 def load_placer(name_or_checkpoint: str | Path) -> Placer:
     """A placer by its name, or a learned one from a checkpoint or a run directory.
 
-    The name of a learned placer stands for the checkpoint that comes with the package, where one does. Its seconds
-    begin once its kernels are compiled, at its first call by the clock, and loaded.
+    The name of a learned placer means the checkpoint in the package, if there is one. Its seconds
+    begin when its kernels are compiled and loaded, at its first call with a budget of seconds.
 
     Raises:
         LoadError: neither a known placer nor an existing file.

@@ -37,13 +37,16 @@ _NOTES = 5  # lines that say why an export differs from the placement
 class Arguments(PlacedArguments):
     """Write a placement for other tools.
 
-    device-map: JSON, module -> device, for accelerate and Hugging Face's models. stages: JSON, contiguous pipeline
-    stages and where to split, for torch.distributed.pipelining. torch-pipeline: a folder, from which torchrun trains
-    the stages and replicas of a placement in micro-batches, in its order. torchtitan: a folder with the same for
-    torchtitan, in whole layers. megatron, vllm, llama.cpp: a shell script with the arguments by which Megatron-LM, vLLM
-    or llama.cpp give each device its layers. exo: JSON, the layers of each node. dot: modules coloured by device, for
-    graphviz. graphml: ops and tensors, for networkx or Gephi. trace: the schedule, for https://ui.perfetto.dev. html:
-    the page that `placeto report` writes.
+    - device-map: JSON, the device of each module, for accelerate and models of Hugging Face.
+    - stages: JSON, contiguous pipeline stages and where to split, for torch.distributed.pipelining.
+    - torch-pipeline: a folder from which torchrun trains the stages and replicas of a placement in micro-batches.
+    - torchtitan: a folder with the same for torchtitan, in whole layers.
+    - megatron, vllm, llama.cpp: a shell script with the arguments that give each device its layers.
+    - exo: JSON, the layers of each node.
+    - dot: modules coloured by device, for graphviz.
+    - graphml: ops and tensors, for networkx or Gephi.
+    - trace: the schedule, for https://ui.perfetto.dev.
+    - html: the page that `placeto report` writes.
     """
 
     format: Literal[
@@ -62,13 +65,13 @@ class Arguments(PlacedArguments):
     ]
     """what to write"""
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
-    """the file to write; of torch-pipeline and torchtitan the folder"""
+    """the file to write; for torch-pipeline and torchtitan, the folder"""
     whole: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")] = ()
-    """a module that a device map or stages must not divide, beside the blocks; may be given several times"""
+    """a module that a device map or stages must not divide, in addition to the blocks; may be given several times"""
     stages: OptionalInt = None
     """how many stages; as many as devices if not given"""
     names: Annotated[str, arg(metavar="NAMES")] = ""
-    """names of the devices in a device map, as 0,1,cpu or cpu,disk; if not given, numbers, and cpu for CPUs"""
+    """names of the devices in a device map, such as 0,1,cpu or cpu,disk; if not given, numbers, and cpu for CPUs"""
 
 
 def run(arguments: Arguments) -> None:

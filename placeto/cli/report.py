@@ -51,16 +51,17 @@ class PlacedArguments:
 
 @dataclass(frozen=True)
 class Arguments(PlacedArguments):
-    """Write a page on a placement: what is where, what bounds it, its schedule, memory, transfers and modules.
+    """Write a page on a placement: what is where, what takes the time, schedule, memory, transfers and modules.
 
-    Of a step in micro-batches it also has a grid of stages and micro-batches. It is one file that needs no network.
+    For a step in micro-batches the page also has a grid of stages and micro-batches. It is one file that needs no
+    network.
     """
 
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
     """write the page to this .html file"""
     against: AgainstText = AGAINST
-    """placers to compare the placement with, as single,etf; none for no others. If the placement was made of whole
-    modules, theirs are as well"""
+    """placers to compare the placement with, such as single,etf; none leaves this out. If the placement was made with
+    --whole-modules, they also place whole modules"""
 
 
 def run(arguments: Arguments) -> None:

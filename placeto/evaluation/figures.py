@@ -30,12 +30,12 @@ def curve_figure(
 ) -> Figure:
     """Makespan relative to one device against simulations and against seconds, a line per placer.
 
-    A line ends in a dot where the placer was done, and goes on dotted, for comparison with those that took longer.
+    A line ends in a dot where the placer was done, and continues dotted, for comparison with placers that took longer.
 
     Args:
         simulations: placer -> points (simulations, relative makespan), in order.
         seconds: placer -> points (seconds, relative makespan), in order.
-        title: of the picture.
+        title: the title of the picture.
     """
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -67,7 +67,7 @@ def curve_figure(
 def machine_figure(machines: Sequence[Machine], title: str) -> Figure:
     """Time for a batch on each cluster: of the placement, and with a replica on each device, at best and at worst.
 
-    What doesn't fit in memory is hatched. Prices stand beside the bars of clusters that have one.
+    What doesn't fit in memory is hatched. Prices are written next to the bars of clusters that have one.
     """
     figure = Figure(figsize=(9, 1.1 + 0.85 * len(machines)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -1,4 +1,4 @@
-"""Placers that hardly look at the graph: what everything else should beat.
+"""Placers that use little of the graph: all other placers should be better.
 
 Legend: N ops, G groups, D devices.
 """
@@ -20,7 +20,7 @@ def try_single(evaluator: Evaluator, seed: int) -> None:
 
 
 def try_fastest(evaluator: Evaluator, seed: int) -> None:
-    """Each group on the device that computes it fastest; equal devices share by load."""
+    """Each group on the device that computes it fastest; of equally fast devices, the one with the least load."""
     problem, groups = evaluator.problem, evaluator.groups
     time = group_times(problem, groups)
     memory = group_sum(groups, problem.resident_bytes.astype(np.float64))
@@ -36,7 +36,7 @@ def try_fastest(evaluator: Evaluator, seed: int) -> None:
 
 
 def try_random(evaluator: Evaluator, seed: int) -> None:
-    """Each group on a device drawn at random; the best of as many draws as the budget allows, of one without."""
+    """Each group on a random device; the best of as many placements as the budget allows, or one without a budget."""
     rng = np.random.default_rng(seed)
     unlimited = evaluator.limit is None and evaluator.seconds_limit is None
     while not evaluator.exhausted:
@@ -46,5 +46,5 @@ def try_random(evaluator: Evaluator, seed: int) -> None:
 
 
 def try_roundrobin(evaluator: Evaluator, seed: int) -> None:
-    """Groups in topological order, dealt out to the devices in turn."""
+    """Groups in topological order, given to the devices one after the other, in rounds."""
     evaluator.score(np.arange(evaluator.groups.num_groups) % evaluator.problem.num_devices)

@@ -49,7 +49,7 @@ def try_all_plans(evaluator: Evaluator, seed: int) -> None:
 
 
 def try_even_plans(evaluator: Evaluator, seed: int) -> None:
-    """As pipeline, of plans that torch.distributed runs: stages have equally many replicas; see `placeto export`."""
+    """As pipeline, but only plans that torch.distributed can run, with equally many replicas; see `placeto export`."""
     try_plans(evaluator, seed, even=True)
 
 

@@ -46,7 +46,7 @@ class Evaluator:
     splitting groups, the placing by a rule, a simulation. So a placer ends late by what is left of one such step.
 
     Args:
-        problem: whose placements are scored.
+        problem: the problem whose placements are scored.
         groups: of its ops; None = those of `group_ops`.
         simulations: at most so many.
         seconds: at most so many.

@@ -23,25 +23,25 @@ OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig | MlpConfig
 
 @dataclass(frozen=True)
 class LearningConfig:
-    """How an iterative policy learns: a supervised stage, then reinforcement if it is asked for.
+    """How an iterative policy learns: a supervised stage, then reinforcement if `reinforcement` is above 0.
 
     The supervised stage fits the exact effect of single moves in states that episodes and annealing have met.
     Reinforcement improves whole episodes.
     """
 
     reinforcement: Share = 0.0
-    """Share of the training, its end, spent on reinforcement; the rest is the supervised stage."""
+    """Share of the training that is reinforcement, at its end; the rest is the supervised stage."""
     graphs: Count = 4
     """Graphs of an iteration."""
     starts: Literal["heuristics", "single"] = "heuristics"
-    """Where episodes begin: placements of the cheap heuristics, or all on one device, to learn from scratch."""
+    """Where episodes begin: with placements of the cheap heuristics, or with all ops on one device."""
     temperature: Temperature = 0.3
     """Temperature at which episodes are sampled while training."""
     max_grad_norm: Weight = 1.0
     """Gradients are scaled down to this norm."""
     average: Share = 0.8
-    """How much of itself the moving average of the parameters keeps in an iteration; the average is what validation
-    judges and a placer uses. 0 = the parameters as they are."""
+    """Decay of the moving average of the parameters in an iteration. Validation and placers use the average.
+    0 = the parameters as they are."""
 
     supervised_lr: Share = 2e-3
     """Learning rate of the supervised stage, falling to a tenth."""
@@ -50,15 +50,15 @@ class LearningConfig:
     supervised_moves: Count = 8
     """Moves of an episode of the supervised stage."""
     labels: Count = 96
-    """Moves of each visited state simulated for their exact effect."""
+    """How many moves of each visited state are simulated for their exact effects."""
     replay: Annotated[int, Range(0, 1e9)] = 2000
-    """Labelled states that are remembered; each gradient step fits as many of them as there are episodes, drawn at
-    random. 0 = an iteration's own, one move of all episodes after the other."""
+    """How many labelled states are remembered. Each gradient step fits as many states, drawn at random, as there are
+    episodes. 0 = no states are remembered, and the states of the iteration are fitted in the order of the moves."""
     fits: Count = 2
-    """Times that each state is fitted, on average, where states are remembered."""
+    """How often each remembered state is fitted, on average."""
     annealed: Share = 0.7
-    """Share of the supervised stage's iterations whose episodes begin where annealing has been, somewhere within a
-    sweep: the states in which guided search asks the policy."""
+    """Share of the iterations of the supervised stage whose episodes begin with a placement that annealing met, partly
+    through a sweep. Guided search evaluates the policy in such states."""
     parts: Share = 0.4
     """Share of the training problems whose groups are split into parts, as guided search splits them."""
     joined: Share = 0.25
@@ -72,8 +72,8 @@ class LearningConfig:
     moves: Count | None = 40
     """Moves of an episode of reinforcement; None = as many as the largest training graph has groups."""
     reward: str = "best-so-far"
-    """Drop of the best makespan met at every move; improvement, the drop of the current one; at-the-end, all of it at
-    the last move; or another of `placeto list rewards`."""
+    """What a move is worth. best-so-far: how much it lowers the best makespan met. improvement: how much it lowers the
+    present makespan. at-the-end: all of the drop at the last move. Or another of `placeto list rewards`."""
     discount: Share = 0.98
     """Discount of rewards, per move."""
     clip: Annotated[float, Range(0.0, 1e3)] = 0.2
@@ -100,7 +100,7 @@ class LearningConfig:
 class TraversalLearningConfig:
     """How the policy of the Placeto paper learns: REINFORCE on whole traversals of one graph an iteration.
 
-    What differs from the published code, and why, stands in docs/placeto-paper.md.
+    docs/placeto-paper.md says what differs from the published code, and why.
     """
 
     episodes: Count = 8
@@ -137,20 +137,20 @@ class OneShotLearningConfig:
     samples: Count = 16
     """Placements of each graph of an iteration."""
     reward: str = "sqrt"
-    """Minus the square root of the makespan; log, its logarithm; linear, the makespan, each relative to the best single
-    device; or another of `placeto list placement-rewards`."""
+    """What a placement is worth: minus the square root (sqrt) or the logarithm (log) of its makespan, or minus its
+    makespan (linear), relative to the best single device. Or another of `placeto list placement-rewards`."""
     failed: Annotated[float, Range(-1e9, 0.0)] | None = None
-    """Reward of a placement that doesn't fit into memory, from which the moving baseline begins too; none = the
-    makespan counts more the less it fits."""
+    """Reward of a placement that doesn't fit into memory, which is also the first value of the moving baseline. none =
+    the penalised makespan counts."""
     failures: Limit | None = None
-    """Iterations after which placements that don't fit teach nothing; none = they always do."""
+    """After so many iterations, placements that don't fit are left out of the training; none = never."""
     baseline: Literal["moving", "trials", "samples", "quantile"] = "samples"
-    """Reward baseline: moving average over earlier rounds of the graph, mean over all its earlier rounds, over the
-    samples of this one, or their upper quantile, below which samples teach nothing."""
+    """Reward baseline. moving: moving average over earlier rounds of the graph. trials: mean over all earlier rounds.
+    samples: mean over the samples of this round. quantile: their upper quantile; samples below it are left out."""
     quantile: Annotated[float, Range(0.0, 0.999)] = 0.75
     """Which quantile: 0.75 learns from the best quarter."""
     decay: Annotated[float, Range(0.0, 0.999)] = 0.8
-    """How much of the moving average stays, per round of the graph."""
+    """Decay of the moving baseline, per round of the graph."""
     normalise: bool = True
     """Whether advantages are divided by their standard deviation."""
     clip: Annotated[float, Range(0.0, 1e3)] = 0.2
@@ -164,10 +164,10 @@ class OneShotLearningConfig:
     max_grad_norm: Weight = 1.0
     """Gradients are scaled down to this norm."""
     average: Share = 0.0
-    """How much of itself the moving average of the parameters keeps in an iteration; 0 = the parameters as they are."""
+    """Decay of the moving average of the parameters in an iteration. 0 = the parameters as they are."""
     soften: Annotated[float, Range(1e-3, 1e3)] = 1.0
-    """Temperature by which the logits of a checkpoint to begin with are divided: a trained policy is too sure of its
-    choices to try others."""
+    """Temperature by which the logits of a checkpoint to begin with are divided, so that a trained policy tries other
+    choices too."""
 
 
 @dataclass(frozen=True)
@@ -177,25 +177,25 @@ class RunConfig:
     out: str
     """Directory of the run: checkpoint and tensorboard curves."""
     minutes: Annotated[float, Range(0.0, 1e9)] | None = None
-    """Stop after so many minutes; what comes before the first iteration, the preparation of the graphs, is not among
-    them."""
+    """Stop after so many minutes, counted from the first iteration. The preparation of the graphs is not counted."""
     iterations: Limit | None = None
     """Stop after so many iterations."""
     simulations: Limit | None = None
-    """Stop after the iteration in which so many placements have been simulated; without any limit, 10 minutes."""
+    """Stop after the iteration in which so many placements have been simulated. Without any limit, training stops after
+    10 minutes."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of all randomness."""
     placer: str = "placeto"
-    """Which learned placer."""
+    """The learned placer to train."""
     threads: Annotated[int, Range(1, 1024)] = 1
-    """CPU threads of the network, whose tensors are small, and of a rank's simulations where there are several ranks;
-    a single process simulates on all cores. Sums may depend on it."""
+    """CPU threads of the network, and with several ranks also of the simulations of each rank. A single process
+    simulates on all cores. Floating-point sums may depend on the number of threads."""
     costs: str = "efficiency"
     """How long ops take in the problems that `placeto train` makes: efficiency, roofline, or a file of costs."""
     device: str = "cpu"
-    """Where the network computes: cpu, or cuda, of which each rank takes one GPU."""
+    """Where the network computes: cpu, or cuda, with one GPU for each rank."""
     validate_every: Count = 10
-    """Iterations between validations; the best one's parameters are what the placer uses."""
+    """Iterations between validations. Placers use the parameters that were best in validation."""
     save_every: Count = 5
     """Iterations between checkpoints."""
 
@@ -208,7 +208,7 @@ class TrainConfig(RunConfig):
     env: EnvConfig = field(default_factory=EnvConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
     search: GuidedConfig = field(default_factory=GuidedConfig)
-    """How the trained policy guides a search; training takes no notice of it."""
+    """How the trained policy guides a search; training doesn't use it."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ FINE_TUNING: dict[str, dict[str, Any]] = {
     "placeto": {"reinforcement": 1.0, "parts": 0.0, "joined": 0.0},
     "gdp": {"epochs": 4, "lr": 5e-4, "soften": 3.0},
 }
-"""What differs from a placer's recipe where training begins with a checkpoint, and placements count."""
+"""What differs from a placer's recipe in fine-tuning."""
 
 
 def default_config(placer: str, out: str) -> AnyTrainConfig:

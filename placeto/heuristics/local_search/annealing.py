@@ -75,7 +75,7 @@ MULTILEVEL = MultilevelConfig()
 
 
 def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
-    """Annealing from the best cheap placement, with most proposals on critical groups; few get worse.
+    """Annealing from the best cheap placement; most of the moves that it proposes are of critical groups.
 
     The fewer the simulations for the number of moves, the colder it begins.
     """

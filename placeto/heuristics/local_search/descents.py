@@ -41,7 +41,7 @@ def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> 
 
 
 def iterate(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
-    """Iterated local search: descend, move a few groups or a module at random, descend again, go on from the better."""
+    """Iterated local search: descend, move some groups or a module at random, descend again; keep the better."""
     search = LocalSearch(evaluator, start, ANNEAL.mix, rng)
     groups, devices = evaluator.groups.num_groups, evaluator.problem.num_devices
     patience = math.ceil(DESCENT.patience * groups * (devices - 1))

@@ -33,17 +33,17 @@ class GrouperConfig:
     groups: Width = 32
     """Number of groups; the paper has 256."""
     prior: Weight = 8.0
-    """How strongly groups begin as stretches of the topological order; 0 = not at all, as in the paper. With a small
-    one each sample scatters neighbours, and the policy learns that one device for all is best."""
+    """How strongly the initial groups are stretches of the topological order; 0 = not at all, as in the paper. With a
+    small value each sample puts neighbours on different devices, and the policy learns to use one device for all."""
     hidden: Width = 64
     """Width of embeddings and of the LSTMs."""
     feedback: bool = True
-    """Whether the decoder sees where a group's inputs come from, and each device's work so far; the papers' sees the
-    device of the last group alone."""
+    """Whether the decoder sees where a group's inputs come from and each device's work so far, or, as in the papers,
+    only the device of the last group."""
     bound: Weight = 0.0
     """Logits over devices stay between minus and plus this, by a hyperbolic tangent; 0 = they aren't bounded."""
     temperature: Temperature = 1.0
-    """By which logits over devices are divided before they are bounded."""
+    """Logits over devices are divided by this before they are bounded."""
     max_devices: Width = 8
     """Clusters of up to so many devices can be placed on."""
 

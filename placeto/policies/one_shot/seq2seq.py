@@ -29,15 +29,16 @@ class Seq2SeqConfig:
     """What the sequence-to-sequence policy is made of."""
 
     units: UnitKind = "few"
-    """What is co-located: groups of ops, or stretches of the topological order where there are many
-    ("few"), always groups, by the paper's rule, or no more than must be ("ops"). Few units are decoded fast."""
+    """What gets a device. few: groups of ops, or stretches of the topological order in graphs of many ops, which are
+    decoded faster. groups: always groups. paper: the co-located ops of the paper. ops: single ops, as far as they are
+    free."""
     hidden: Width = 64
     """Width of embeddings and of the LSTMs."""
     feedback: bool = True
-    """Whether the decoder sees where a unit's inputs come from, and each device's work so far; the paper's sees the
-    device of the last unit alone."""
+    """Whether the decoder sees where a unit's inputs come from and each device's work so far, or, as in the paper, only
+    the device of the last unit."""
     normalised: bool = True
-    """Whether logits are made of the normalised output of the decoder, or of its hyperbolic tangent."""
+    """Whether logits are computed from the normalised output of the decoder, or from its hyperbolic tangent."""
     max_devices: Width = 8
     """Clusters of up to so many devices can be placed on."""
 
