@@ -1,7 +1,17 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+from placeto.formats.exports import whole_modules
+from placeto.formats.exports.units import ExportError
+from placeto.placers import load_placer, resolve_graph
+from placeto.placing import place
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.schedule import simulate
+from tests.toys import fork_of_chains
 
 PLACES = """
 import sys
@@ -9,6 +19,7 @@ import sys
 from numba.core.dispatcher import Dispatcher
 
 from placeto.placers import load_placer, resolve_graph
+from placeto.placing import place
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
@@ -40,3 +51,20 @@ def test_nothing_is_compiled_once_the_clock_has_started(name: str) -> None:
     """Nor loaded, on a graph for which kernels are needed that a tiny one needs not: the first seconds are for work."""
     done = subprocess.run([sys.executable, "-c", PLACES, name], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_placers_keep_modules_whole_where_asked() -> None:
+    graph = resolve_graph("ptb:test:0")[1]
+    problem = PlacementProblem(graph, load_cluster("4xv100"))
+    unit = whole_modules(graph).colocation
+    for name in ("etf", "multilevel"):
+        result = place(graph, cluster="4xv100", whole_modules=True, placer=name, simulations=60)
+        assert all(len(set(result.placement[unit == one])) == 1 for one in np.unique(unit[unit >= 0]))
+        assert simulate(problem, result.placement, order=result.order).makespan_us == result.makespan_us
+    free = load_placer("etf")(problem)
+    assert any(len(set(free.placement[unit == one])) > 1 for one in np.unique(unit[unit >= 0]))
+
+
+def test_whole_modules_of_a_graph_without_modules_are_refused() -> None:
+    with pytest.raises(ExportError, match="module"):
+        place(fork_of_chains(2, 2).graph, cluster="2xv100", whole_modules=True, placer="etf")

@@ -96,3 +96,10 @@ def test_capture_in_a_precision(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert graph.dtypes[graph.op_types.index("aten.addmm")] == dtype
     capsys.readouterr()
     assert "--precision" in fails(capsys, "capture", factory, "-o", out, "--precision", "fp8")
+
+
+def test_an_unknown_dtype_of_a_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text('{"format": "placeto.graph/1", "ops": [{"name": "a", "dtype": "half"}]}')
+    message = fails(capsys, "place", path, "--cluster", "2xv100")
+    assert "bad.json: op 'a': dtype must be one of float64, float32, tf32" in message

@@ -110,6 +110,7 @@ def test_evaluate_files_of_other_programs(tmp_path: Path, capsys: pytest.Capture
         (("--placers", "single", "GRAPH", "--seeds", "0"), "--seeds must be above 0"),
         (("--placers", "single", "GRAPH", "-o", "table.csv"), "must end in .json or .json.gz"),
         (("--placers", "single,single", "GRAPH"), "share one label"),
+        (("--placers", "single", "--family", "nofamily"), "unknown graph family"),
         (("--placers", "single", "GRAPH", "--simulations", "-1"), "--simulations must be at least 0, not -1"),
         (("--placers", "single", "GRAPH", "nothing.json"), "nothing.json"),
         (("--placers", "single", "GRAPH", "--cluster", "2xv100,4xv100,2xv100"), "2 clusters are called '2xv100'"),

@@ -100,6 +100,8 @@ def test_the_recipe_of_a_paper_gives_the_settings_that_are_not_given(
     ("options", "says"),
     [
         ((), "--out STR"),
+        (("--cluster", "2xv100", "--out", "run", "--seed", 10**26), "seed must be below 2^63"),
+        (("--cluster", "2xv100", "--out", "run", "--learning.lr", "nan"), "learning.lr must be finite, not nan"),
         (("--cluster", "2xv100", "--out", "run", "--learning.lr", "1e30"), "learning.lr must be at most 1, not 1e+30"),
         (("--cluster", "2xv100", "--out", "run", "--threads", 10**9), "threads must be at most 1024"),
         (("--cluster", "2xv100", "--out", ""), "out is empty: give the directory of the run"),

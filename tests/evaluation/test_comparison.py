@@ -9,6 +9,7 @@ import pytest
 from placeto.evaluation.comparison import EvaluationError, PlacerSpec, evaluate, load_rows, parse_spec, save_rows
 from placeto.evaluation.summary import mean_curves
 from placeto.heuristics import HEURISTICS
+from placeto.placers import LoadError
 from placeto.problem.cluster import Cluster
 from placeto.problem.cluster_files import load_cluster
 from placeto.problem.files import BusyError
@@ -201,6 +202,18 @@ def test_specs(text: str, spec: PlacerSpec) -> None:
 def test_bad_specs(text: str) -> None:
     with pytest.raises(EvaluationError, match="must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT"):
         parse_spec(text, None, None, None)
+
+
+def test_unknown_placers() -> None:
+    with pytest.raises(LoadError, match="placers: single"):
+        parse_spec("nonsense", None, None, None)
+    with pytest.raises(LoadError, match="is learned: give a checkpoint"):
+        parse_spec("gdp", None, None, None)
+
+
+def test_labels_must_differ(graphs: dict[str, ComputationGraph], cluster: Cluster) -> None:
+    with pytest.raises(EvaluationError, match="share one label"):
+        evaluate(graphs, cluster, [SPECS[0], SPECS[0]])
 
 
 @pytest.mark.parametrize("document", [[], {"format": "other", "rows": []}, {"format": "placeto.evaluation/1"}])

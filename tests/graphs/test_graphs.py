@@ -113,6 +113,15 @@ def test_models_are_the_same_every_time_and_different_between_splits() -> None:
         assert shapes[0] == shapes[1] != shapes[2]
 
 
+def test_unknown_graphs_are_refused() -> None:
+    family = FAMILIES["ptb"]
+    with pytest.raises(ValueError, match="family 'ptb' has no split 'dev'; its splits: train, validation, test"):
+        family.load("dev", 0)
+    for call in (family.load, family.build, family.capture):
+        with pytest.raises(ValueError, match="ptb:test has graphs 0 to 31, there is no 32"):
+            call("test", 32)
+
+
 SMALL = {
     "cifar10": cifar10.Network(
         wiring=(((0, "conv3"), (1, "separable5")), ((2, "average"), (0, "maximum")), ((2, "identity"), (3, "conv5"))),

@@ -135,6 +135,25 @@ def test_two_cliques_with_a_cheap_edge_are_cut_there(name: str) -> None:
     assert result.placement[0] != result.placement[5]
 
 
+@pytest.mark.parametrize("name", ["fastest", "expert", "metis", "heft", "etf", "hillclimb", "anneal"])
+def test_what_fits_on_two_devices_only_is_spread(name: str) -> None:
+    """Four weights of 1.5 GB, 6 GB each with gradients and moments, on devices of 16 GB."""
+    ops = [
+        {"name": f"op{i}", "time_us": {"*": 10.0}, "param_bytes": 3 * GB // 2, "outputs": [8]}
+        | {"inputs": [[f"op{i - 1}", 0]] if i else []}
+        for i in range(4)
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("large", ops), load_cluster("2xp100"))
+    assert HEURISTICS[name](problem, simulations=300).fits
+
+
+@names
+def test_what_fits_nowhere_is_said(name: str) -> None:
+    ops = [{"name": "op", "time_us": {"*": 10.0}, "param_bytes": 100 * GB}]
+    problem = PlacementProblem(ComputationGraph.from_ops("huge", ops), load_cluster("2xp100"))
+    assert not HEURISTICS[name](problem, simulations=50).fits
+
+
 def test_fast_device_is_used_by_single_and_fastest() -> None:
     slow, fast = Device("a", "slow", 1e12, 1e12, GB), Device("b", "fast", 3e12, 1e12, GB)
     cluster = Cluster("uneven", (slow, fast), np.full((2, 2), 1e4), np.zeros((2, 2)))

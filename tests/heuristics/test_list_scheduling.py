@@ -3,6 +3,8 @@ from collections.abc import Callable
 import numba
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.list_scheduling import (
@@ -115,6 +117,46 @@ def links_of(bandwidth: float, *memory: int) -> Cluster:
     devices = tuple(Device(f"d{i}", "any", 1.0, 1.0, size) for i, size in enumerate(memory))
     shape = (len(memory), len(memory))
     return Cluster("links", devices, np.full(shape, bandwidth), np.zeros(shape))
+
+
+@given(seed=st.integers(0, 10**6), num_devices=st.integers(2, 5))
+@settings(max_examples=60, deadline=None)
+def test_etf_takes_the_soonest_of_all_pairs(seed: int, num_devices: int) -> None:
+    """Whatever its kernel passes over: of all ready ops and devices, many of which tie. Some ops stay together."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 30))
+    parents = [rng.choice(op, size=min(op, int(rng.integers(0, 4))), replace=False).tolist() for op in range(count)]
+    size, time = rng.integers(1, 5, count).tolist(), rng.integers(1, 5, count).astype(float).tolist()
+    ops = [
+        {
+            "name": f"op{op}",
+            "time_us": {"*": time[op]},
+            "outputs": [size[op]],
+            "inputs": [[f"op{parent}", 0] for parent in parents[op]],
+        }
+        for op in range(count)
+    ]
+    problem = PlacementProblem(ComputationGraph.from_ops("ties", ops), links_of(1.0, *[10**9] * num_devices))
+    rank, follow = upward_rank(problem), np.unique(rng.integers(0, count, count), return_inverse=True)[1]
+    free, home, finish = [0.0] * num_devices, dict[int, int](), dict[int, float]()
+
+    def start(op: int, device: int) -> float:
+        """With bandwidth 1 a tensor travels as many microseconds as it has bytes."""
+        inputs = [finish[parent] + (home[follow[parent]] != device) * size[parent] for parent in parents[op]]
+        return max(free[device], *inputs, 0.0)
+
+    while len(finish) < count:
+        ready = [op for op in range(count) if op not in finish and set(parents[op]) <= set(finish)]
+        begin, _, op, device = min(
+            (start(op, device), -rank[op], op, device)
+            for op in ready
+            for device in range(num_devices)
+            if home.get(follow[op], device) == device
+        )
+        home[follow[op]] = device
+        free[device] = finish[op] = begin + time[op]
+    placement, _ = place_by_start(problem, follow, False, np.zeros(count))
+    assert placement.tolist() == [home[group] for group in follow]
 
 
 @pytest.mark.parametrize("queueing", [True, False])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from placeto.heuristics import HEURISTICS
+from placeto.heuristics.exact.placer import solve
 from placeto.placers import load_family
 from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
@@ -132,6 +133,12 @@ def test_the_only_placements_that_fit_are_found_by_search(name: str, case: str) 
 @names
 def test_what_fits_nowhere_is_said(name: str, case: str) -> None:
     assert not place(name, PlacementProblem(*IMPOSSIBLE[case]), simulations=300).fits
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_exact_proves_that_nothing_fits(case: str) -> None:
+    result, bound = solve(PlacementProblem(*IMPOSSIBLE[case]))
+    assert (result.fits, bound) == (False, np.inf)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5, 20])

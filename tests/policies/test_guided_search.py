@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import make_instance
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.local_search.starts import best_cheap
+from placeto.heuristics.local_search.starts import begin, best_cheap
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.guided_search import GuidedPlacer, cheap_starts, guided_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
@@ -70,6 +70,14 @@ def test_one_pass_takes_a_simulation_a_group_beyond_the_start_at_most(placer):
     best_cheap(evaluator)
     more = placer.one_pass(problem).simulations - evaluator.simulations
     assert 0 < more <= instance.groups.num_groups
+
+
+def test_a_pass_takes_a_simulation_a_group_at_most(placer):
+    problem = PlacementProblem(random_graph(3, 300), toy_cluster(3))
+    result, evaluator = placer.one_pass(problem), Evaluator(problem)
+    begin(evaluator)
+    assert evaluator.simulations < result.simulations <= evaluator.simulations + evaluator.groups.num_groups
+    assert result.makespan_us == result.schedule().makespan_us
 
 
 @pytest.mark.parametrize("more", [20, 10**4])

@@ -1,6 +1,8 @@
 """The checkpoint that comes with the package."""
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +42,23 @@ def test_its_name_stands_for_it():
     assert all((ours[name] == theirs[name]).all() for name in ours)
     spec = parse_spec("placeto@pass", None, 100, None)
     assert hashlib.sha256((FOLDER / "placeto.safetensors").read_bytes()).hexdigest() in spec.fingerprint
+
+
+def test_it_places_without_torch():
+    """Which takes seconds to import."""
+    script = """
+import sys
+from placeto.placers import load_placer
+from placeto.problem.cluster_files import load_cluster
+from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
+ops = [{"name": str(i), "time_us": {"*": 9.0}, "outputs": [9], "inputs": [[str(i - 1), 0]] if i % 5 else []}
+       for i in range(40)]
+problem = PlacementProblem(ComputationGraph.from_ops("chains", ops), load_cluster("4xv100"))
+assert load_placer("placeto")(problem, simulations=150).makespan_us < problem.single_device_us
+assert not {"torch", "torch_geometric"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_run_of_that_name_comes_first(tmp_path, monkeypatch):

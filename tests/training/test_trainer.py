@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
@@ -100,6 +101,36 @@ def test_sigterm_saves_first(tmp_path):
     train(config(tmp_path, iterations=10_000, save_every=10_000), problems(3), problems(2, 10), report=report)
     assert 0 < load_checkpoint(tmp_path)["iteration"] < 10
     assert "saved" in seen[-1]
+
+
+def test_curves(uninterrupted):
+    events = EventAccumulator(str(uninterrupted))
+    events.Reload()
+    tags = events.Tags()
+    expected = {
+        "loss/supervised",
+        "loss/ranking",
+        "loss/policy",
+        "return/mean",
+        "policy/entropy",
+        "train/gradient_norm",
+        "train/learning_rate",
+        "makespan/episode_end",
+        "makespan/episode_best",
+        "makespan/best",
+        "validation/end",
+        "validation/to_heuristic",
+        "placements/simulated",
+        "seconds/simulation",
+        "seconds/network",
+        "seconds/other",
+        "seconds/elapsed",
+        "hparam/validation",
+    }
+    assert expected <= set(tags["scalars"])
+    assert "schedule/validation" in tags["images"]
+    assert [e.step for e in events.Scalars("placements/simulated")] == list(range(1, 9))
+    assert len(events.Scalars("loss/policy")) == 4  # the second half
 
 
 def test_checkpoint_needs_no_graphs_package_and_runs_no_code(uninterrupted):
