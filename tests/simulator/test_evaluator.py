@@ -152,6 +152,14 @@ def test_absorbed_improvements_become_history() -> None:
     assert judge.simulations == 101
 
 
+def test_absorbed_improvements_that_do_not_fit_are_left_out() -> None:
+    """A search that begins from what doesn't fit logs faster placements before the first one that fits."""
+    judge = evaluator(two_chains())
+    judge.absorb(ONE, 100.0, 0.0, 1)
+    judge.absorb(APART, 95.0, 0.0, 10, [(5, 83.0, 0.1), (7, 98.0, 0.0), (9, 95.0, 0.0)])
+    assert [entry[::2] for entry in judge.result().history] == [(1, 100.0), (8, 98.0), (10, 95.0)]
+
+
 def test_absorbed_improvements_are_those_that_fit_rather_than_not_then_by_penalty() -> None:
     """Faster ones that exceed memory more are no improvements, and slower ones that fit are."""
     judge = evaluator(two_chains())
