@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import math
 import textwrap
 import typing
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from placeto.training.config import RANGES, RunConfig, default_config
+from placeto.training.config import RunConfig, default_config
+from placeto.training.settings import range_of
 
 PAGE = Path(__file__).with_name("settings.md")
 PLACERS = "placeto", "placeto-paper", "seq2seq", "grouper", "gdp", "mlp"
@@ -56,11 +56,11 @@ def page() -> str:
 
 def _table(kind: type, settings: Any, prefix: str, required: typing.Collection[str] = ()) -> str:
     """A row for each setting: name, type, range, default, effect."""
-    effects, hints = dict(_effects(kind)), get_type_hints(kind)
+    effects, hints, ranged = dict(_effects(kind)), get_type_hints(kind), get_type_hints(kind, include_extras=True)
     lines = ["| setting | type | range | default | effect |", "|---|---|---|---|---|"]
     for field in fields(settings):
         name, value = f"{prefix}{field.name}", getattr(settings, field.name)
-        span = _range(*RANGES.get(name, (-math.inf, math.inf)))
+        span = _range(*range_of(ranged[field.name]))
         default = "must be given" if field.name in required else f"`{_shown(value)}`"
         lines.append(f"| `{name}` | {_type(hints[field.name])} | {span} | {default} | {effects[field.name]} |")
     return "\n".join([*lines, ""])

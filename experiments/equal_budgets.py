@@ -23,10 +23,10 @@ import tyro
 from matplotlib.figure import Figure
 
 from experiments.command import command
+from experiments.panels import panel_figure
 from experiments.runs import CHEAP, cheap_rows
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, save_rows
-from placeto.evaluation.figures import panel_figure
 from placeto.placers import load_placer, load_split
 from placeto.problem.cluster import load_cluster
 from placeto.progress import ProgressBar

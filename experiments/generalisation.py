@@ -18,19 +18,24 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from experiments.classical import external_graphs
 from experiments.command import command
 from experiments.runs import CHEAP, PRETRAINED, Run, cheap_rows, problem_of, train_runs
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, save_rows
-from placeto.placers import DEFAULT_PLACER, split_size
+from placeto.evaluation.summary import ratio
+from placeto.formats.importers import find_importer
+from placeto.placers import DEFAULT_PLACER, resolve_graph, split_size
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
+from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
 from placeto.training.config import TrainConfig
 
 MIXED = "2xv100+2xp100"
 HEURISTICS = ("metis", "etf", "heft", "expert", "single")
+EXTERNAL = "external"
+MAX_OPS = 20_000
+LEAST_HEADROOM = 0.02  # share of one device's makespan above the lower bound
 
 
 @dataclass(frozen=True)
@@ -197,6 +202,32 @@ def external_rows(config: GeneralisationConfig, graphs: Mapping[str, Computation
                 report=bar.after(len(rows)),
             )
     return rows
+
+
+def external_graphs(folder: Path) -> tuple[dict[str, ComputationGraph], list[str]]:
+    """Graphs of other programs below a folder that leave something to gain, and a line on each of the others.
+
+    Raises:
+        SystemExit: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise SystemExit(f"error: there is no folder {folder}")
+    graphs, others = {}, []
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or find_importer(path) is None:
+            continue
+        name, graph = str(path.relative_to(folder)), resolve_graph(str(path))[1]
+        problem = PlacementProblem(graph, load_cluster("8xv100"))
+        headroom = 1.0 - ratio(problem.lower_bound_us, problem.single_device_us)
+        if problem.single_device_us == 0:
+            others.append(f"{name}: its ops take no time")
+        elif graph.num_ops > MAX_OPS:
+            others.append(f"{name}: {graph.num_ops} ops, more than {MAX_OPS}")
+        elif headroom < LEAST_HEADROOM:
+            others.append(f"{name}: one device is within {headroom:.1%} of the lower bound")
+        else:
+            graphs[f"{EXTERNAL}:{name}"] = graph
+    return graphs, others
 
 
 def external_table(rows: Sequence[Row]) -> Table:

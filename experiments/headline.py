@@ -25,10 +25,10 @@ import tyro
 from experiments.command import command
 from experiments.headline_placers import AS_SHIPPED, PLACERS, POLICY, ZERO_SHOT
 from experiments.headline_tables import REFERENCES, by_place, claims, distributions, makespans, unseen, until, worse
+from experiments.panels import panel_figure
 from experiments.tables import Table, machine, markdown, publish, rule
 from experiments.trajectories import Cell, Trajectory, run_cells, stored
 from experiments.zero_shot import distribution
-from placeto.evaluation.figures import panel_figure
 
 MODELS = ("nmt", "inception_v3", "nasnet", "rnnlm", "amoebanet", "transformer_xl", "wavenet", "gnmt-2")
 ALL = PLACERS | ZERO_SHOT

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from experiments.sample_efficiency import SCRATCH
 from experiments.trajectories import Clock, Met, Placer
 from placeto.formats.placement import load_placement
 from placeto.heuristics import HEURISTICS
@@ -29,6 +28,7 @@ from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.training.checkpoint import checkpoint_path, load_checkpoint
 from placeto.training.config import (
     AnyTrainConfig,
+    LearningConfig,
     TrainConfig,
     default_config,
 )
@@ -38,6 +38,19 @@ from placeto.training.trainer import train
 MakeConfig = Callable[[PlacementProblem, str], AnyTrainConfig]
 """Settings of training on one problem alone, from scratch; the text is the directory of the run."""
 NEVER = 10**9  # iterations
+SCRATCH = LearningConfig(
+    reinforcement=0.85,
+    graphs=1,
+    replicas=4,
+    starts="single",
+    supervised_moves=40,
+    labels=4,
+    replay=0,
+    annealed=0.0,
+    parts=0.0,
+    joined=0.0,
+)
+"""Mostly reinforcement, with fewer labels and episodes an iteration than for a family: here every placement counts."""
 
 
 def by_recipe(placer: str, recipe: RecipeName, problem: PlacementProblem, out: str) -> AnyTrainConfig:

@@ -23,6 +23,7 @@ import numpy as np
 import tyro
 
 from experiments.command import command
+from experiments.panels import panel_figure
 from experiments.runs import (
     PRETRAINED,
     Run,
@@ -36,7 +37,6 @@ from experiments.runs import (
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from graphs import SHIPPED
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, parse_spec, save_rows
-from placeto.evaluation.figures import panel_figure
 from placeto.evaluation.summary import summarize
 from placeto.placers import DEFAULT_PLACER, LEARNED, load_placer, load_split, split_size, zero_shot
 from placeto.problem.cluster import load_cluster

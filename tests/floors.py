@@ -19,6 +19,7 @@ FLOORS = {
     "lazily": 0,
     "terminal": 0,
     "pretrained": 0,
+    "ranges": 0,
     "compiling": 1,
     "problem": 2,
     "progress": 3,

@@ -13,7 +13,6 @@ import json
 import platform
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +49,6 @@ def graph_file(family: str, folder: Path) -> Path:
     return path
 
 
-def cluster_of(name: str) -> placeto.Cluster:
-    """A cluster as it was when the answers were recorded: A100s had one peak for all dtypes."""
-    cluster = placeto.load_cluster(name)
-    one = {"a100": 312e12}
-    devices = tuple(replace(device, flops=one.get(device.kind, device.flops)) for device in cluster.devices)
-    return replace(cluster, devices=devices)
-
-
 def combinations() -> Iterator[tuple[str, str, str, int | None, int]]:
     """(graph, cluster, placer, simulations, seed), 46 of them."""
     for family, cluster in (("cifar10", "4xv100"), ("ptb", "2xk80"), ("nmt", "2xv100+2xp100")):
@@ -79,7 +70,7 @@ def makespans(folder: Path) -> dict[str, float]:
             problem = fork_of_chains(3, 2)
         else:
             graph = placeto.load_graph(graph_file(family, folder))
-            problem = placeto.PlacementProblem(graph, cluster_of(cluster), ROOFLINE, "fifo")
+            problem = placeto.PlacementProblem(graph, placeto.load_cluster(cluster), ROOFLINE, "fifo")
         result = placeto.load_placer(placer)(problem, simulations=simulations, seed=seed)
         found[f"{family} {cluster} {placer} {simulations} {seed}"] = result.makespan_us
     return found

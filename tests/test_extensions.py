@@ -252,13 +252,13 @@ def test_a_reward_that_doesnt_fit_is_refused(adds: Callable[..., None]) -> None:
     adds("placeto.rewards", "mine = ours:reward\nother = ours:NUMBER", "NUMBER = 1\ndef reward(x):\n    return x")
     with pytest.raises(ExtensionError, match="is no function, but 1"):
         rewards.find_reward("other")
-    with pytest.raises(ExtensionError, match=r"returns \(3, 2\) for 2 moves, it must be \(2, 2\)"):
+    with pytest.raises(ExtensionError, match=r"returns \(3, 2\) for makespans \(3, 2\), it must be \(2, 2\)"):
         rewards.find_reward("mine")(torch.ones(3, 2))
 
 
 def test_a_reward_of_placements_that_doesnt_fit_is_refused(adds: Callable[..., None]) -> None:
     adds("placeto.placement_rewards", "mine = ours:reward", "def reward(x):\n    return x.mean()")
-    with pytest.raises(ExtensionError, match=r"returns float64 for makespans \(3, 2\), it must be as many"):
+    with pytest.raises(ExtensionError, match=r"returns float64 for makespans \(3, 2\), it must be \(3, 2\)"):
         rewards.find_placement_reward("mine")(np.ones((3, 2)))
 
 

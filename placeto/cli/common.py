@@ -126,6 +126,20 @@ def check_output(option: str, path: Path | None, json: bool = False) -> None:
         check_json_name(path, UsageError, f"{option} ")
 
 
+def check_picture(option: str, path: Path | None) -> None:
+    """As `check_output`, of a picture.
+
+    Raises:
+        UsageError: it can't be written.
+        PlotError: its name has another ending than those of pictures.
+    """
+    check_output(option, path)
+    if path is not None:
+        from placeto.formats.gantt import check_suffix
+
+        check_suffix(path)
+
+
 def check_positive(option: str, value: float | None) -> None:
     """Refuse a budget that is no positive, finite number.
 

@@ -16,6 +16,7 @@ from placeto.cli.common import (
     OutputPath,
     UsageError,
     check_output,
+    check_picture,
     find_cluster,
     say,
 )
@@ -55,17 +56,13 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Place on each cluster, print a table and a sentence for each, write what was asked for."""
     check_output("--out", arguments.output, json=True)
-    check_output("--plot", arguments.plot)
+    check_picture("--plot", arguments.plot)
     arguments.budget.check()
     if arguments.seed < 0:
         raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
     names = list(dict.fromkeys(name.strip() for name in arguments.clusters.split(",") if name.strip()))
     if not names:
         raise UsageError("--clusters names none: give some from `placeto list clusters`, as 2xv100,8xh100")
-    if arguments.plot is not None:
-        from placeto.formats.gantt import check_suffix
-
-        check_suffix(arguments.plot)
     from placeto.evaluation.machines import machine_table, place_on, save_machines
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem

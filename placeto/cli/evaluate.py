@@ -22,6 +22,7 @@ from placeto.cli.common import (
     OutputPath,
     UsageError,
     check_output,
+    check_picture,
     check_positive,
     find_cluster,
     note,
@@ -152,16 +153,12 @@ def _without_ratio(rows: Sequence[Row]) -> str:
 
 def _check(arguments: Arguments) -> None:
     check_output("--out", arguments.output, json=True)
-    check_output("--curve", arguments.curve)
+    check_picture("--curve", arguments.curve)
     arguments.budget.check()
     check_positive("--seeds", arguments.seeds)
     check_positive("--processes", arguments.processes)
     if arguments.family is None and not arguments.graphs:
         raise UsageError("nothing to evaluate: give graphs (files or family:split:index) or --family NAME")
-    if arguments.curve is not None:
-        from placeto.formats.gantt import check_suffix
-
-        check_suffix(arguments.curve)
 
 
 def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import UseAppendAction, arg
 
 from placeto.cli.common import (
-    CostsText,
-    DispatchOption,
     OptionalInt,
     UsageError,
     check_output,
@@ -21,8 +19,8 @@ from placeto.cli.common import (
     note,
     say,
 )
-from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, is_factory
-from placeto.cli.report import check_page, simulate_file, write_report
+from placeto.cli.graphs import is_factory
+from placeto.cli.report import PlacedArguments, check_page, simulate_file, write_report
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ _NOTES = 5  # lines that say why an export differs from the placement
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(PlacedArguments):
     """Write a placement for other tools.
 
     - device-map: JSON, the device of each module, for accelerate and models of Hugging Face.
@@ -51,11 +49,6 @@ class Arguments:
     - html: the page that `placeto report` writes.
     """
 
-    graph: GraphArgument
-    placement: Path
-    """a file of a placement, as `placeto place -o` and `placeto plan -o` write it"""
-    cluster: str
-    """a name from `placeto list clusters`, or a cluster file"""
     format: Literal[
         "device-map",
         "stages",
@@ -73,30 +66,18 @@ class Arguments:
     """what to write"""
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
     """the file to write; for torch-pipeline and torchtitan, the folder"""
-    dispatch: DispatchOption = None
-    """which ready op a device runs next: fifo, list or a static order such as priority; the file's if not given"""
-    costs: CostsText = "efficiency"
-    """how long ops take: efficiency, roofline, or a file of costs"""
     whole: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="MODULE")] = ()
     """a module that a device map or stages must not divide, in addition to the blocks; may be given several times"""
     stages: OptionalInt = None
     """how many stages; as many as devices if not given"""
     names: Annotated[str, arg(metavar="NAMES")] = ""
     """names of the devices in a device map, such as 0,1,cpu or cpu,disk; if not given, numbers, and cpu for CPUs"""
-    options: Captured = field(default_factory=CaptureOptions)
 
 
 def run(arguments: Arguments) -> None:
     """Simulate the placement, write, say what the format's limits cost."""
     _check(arguments)
-    name, file, schedule = simulate_file(
-        arguments.graph,
-        arguments.placement,
-        arguments.cluster,
-        arguments.dispatch,
-        arguments.costs,
-        arguments.options,
-    )
+    name, file, schedule = simulate_file(arguments)
     problem, path = schedule.problem, arguments.output
     graph = problem.graph
     if arguments.format == "device-map":

@@ -25,6 +25,7 @@ from placeto.cli.common import (
     OutputPath,
     UsageError,
     check_output,
+    check_picture,
     describe,
     find_cluster,
     missing_memory,
@@ -87,19 +88,14 @@ class Arguments:
 def run(arguments: Arguments) -> None:
     """Place, print a summary, write what was asked for."""
     check_output("--out", arguments.output, json=True)
-    check_output("--plot", arguments.plot)
-    check_output("--curve", arguments.curve)
+    check_picture("--plot", arguments.plot)
+    check_picture("--curve", arguments.curve)
     check_page("--report", arguments.report)
     arguments.budget.check()
     if arguments.seed < 0:
         raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
     if arguments.patience is not None and not 0.0 < arguments.patience < 1.0:
         raise UsageError(f"--patience must be between 0 and 1, not {arguments.patience:g}")
-    for picture in (arguments.plot, arguments.curve):
-        if picture is not None:
-            from placeto.formats.gantt import check_suffix
-
-            check_suffix(picture)
     from placeto.cli.throughput import describe_stream
     from placeto.formats.placement import save_placement
     from placeto.heuristics.throughput import StreamPlacement

@@ -33,29 +33,35 @@ COUNTED = 200
 """Simulations for the step on each number of devices."""
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Write a page on a placement: what is where, what takes the time, schedule, memory, transfers and modules.
-
-    For a step in micro-batches the page also has a grid of stages and micro-batches. It is one file that needs no
-    network.
-    """
+@dataclass(frozen=True, kw_only=True)
+class PlacedArguments:
+    """A placement file, and what it is simulated with."""
 
     graph: GraphArgument
     placement: Path
     """a file of a placement, as `placeto place -o` and `placeto plan -o` write it"""
     cluster: str
     """a name from `placeto list clusters`, or a cluster file"""
-    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
-    """write the page to this .html file"""
     dispatch: DispatchOption = None
     """which ready op a device runs next: fifo, list or a static order such as priority; the file's if not given"""
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
+    options: Captured = field(default_factory=CaptureOptions)
+
+
+@dataclass(frozen=True)
+class Arguments(PlacedArguments):
+    """Write a page on a placement: what is where, what takes the time, schedule, memory, transfers and modules.
+
+    For a step in micro-batches the page also has a grid of stages and micro-batches. It is one file that needs no
+    network.
+    """
+
+    output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]
+    """write the page to this .html file"""
     against: AgainstText = AGAINST
     """placers to compare the placement with, such as single,etf; none leaves this out. If the placement was made with
     --whole-modules, they also place whole modules"""
-    options: Captured = field(default_factory=CaptureOptions)
 
 
 def run(arguments: Arguments) -> None:
@@ -64,14 +70,7 @@ def run(arguments: Arguments) -> None:
     check_against(arguments.against)
     from placeto.problem.problem import PlacementProblem
 
-    name, file, schedule = simulate_file(
-        arguments.graph,
-        arguments.placement,
-        arguments.cluster,
-        arguments.dispatch,
-        arguments.costs,
-        arguments.options,
-    )
+    name, file, schedule = simulate_file(arguments)
     problem, cluster = schedule.problem, schedule.problem.cluster
     others = PlacementProblem(problem.graph, find_cluster(arguments.cluster, arguments.dispatch), problem.costs)
     write_report(schedule, others, arguments.output, name, file.placer, file.whole_modules, arguments.against)
@@ -79,9 +78,7 @@ def run(arguments: Arguments) -> None:
         note(f"{arguments.placement} doesn't fit in the memory of {cluster.name}: {missing} too much")
 
 
-def simulate_file(
-    graph: str, placement: Path, cluster: str, dispatch: DispatchOption, costs: str, options: CaptureOptions
-) -> tuple[str, PlacementFile, Schedule]:
+def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]:
     """The graph's name, a placement file, and its schedule in the order that it was made for."""
     from placeto.formats.placement import PlacementError, load_placement
     from placeto.problem.costs import load_costs
@@ -89,15 +86,14 @@ def simulate_file(
     from placeto.problem.problem import PlacementProblem
     from placeto.simulator.schedule import simulate
 
-    file = load_placement(placement)
-    options = as_planned(placement, graph, find_cluster(cluster, None), options)
-    machine, model = find_cluster(cluster, dispatch or file.dispatch), load_costs(costs)
-    name, of, _ = find_graph(graph, options)
-    problem = PlacementProblem(of, machine, model)
-    with within(PlacementError, placement):
-        devices = file.devices(of, problem.cluster)
-        order = file.op_order(of) if file.dispatch == "list" and dispatch is None else None
-    return name, file, simulate(problem, devices, order=order)
+    file = load_placement(given.placement)
+    cluster, costs = find_cluster(given.cluster, given.dispatch or file.dispatch), load_costs(given.costs)
+    options = as_planned(given.placement, given.graph, find_cluster(given.cluster, None), given.options)
+    name, graph, _ = find_graph(given.graph, options)
+    with within(PlacementError, given.placement):
+        placement, order = file.devices(graph, cluster), file.op_order(graph)
+    kept = file.dispatch == "list" and given.dispatch is None
+    return name, file, simulate(PlacementProblem(graph, cluster, costs), placement, order=order if kept else None)
 
 
 def check_page(option: str, path: Path | None) -> None:

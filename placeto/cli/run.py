@@ -73,7 +73,7 @@ def run(arguments: Arguments) -> None:
 def _run_plan(arguments: Arguments, plan: Path) -> None:
     """Export, start torchrun."""
     from placeto.cli.factory import settings_of
-    from placeto.cli.report import simulate_file
+    from placeto.cli.report import PlacedArguments, simulate_file
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
     from placeto.formats.placement import load_placement
     from placeto.runtime.devices import open_devices
@@ -84,7 +84,10 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
         raise UsageError(f"{plan} doesn't say for which cluster it is: give --cluster")
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])
     captured = CaptureOptions(**{field.name: getattr(options, field.name) for field in fields(StepOptions)})
-    _, _, schedule = simulate_file(arguments.factory, plan, cluster, None, arguments.costs, captured)
+    given = PlacedArguments(
+        graph=arguments.factory, placement=plan, cluster=cluster, costs=arguments.costs, options=captured
+    )
+    _, _, schedule = simulate_file(given)
     made = torch_pipeline(schedule)
     if len(devices) != made.num_ranks:
         used = f"{made.num_ranks} {'device' if made.num_ranks == 1 else 'devices'}"

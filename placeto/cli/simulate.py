@@ -2,54 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from placeto.cli.common import (
-    CostsText,
-    DispatchOption,
     OptionalPath,
     check_output,
+    check_picture,
     describe,
-    find_cluster,
     missing_memory,
     note,
     say,
 )
 from placeto.cli.devices import show_devices
-from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, as_planned, find_graph
+from placeto.cli.report import PlacedArguments, simulate_file
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Arguments(PlacedArguments):
     """Simulate a placement and say what it costs: makespan, load and memory of each device."""
 
-    graph: GraphArgument
-    placement: Path
-    """a placement file, as `placeto place -o` writes it"""
-    cluster: str
-    """a name from `placeto list clusters`, or a cluster file"""
-    dispatch: DispatchOption = None
-    """which ready op a device runs next: fifo, list or a static order such as priority; the file's if not given"""
-    costs: CostsText = "efficiency"
-    """how long ops take: efficiency, roofline, or a file of costs"""
     trace: OptionalPath = None
     """write the schedule as a Chrome trace (.json, .json.gz), for https://ui.perfetto.dev"""
     plot: OptionalPath = None
     """draw the schedule to this .png, .svg or .pdf file"""
-    options: Captured = field(default_factory=CaptureOptions)
 
 
 def run(arguments: Arguments) -> None:
     """Simulate, print, write what was asked for."""
     check_output("--trace", arguments.trace, json=True)
-    check_output("--plot", arguments.plot)
+    check_picture("--plot", arguments.plot)
     from placeto.evaluation.summary import ratio
     from placeto.formats.chrome_trace import save_chrome_trace
-    from placeto.formats.placement import PlacementError, load_placement
     from placeto.problem.cluster import DISPATCHES
-    from placeto.problem.costs import load_costs
-    from placeto.problem.fields import within
     from placeto.problem.graph.labels import NO_MICRO_BATCH
     from placeto.problem.problem import PlacementProblem
     from placeto.problem.units import format_us
@@ -64,19 +48,10 @@ def run(arguments: Arguments) -> None:
         "earlier-0.2": "earlier micro-batches first (earlier-0.2)",
         "1f1b": "a forward, a backward pass (1f1b)",
     }
-    if arguments.plot is not None:
-        from placeto.formats.gantt import check_suffix
-
-        check_suffix(arguments.plot)
-    file = load_placement(arguments.placement)
-    cluster, costs = find_cluster(arguments.cluster, arguments.dispatch or file.dispatch), load_costs(arguments.costs)
-    options = as_planned(arguments.placement, arguments.graph, find_cluster(arguments.cluster, None), arguments.options)
-    name, graph, _ = find_graph(arguments.graph, options)
-    problem = PlacementProblem(graph, cluster, costs)
-    with within(PlacementError, arguments.placement):
-        placement, own = file.devices(graph, cluster), file.op_order(graph)
+    name, file, schedule = simulate_file(arguments)
+    problem, placement = schedule.problem, schedule.placement
+    graph, cluster, costs, own = problem.graph, problem.cluster, problem.costs, file.op_order(problem.graph)
     kept = own is not None and file.dispatch == "list" and arguments.dispatch is None
-    schedule = simulate(problem, placement, order=own if kept else None)
     say(f"graph        {name}: {graph.num_ops} ops, {graph.num_edges} edges, {graph.mode}")
     say(f"cluster      {cluster.name}, dispatch {problem.dispatch}{', the order of the file' if kept else ''}")
     say(describe(schedule))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from placeto.ranges import Weight
+
 
 @dataclass(frozen=True)
 class EnvConfig:
@@ -13,5 +15,5 @@ class EnvConfig:
     order: Literal["policy", "topological"] = "policy"
     """Who chooses the next node: the policy, or the topological order as in the paper. In the topological order a move
     may also leave a node where it is."""
-    tolerance: float | None = 0.003
+    tolerance: Weight | None = 0.003
     """A move is taken back if it ends more than this share above the best makespan met. None keeps all moves."""

@@ -113,19 +113,7 @@ def find_reward(name: str) -> Reward:
         KeyError: there is no such one.
         ExtensionError: the package that has it can't be used.
     """
-    if name in REWARDS:
-        return REWARDS[name]
-    reward, words = _load(extensions.REWARDS, name)
-
-    @wraps(reward)
-    def checked(makespan: Tensor) -> Tensor:
-        worth = reward(makespan)
-        if not isinstance(worth, Tensor) or worth.shape != makespan[1:].shape:
-            expected = tuple(makespan[1:].shape)
-            raise ExtensionError(f"{words}: returns {_shape(worth)} for {expected[0]} moves, it must be {expected}")
-        return worth
-
-    return checked
+    return REWARDS[name] if name in REWARDS else _load(extensions.REWARDS, name, 1)
 
 
 @cache
@@ -136,18 +124,7 @@ def find_placement_reward(name: str) -> PlacementReward:
         KeyError: there is no such one.
         ExtensionError: the package that has it can't be used.
     """
-    if name in PLACEMENT_REWARDS:
-        return PLACEMENT_REWARDS[name]
-    reward, words = _load(extensions.PLACEMENT_REWARDS, name)
-
-    @wraps(reward)
-    def checked(relative: np.ndarray) -> np.ndarray:
-        worth = reward(relative)
-        if not isinstance(worth, np.ndarray) or worth.shape != relative.shape:
-            raise ExtensionError(f"{words}: returns {_shape(worth)} for makespans {relative.shape}, it must be as many")
-        return worth
-
-    return checked
+    return PLACEMENT_REWARDS[name] if name in PLACEMENT_REWARDS else _load(extensions.PLACEMENT_REWARDS, name, 0)
 
 
 @cache
@@ -155,14 +132,21 @@ def _others(group: str) -> dict[str, EntryPoint]:
     return named_extensions(group, list(REWARDS if group == extensions.REWARDS else PLACEMENT_REWARDS))
 
 
-def _load(group: str, name: str) -> tuple[Callable[[Any], Any], str]:
-    """A function of another package, and its entry point in words."""
+def _load(group: str, name: str, moves: int) -> Callable[[Any], Any]:
+    """A function of another package, whose answers must be like the makespans, without the first rows of `moves`."""
     point = _others(group)[name]
     reward = load_extension(point)
     if not callable(reward):
         raise ExtensionError(f"{described(point)}: is no function, but {reward!r:.60}")
-    return reward, described(point)
 
+    @wraps(reward)
+    def checked(relative: Any) -> Any:
+        worth, expected = reward(relative), tuple(relative[moves:].shape)
+        if not isinstance(worth, type(relative)) or worth.shape != expected:
+            found = tuple(worth.shape) if isinstance(worth, Tensor | np.ndarray) else type(worth).__name__
+            raise ExtensionError(
+                f"{described(point)}: returns {found} for makespans {tuple(relative.shape)}, it must be {expected}"
+            )
+        return worth
 
-def _shape(worth: object) -> tuple[int, ...] | str:
-    return tuple(worth.shape) if isinstance(worth, Tensor | np.ndarray) else type(worth).__name__
+    return checked

@@ -37,12 +37,3 @@ def to_data(seen: Observation) -> Data:
     data.num_graphs = len(seen.instances)
     data.max_nodes = int(np.diff(seen.first).max())
     return data
-
-
-def reach_matrix(data: Data) -> torch.Tensor:
-    """(B, G, G) bool, which groups come before which, for the pooling over ancestors and descendants."""
-    reach = torch.zeros(data.num_graphs, data.max_nodes, data.max_nodes, dtype=torch.bool)
-    for b, instance in enumerate(data.instances):
-        size = len(instance.reach)
-        reach[b, :size, :size] = torch.from_numpy(instance.reach)
-    return reach

@@ -1,65 +1,84 @@
 """Placers that don't learn.
 
 In come a problem and a budget; out goes a `PlacementResult`. `HEURISTICS` names them all: one device, rules of thumb,
-partitioning, list scheduling, Baechi's, searches (`local_search`) and the optimum (`exact`).
+partitioning, list scheduling, Baechi's, searches (`local_search`) and the optimum (`exact`). Each follows a rule, which
+scores placements with an `Evaluator`; the rules of searches begin from the best of the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
-from typing import Any
+from functools import partial
 
-from placeto.heuristics.baechi import m_etf, m_sct, m_topo
-from placeto.heuristics.exact.placer import exact
-from placeto.heuristics.list_scheduling import etf, heft
-from placeto.heuristics.local_search.annealing import anneal, multilevel
-from placeto.heuristics.local_search.descents import hillclimb, ils
-from placeto.heuristics.naive import fastest, random, roundrobin, single
-from placeto.heuristics.partition import expert, metis
-from placeto.heuristics.plans import pipeline, torch_pipeline
+from placeto.heuristics.baechi import try_m_etf, try_m_sct, try_m_topo
+from placeto.heuristics.common import Rule
+from placeto.heuristics.exact.placer import try_exact
+from placeto.heuristics.list_scheduling import try_etf, try_heft
+from placeto.heuristics.local_search.annealing import annealing, annealing_of_parts
+from placeto.heuristics.local_search.descents import climb, iterate
+from placeto.heuristics.local_search.starts import DEFAULT_SIMULATIONS, Method, follow
+from placeto.heuristics.naive import try_fastest, try_random, try_roundrobin, try_single
+from placeto.heuristics.partition import try_expert, try_metis
+from placeto.heuristics.plans import try_all_plans, try_even_plans
+from placeto.heuristics.repair import repair
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.warming import warm_up
 
 __all__ = ["HEURISTICS", "SEARCHES"]
 
-_PLACERS: dict[str, Callable[..., PlacementResult]] = {
-    "single": single,
-    "fastest": fastest,
-    "random": random,
-    "roundrobin": roundrobin,
-    "expert": expert,
-    "pipeline": pipeline,
-    "torch-pipeline": torch_pipeline,
-    "metis": metis,
-    "heft": heft,
-    "etf": etf,
-    "m-topo": m_topo,
-    "m-etf": m_etf,
-    "m-sct": m_sct,
-    "hillclimb": hillclimb,
-    "ils": ils,
-    "anneal": anneal,
-    "multilevel": multilevel,
-    "exact": exact,
+_RULES: dict[str, Rule] = {
+    "single": try_single,
+    "fastest": try_fastest,
+    "random": try_random,
+    "roundrobin": try_roundrobin,
+    "expert": try_expert,
+    "pipeline": try_all_plans,
+    "torch-pipeline": try_even_plans,
+    "metis": try_metis,
+    "heft": try_heft,
+    "etf": try_etf,
+    "m-topo": try_m_topo,
+    "m-etf": try_m_etf,
+    "m-sct": try_m_sct,
 }
-
-
-def _named(name: str, place: Callable[..., PlacementResult]) -> Callable[..., PlacementResult]:
-    """The placer, whose results say its name, and whose seconds begin once it is ready."""
-
-    @wraps(place)
-    def named(problem: PlacementProblem, **budget: Any) -> PlacementResult:
-        if (seconds := budget.get("seconds")) is not None:
-            warm_up(named, problem, budget.get("simulations"), seconds)
-        return replace(place(problem, **budget), placer=name)
-
-    return named
-
-
-HEURISTICS = {name: _named(name, place) for name, place in _PLACERS.items()}
-"""Name -> placer; the first line of its docstring is what ``placeto list placers`` prints."""
-SEARCHES = ("hillclimb", "ils", "anneal", "multilevel")
+_METHODS: dict[str, Method] = {
+    "hillclimb": climb,
+    "ils": iterate,
+    "anneal": annealing,
+    "multilevel": annealing_of_parts,
+}
+SEARCHES = tuple(_METHODS)
 """Those that search until a budget is spent."""
+
+
+def _placer(name: str, rule: Rule, sentence: str | None, repairs: bool) -> Callable[..., PlacementResult]:
+    """A placer that follows a rule, and repairs what doesn't fit if asked to; its seconds begin once it is ready.
+
+    Searches have `DEFAULT_SIMULATIONS` where they are given no budget.
+    """
+
+    def place(
+        problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+    ) -> PlacementResult:
+        if seconds is not None:
+            warm_up(place, problem, simulations, seconds)
+        elif simulations is None and name in SEARCHES:
+            simulations = DEFAULT_SIMULATIONS
+        evaluator = Evaluator(problem, None, simulations, seconds)
+        rule(evaluator, seed)
+        if repairs and not evaluator.best_fits:
+            repair(evaluator)
+        return replace(evaluator.result(), placer=name)
+
+    place.__doc__ = sentence
+    return place
+
+
+HEURISTICS = {
+    **{name: _placer(name, rule, rule.__doc__, name != "single") for name, rule in _RULES.items()},
+    **{name: _placer(name, partial(follow, method), method.__doc__, False) for name, method in _METHODS.items()},
+    "exact": _placer("exact", try_exact, try_exact.__doc__, False),
+}
+"""Name -> placer; the first line of its docstring is what ``placeto list placers`` prints."""

@@ -29,41 +29,20 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from placeto.heuristics.common import demands, run
+from placeto.heuristics.common import demands
 from placeto.heuristics.list_kernels import Favourites
 from placeto.heuristics.list_scheduling import floating_ops, hard_groups, place_by_start, try_lists, upward_rank
 from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.evaluator import Evaluator
 
 LP_OPS = 5000
 """Graphs of more ops have their favourite children by priority, see `favourite_children`."""
 _EPSILON = 1e-6  # x below 1/2 by less is 1/2
 
 
-def m_topo(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """m-TOPO: fill devices in topological order, each to its share of the memory (Jeon et al., 2020)."""
-    return run(try_m_topo, problem, simulations, seconds, seed)
-
-
-def m_etf(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """m-ETF: always the op that can start first, where it can and there is memory (Jeon et al., 2020)."""
-    return run(try_m_etf, problem, simulations, seconds, seed)
-
-
-def m_sct(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """m-SCT: m-ETF, but devices wait for favourite children from a linear program (Jeon et al., 2020)."""
-    return run(try_m_sct, problem, simulations, seconds, seed)
-
-
 def try_m_topo(evaluator: Evaluator, seed: int) -> None:
-    """The rule behind `m_topo`."""
+    """m-TOPO: fill devices in topological order, each to its share of the memory (Jeon et al., 2020)."""
     _, demand = demands(evaluator.problem)
     for follow in _variants(evaluator):
         if not evaluator.exhausted:
@@ -71,13 +50,16 @@ def try_m_topo(evaluator: Evaluator, seed: int) -> None:
 
 
 def try_m_etf(evaluator: Evaluator, seed: int) -> None:
-    """The rule behind `m_etf`."""
+    """m-ETF: always the op that can start first, where it can and there is memory (Jeon et al., 2020)."""
     for follow in _variants(evaluator):
         try_lists(evaluator, [partial(place_by_start, evaluator.problem, follow, True)])
 
 
 def try_m_sct(evaluator: Evaluator, seed: int, most_ops: int = LP_OPS, share: float = 1.0) -> None:
-    """The rule behind `m_sct`; each linear program may have so many ops, and such a share of the time that is left."""
+    """m-SCT: m-ETF, but devices wait for favourite children from a linear program (Jeon et al., 2020).
+
+    Each linear program may have so many ops, and such a share of the time that is left.
+    """
     problem = evaluator.problem
     for follow in _variants(evaluator):
         if evaluator.exhausted:

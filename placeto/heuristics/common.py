@@ -11,31 +11,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from placeto.heuristics.repair import repair
 from placeto.problem.grouping import Groups
 from placeto.problem.grouping.coarsening import op_outputs
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import Evaluator, PlacementResult, busy_us
+from placeto.simulator.evaluator import Evaluator, busy_us
 
 Made = TypeVar("Made")
 Rule = Callable[[Evaluator, int], None]
 """Scores one or a few placements of the evaluator's problem; the second argument is a seed."""
-
-
-def run(
-    rule: Rule,
-    problem: PlacementProblem,
-    simulations: int | None,
-    seconds: float | None,
-    seed: int,
-    repairs: bool = True,
-) -> PlacementResult:
-    """Follow a rule within a budget; unless told not to, repair what doesn't fit."""
-    evaluator = Evaluator(problem, None, simulations, seconds)
-    rule(evaluator, seed)
-    if repairs and not evaluator.best_fits:
-        repair(evaluator)
-    return evaluator.result()
 
 
 def group_times(problem: PlacementProblem, groups: Groups) -> np.ndarray:

@@ -19,13 +19,13 @@ import numba
 import numpy as np
 
 from placeto.compiling import compiled
-from placeto.heuristics.common import demands, run, within_memory
+from placeto.heuristics.common import demands, within_memory
 from placeto.heuristics.etf_kernel import earliest_start_of_many
 from placeto.heuristics.list_kernels import Favourites, Order, earliest_finish, earliest_start, floating
 from placeto.problem.graph.gradient_sums import together
 from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.evaluator import Evaluator
 
 _LOOKS = 500  # ready ops at each step, on the average, from which on heaps are faster
 _TINY = 4  # ops of a graph that is only to get both kernels compiled
@@ -33,27 +33,13 @@ Listed = tuple[np.ndarray, np.ndarray]
 """A placement (N,) and the order (N,) in which the ops are meant to start."""
 
 
-def heft(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """HEFT: by upward rank, each op where it ends first (Topcuoglu et al., 2002); the best of 4 variants."""
-    return run(try_heft, problem, simulations, seconds, seed)
-
-
-def etf(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """ETF: always the op that can start first, where it can (Hwang et al., 1989); the best of 4 variants."""
-    return run(try_etf, problem, simulations, seconds, seed)
-
-
 def try_heft(evaluator: Evaluator, seed: int) -> None:
-    """The rule behind `heft`."""
+    """HEFT: by upward rank, each op where it ends first (Topcuoglu et al., 2002); the best of 4 variants."""
     _best_of_four(evaluator, place_by_finish)
 
 
 def try_etf(evaluator: Evaluator, seed: int) -> None:
-    """The rule behind `etf`."""
+    """ETF: always the op that can start first, where it can (Hwang et al., 1989); the best of 4 variants."""
     _best_of_four(evaluator, place_by_start)
 
 

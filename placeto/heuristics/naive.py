@@ -7,41 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from placeto.heuristics.common import group_sum, group_times, run
-from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import Evaluator, PlacementResult, busy_us
-
-
-def single(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """All on one device: the fastest, or else the fastest that has the memory."""
-    return run(try_single, problem, simulations, seconds, seed, repairs=False)
-
-
-def fastest(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """Each group on the device that computes it fastest; of equally fast devices, the one with the least load."""
-    return run(try_fastest, problem, simulations, seconds, seed)
-
-
-def random(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """Each group on a random device; the best of as many placements as the budget allows, or one without a budget."""
-    return run(_try_random, problem, simulations, seconds, seed)
-
-
-def roundrobin(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """Groups in topological order, given to the devices one after the other, in rounds."""
-    return run(try_roundrobin, problem, simulations, seconds, seed)
+from placeto.heuristics.common import group_sum, group_times
+from placeto.simulator.evaluator import Evaluator, busy_us
 
 
 def try_single(evaluator: Evaluator, seed: int) -> None:
-    """The rule behind `single`."""
+    """All on one device: the fastest, or else the fastest that has the memory."""
     for device in np.argsort(busy_us(evaluator.problem), kind="stable"):
         evaluator.score_ops(np.full(evaluator.problem.num_ops, device))
         if evaluator.exhausted or evaluator.best_fits:
@@ -49,7 +20,7 @@ def try_single(evaluator: Evaluator, seed: int) -> None:
 
 
 def try_fastest(evaluator: Evaluator, seed: int) -> None:
-    """The rule behind `fastest`."""
+    """Each group on the device that computes it fastest; of equally fast devices, the one with the least load."""
     problem, groups = evaluator.problem, evaluator.groups
     time = group_times(problem, groups)
     memory = group_sum(groups, problem.resident_bytes.astype(np.float64))
@@ -64,7 +35,8 @@ def try_fastest(evaluator: Evaluator, seed: int) -> None:
     evaluator.score(placement)
 
 
-def _try_random(evaluator: Evaluator, seed: int) -> None:
+def try_random(evaluator: Evaluator, seed: int) -> None:
+    """Each group on a random device; the best of as many placements as the budget allows, or one without a budget."""
     rng = np.random.default_rng(seed)
     unlimited = evaluator.limit is None and evaluator.seconds_limit is None
     while not evaluator.exhausted:
@@ -74,5 +46,5 @@ def _try_random(evaluator: Evaluator, seed: int) -> None:
 
 
 def try_roundrobin(evaluator: Evaluator, seed: int) -> None:
-    """The rule behind `roundrobin`."""
+    """Groups in topological order, given to the devices one after the other, in rounds."""
     evaluator.score(np.arange(evaluator.groups.num_groups) % evaluator.problem.num_devices)

@@ -15,33 +15,19 @@ from functools import partial
 import numpy as np
 import pymetis
 
-from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, run, score_within_memory
+from placeto.heuristics.common import cut_in_order, device_speeds, group_sum, group_times, score_within_memory
 from placeto.problem.grouping import Groups
 from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.evaluator import Evaluator
 
 METIS_UFACTORS = (30, 200)  # imbalance of the parts allowed, in thousandths
 _RESOLUTION = 10_000  # weights become whole numbers up to about this
 _SILENCE = threading.Lock()
 
 
-def expert(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """Contiguous layers of equal time: the better of a cut by module and one by topological position."""
-    return run(try_expert, problem, simulations, seconds, seed)
-
-
-def metis(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """METIS: balanced parts with the least transfer between them (Karypis and Kumar, 1998); the best of a few tries."""
-    return run(try_metis, problem, simulations, seconds, seed)
-
-
 def try_expert(evaluator: Evaluator, seed: int) -> None:
-    """The rule behind `expert`."""
+    """Contiguous layers of equal time: the better of a cut by module and one by topological position."""
     problem, groups = evaluator.problem, evaluator.groups
     first: dict[str, int] = {}
     by_module = np.argsort([first.setdefault(module, i) for i, module in enumerate(groups.modules)], kind="stable")
@@ -57,7 +43,7 @@ def try_expert(evaluator: Evaluator, seed: int) -> None:
 
 
 def try_metis(evaluator: Evaluator, seed: int) -> None:
-    """The rule behind `metis`."""
+    """METIS: balanced parts with the least transfer between them (Karypis and Kumar, 1998); the best of a few tries."""
     problem, groups = evaluator.problem, evaluator.groups
     work = group_times(problem, groups).mean(axis=1)
     pairs, transfer = group_transfers(problem, groups)

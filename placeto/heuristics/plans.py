@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from placeto.heuristics.bounded_orders import bounded_orders
-from placeto.heuristics.common import device_speeds, run
+from placeto.heuristics.common import device_speeds
 from placeto.heuristics.naive import try_single
 from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.stage_program import stage_programs
@@ -31,7 +31,7 @@ from placeto.problem.cluster.subclusters import halves, subclusters
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.evaluator import Evaluator
 
 Stages = tuple[tuple[int, ...], ...]
 """The devices of each stage."""
@@ -42,31 +42,19 @@ FIRST_ORDERS = ("priority", "earlier-0.02")
 """Orders under which all plans are tried; the best placement so far is then tried under all others."""
 
 
-def pipeline(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
+def try_all_plans(evaluator: Evaluator, seed: int) -> None:
     """Stages of contiguous layers on replicas, or one device: the best plan and order for a step in micro-batches."""
-    return run(_try_all, problem, simulations, seconds, seed)
-
-
-def torch_pipeline(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """As pipeline, but only plans that torch.distributed can run, with equally many replicas; see `placeto export`."""
-    return run(_try_even, problem, simulations, seconds, seed)
-
-
-def _try_all(evaluator: Evaluator, seed: int) -> None:
     try_single(evaluator, seed)
     try_plans(evaluator, seed)
 
 
-def _try_even(evaluator: Evaluator, seed: int) -> None:
+def try_even_plans(evaluator: Evaluator, seed: int) -> None:
+    """As pipeline, but only plans that torch.distributed can run, with equally many replicas; see `placeto export`."""
     try_plans(evaluator, seed, even=True)
 
 
 def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
-    """The rule behind `pipeline`: all plans under the likeliest orders, and the best of all placements under each.
+    """Score all plans under the likeliest orders, and the best of all placements under each.
 
     Then borders of the best plan's stages move, a layer at a time, as long as that helps. The evaluator goes on under
     the static order of the best placement. The best plans are also tried in orders made for them alone: see

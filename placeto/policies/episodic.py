@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +15,12 @@ from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import reset, step
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.base import PairDistribution
+from placeto.policies.placer import LearnedPlacer
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
-from placeto.simulator.threads import one_thread
-from placeto.simulator.warming import warm_up
 
 
-class EpisodePlacer:
+class EpisodePlacer(LearnedPlacer):
     """A trained iterative policy as a placer: episodes from the best cheap placement, the best met is kept.
 
     The first episode takes the most likely moves and is the answer where there is no budget. Within a budget others
@@ -40,32 +37,19 @@ class EpisodePlacer:
         self.env = env
         self.name = name
 
-    def __call__(
-        self,
-        problem: PlacementProblem,
-        *,
-        simulations: int | None = None,
-        seconds: float | None = None,
-        seed: int = 0,
+    def place(
+        self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
     ) -> PlacementResult:
-        """Place a graph within a budget of simulations or seconds; see the class.
-
-        Raises:
-            PolicyError: the cluster has more devices than the policy knows.
-        """
-        if seconds is not None:
-            warm_up(self, problem, simulations, seconds)
-        began = time.perf_counter()
-        with one_thread():
-            instance = make_instance(problem)
-            evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
-            start, score = best_cheap(evaluator, seed)
-            if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
-                batch, random = InstanceBatch.of([instance]), torch.Generator().manual_seed(seed)
-                self._traverse(batch, evaluator, start, None)
-                while not evaluator.exhausted and (simulations is not None or seconds is not None):
-                    self._traverse(batch, evaluator, start, random)
-            return replace(evaluator.result(), placer=self.name)
+        """Episodes within a budget; see the class."""
+        instance = make_instance(problem)
+        evaluator = Evaluator(problem, instance.groups, simulations, seconds, began)
+        start, score = best_cheap(evaluator, seed)
+        if problem.num_devices > 1 and 0 < score < math.inf and not evaluator.exhausted:
+            batch, random = InstanceBatch.of([instance]), torch.Generator().manual_seed(seed)
+            self._traverse(batch, evaluator, start, None)
+            while not evaluator.exhausted and (simulations is not None or seconds is not None):
+                self._traverse(batch, evaluator, start, random)
+        return evaluator.result()
 
     def _traverse(
         self, batch: InstanceBatch, evaluator: Evaluator, start: np.ndarray, random: torch.Generator | None

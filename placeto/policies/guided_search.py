@@ -22,11 +22,11 @@ from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, b
 from placeto.heuristics.plans import order_chosen_again
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.nesting import Nest
+from placeto.policies.placer import LearnedPlacer
 from placeto.policies.sweeps import GuidedConfig, Sweeper
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.threads import one_thread
-from placeto.simulator.warming import warm_up
 from placeto.simulator.watch import at_work
 
 
@@ -53,7 +53,7 @@ def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 
     return Starts(placement[order], score[order])
 
 
-class GuidedPlacer:
+class GuidedPlacer(LearnedPlacer):
     """A trained policy as a placer: best constructive placement, greedy sweeps of the policy, annealing.
 
     A budget of simulations and one of seconds are spent by the same plan, in shares of what is left; without either it
@@ -67,42 +67,35 @@ class GuidedPlacer:
     seconds alone. With a budget of 0 simulations the pass is the answer, and what it simulates is not counted.
     """
 
+    name = "placeto"
+
     def __init__(self, policy: CompiledPolicy, env: EnvConfig, search: GuidedConfig | None = None) -> None:
         self.policy = policy
         self.env = env
         self.search = search or GuidedConfig()
         self.sweeper = Sweeper(policy, env, self.search)
 
-    def __call__(
-        self,
-        problem: PlacementProblem,
-        *,
-        simulations: int | None = None,
-        seconds: float | None = None,
-        seed: int = 0,
+    def place(
+        self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
     ) -> PlacementResult:
-        """Place a graph within a budget of simulations or seconds; see the class."""
-        if seconds is not None:
-            warm_up(self, problem, simulations, seconds)
+        """Starts, sweeps and annealing within a budget; see the class."""
         if simulations == 0:
             result = self.one_pass(problem, seconds=seconds, seed=seed)
             return replace(result, simulations=0, history=((0, result.seconds, result.makespan_us),))
         if simulations is None and seconds is None:
             simulations = DEFAULT_SIMULATIONS
-        began = time.perf_counter()
-        with one_thread():
-            evaluator = Evaluator(problem, None, simulations, seconds, began)
-            if self._starts(evaluator, seed):
-                random = np.random.default_rng(seed)
-                with order_chosen_again(evaluator):
-                    with on_best_part(evaluator) as inner:
-                        if inner is not None:
-                            round_best(inner)
-                        self._improve(inner or evaluator, random)
+        evaluator = Evaluator(problem, None, simulations, seconds, began)
+        if self._starts(evaluator, seed):
+            random = np.random.default_rng(seed)
+            with order_chosen_again(evaluator):
+                with on_best_part(evaluator) as inner:
                     if inner is not None:
-                        round_best(evaluator)
-                        anneal_within(evaluator, random)
-            return replace(evaluator.result(), placer="placeto")
+                        round_best(inner)
+                    self._improve(inner or evaluator, random)
+                if inner is not None:
+                    round_best(evaluator)
+                    anneal_within(evaluator, random)
+        return evaluator.result()
 
     def one_pass(self, problem: PlacementProblem, *, seconds: float | None = None, seed: int = 0) -> PlacementResult:
         """The policy's zero-shot answer, with what its simulations were counted as."""
@@ -196,6 +189,10 @@ def guided_placer(checkpoint: Mapping[str, Any], policy: Any = None) -> GuidedPl
     else:
         policy.load_state_dict(parameters)
         compiled = CompiledPolicy.of(policy)
-    known = {field.name for field in fields(GuidedConfig)}  # other settings of older versions are ignored
-    search = {name: value for name, value in config.get("search", {}).items() if name in known}
-    return GuidedPlacer(compiled, EnvConfig(**config["env"]), GuidedConfig(**search))
+    return GuidedPlacer(compiled, EnvConfig(**config["env"]), search_settings(config))
+
+
+def search_settings(config: Mapping[str, Any]) -> GuidedConfig:
+    """The settings of the search in a checkpoint's config; those that no search has any more are forgotten."""
+    known = {field.name for field in fields(GuidedConfig)}
+    return GuidedConfig(**{name: value for name, value in config.get("search", {}).items() if name in known})

@@ -19,17 +19,18 @@ from torch_geometric.data import Data
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.policies.message_passing import EdgeMessagePassing, mlp
 from placeto.policies.scales import FINE, FINE_RANGE
+from placeto.ranges import Depth, Weight, Width
 
 
 @dataclass(frozen=True)
 class PlacetoConfig:
     """What the Placeto policy is made of."""
 
-    hidden: int = 32
+    hidden: Width = 32
     """Width of the embeddings."""
-    rounds: int = 2
+    rounds: Depth = 2
     """Rounds of messages; 0 = none."""
-    change_weight: float = 100.0
+    change_weight: Weight = 100.0
     """Weight of the predicted relative change of the makespan in the logit."""
 
 

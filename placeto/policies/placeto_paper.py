@@ -20,15 +20,16 @@ from torch import Tensor, nn
 from placeto.environment.walk import NUM_FEATURES, Walk
 from placeto.policies.base import PolicyError
 from placeto.policies.neighbour_sums import neighbour_sums
+from placeto.ranges import Depth, Width
 
 
 @dataclass(frozen=True)
 class PlacetoPaperConfig:
     """What the paper's policy is made of."""
 
-    rounds: int = 8
+    rounds: Depth = 8
     """Rounds of messages; 0 = none, an ablation of the paper."""
-    devices: int = 4
+    devices: Width = 4
     """Width of the head: clusters of up to so many devices can be placed on."""
 
 

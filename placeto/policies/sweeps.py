@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import Annotated
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from placeto.heuristics.local_search.starts import round_to_groups
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.nesting import Nest
 from placeto.problem.grouping import join_groups
+from placeto.ranges import Count, Range, Share
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.watch import at_work
 
@@ -33,24 +35,24 @@ FEWEST = 4
 class GuidedConfig:
     """How a policy's answers and annealing take turns. Differences of makespans are at 50 to 1,000 simulations."""
 
-    scales: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
+    scales: tuple[Share, ...] = (1.0, 0.5, 0.25, 0.125)
     """To which shares of their number groups are joined. Without joined groups makespans are 0.4 to 0.7 % longer."""
-    worth_rounding: float = 1.06
+    worth_rounding: Annotated[float, Range(0.0, 1e9)] = 1.06
     """By which factor the makespan may be longer if groups are joined wherever they are. Such groups make the makespan
     up to 10 % shorter on GNMT, and change nothing on other graphs."""
-    in_vain: int = 32
+    in_vain: Count = 32
     """A sweep ends after so many tries in a row that found nothing better. With 64 makespans are equal, with 16 they
     are 1 % longer in 1 to 3 s."""
-    tries: int = 8
+    tries: Count = 8
     """At most so many placements are simulated after an evaluation of the policy. With four, of which one is kept,
     makespans are 0.6 % longer."""
-    kept: int = 2
+    kept: Count = 2
     """At most so many of them are kept. Two give the same makespans as one in 55 % of the time. With three makespans
     are 0.2 to 0.4 % longer."""
-    share: float = 0.5
+    share: Share = 0.5
     """At most this share of the rest of the budget goes to a sweep, and to groups before their parts. With 0.7 and 0.45
     makespans are equal."""
-    cycles: int = 3
+    cycles: Count = 3
     """How many V-cycles divide the rest of the budget evenly. With two and four makespans are equal."""
 
 

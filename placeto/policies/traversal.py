@@ -5,9 +5,8 @@ Legend: B episodes, T = G moves of a traversal, D devices, F features of a group
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,10 @@ from torch import Tensor
 
 from placeto.environment.instance import make_instance
 from placeto.environment.walk import Walk, WalkState
+from placeto.policies.placer import LearnedPlacer
 from placeto.policies.placeto_paper import PlacetoPaperPolicy, Surroundings
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
-from placeto.simulator.threads import one_thread
-from placeto.simulator.warming import warm_up
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,7 @@ class Traversed:
     makespan: Tensor  # (T+1, B) float32, relative to the best single device
 
 
-class TraversalPlacer:
+class TraversalPlacer(LearnedPlacer):
     """A trained policy of the paper's traversal as a placer: the best placement that its traversals meet.
 
     All of them begin where it was trained to begin, at a random placement that is the same at every call. The first
@@ -42,38 +40,27 @@ class TraversalPlacer:
     from the policy. A visit that moves a node is one simulation.
     """
 
+    name = "placeto-paper"
+
     def __init__(self, policy: PlacetoPaperPolicy) -> None:
         self.policy = policy.eval()
 
-    def __call__(
-        self,
-        problem: PlacementProblem,
-        *,
-        simulations: int | None = None,
-        seconds: float | None = None,
-        seed: int = 0,
+    def place(
+        self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
     ) -> PlacementResult:
-        """Place a graph within a budget of simulations or seconds; see the class.
-
-        Raises:
-            PolicyError: the cluster has more devices than the policy knows.
-        """
-        if seconds is not None:
-            warm_up(self, problem, simulations, seconds)
-        began = time.perf_counter()
-        with one_thread():
-            walk = Walk(make_instance(problem))
-            evaluator = Evaluator(problem, walk.instance.groups, simulations, seconds, began)
-            score, spent = evaluator.score(walk.random_start()), -1
-            if problem.num_devices > 1 and score > 0 and not evaluator.exhausted:
-                around, random = Surroundings.of(walk), torch.Generator().manual_seed(seed)
-                self._traverse(walk, around, evaluator, None)
-                while not evaluator.exhausted and (simulations is not None or seconds is not None):
-                    if evaluator.simulations == spent:
-                        break  # a policy that is sure to move nothing would go on for ever
-                    spent = evaluator.simulations
-                    self._traverse(walk, around, evaluator, random)
-            return replace(evaluator.result(), placer="placeto-paper")
+        """Traversals within a budget; see the class."""
+        walk = Walk(make_instance(problem))
+        evaluator = Evaluator(problem, walk.instance.groups, simulations, seconds, began)
+        score, spent = evaluator.score(walk.random_start()), -1
+        if problem.num_devices > 1 and score > 0 and not evaluator.exhausted:
+            around, random = Surroundings.of(walk), torch.Generator().manual_seed(seed)
+            self._traverse(walk, around, evaluator, None)
+            while not evaluator.exhausted and (simulations is not None or seconds is not None):
+                if evaluator.simulations == spent:
+                    break  # a policy that is sure to move nothing would go on for ever
+                spent = evaluator.simulations
+                self._traverse(walk, around, evaluator, random)
+        return evaluator.result()
 
     def _traverse(self, walk: Walk, around: Surroundings, evaluator: Evaluator, random: torch.Generator | None) -> None:
         """Visit every node once, choosing the most likely devices, or by chance."""

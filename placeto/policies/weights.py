@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,8 @@ class WeightsError(ValueError):
     """A file that holds no weights of a policy."""
 
 
-class UncheckedWarning(UserWarning):
-    """Weights that may be damaged."""
-
-
 def load_weights(path: str | Path) -> dict[str, Any]:
     """A checkpoint's plain values, and its ``best_parameters`` as float32 arrays by name.
-
-    Warns of a file without a checksum, as earlier versions wrote it: whether it is damaged is then unknown.
 
     Raises:
         WeightsError: it is no such file, or it is damaged: its checksum is another.
@@ -81,12 +74,8 @@ def _check(metadata: Mapping[str, str], parameters: Mapping[str, np.ndarray], pa
     Raises:
         WeightsError: it is damaged.
     """
-    expected = checksum(parameters, metadata[_KEY])
-    if metadata.keys() - {_KEY, _CHECKSUM} or metadata.get(_CHECKSUM, expected) != expected:
+    if metadata.keys() != {_KEY, _CHECKSUM} or metadata[_CHECKSUM] != checksum(parameters, metadata[_KEY]):
         raise WeightsError(f"{path}: damaged: its checksum isn't that of its content; take another copy")
-    if _CHECKSUM not in metadata:
-        text = f"{path}: has no checksum, so that damage can't be seen; saved again, it gets one"
-        warnings.warn(text, UncheckedWarning, stacklevel=3)
 
 
 def _with_tuples(value: Any) -> Any:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,8 +22,18 @@ from placeto.simulator.result import as_listed
 from placeto.simulator.schedule import PARALLEL_OPS, Schedule, check_placement, in_order, simulate, simulate_batch
 from placeto.simulator.watch import current
 
-_BEST = "_best", "_best_key", "_best_makespan", "_best_order", "_best_dispatch"
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
+
+
+@dataclass(frozen=True, eq=False)
+class _Best:
+    """The best placement of those that were scored, where there is one."""
+
+    dispatch: str  # under which it was scored
+    placement: np.ndarray | None = None  # (N,)
+    key: tuple[bool, float] = (True, math.inf)  # (exceeds memory, penalised makespan)
+    makespan_us: float = math.inf
+    order: np.ndarray | None = None  # (N,)
 
 
 class Evaluator:
@@ -76,11 +86,7 @@ class Evaluator:
         self._absorbed = 0.0  # seconds at the end of the last `absorb`
         self._batch = ProblemBatch((problem,), problem.arrays)
         self._chunks = Chunks()
-        self._best: np.ndarray | None = None  # (N,)
-        self._best_key = (True, math.inf)  # (exceeds memory, penalised makespan)
-        self._best_makespan = math.inf
-        self._best_order: np.ndarray | None = None  # (N,)
-        self._best_dispatch = problem.dispatch
+        self._best = _Best(problem.dispatch)
         self._best_groups: np.ndarray | None = None  # (G,)
         self._best_groups_score = math.inf
         self._history: list[tuple[int, float, float]] = []
@@ -142,16 +148,14 @@ class Evaluator:
     @contextmanager
     def anew(self) -> Iterator[None]:
         """Within it the best placement is that of those scored within it, afterwards that of all."""
-        before, history = _best_of(self), self._history
-        self._best, self._best_order, self._history = None, None, []
-        self._best_key, self._best_makespan = (True, math.inf), math.inf
+        before, history = self._best, self._history
+        self._best, self._history = _Best(before.dispatch), []
         try:
             yield
         finally:
-            if before["_best"] is not None and before["_best_key"] <= self._best_key:
-                vars(self).update(before)
-                self._history = history
-            elif before["_best"] is not None:
+            if before.placement is not None and before.key <= self._best.key:
+                self._best, self._history = before, history
+            elif before.placement is not None:
                 self._history = [*history, self._history[-1]]
 
     def reorder(self, dispatch: str) -> None:
@@ -183,22 +187,22 @@ class Evaluator:
     @property
     def best_fits(self) -> bool:
         """Whether the best placement so far is within memory; False if there is none."""
-        return self._best is not None and not self._best_key[0]
+        return self._best.placement is not None and not self._best.key[0]
 
     @property
     def best(self) -> np.ndarray | None:
         """(N,) best placement so far."""
-        return self._best
+        return self._best.placement
 
     @property
     def best_dispatch(self) -> str:
         """Dispatch under which the best placement so far was scored."""
-        return self._best_dispatch
+        return self._best.dispatch
 
     @property
     def best_score(self) -> float:
         """Penalised makespan of the best placement so far, in microseconds; inf if there is none."""
-        return self._best_key[1]
+        return self._best.key[1]
 
     @property
     def best_groups(self) -> tuple[np.ndarray, float]:
@@ -209,8 +213,8 @@ class Evaluator:
 
     def regroup(self, parts: Groups) -> None:
         """Go on with parts of the groups; `best_groups` becomes the best placement so far that keeps these together."""
-        alike = self._best_order is None and self._best_dispatch == self.problem.dispatch
-        met = [(self._best, self._best_key[1])] if alike else []
+        alike = self._best.order is None and self._best.dispatch == self.problem.dispatch
+        met = [(self._best.placement, self._best.key[1])] if alike else []
         if self._best_groups is not None:
             met.append((self._best_groups[self.groups.group], self._best_groups_score))
         self.groups, self._best_groups, self._best_groups_score = parts, None, math.inf
@@ -239,19 +243,17 @@ class Evaluator:
         inner, own = Evaluator(problem, self.groups, self.limit, self.seconds_limit, self._begin), np.array(devices)
         inner.simulations, inner._whole, inner._absorbed = self.simulations, self._whole, self.seconds
         inner._chunks.pace = self._chunks.pace
-        if self._best is not None and np.isin(self._best, own).all():
-            vars(inner).update(_best_of(self))
-            inner._best = np.searchsorted(own, self._best)
+        if self.best is not None and np.isin(self.best, own).all():
+            inner._best = replace(self._best, placement=np.searchsorted(own, self.best))
         if self._best_groups is not None and np.isin(self._best_groups, own).all():
             inner._best_groups = np.searchsorted(own, self._best_groups)
             inner._best_groups_score = self._best_groups_score
         yield inner
         self.simulations, self._absorbed = inner.simulations, inner._absorbed
-        if inner._best is not None and (self._best is None or inner._best_key < self._best_key):
-            better = [point for point in inner._history[:-1] if point[2] < self._best_makespan]
+        if inner.best is not None and (self.best is None or inner._best.key < self._best.key):
+            better = [point for point in inner._history[:-1] if point[2] < self._best.makespan_us]
             self._history += [*better, inner._history[-1]]
-            vars(self).update(_best_of(inner))
-            self._best = own[inner._best]
+            self._best = replace(inner._best, placement=own[inner.best])
         if inner.groups is not self.groups:
             self.regroup(inner.groups)
         if inner._best_groups is not None and inner._best_groups_score < self._best_groups_score:
@@ -303,7 +305,7 @@ class Evaluator:
         `improvements` are (simulation of these, makespan_us, overflow); their seconds are interpolated. Those that are
         no better than what was found before are left out: the search may have begun from something worse.
         """
-        better, key = [], self._best_key
+        better, key = [], self._best.key
         for count, us, over in improvements:
             if _key(us, over) < key:
                 better.append((count, us))
@@ -324,12 +326,12 @@ class Evaluator:
 
         The fallback's schedule is worked out only to describe it, and is not counted.
         """
-        order, problem = self._best_order, self.problem.under(self._best_dispatch)
-        if self._best is None:
+        best, order, problem = self._best, self._best.order, self.problem.under(self._best.dispatch)
+        if best.placement is None:
             schedule = simulate(problem, np.full(problem.num_ops, busy_us(problem).argmin()))
             placement, makespan, fits = schedule.placement, schedule.makespan_us, schedule.fits
         else:
-            placement, makespan, fits = self._best, self._best_makespan, not self._best_key[0]
+            placement, makespan, fits = best.placement, best.makespan_us, not best.key[0]
         if order is not None and len(problem.arrays.lowering):
             order, schedule = as_listed(problem, placement, order)
             makespan, fits = schedule.makespan_us, schedule.fits
@@ -362,22 +364,15 @@ class Evaluator:
     ) -> None:
         self.last_fits = overflow == 0
         key = _key(makespan_us, overflow)
-        if self._best is None or key < self._best_key:
-            self._best = np.array(placement, np.int64)
-            self._best_key, self._best_makespan, self._best_order = key, makespan_us, order
-            self._best_dispatch = self.problem.dispatch
+        if self.best is None or key < self._best.key:
+            self._best = _Best(self.problem.dispatch, np.array(placement, np.int64), key, makespan_us, order)
             self._history.append((self.simulations, self.seconds, makespan_us))
         if order is None and key[1] < self._best_groups_score:
             per_group = np.asarray(placement)[self.groups.first_op]
             if np.array_equal(per_group[self.groups.group], placement):
                 self._best_groups, self._best_groups_score = per_group, key[1]
         if self._watch is not None:
-            self._watch.look(self._spent(*self._whole), self._best_key)
-
-
-def _best_of(evaluator: Evaluator) -> dict[str, Any]:
-    """What an evaluator knows of its best placement."""
-    return {name: vars(evaluator)[name] for name in _BEST}
+            self._watch.look(self._spent(*self._whole), self._best.key)
 
 
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:

@@ -18,7 +18,6 @@ from placeto.policies.weights import SUFFIX, WeightsError, load_weights, save_we
 from placeto.pretrained import pretrained_path
 from placeto.problem.files import atomic_write
 from placeto.terminal import printable
-from placeto.training.older import OlderError, check_network, modern
 
 FORMAT = "placeto.checkpoint/1"
 FILE_NAME = "checkpoint.pt"
@@ -77,11 +76,10 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint file, or the one of a run directory; settings of older versions come in today's terms.
+    """Read a checkpoint file, or the one of a run directory.
 
     Raises:
-        CheckpointError: there is no such file, it is no checkpoint, it is damaged, its weights aren't finite, or it was
-            made with settings that are gone.
+        CheckpointError: there is no such file, it is no checkpoint, it is damaged, or its weights aren't finite.
         OSError: it can't be read.
     """
     path = find_checkpoint(path)
@@ -89,12 +87,6 @@ def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f'{path}: not a checkpoint: "format" must be "{FORMAT}"')
     _check(state, path)
-    if isinstance(state.get("config"), Mapping):
-        try:
-            check_network(str(state.get("placer")), state.get("best_parameters", {}))
-            state["config"] = modern(str(state.get("placer")), state["config"])
-        except OlderError as problem:
-            raise CheckpointError(f"{path}: {problem}; train again") from None
     return state
 
 
@@ -184,8 +176,6 @@ def check_shapes(make: Callable[[Any], Any], settings: Any, parameters: Mapping[
         expected = {name: tuple(value.shape) for name, value in make(settings).state_dict().items()}
     for name in (*expected, *parameters):
         found = tuple(parameters[name].shape) if name in parameters else None
-        if found == (1,) and expected.get(name) == ():  # as earlier versions wrote a single number
-            continue
         if found != expected.get(name):
             wanted = expected.get(name, "no part of the policy")
             raise ValueError(f"parameter {name!r:.60}: {'missing' if found is None else found}, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from placeto.environment.config import EnvConfig
 from placeto.environment.rewards import placement_reward_names, reward_names
@@ -15,6 +15,7 @@ from placeto.policies.one_shot.mlp import MlpConfig
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.policies.placeto_paper import PlacetoPaperConfig
+from placeto.ranges import Count, Limit, Range, Share, Temperature, Weight
 from placeto.training.settings import ConfigError, check_device, check_settings
 
 OneShotConfig = Seq2SeqConfig | GrouperConfig | GdpConfig | MlpConfig
@@ -28,60 +29,60 @@ class LearningConfig:
     Reinforcement improves whole episodes.
     """
 
-    reinforcement: float = 0.0
+    reinforcement: Share = 0.0
     """Share of the training that is reinforcement, at its end; the rest is the supervised stage."""
-    graphs: int = 4
+    graphs: Count = 4
     """Graphs of an iteration."""
     starts: Literal["heuristics", "single"] = "heuristics"
     """Where episodes begin: with placements of the cheap heuristics, or with all ops on one device."""
-    temperature: float = 0.3
+    temperature: Temperature = 0.3
     """Temperature at which episodes are sampled while training."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Weight = 1.0
     """Gradients are scaled down to this norm."""
-    average: float = 0.8
+    average: Share = 0.8
     """Decay of the moving average of the parameters in an iteration. Validation and placers use the average.
     0 = the parameters as they are."""
 
-    supervised_lr: float = 2e-3
+    supervised_lr: Share = 2e-3
     """Learning rate of the supervised stage, falling to a tenth."""
-    supervised_replicas: int = 1
+    supervised_replicas: Count = 1
     """Episodes of each graph of an iteration of the supervised stage, from different starts."""
-    supervised_moves: int = 8
+    supervised_moves: Count = 8
     """Moves of an episode of the supervised stage."""
-    labels: int = 96
+    labels: Count = 96
     """How many moves of each visited state are simulated for their exact effects."""
-    replay: int = 2000
+    replay: Annotated[int, Range(0, 1e9)] = 2000
     """How many labelled states are remembered. Each gradient step fits as many states, drawn at random, as there are
     episodes. 0 = no states are remembered, and the states of the iteration are fitted in the order of the moves."""
-    fits: int = 2
+    fits: Count = 2
     """How often each remembered state is fitted, on average."""
-    annealed: float = 0.7
+    annealed: Share = 0.7
     """Share of the iterations of the supervised stage whose episodes begin with a placement that annealing met, partly
     through a sweep. Guided search evaluates the policy in such states."""
-    parts: float = 0.4
+    parts: Share = 0.4
     """Share of the training problems whose groups are split into parts, as guided search splits them."""
-    joined: float = 0.25
+    joined: Share = 0.25
     """Share of the training problems whose groups are joined, as guided search joins them."""
 
-    lr: float = 3e-4
+    lr: Share = 3e-4
     """Learning rate of reinforcement, falling to zero."""
-    replicas: int = 8
+    replicas: Count = 8
     """Episodes of each graph of an iteration of reinforcement, from one start; their mean return is the reward
     baseline."""
-    moves: int | None = 40
+    moves: Count | None = 40
     """Moves of an episode of reinforcement; None = as many as the largest training graph has groups."""
     reward: str = "best-so-far"
     """What a move is worth. best-so-far: how much it lowers the best makespan met. improvement: how much it lowers the
     present makespan. at-the-end: all of the drop at the last move. Or another of `placeto list rewards`."""
-    discount: float = 0.98
+    discount: Share = 0.98
     """Discount of rewards, per move."""
-    clip: float = 0.2
+    clip: Annotated[float, Range(0.0, 1e3)] = 0.2
     """Clipping range of PPO's ratio."""
-    epochs: int = 2
+    epochs: Count = 2
     """Passes of PPO over an iteration's moves."""
-    minibatch: int = 8
+    minibatch: Count = 8
     """Moves of all episodes that go into one gradient step of PPO."""
-    entropy: float = 1e-3
+    entropy: Annotated[float, Range(0.0, 1e3)] = 1e-3
     """Weight of the entropy bonus."""
 
     @property
@@ -102,17 +103,17 @@ class TraversalLearningConfig:
     docs/placeto-paper.md says what differs from the published code, and why.
     """
 
-    episodes: int = 8
+    episodes: Count = 8
     """Traversals of the graph, one gradient step."""
-    lr: float = 3e-3
+    lr: Share = 3e-3
     """Learning rate, falling linearly to a tenth."""
-    discount: float = 0.5
+    discount: Share = 0.5
     """Discount of rewards, per move."""
-    baseline_rounds: int = 10
+    baseline_rounds: Count = 10
     """Rounds of the same graph over which the returns at a step are averaged: the reward baseline."""
-    entropy: float = 0.02
+    entropy: Annotated[float, Range(0.0, 1e3)] = 0.02
     """Weight of the entropy bonus, falling linearly to zero."""
-    max_grad_norm: float = 1.25
+    max_grad_norm: Weight = 1.25
     """Gradients are scaled down to this norm."""
 
     @property
@@ -127,44 +128,44 @@ class OneShotLearningConfig:
 
     algorithm: Literal["ppo", "reinforce"] = "ppo"
     """Proximal policy optimisation, or REINFORCE, as in the first papers."""
-    lr: float = 1e-3
+    lr: Share = 1e-3
     """Learning rate."""
     falling: bool = True
     """Whether learning rate and entropy bonus fall to zero."""
-    graphs: int = 4
+    graphs: Count = 4
     """Graphs of an iteration."""
-    samples: int = 16
+    samples: Count = 16
     """Placements of each graph of an iteration."""
     reward: str = "sqrt"
     """What a placement is worth: minus the square root (sqrt) or the logarithm (log) of its makespan, or minus its
     makespan (linear), relative to the best single device. Or another of `placeto list placement-rewards`."""
-    failed: float | None = None
+    failed: Annotated[float, Range(-1e9, 0.0)] | None = None
     """Reward of a placement that doesn't fit into memory, which is also the first value of the moving baseline. none =
     the penalised makespan counts."""
-    failures: int | None = None
+    failures: Limit | None = None
     """After so many iterations, placements that don't fit are left out of the training; none = never."""
     baseline: Literal["moving", "trials", "samples", "quantile"] = "samples"
     """Reward baseline. moving: moving average over earlier rounds of the graph. trials: mean over all earlier rounds.
     samples: mean over the samples of this round. quantile: their upper quantile; samples below it are left out."""
-    quantile: float = 0.75
+    quantile: Annotated[float, Range(0.0, 0.999)] = 0.75
     """Which quantile: 0.75 learns from the best quarter."""
-    decay: float = 0.8
+    decay: Annotated[float, Range(0.0, 0.999)] = 0.8
     """Decay of the moving baseline, per round of the graph."""
     normalise: bool = True
     """Whether advantages are divided by their standard deviation."""
-    clip: float = 0.2
+    clip: Annotated[float, Range(0.0, 1e3)] = 0.2
     """Clipping range of PPO's ratio."""
-    epochs: int = 2
+    epochs: Count = 2
     """Passes of PPO over an iteration's placements."""
-    minibatch: int = 2
+    minibatch: Count = 2
     """Graphs that go into one gradient step of PPO."""
-    entropy: float = 0.02
+    entropy: Annotated[float, Range(0.0, 1e3)] = 0.02
     """Weight of the entropy bonus."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Weight = 1.0
     """Gradients are scaled down to this norm."""
-    average: float = 0.0
+    average: Share = 0.0
     """Decay of the moving average of the parameters in an iteration. 0 = the parameters as they are."""
-    soften: float = 1.0
+    soften: Annotated[float, Range(1e-3, 1e3)] = 1.0
     """Temperature by which the logits of a checkpoint to begin with are divided, so that a trained policy tries other
     choices too."""
 
@@ -175,27 +176,27 @@ class RunConfig:
 
     out: str
     """Directory of the run: checkpoint and tensorboard curves."""
-    minutes: float | None = None
+    minutes: Annotated[float, Range(0.0, 1e9)] | None = None
     """Stop after so many minutes, counted from the first iteration. The preparation of the graphs is not counted."""
-    iterations: int | None = None
+    iterations: Limit | None = None
     """Stop after so many iterations."""
-    simulations: int | None = None
+    simulations: Limit | None = None
     """Stop after the iteration in which so many placements have been simulated. Without any limit, training stops after
     10 minutes."""
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of all randomness."""
     placer: str = "placeto"
     """The learned placer to train."""
-    threads: int = 1
+    threads: Annotated[int, Range(1, 1024)] = 1
     """CPU threads of the network, and with several ranks also of the simulations of each rank. A single process
     simulates on all cores. Floating-point sums may depend on the number of threads."""
     costs: str = "efficiency"
     """How long ops take in the problems that `placeto train` makes: efficiency, roofline, or a file of costs."""
     device: str = "cpu"
     """Where the network computes: cpu, or cuda, with one GPU for each rank."""
-    validate_every: int = 10
+    validate_every: Count = 10
     """Iterations between validations. Placers use the parameters that were best in validation."""
-    save_every: int = 5
+    save_every: Count = 5
     """Iterations between checkpoints."""
 
 
@@ -247,48 +248,6 @@ FINE_TUNING: dict[str, dict[str, Any]] = {
 """What differs from a placer's recipe in fine-tuning."""
 
 
-_COUNT = (1, 1e9)
-_SHARE = (0.0, 1.0)
-RANGES: dict[str, tuple[float, float]] = {
-    "minutes": (0.0, 1e9),
-    "iterations": (0, 1e18),
-    "simulations": (0, 1e18),
-    "seed": (0, 2**63 - 1),
-    "threads": (1, 1024),
-    "learning.temperature": (1e-6, 1e6),
-    "learning.soften": (1e-3, 1e3),
-    "learning.clip": (0.0, 1e3),
-    "learning.entropy": (0.0, 1e3),
-    "learning.max_grad_norm": (0.0, 1e6),
-    "learning.quantile": (0.0, 0.999),
-    "learning.decay": (0.0, 0.999),
-    "learning.failed": (-1e9, 0.0),
-    "learning.failures": (0, 1e18),
-    "learning.replay": (0, 1e9),
-    "policy.hidden": (1, 65_536),
-    "policy.rounds": (0, 100),
-    "policy.layers": (0, 100),
-    "policy.bound": (0.0, 1e6),
-    "policy.temperature": (1e-6, 1e6),
-    "policy.groups": (1, 65_536),
-    "policy.max_devices": (1, 65_536),
-    "policy.devices": (1, 65_536),
-    "policy.change_weight": (0.0, 1e6),
-    "policy.prior": (0.0, 1e6),
-    "env.tolerance": (0.0, 1e6),
-    "search.worth_rounding": (0.0, 1e9),
-    **{f"search.{name}": _SHARE for name in ("scales", "share")},
-    **{f"search.{name}": _COUNT for name in ("in_vain", "tries", "kept", "cycles")},
-    **{f"learning.{name}": _SHARE for name in ("reinforcement", "parts", "joined", "annealed", "average")},
-    **{f"learning.{name}": _SHARE for name in ("lr", "supervised_lr", "discount")},
-    **{f"learning.{name}": _COUNT for name in ("graphs", "epochs", "minibatch", "labels", "fits", "moves")},
-    **{f"learning.{name}": _COUNT for name in ("supervised_moves", "supervised_replicas")},
-    **{f"learning.{name}": _COUNT for name in ("replicas", "episodes", "baseline_rounds")},
-    **dict.fromkeys(("validate_every", "save_every", "policy.heads", "policy.segment", "learning.samples"), _COUNT),
-}
-"""Smallest and largest value of settings."""
-
-
 def default_config(placer: str, out: str) -> AnyTrainConfig:
     """The settings that a learned placer is trained with unless others are given.
 
@@ -318,7 +277,7 @@ def check_config(config: AnyTrainConfig) -> None:
     Raises:
         ConfigError: one is out of its range, or the learned placer is unknown.
     """
-    check_settings(config, _ranges(config.policy))
+    check_settings(config)
     _check_placer(config.placer)
     expected = find_policy(config.placer).config
     if not isinstance(config.policy, expected):
@@ -341,7 +300,7 @@ def check_loaded(**parts: Any) -> None:
         ConfigError: one is out of its range.
     """
     for part, settings in parts.items():
-        check_settings(settings, _ranges(settings), f"{part}.")
+        check_settings(settings, f"{part}.")
         if isinstance(settings, OneShotConfig):
             _check_widths(settings)
 
@@ -379,12 +338,6 @@ def _check_widths(policy: OneShotConfig) -> None:
         raise ConfigError(f"policy.hidden must be even, not {policy.hidden}")
     if isinstance(policy, GdpConfig) and policy.hidden % policy.heads:
         raise ConfigError(f"policy.hidden must be a multiple of policy.heads {policy.heads}, not {policy.hidden}")
-
-
-def _ranges(settings: Any) -> dict[str, tuple[float, float]]:
-    """Ranges of settings; the policy of another package checks its own settings."""
-    ours = type(settings).__module__.startswith("placeto.")
-    return {name: limits for name, limits in RANGES.items() if ours or not name.startswith("policy.")}
 
 
 def _check_placer(placer: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import is_dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
+
+from placeto.ranges import Range
 
 _LARGEST = 2**63  # of whole numbers
 
@@ -16,12 +18,11 @@ class ConfigError(ValueError):
     """A setting out of its range; the message names it and says what would be valid."""
 
 
-def check_settings(settings: Any, ranges: Mapping[str, tuple[float, float]], prefix: str = "") -> None:
+def check_settings(settings: Any, prefix: str = "") -> None:
     """Refuse values of another type than their field's, numbers that aren't finite, and those out of their ranges.
 
     Args:
         settings: a dataclass, which may hold others.
-        ranges: smallest and largest value by name, e.g. "learning.lr".
         prefix: of the names.
 
     Raises:
@@ -30,27 +31,31 @@ def check_settings(settings: Any, ranges: Mapping[str, tuple[float, float]], pre
     for name, hint, value in _fields(settings, prefix):
         if not _fits(value, hint):
             raise ConfigError(f"{name} must be {_described(hint)}, not {value!r:.60}")
-        if isinstance(value, tuple):
-            for item in value:
-                _check_number(name, item, ranges)
-        elif not isinstance(value, bool) and isinstance(value, int | float):
-            _check_number(name, value, ranges)
+        for item in value if isinstance(value, tuple) else (value,):
+            if not isinstance(item, bool) and isinstance(item, int | float):
+                _check_number(name, item, range_of(hint))
 
 
-def _check_number(name: str, value: float, ranges: Mapping[str, tuple[float, float]]) -> None:
+def range_of(hint: Any) -> Range:
+    """The range that is part of a type, of its items or of one of its alternatives; else that of all numbers."""
+    found = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Range)]
+    found += [range_of(part) for part in get_args(hint) if get_origin(part) is Annotated]
+    return found[0] if found else Range(-math.inf, math.inf)
+
+
+def _check_number(name: str, value: float, limits: Range) -> None:
     """Refuse a number that is not finite, or out of its range."""
     if not (math.isfinite(value) if isinstance(value, float) else abs(value) < _LARGEST):
         raise ConfigError(f"{name} must be {'finite' if isinstance(value, float) else 'below 2^63'}, "
                           f"not {value!s:.60}")  # fmt: skip
-    low, high = ranges.get(name, (-math.inf, math.inf))
-    if not low <= value <= high:
-        bound = f"at least {low:g}" if value < low else f"at most {high:g}"
+    if not limits.low <= value <= limits.high:
+        bound = f"at least {limits.low:g}" if value < limits.low else f"at most {limits.high:g}"
         raise ConfigError(f"{name} must be {bound}, not {value}")
 
 
 def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
     """Name, type and value of each setting, those of inner dataclasses too."""
-    for name, hint in get_type_hints(type(settings)).items():
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
         yield prefix + name, hint, value
         if is_dataclass(value):
@@ -58,20 +63,27 @@ def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    hint = _plain(hint)
     if hint is Any:
         return True
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
-    kinds = get_args(hint) or (hint,)
+    kinds = tuple(map(_plain, get_args(hint))) or (hint,)
     if isinstance(value, bool):
         return bool in kinds
     return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
 
 
+def _plain(hint: Any) -> Any:
+    """A type without its range."""
+    return hint.__origin__ if get_origin(hint) is Annotated else hint
+
+
 def _described(hint: Any) -> str:
-    kinds = get_args(hint) or (hint,)
+    hint = _plain(hint)
+    kinds = tuple(map(_plain, get_args(hint))) or (hint,)
     return " or ".join("none" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in kinds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -52,6 +53,7 @@ from placeto.training.validation import controls, validate
 __all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "fingerprint", "pretrained_config", "train"]
 
 DEFAULT_MINUTES = 10.0
+_NOT_OVER = math.nextafter(1.0, 0.0)  # share of a training that goes on, though its time may be up by now
 
 
 class TrainingError(ValueError):
@@ -160,7 +162,7 @@ def _train(
             curves.explain()
         over = _over(config, state)
         while not (stopped := ranks.any(stop.requested)) and not over:
-            done = _share_done(config, state)
+            done = min(_share_done(config, state), _NOT_OVER)
             with _finite(config, state):
                 numbers = learner.iterate(state, done)
             state.iteration += 1
@@ -203,7 +205,7 @@ def _controls(
     began: float,
 ) -> dict[str, float]:
     """The controls of a fresh state, and the seconds since then; a run that goes on has those of its beginning."""
-    if saved is not None and "controls" in saved:
+    if saved is not None:
         return dict(saved["controls"])
     report(0.0, "judging the untrained policy and random placements")
     found = controls(learner, state, ranks)
@@ -369,9 +371,7 @@ def _restore(state: TrainState, saved: Mapping[str, Any], config: AnyTrainConfig
     free = {"out", "minutes", "iterations", "simulations"}  # where it is and how long it lasts may change
     if saved["placer"] != config.placer:
         raise CheckpointError(f"can't resume {config.out}: it holds the placer {saved['placer']}, not {config.placer}")
-    # a setting that the checkpoint is too old to know had its default
-    old = _flat(asdict(default_config(config.placer, config.out))) | _flat(saved["config"])
-    new = _flat(asdict(config))
+    old, new = _flat(saved["config"]), _flat(asdict(config))
     changed = sorted(key for key in old.keys() | new.keys() if key not in free and old.get(key) != new.get(key))
     if changed:
         key = changed[0]

@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
+from placeto.capture.flops import UncountedWarning
 from placeto.cli import command as cli
 from placeto.problem.cluster import load_cluster, save_cluster
 from tests.command_line import fails, run
@@ -143,3 +145,10 @@ def test_a_reader_that_goes_away_is_no_error(graph_file: str) -> None:
     command = f"{sys.executable} -m placeto list clusters | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert result.stderr == ""
+
+
+def test_our_warnings_are_notes_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with cli.warnings_told():
+        warnings.simplefilter("always")
+        warnings.warn("twice (1 op): only its bytes count", UncountedWarning, stacklevel=1)
+    assert capsys.readouterr().err == "note: twice (1 op): only its bytes count\n"

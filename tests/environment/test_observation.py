@@ -5,7 +5,7 @@ import torch
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import observe, score_moves
-from placeto.environment.tensors import reach_matrix, to_data
+from placeto.environment.tensors import to_data
 from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.memory import penalised
@@ -137,12 +137,10 @@ def test_reach_is_the_transitive_closure_of_forward_arcs(observed):
     import networkx as nx
 
     data = observed[3][0]
-    reach = reach_matrix(data)
-    for b, instance in enumerate(data.instances):
+    for instance in data.instances:
         graph = nx.DiGraph()
         graph.add_nodes_from(range(instance.groups.num_groups))
         position = instance.traversal
         graph.add_edges_from((a, c) for a, c in instance.pairs.T.tolist() if position[a] < position[c])
         for node in graph:
-            size = instance.groups.num_groups
-            assert set(np.flatnonzero(reach[b, node, :size].numpy()).tolist()) == nx.descendants(graph, node)
+            assert set(np.flatnonzero(instance.reach[node]).tolist()) == nx.descendants(graph, node)

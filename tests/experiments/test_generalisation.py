@@ -7,6 +7,7 @@ from experiments.generalisation import (
     Comparison,
     GeneralisationConfig,
     Graphs,
+    external_graphs,
     external_table,
     gains,
     main,
@@ -15,6 +16,37 @@ from experiments.generalisation import (
 from experiments.runs import CHEAP, PRETRAINED, problem_of
 from placeto.evaluation.comparison import Row, load_rows
 from placeto.training.config import LearningConfig, TrainConfig
+
+LAYER = "forward_compute_time=1.0, backward_compute_time=2.0, activation_size=4.0, parameter_size=8.0"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A profile with two branches, one that is a chain, and a file that is no graph."""
+    layers = [f"node{i} -- Linear(i) -- {LAYER}" for i in (1, 2, 3, 4)]
+    (tmp_path / "deep").mkdir()
+    fork = [*layers, "\tnode1 -- node2", "\tnode1 -- node3", "\tnode2 -- node4", "\tnode3 -- node4"]
+    (tmp_path / "deep" / "fork.graph.txt").write_text("\n".join(fork) + "\n")
+    chain = [*layers, *(f"\tnode{i} -- node{i + 1}" for i in (1, 2, 3))]
+    (tmp_path / "chain.graph.txt").write_text("\n".join(chain) + "\n")
+    (tmp_path / "README.txt").write_text("no graph")
+    return tmp_path
+
+
+def test_external_graphs_are_those_with_something_to_gain(folder: Path) -> None:
+    graphs, others = external_graphs(folder)
+    assert list(graphs) == ["external:deep/fork.graph.txt"]
+    assert others == ["chain.graph.txt: one device is within 0.3% of the lower bound"]
+
+
+def test_external_graphs_without_any_time_are_left_out(folder: Path) -> None:
+    profile = (folder / "chain.graph.txt").read_text()
+    for time in ("1.0", "2.0"):
+        profile = profile.replace(f"compute_time={time}", "compute_time=0.0")
+    (folder / "idle.graph.txt").write_text(profile)
+    graphs, others = external_graphs(folder)
+    assert len(graphs) == 1
+    assert others[1:] == ["idle.graph.txt: its ops take no time"]
 
 
 def row(placer: str, graph: str, makespan_us: float, seed: int = 0) -> Row:

@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.heuristics.exact.placer import MAX_GROUPS, ExactError, exact, solve
-from placeto.heuristics.list_scheduling import etf, heft
-from placeto.heuristics.local_search.annealing import anneal
-from placeto.heuristics.local_search.descents import hillclimb
-from placeto.heuristics.naive import fastest, roundrobin, single
-from placeto.heuristics.partition import metis
+from placeto.heuristics import HEURISTICS
+from placeto.heuristics.exact.placer import MAX_GROUPS, ExactError, solve
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import expand, group_ops
@@ -22,7 +18,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
-PLACERS = (single, fastest, roundrobin, metis, heft, etf, hillclimb, anneal)
+PLACERS = "single", "fastest", "roundrobin", "metis", "heft", "etf", "hillclimb", "anneal"
 """Those to compare with."""
 
 
@@ -120,9 +116,9 @@ def test_proves_what_enumeration_cannot() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_no_placer_beats_it(seed: int) -> None:
     problem = small_problem(seed, 8, load_cluster("2xp100"))
-    best = exact(problem).makespan_us
+    best = HEURISTICS["exact"](problem).makespan_us
     for placer in PLACERS:
-        assert placer(problem, simulations=200).makespan_us >= best, placer.__name__
+        assert HEURISTICS[placer](problem, simulations=200).makespan_us >= best, placer
 
 
 def test_memory_is_respected() -> None:
@@ -150,7 +146,7 @@ def test_budgets_are_kept() -> None:
     pytest.importorskip("ortools", reason='needs the extra "exact"')
     problem = small_problem(0, 12, load_cluster("4xp100"))
     for simulations in (0, 1, 7):
-        assert exact(problem, simulations=simulations).simulations <= simulations
+        assert HEURISTICS["exact"](problem, simulations=simulations).simulations <= simulations
     result, bound = solve(problem, seconds=1.0)
     assert result.seconds < 2.0
     assert problem.lower_bound_us <= bound <= result.makespan_us
@@ -171,11 +167,11 @@ def test_same_seed_same_result() -> None:
 def test_too_large() -> None:
     problem = PlacementProblem(random_graph(0, MAX_GROUPS + 6), toy_cluster(2))
     with pytest.raises(ExactError, match=f"'random0' has {MAX_GROUPS + 6} groups"):
-        exact(problem)
+        HEURISTICS["exact"](problem)
 
 
 def test_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python.cp_model", None)
     with pytest.raises(ExactError, match=r"placeto\[exact\]"):
-        exact(PlacementProblem(random_graph(0, 20), toy_cluster(2)))
-    assert exact(two_cliques(4)).makespan_us == 51.0, "enumeration does without"
+        HEURISTICS["exact"](PlacementProblem(random_graph(0, 20), toy_cluster(2)))
+    assert HEURISTICS["exact"](two_cliques(4)).makespan_us == 51.0, "enumeration does without"

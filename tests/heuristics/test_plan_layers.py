@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_training
+from placeto.heuristics import HEURISTICS
 from placeto.heuristics.plan_layers import layers
-from placeto.heuristics.plans import all_plans, pipeline
+from placeto.heuristics.plans import all_plans
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
@@ -89,7 +90,7 @@ def test_recurrent_networks_are_cut_between_steps_or_between_cells() -> None:
     assert any(len(set(cut[False].number[forward & np.array(_in(problem, cell))].tolist())) > 1 for cell in range(4))
     plans = all_plans(problem)
     assert {plan.whole for plan in plans} == {False, True}
-    best = pipeline(problem)
+    best = HEURISTICS["pipeline"](problem)
     assert best.fits
     alone = [plan.placement(problem) for plan in plans if not plan.whole]
     assert not any(np.array_equal(best.placement, placement) for placement in alone)

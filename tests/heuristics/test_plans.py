@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from placeto.capture.trace import capture_inference, capture_training
+from placeto.heuristics import HEURISTICS
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.plan_layers import layers
-from placeto.heuristics.plans import Plan, all_plans, choose_order, pipeline, try_plans
+from placeto.heuristics.plans import Plan, all_plans, choose_order, try_plans
 from placeto.placers import load_placer
 from placeto.problem.cluster import STATIC_ORDERS, load_cluster
 from placeto.problem.graph import ComputationGraph
@@ -87,7 +88,7 @@ def across(stages: int) -> tuple[tuple[int, ...], ...]:
 
 def test_plans_and_orders_are_chosen_by_simulation() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("2x4xv100"))
-    found = pipeline(problem)
+    found = HEURISTICS["pipeline"](problem)
     every = [
         simulate(problem.under(order), Plan.balanced(problem, devices).placement(problem)).makespan_us
         for order in ("priority", "earlier-0.02")
@@ -147,7 +148,7 @@ def test_searches_choose_the_order_again_at_their_end() -> None:
     for placer in ("multilevel", "placeto"):
         found = load_placer(placer)(problem, simulations=200)
         assert found.simulations <= 200
-        assert found.schedule().makespan_us == found.makespan_us <= pipeline(problem).makespan_us
+        assert found.schedule().makespan_us == found.makespan_us <= HEURISTICS["pipeline"](problem).makespan_us
         orders = [simulate(problem.under(order), found.placement).makespan_us for order in STATIC_ORDERS]
         assert found.makespan_us <= min(orders)
 
@@ -172,9 +173,9 @@ def test_graphs_whose_micro_batches_have_no_forward_pass_are_placed() -> None:
 def test_a_budget_holds() -> None:
     problem = PlacementProblem(GRAPH, load_cluster("4xv100"))
     for simulations in (0, 1, 3, 9):
-        assert pipeline(problem, simulations=simulations).simulations <= simulations
+        assert HEURISTICS["pipeline"](problem, simulations=simulations).simulations <= simulations
     single = PlacementProblem(chain(1), load_cluster("4xv100"))
-    found = pipeline(single)
+    found = HEURISTICS["pipeline"](single)
     assert found.problem is single
     assert (
         found.makespan_us

@@ -15,8 +15,8 @@ from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS, SEARCHES
 from placeto.heuristics.local_search import local_search
-from placeto.heuristics.local_search.annealing import ANNEAL, anneal, annealing_of_parts
-from placeto.heuristics.local_search.descents import DESCENT, hillclimb, ils
+from placeto.heuristics.local_search.annealing import ANNEAL, annealing_of_parts
+from placeto.heuristics.local_search.descents import DESCENT
 from placeto.heuristics.local_search.guide import estimate, new_scratch
 from placeto.heuristics.local_search.local_search import LocalSearch, LocalSearchConfig
 from placeto.heuristics.local_search.moves import RANDOM, propose
@@ -124,7 +124,7 @@ def test_of_many_devices_a_group_is_offered_that_of_a_neighbour() -> None:
 
 def test_hill_climbing_ends_where_every_move_is_known() -> None:
     problem = forks(2, 2, "2xp100")
-    result = hillclimb(problem, simulations=100_000)
+    result = HEURISTICS["hillclimb"](problem, simulations=100_000)
     assert result.simulations < 200  # there are 16 placements
     assert result.makespan_us == pytest.approx(problem.single_device_us / 2, rel=0.01)
 
@@ -181,7 +181,9 @@ def test_iterated_search_leaves_a_local_optimum() -> None:
     evaluator = Evaluator(problem, group_ops(problem), simulations=500)
     LocalSearch(evaluator, np.zeros(6, np.int64), {"random": 1.0}, np.random.default_rng(0)).run()
     assert evaluator.best_score == pytest.approx(problem.single_device_us)
-    assert ils(problem, simulations=500).makespan_us == pytest.approx(problem.single_device_us / 2, rel=0.01)
+    assert HEURISTICS["ils"](problem, simulations=500).makespan_us == pytest.approx(
+        problem.single_device_us / 2, rel=0.01
+    )
 
 
 def test_share_of_worse_moves_is_steered() -> None:
@@ -217,7 +219,7 @@ def test_multilevel_annealing_splits_groups_where_it_has_simulations_to_spare() 
         assert evaluator.simulations == budget
     assert ends[500].groups is groups
     assert ends[8000].groups.num_groups > groups.num_groups == 200
-    assert ends[8000].best_score < anneal(problem, simulations=8000).makespan_us
+    assert ends[8000].best_score < HEURISTICS["anneal"](problem, simulations=8000).makespan_us
     assert simulate(problem, ends[8000].result().placement).makespan_us == ends[8000].best_score
 
 
@@ -234,7 +236,7 @@ def test_a_search_begins_where_the_best_placement_op_by_op_is() -> None:
 
 def test_searches_are_repeatable() -> None:
     problem = PlacementProblem(random_graph(np.random.default_rng(5), 50), load_cluster("4xv100"))
-    one, two = (anneal(problem, simulations=400, seed=3) for _ in range(2))
+    one, two = (HEURISTICS["anneal"](problem, simulations=400, seed=3) for _ in range(2))
     np.testing.assert_array_equal(one.placement, two.placement)
     assert [entry[::2] for entry in one.history] == [entry[::2] for entry in two.history]
 
@@ -245,11 +247,11 @@ def test_searches_find_the_same_on_any_number_of_threads(monkeypatch: pytest.Mon
         rng = np.random.default_rng(seed)
         problem = PlacementProblem(random_graph(rng, 40), random_cluster(rng, 3))
         monkeypatch.setattr(local_search, "LOCAL_SEARCH", LocalSearchConfig(memo=memo, known=20))
-        for method in (anneal, hillclimb, ils):
+        for method in ("anneal", "hillclimb", "ils"):
             found = []
             for threads in (1, 2, 3):
                 monkeypatch.setattr(numba, "get_num_threads", lambda number=threads: number)
-                result = method(problem, simulations=600, seed=seed)
+                result = HEURISTICS[method](problem, simulations=600, seed=seed)
                 history = [(count, us) for count, _, us in result.history]
                 found.append((result.placement.tobytes(), result.simulations, history))
             assert found[0] == found[1] == found[2]

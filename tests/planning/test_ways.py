@@ -10,7 +10,8 @@ from torch import nn
 import placeto
 from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_training
-from placeto.heuristics.plans import all_plans, pipeline
+from placeto.heuristics import HEURISTICS
+from placeto.heuristics.plans import all_plans
 from placeto.planning.steps import (
     FREE,
     FULLY_SHARDED,
@@ -77,7 +78,7 @@ def test_none_is_slower_than_the_best_plan_of_its_number(plans: Plans) -> None:
     module, inputs = chain()
     for count in (8, 16):
         graph = capture_training(module, inputs, loss, micro_batches=count)
-        alone = pipeline(PlacementProblem(graph, load_cluster("2x4xv100")))
+        alone = HEURISTICS["pipeline"](PlacementProblem(graph, load_cluster("2x4xv100")))
         assert plans.best.step_us <= alone.makespan_us
 
 

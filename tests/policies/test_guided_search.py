@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import make_instance
 from placeto.heuristics import HEURISTICS
-from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.starts import begin, best_cheap
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.guided_search import GuidedPlacer, cheap_starts, guided_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
-from placeto.policies.sweeps import GuidedConfig, Sweeper
-from placeto.problem.grouping import group_ops
+from placeto.policies.sweeps import GuidedConfig
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import MEMORY_PENALTY
@@ -74,35 +72,12 @@ def test_one_pass_takes_a_simulation_a_group_beyond_the_start_at_most(placer):
     assert 0 < more <= instance.groups.num_groups
 
 
-def test_a_pass_ends_with_the_parts_of_groups(placer, monkeypatch):
-    """As many simulations as there are groups at most, half of them on groups."""
+def test_a_pass_takes_a_simulation_a_group_at_most(placer):
     problem = PlacementProblem(random_graph(3, 300), toy_cluster(3))
-    swept = watch_sweeps(monkeypatch)
-    result = placer.one_pass(problem)
-    evaluator = Evaluator(problem)
+    result, evaluator = placer.one_pass(problem), Evaluator(problem)
     begin(evaluator)
-    groups = evaluator.groups.num_groups
-    assert groups > group_ops(problem).num_groups
-    assert evaluator.simulations < result.simulations <= evaluator.simulations + groups
+    assert evaluator.simulations < result.simulations <= evaluator.simulations + evaluator.groups.num_groups
     assert result.makespan_us == result.schedule().makespan_us
-    (whole, _, middle), (parts, before, after) = swept
-    assert whole.num_groups == groups
-    assert groups < parts.num_groups <= 8 * groups
-    assert middle == before < after == result.simulations
-    assert before <= evaluator.simulations + 0.5 * groups + 1
-
-
-def watch_sweeps(monkeypatch):
-    """Groups of each sweep that is then made, and the simulations made before and after it."""
-    swept, sweep = [], Sweeper.sweep
-
-    def watched(self, instance, evaluator):
-        before = evaluator.simulations
-        sweep(self, instance, evaluator)
-        swept.append((instance.groups, before, evaluator.simulations))
-
-    monkeypatch.setattr(Sweeper, "sweep", watched)
-    return swept
 
 
 @pytest.mark.parametrize("more", [20, 10**4])
@@ -115,42 +90,6 @@ def test_the_sweeps_leave_annealing_its_share(placer, monkeypatch, more):
     )
     placer(problem, simulations=budget)
     assert 0.25 * more - 3 <= left[0] < more
-
-
-@pytest.mark.parametrize("budget", [{"simulations": 5000}, {"seconds": 2.0}])
-def test_v_cycles_anneal_groups_and_parts_after_sweeps_over_these(placer, monkeypatch, budget):
-    """A cycle's groups are parts that were on one device when what is before it ended. A clock changes nothing."""
-    problem = PlacementProblem(random_graph(3, 300), toy_cluster(3))
-    annealed, own = [], GuidedConfig()
-
-    def anneal_within(evaluator, random):
-        start, groups = evaluator.best_groups[0], evaluator.groups
-        annealing(evaluator, start, random)
-        annealed.append((groups, start[groups.group], evaluator.best_groups[0][groups.group], evaluator.simulations))
-
-    swept = watch_sweeps(monkeypatch)
-    monkeypatch.setattr("placeto.policies.guided_search.anneal_within", anneal_within)
-    for _ in range(2):  # the first compiles what isn't
-        annealed.clear()
-        swept.clear()
-        result = placer(problem, **budget)
-    levels, ends = [groups for groups, *_ in annealed], [end for *_, end in annealed]
-    assert len(levels) == 2 * own.cycles
-    parts, groups = levels[1].num_groups, group_ops(problem).num_groups
-    assert {level.num_groups for level in levels[1::2]} == {parts}
-    assert sum(of.num_groups == parts for of, *_ in swept) == 1 + own.cycles + ("simulations" in budget)
-    for number, left in zip(range(0, len(levels), 2), range(own.cycles, 0, -1), strict=True):
-        joined = levels[number].group
-        assert groups <= levels[number].num_groups < parts
-        if number > 0:
-            before = annealed[number - 1][2]
-            assert all(len(np.unique(before[joined == group])) == 1 for group in range(levels[number].num_groups))
-        if number > 0 and "simulations" in budget:
-            share = (5000 - ends[number - 1]) / left
-            assert ends[number] - ends[number - 1] == pytest.approx(own.share * share, abs=2)
-            assert ends[number + 1] - ends[number - 1] == pytest.approx(share, abs=2)
-    assert ends[-1] == result.simulations
-    assert result.makespan_us == result.schedule().makespan_us
 
 
 def test_a_policy_of_a_fixed_traversal_keeps_its_budget():
@@ -189,23 +128,6 @@ def test_seconds_are_kept(placer):
     placer.one_pass(problem)  # compiles
     result = placer(problem, seconds=0.3)
     assert result.seconds < 0.8
-
-
-def test_the_sweeps_leave_the_search_its_time(placer, monkeypatch):
-    """They take three quarters of it at most, and the step that they are in."""
-    problem = PlacementProblem(random_graph(2, 300), toy_cluster(3))
-    left, swept = [], watch_sweeps(monkeypatch)
-    monkeypatch.setattr(
-        "placeto.policies.guided_search.anneal_within",
-        lambda evaluator, _: left.append((evaluator.seconds, evaluator.simulations)),
-    )
-    for _ in range(2):  # the first compiles what isn't
-        left.clear()
-        swept.clear()
-        placer(problem, seconds=2.0)
-    seconds, simulations = left[0]
-    assert seconds < 1.7
-    assert simulations > swept[0][1]
 
 
 def test_search_finds_the_optimum_of_a_fork(placer):

@@ -1,7 +1,5 @@
 """Weights files."""
 
-import json
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +7,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from placeto.cli.command import warnings_told
-from placeto.policies.weights import UncheckedWarning, WeightsError, load_weights, save_weights
+from placeto.policies.weights import WeightsError, load_weights, save_weights
 from placeto.pretrained import pretrained_path
 from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
@@ -90,24 +87,12 @@ def test_other_values_are_found_under_an_old_checksum(tmp_path: Path) -> None:
         ({**tensors, "a": tensors["a.weight"]}, metadata),
         (tensors | {"d": np.zeros(0, np.float32)}, metadata),
         (tensors, {"Placeto": "no", **metadata}),
+        (tensors, {"placeto": metadata["placeto"]}),
     ]
     for others in changes:
         path.write_bytes(save(*others))
         with pytest.raises(WeightsError, match="damaged: its checksum isn't that of its content"):
             load_weights(path)
-
-
-def test_a_file_without_a_checksum_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "w.safetensors"
-    path.write_bytes(save(STATE["best_parameters"], {"placeto": json.dumps({"format": STATE["format"]})}))
-    with pytest.warns(UncheckedWarning, match=r"w\.safetensors: has no checksum"):
-        assert load_weights(path)["format"] == STATE["format"]
-    with warnings_told():
-        warnings.simplefilter("always")
-        load_weights(path)
-    message = capsys.readouterr().err
-    assert message.startswith(f"note: {path}: has no checksum")
-    assert message.count("\n") == 1
 
 
 def test_checkpoints_may_be_weights_files(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from placeto.heuristics.local_search.annealing import anneal, multilevel
+from placeto.heuristics import HEURISTICS
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.placers import load_placer
 from placeto.simulator.evaluator import Evaluator
@@ -33,11 +33,11 @@ def test_it_sees_what_is_at_work_and_what_is_best(name: str) -> None:
 def test_a_placer_that_gains_nothing_ends_where_that_is_asked() -> None:
     problem = forks(2, 3, "2xp100")  # 64 placements: the best is found at once
     with watching(Watch(patience=0.3)):
-        result = anneal(problem, simulations=20_000, seed=0)
+        result = HEURISTICS["anneal"](problem, simulations=20_000, seed=0)
     assert 6_000 <= result.simulations <= 8_000  # in chunks of 1,000
     began = time.perf_counter()
     with watching(Watch(patience=0.05)):
-        in_time = multilevel(problem, seconds=20.0, seed=0)
+        in_time = HEURISTICS["multilevel"](problem, seconds=20.0, seed=0)
     assert time.perf_counter() - began < 10.0
     assert in_time.makespan_us == result.makespan_us
 
@@ -46,5 +46,5 @@ def test_nobody_looks_on_afterwards() -> None:
     views: list[View] = []
     with pytest.raises(ZeroDivisionError), watching(Watch(views.append)):
         raise ZeroDivisionError
-    anneal(forks(2, 3, "2xp100"), simulations=50)
+    HEURISTICS["anneal"](forks(2, 3, "2xp100"), simulations=50)
     assert views == []

@@ -224,7 +224,7 @@ def test_shapes_are_compared_with_the_settings_before_anything_is_made(
         lambda saved: saved["best_parameters"].update({"from_node.weight": torch.zeros(3)}),
         lambda saved: saved["best_parameters"].update({"from_node.weight": 3}),
         lambda saved: saved["best_parameters"].update({3: torch.zeros(3)}),
-        lambda saved: saved["config"]["search"].update({"\x1b[31m": 3}),
+        lambda saved: saved["config"]["env"].update({"\x1b[31m": 3}),
     ],
     ids=range(16),
 )

@@ -1,33 +1,31 @@
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
+from placeto.ranges import Range, Share
 from placeto.training.settings import ConfigError, check_settings
 
 
 @dataclass(frozen=True)
 class Inner:
-    rate: float = 0.5
+    rate: Share = 0.5
     kind: Literal["a", "b"] = "a"
 
 
 @dataclass(frozen=True)
 class Outer:
     name: str = "x"
-    count: int = 3
+    count: Annotated[int, Range(1, 9)] = 3
     limit: float | None = None
     flag: bool = True
     inner: Inner = field(default_factory=Inner)
 
 
-RANGES = {"count": (1, 9), "inner.rate": (0.0, 1.0)}
-
-
 def test_good_settings_pass() -> None:
-    check_settings(Outer(), RANGES)
-    check_settings(Outer(limit=3, inner=Inner(rate=1)), RANGES)  # whole numbers are numbers
-    check_settings(Inner(rate=1.0), RANGES, "inner.")
+    check_settings(Outer())
+    check_settings(Outer(limit=3, inner=Inner(rate=1)))  # whole numbers are numbers
+    check_settings(Inner(rate=1.0), "inner.")
 
 
 @pytest.mark.parametrize(
@@ -51,4 +49,4 @@ def test_good_settings_pass() -> None:
 )
 def test_bad_ones_are_named(wrong: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=f"^{says}"):
-        check_settings(wrong, RANGES)
+        check_settings(wrong)

@@ -17,11 +17,12 @@ from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.problem import PlacementProblem
-from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from placeto.training.checkpoint import CheckpointError, load_checkpoint
 from placeto.training.config import ConfigError, LearningConfig, TrainConfig, TraversalLearningConfig, default_config
 from placeto.training.learners.base import TrainState
 from placeto.training.rollout import greedy_pass
 from placeto.training.trainer import TrainingError, train
+from placeto.training.validation import validate
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques
 
 QUICK = LearningConfig(
@@ -150,16 +151,6 @@ def test_checkpoint_needs_no_graphs_package_and_runs_no_code(uninterrupted):
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-def test_a_checkpoint_from_before_a_setting_existed_is_resumed_with_its_default(uninterrupted, tmp_path):
-    checkpoint = load_checkpoint(uninterrupted)
-    del checkpoint["config"]["learning"]["average"], checkpoint["config"]["policy"]["rounds"]
-    save_checkpoint(checkpoint, tmp_path / "checkpoint.pt")
-    train(config(tmp_path), problems(3), problems(2, 10), resume=True)
-    other = config(tmp_path, policy=PlacetoConfig(rounds=1))
-    with pytest.raises(CheckpointError, match=r"policy\.rounds was 2, now it is 1"):
-        train(other, problems(3), problems(2, 10), resume=True)
-
-
 def test_resuming_with_another_configuration_or_other_graphs_is_refused(uninterrupted):
     changed = config(uninterrupted, learning=replace(QUICK, clip=0.3))
     with pytest.raises(CheckpointError, match=r"learning\.clip was 0\.2, now it is 0\.3"):
@@ -221,6 +212,19 @@ def test_a_run_that_ends_by_the_clock_is_validated_at_its_end(tmp_path):
     assert same(checkpoint["best_parameters"], checkpoint["average"])
 
 
+def test_time_that_is_up_while_a_run_is_validated(tmp_path, monkeypatch):
+    """One more iteration, which is supervised as all others, is the last one."""
+
+    def slowly(*arguments):
+        time.sleep(1.3)
+        return validate(*arguments)
+
+    monkeypatch.setattr("placeto.training.trainer.validate", slowly)
+    learning = replace(QUICK, reinforcement=0.0)
+    run = config(tmp_path, iterations=None, minutes=0.02, validate_every=1, learning=learning)
+    assert np.isfinite(train(run, problems(2), problems(1, 10))["loss/supervised"])
+
+
 def test_minutes_count_from_the_first_iteration_on(tmp_path):
     """Graphs that take long to prepare leave training all of its minutes, and say which one it is."""
     notes = []
@@ -257,37 +261,35 @@ def test_improvements_on_training_graphs_are_remembered(tmp_path):
     assert float(load_checkpoint(tmp_path)["elite_score"][0]) == points[-1][2]
 
 
-def test_a_device_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="device must be cpu or cuda, not 'gpu'"):
-        train(config(tmp_path, device="gpu"), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"device cuda:64: torch finds \d+ GPUs here; cpu is always there"):
-        train(config(tmp_path, device="cuda:64"), problems(2), problems(1, 10))
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"learning": {"labels": 0}}, r"learning\.labels must be at least 1, not 0"),
+        ({"placer": "foo"}, "'foo' can't be trained; learned placers: placeto"),
+        ({"learning": {"replicas": 1}}, r"learning\.replicas must be at least 2"),
+        ({"learning": {"supervised_moves": 0}}, r"learning\.supervised_moves must be at least 1, not 0"),
+        ({"learning": {"replay": 3}}, "replay must be 0 or at least the 4 episodes of an iteration, not 3"),
+        ({"learning": {"replay": 8, "fits": 0}}, r"learning\.fits must be at least 1, not 0"),
+        ({"learning": {"annealed": 1.5}}, r"learning\.annealed must be at most 1, not 1\.5"),
+        ({"learning": {"lr": float("nan")}}, r"learning\.lr must be finite, not nan"),
+        ({"learning": {"lr": 1e30}}, r"learning\.lr must be at most 1, not"),
+        ({"learning": {"lr": -1.0}}, r"learning\.lr must be at least 0, not"),
+        ({"seed": 10**26}, r"seed must be below 2\^63, not 10000"),
+        ({"out": ""}, "out is empty: give the directory of the run"),
+        ({"device": "gpu"}, "device must be cpu or cuda, not 'gpu'"),
+        ({"device": "cuda:64"}, r"device cuda:64: torch finds \d+ GPUs here; cpu is always there"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused(changes, says, tmp_path):
+    learning = replace(QUICK, **changes.get("learning", {}))
+    with pytest.raises(ConfigError, match=says):
+        train(replace(config(tmp_path), **changes | {"learning": learning}), problems(2), problems(1, 10))
 
 
-def test_settings_out_of_range_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"learning\.labels must be at least 1, not 0"):
-        train(config(tmp_path, learning=replace(QUICK, labels=0)), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match="'foo' can't be trained; learned placers: placeto"):
-        train(config(tmp_path, placer="foo"), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"learning\.replicas must be at least 2"):
-        train(config(tmp_path, learning=replace(QUICK, replicas=1)), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"learning\.supervised_moves must be at least 1, not 0"):
-        train(config(tmp_path, learning=replace(QUICK, supervised_moves=0)), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"replay must be 0 or at least the 4 episodes of an iteration, not 3"):
-        train(config(tmp_path, learning=replace(QUICK, replay=3)), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"learning\.fits must be at least 1, not 0"):
-        train(config(tmp_path, learning=replace(QUICK, replay=8, fits=0)), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"learning\.annealed must be at most 1, not 1\.5"):
-        train(config(tmp_path, learning=replace(QUICK, annealed=1.5)), problems(2), problems(1, 10))
-    for wrong in (float("nan"), 1e30, -1.0):
-        with pytest.raises(ConfigError, match=r"learning\.lr must be (finite|at most 1|at least 0), not"):
-            train(config(tmp_path, learning=replace(QUICK, lr=wrong)), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match=r"seed must be below 2\^63, not 10000"):
-        train(config(tmp_path, seed=10**26), problems(2), problems(1, 10))
-    with pytest.raises(ConfigError, match="out is empty: give the directory of the run"):
-        train(config(""), problems(2), problems(1, 10))
+def test_settings_of_the_paper_out_of_range_are_refused(tmp_path):
     paper = default_config("placeto-paper", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"device must be cpu for placeto-paper, whose network is too narrow"):
+    with pytest.raises(ConfigError, match="device must be cpu for placeto-paper, whose network is too narrow"):
         train(replace(paper, device="cuda:0"), problems(2), problems(1, 10))
     with pytest.raises(ConfigError, match=r"learning\.episodes must be at least 1, not 0"):
         train(replace(paper, learning=TraversalLearningConfig(episodes=0)), problems(2), problems(1, 10))

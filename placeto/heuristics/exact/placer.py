@@ -32,7 +32,7 @@ from placeto.problem.graph.gradient_sums import gradient_sums
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
-__all__ = ["ExactError", "exact", "solve"]
+__all__ = ["ExactError", "solve", "try_exact"]
 
 MAX_GROUPS = 64
 MAX_OPS = 1000
@@ -46,15 +46,13 @@ _MAX_ORBIT = 120  # exchanges of devices to simulate for one placement: all of t
 _CHUNK = 256
 
 
-def exact(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
+def try_exact(evaluator: Evaluator, seed: int) -> None:
     """The optimum of a small graph, by enumeration or constraint programming (needs the extra "exact").
 
     Raises:
         ExactError: see `solve`.
     """
-    return solve(problem, simulations=simulations, seconds=seconds, seed=seed)[0]
+    _solve(evaluator, seed, ENUMERATE)
 
 
 def solve(
@@ -84,26 +82,30 @@ def solve(
             not installed.
     """
     evaluator = Evaluator(problem, None, simulations, seconds)
-    groups = evaluator.groups
+    bound = _solve(evaluator, seed, enumerate_up_to)
+    result = evaluator.result()
+    return result, min(bound, result.makespan_us) if result.fits else bound
+
+
+def _solve(evaluator: Evaluator, seed: int, enumerate_up_to: int) -> float:
+    """Lower bound in microseconds, of all placements that the evaluator hasn't scored."""
+    problem, groups = evaluator.problem, evaluator.groups
     if groups.num_groups > MAX_GROUPS or problem.num_ops > MAX_OPS:
         raise ExactError(
             f"graph {problem.graph.name!r} has {groups.num_groups} groups and {problem.num_ops} ops: "
             f"the placer exact takes up to {MAX_GROUPS} and {MAX_OPS}"
         )
     if problem.num_devices**groups.num_groups <= enumerate_up_to:
-        bound = _enumerate(evaluator)
-    elif len(gradient_sums(problem.graph).home):
+        return _enumerate(evaluator)
+    if len(gradient_sums(problem.graph).home):
         raise ExactError(
             f"graph {problem.graph.name!r} sums gradients where a placement says, which the model of the "
             f"placer exact doesn't have: in micro-batches it takes up to {enumerate_up_to:,} placements, not "
             f"{problem.num_devices}^{groups.num_groups}; use multilevel, or one micro-batch"
         )
-    else:
-        ortools()  # an error now rather than after the start
-        _start(evaluator, seed)
-        bound = _branch(evaluator, seed)
-    result = evaluator.result()
-    return result, min(bound, result.makespan_us) if result.fits else bound
+    ortools()  # an error now rather than after the start
+    _start(evaluator, seed)
+    return _branch(evaluator, seed)
 
 
 def _enumerate(evaluator: Evaluator) -> float:

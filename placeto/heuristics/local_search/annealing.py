@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from placeto.heuristics.local_search.local_search import LocalSearch
-from placeto.heuristics.local_search.starts import search_from_cheap
 from placeto.problem.grouping import Groups, split_groups
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.watch import at_work
 
 
@@ -75,22 +74,11 @@ ANNEAL = AnnealConfig()
 MULTILEVEL = MultilevelConfig()
 
 
-def anneal(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """Annealing from the best cheap placement; most of the moves that it proposes are of critical groups."""
-    return search_from_cheap(annealing, problem, simulations, seconds, seed)
-
-
-def multilevel(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """Multilevel annealing: of groups, then of the parts they are split into; with few simulations of groups alone."""
-    return search_from_cheap(annealing_of_parts, problem, simulations, seconds, seed)
-
-
 def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
-    """The method behind `anneal`: the fewer the simulations for the number of moves, the colder it begins."""
+    """Annealing from the best cheap placement; most of the moves that it proposes are of critical groups.
+
+    The fewer the simulations for the number of moves, the colder it begins.
+    """
     moves = evaluator.groups.num_groups * (evaluator.problem.num_devices - 1)
     hot = min(ANNEAL.hot, max(ANNEAL.cold, ANNEAL.warmth * evaluator.expected / moves))
     mix = ANNEAL.mix if moves >= ANNEAL.few else ANNEAL.mix_of_few
@@ -98,7 +86,10 @@ def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator)
 
 
 def annealing_of_parts(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
-    """The method behind `multilevel`; the evaluator's groups are then parts of its groups before."""
+    """Multilevel annealing: of groups, then of the parts they are split into; with few simulations of groups alone.
+
+    The evaluator's groups are then parts of its groups before.
+    """
     problem, groups = evaluator.problem, evaluator.groups
     enough = evaluator.expected >= MULTILEVEL.enough * groups.num_groups * (problem.num_devices - 1)
     parts = parts_of(problem, groups) if enough else groups

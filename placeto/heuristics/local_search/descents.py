@@ -12,9 +12,7 @@ import numpy as np
 
 from placeto.heuristics.local_search.annealing import ANNEAL
 from placeto.heuristics.local_search.local_search import LocalSearch
-from placeto.heuristics.local_search.starts import search_from_cheap
-from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.evaluator import Evaluator
 
 
 @dataclass(frozen=True)
@@ -34,27 +32,16 @@ class DescentConfig:
 DESCENT = DescentConfig()
 
 
-def hillclimb(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """Hill climbing: random moves of groups and modules from the best cheap placement, kept unless they are worse."""
-    return search_from_cheap(climb, problem, simulations, seconds, seed)
-
-
-def ils(
-    problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
-) -> PlacementResult:
-    """Iterated local search: descend, move some groups or a module at random, descend again; keep the better."""
-    return search_from_cheap(iterate, problem, simulations, seconds, seed)
-
-
 def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
-    """The method behind `hillclimb`; ends early where no single move is left to try."""
+    """Hill climbing: random moves of groups and modules from the best cheap placement, kept unless they are worse.
+
+    Ends early where no single move is left to try.
+    """
     LocalSearch(evaluator, start, DESCENT.mix, rng).run()
 
 
 def iterate(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
-    """The method behind `ils`."""
+    """Iterated local search: descend, move some groups or a module at random, descend again; keep the better."""
     search = LocalSearch(evaluator, start, ANNEAL.mix, rng)
     groups, devices = evaluator.groups.num_groups, evaluator.problem.num_devices
     patience = math.ceil(DESCENT.patience * groups * (devices - 1))

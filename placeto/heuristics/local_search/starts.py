@@ -21,7 +21,7 @@ from placeto.heuristics.plans import choose_order, order_chosen_again, orders_to
 from placeto.heuristics.repair import repair
 from placeto.problem.grouping import Groups, cut_groups
 from placeto.problem.problem import PlacementProblem
-from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.watch import at_work
 
 CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
@@ -96,17 +96,6 @@ def round_to_groups(problem: PlacementProblem, groups: Groups, placement: np.nda
     votes = np.zeros((groups.num_groups, problem.num_devices))
     np.add.at(votes, (groups.group, placement), problem.op_time.mean(axis=1) + 1e-9)
     return votes.argmax(axis=1)
-
-
-def search_from_cheap(
-    method: Method, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int
-) -> PlacementResult:
-    """Follow a method from the best cheap placement, within a budget; `DEFAULT_SIMULATIONS` where there is none."""
-    if simulations is None and seconds is None:
-        simulations = DEFAULT_SIMULATIONS
-    evaluator = Evaluator(problem, None, simulations, seconds)
-    follow(method, evaluator, seed)
-    return evaluator.result()
 
 
 def follow(method: Method, evaluator: Evaluator, seed: int) -> None:

@@ -20,6 +20,7 @@ from placeto.policies.one_shot.base import IndependentPolicy
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
 from placeto.policies.one_shot.layers import DeviceHead, UnitEncoder
 from placeto.policies.one_shot.segments import SegmentLayer
+from placeto.ranges import Count, Depth, Width
 
 
 @dataclass(frozen=True)
@@ -28,19 +29,19 @@ class GdpConfig:
 
     units: UnitKind = "groups"
     """What gets a device: groups of ops, co-located ops ("paper"), or ops alone, as in the paper."""
-    hidden: int = 64
+    hidden: Width = 64
     """Width of the embeddings."""
-    rounds: int = 3
+    rounds: Depth = 3
     """Layers of GraphSAGE; 0 = none."""
-    layers: int = 2
+    layers: Depth = 2
     """Layers of the Transformer-XL; 0 = none."""
-    heads: int = 4
+    heads: Count = 4
     """Attention heads."""
-    segment: int = 128
+    segment: Count = 128
     """Units of a segment: attention's memory grows with it."""
     superposition: bool = True
     """Whether dense layers are gated by the graph's embedding."""
-    max_devices: int = 8
+    max_devices: Width = 8
     """Clusters of up to so many devices can be placed on."""
 
 

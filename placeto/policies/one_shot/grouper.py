@@ -21,6 +21,7 @@ from placeto.policies.one_shot.base import Noise, OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import NEIGHBOURS, UNIT_FEATURES, OneShotInput, UnitKind
 from placeto.policies.one_shot.layers import TYPE_WIDTH, UnitEncoder, log_prob_and_entropy, type_mixture
 from placeto.policies.one_shot.sequence import Elements, SequencePlacer
+from placeto.ranges import Temperature, Weight, Width
 
 
 @dataclass(frozen=True)
@@ -29,21 +30,21 @@ class GrouperConfig:
 
     units: UnitKind = "ops"
     """What the grouper assigns: ops, the paper's co-located ops, or groups of `placeto.problem.grouping`."""
-    groups: int = 32
+    groups: Width = 32
     """Number of groups; the paper has 256."""
-    prior: float = 8.0
+    prior: Weight = 8.0
     """How strongly the initial groups are stretches of the topological order; 0 = not at all, as in the paper. With a
     small value each sample puts neighbours on different devices, and the policy learns to use one device for all."""
-    hidden: int = 64
+    hidden: Width = 64
     """Width of embeddings and of the LSTMs."""
     feedback: bool = True
     """Whether the decoder sees where a group's inputs come from and each device's work so far, or, as in the papers,
     only the device of the last group."""
-    bound: float = 0.0
+    bound: Weight = 0.0
     """Logits over devices stay between minus and plus this, by a hyperbolic tangent; 0 = they aren't bounded."""
-    temperature: float = 1.0
+    temperature: Temperature = 1.0
     """Logits over devices are divided by this before they are bounded."""
-    max_devices: int = 8
+    max_devices: Width = 8
     """Clusters of up to so many devices can be placed on."""
 
 

@@ -17,6 +17,7 @@ from placeto.policies.message_passing import mlp
 from placeto.policies.one_shot.base import IndependentPolicy
 from placeto.policies.one_shot.inputs import TYPE_BUCKETS, UNIT_FEATURES, OneShotInput, UnitKind
 from placeto.policies.one_shot.layers import TYPE_WIDTH, DeviceHead, type_mixture
+from placeto.ranges import Width
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class MlpConfig:
 
     units: UnitKind = "groups"
     """What gets a device: groups of ops, co-located ops ("paper"), or ops alone."""
-    hidden: int = 64
+    hidden: Width = 64
     """Width of the layers."""
-    max_devices: int = 8
+    max_devices: Width = 8
     """Clusters of up to so many devices can be placed on."""
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,16 @@ from placeto.heuristics.local_search.starts import best_cheap, round_best
 from placeto.heuristics.repair import repair
 from placeto.policies.one_shot.base import OneShotPolicy
 from placeto.policies.one_shot.inputs import OneShotInput, make_input
+from placeto.policies.placer import LearnedPlacer
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.schedule import simulate
-from placeto.simulator.threads import one_thread
-from placeto.simulator.warming import warm_up
 
 SAMPLES = 16  # drawn at once
 SHARE = 0.25  # of the budget spent on samples
 
 
-class SamplingPlacer:
+class SamplingPlacer(LearnedPlacer):
     """A trained one-shot policy as a placer.
 
     Without a budget its most likely placement is the result: the policy's zero-shot answer, one simulation; if it
@@ -42,28 +40,10 @@ class SamplingPlacer:
         self.policy = policy.eval()
         self.name = name
 
-    def __call__(
-        self,
-        problem: PlacementProblem,
-        *,
-        simulations: int | None = None,
-        seconds: float | None = None,
-        seed: int = 0,
-    ) -> PlacementResult:
-        """Place a graph within a budget of simulations or seconds; see the class.
-
-        Raises:
-            PolicyError: the cluster has more devices than the policy knows.
-        """
-        if seconds is not None:
-            warm_up(self, problem, simulations, seconds)
-        began = time.perf_counter()
-        with one_thread():
-            return replace(self._place(problem, simulations, seconds, seed, began), placer=self.name)
-
-    def _place(
+    def place(
         self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
     ) -> PlacementResult:
+        """Samples and search within a budget; see the class."""
         device = next(self.policy.parameters()).device
         graph = make_input(problem, self.policy.units).to(device)
         unit = graph.unit.cpu().numpy()

@@ -21,6 +21,7 @@ from placeto.policies.one_shot.base import Noise, OneShotPolicy, Sample
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
 from placeto.policies.one_shot.layers import UnitEncoder
 from placeto.policies.one_shot.sequence import Elements, SequencePlacer
+from placeto.ranges import Width
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Seq2SeqConfig:
     """What gets a device. few: groups of ops, or stretches of the topological order in graphs of many ops, which are
     decoded faster. groups: always groups. paper: the co-located ops of the paper. ops: single ops, as far as they are
     free."""
-    hidden: int = 64
+    hidden: Width = 64
     """Width of embeddings and of the LSTMs."""
     feedback: bool = True
     """Whether the decoder sees where a unit's inputs come from and each device's work so far, or, as in the paper, only
     the device of the last unit."""
     normalised: bool = True
     """Whether logits are computed from the normalised output of the decoder, or from its hyperbolic tangent."""
-    max_devices: int = 8
+    max_devices: Width = 8
     """Clusters of up to so many devices can be placed on."""
 
 

@@ -86,7 +86,7 @@ class TrainState:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Put back what `saved` gave."""
         self.policy.load_state_dict(saved["parameters"])
-        self.average = dict(saved.get("average", {}))
+        self.average = dict(saved["average"])
         self.optimizer.load_state_dict(saved["optimizer"])
         restore_random(saved["random"], [self.torch_random, self.random])
         self.elite, self.elite_score = saved["elite"].numpy().copy(), saved["elite_score"].numpy().copy()
@@ -96,7 +96,7 @@ class TrainState:
         if self.replay is not None and saved["replay"] is not None:  # they are forgotten when their stage is over
             self.replay.restore(saved["replay"])
         self.history = dict(saved["history"])
-        self.improvements = {index: list(points) for index, points in saved.get("improvements", {}).items()}
+        self.improvements = {index: list(points) for index, points in saved["improvements"].items()}
         self.iteration, self.simulations = saved["iteration"], saved["simulations"]
         self.elapsed = saved["elapsed"]
 

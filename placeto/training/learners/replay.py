@@ -91,4 +91,4 @@ class Replay:
         """Put back what `saved` gave."""
         self.added = saved["added"]
         for name, values in self.states.items():
-            values[: len(self)] = saved[name].numpy()[: len(self)]  # older checkpoints have the empty rows, too
+            values[: len(self)] = saved[name].numpy()

@@ -1,0 +1,38 @@
+"""What learned placers share: when their seconds begin, in how many threads they work, and what results say."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import PlacementResult
+from placeto.simulator.threads import one_thread
+from placeto.simulator.warming import warm_up
+
+
+class LearnedPlacer(ABC):
+    """A trained policy as a placer; networks work in one thread, since their tensors are small."""
+
+    name: str  # that results have
+
+    def __call__(
+        self, problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+    ) -> PlacementResult:
+        """Place a graph within a budget of simulations or seconds, which begin once all is compiled; see the class.
+
+        Raises:
+            PolicyError: the cluster has more devices than the policy knows.
+        """
+        if seconds is not None:
+            warm_up(self, problem, simulations, seconds)
+        began = time.perf_counter()
+        with one_thread():
+            return replace(self.place(problem, simulations, seconds, seed, began), placer=self.name)
+
+    @abstractmethod
+    def place(
+        self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
+    ) -> PlacementResult:
+        """The same; `began` is what `time.perf_counter` said when the seconds began."""

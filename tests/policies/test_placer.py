@@ -1,0 +1,31 @@
+"""What learned placers share."""
+
+import time
+
+import torch
+
+from placeto.policies.placer import LearnedPlacer
+from placeto.problem.problem import PlacementProblem
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+from tests.toys import fork_of_chains
+
+
+class OnTheFirst(LearnedPlacer):
+    """Places all on the first device."""
+
+    name = "first"
+
+    def place(
+        self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
+    ) -> PlacementResult:
+        assert torch.get_num_threads() == 1
+        assert began <= time.perf_counter()
+        evaluator = Evaluator(problem, None, simulations, seconds, began)
+        evaluator.score_ops([0] * problem.num_ops)  # type: ignore[arg-type]
+        return evaluator.result()
+
+
+def test_it_works_in_one_thread_and_its_results_have_its_name() -> None:
+    result = OnTheFirst()(fork_of_chains(2, 3), simulations=5)
+    assert (result.placer, result.simulations) == ("first", 1)
+    assert result.seconds < 10.0
