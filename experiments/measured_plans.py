@@ -2,10 +2,10 @@
 
 python -m experiments.measured_plans [--steps 10] [--rounds 2]
 
-Ops of two models and transfers between two processes are measured on this machine (`placeto profile --processes`).
-Then plans on two ranks are simulated with these costs, in whole chunks, exported, and run by `placeto run --plan`'s
-own runner: gloo, and a thread a rank. All plans run once in each round, so that what else the machine does meets all.
-Where it does much else, the fastest step says more than the median.
+Ops of two models, transfers between two processes, and what torch takes for chunks and sums are measured on this
+machine (`placeto profile --processes`). Then plans on two ranks are simulated with these costs, as torch runs them,
+exported, and run by `placeto run --plan`'s own runner: gloo, and a thread a rank. All plans run once in each round, so
+that what else the machine does meets all. Where it does much else, the fastest step says more than the median.
 """
 
 from __future__ import annotations

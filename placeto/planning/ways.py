@@ -27,6 +27,7 @@ from placeto.heuristics.plans import (
 )
 from placeto.micro_batching import COUNTS
 from placeto.placers import load_placer, warm_up
+from placeto.planning.collecting import collected_seldom
 from placeto.planning.replicas import replicated
 from placeto.planning.runnable import Tool, as_run, may_run
 from placeto.planning.steps import (
@@ -141,6 +142,7 @@ def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
     return replace(cluster, devices=tuple(replace(of, memory=of.memory - headroom) for of in cluster.devices))
 
 
+@collected_seldom()
 def plans_of(
     problem_of: Callable[[int], PlacementProblem],
     batch: int,
