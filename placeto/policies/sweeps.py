@@ -43,10 +43,6 @@ class GuidedConfig:
     """Placements tried between two looks of the policy, at most: four, and one kept, -.6 %."""
     kept: int = 2
     """So many of them are kept, at most: level with one in 55 % of the time; three -.2 to -.4 %."""
-    share: float = 0.5
-    """Of what is left for a sweep, and for groups before their parts, at most: .7 and .45 are level."""
-    cycles: int = 3
-    """V-cycles, between which what is then left is divided evenly: level with two and four."""
 
 
 @dataclass(frozen=True, eq=False)

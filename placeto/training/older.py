@@ -17,7 +17,7 @@ _LEARNING_BUILT_IN = {"algorithm": "ppo", "baseline": "replicas", "baseline_roun
 _SEARCH_GONE = (
     *("levels", "timed_levels", "timed_scales", "rounded_to", "fewest", "pass_parts", "pass_on_parts", "together"),
     *("most_together", "moves", "patience", "on_sweeps", "seconds_on_sweeps", "seconds_on_parts", "worth_parts"),
-    *("on_groups", "on_levels"),
+    *("on_groups", "on_levels", "share", "cycles"),
 )
 _ONE_SHOT_BUILT_IN = {"warmup": 0.0, "imitate_best": 0.0}
 

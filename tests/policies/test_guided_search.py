@@ -12,7 +12,7 @@ from placeto.heuristics import HEURISTICS
 from placeto.heuristics.local_search.annealing import annealing
 from placeto.heuristics.local_search.starts import begin, best_cheap
 from placeto.policies.compiled import CompiledPolicy
-from placeto.policies.guided_search import GuidedPlacer, cheap_starts, guided_placer
+from placeto.policies.guided_search import CYCLES, SHARE, GuidedPlacer, cheap_starts, guided_placer
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.policies.sweeps import GuidedConfig, Sweeper
 from placeto.problem.grouping import group_ops
@@ -121,7 +121,7 @@ def test_the_sweeps_leave_annealing_its_share(placer, monkeypatch, more):
 def test_v_cycles_anneal_groups_and_parts_after_sweeps_over_these(placer, monkeypatch, budget):
     """A cycle's groups are parts that were on one device when what is before it ended. A clock changes nothing."""
     problem = PlacementProblem(random_graph(3, 300), toy_cluster(3))
-    annealed, own = [], GuidedConfig()
+    annealed = []
 
     def anneal_within(evaluator, random):
         start, groups = evaluator.best_groups[0], evaluator.groups
@@ -135,11 +135,11 @@ def test_v_cycles_anneal_groups_and_parts_after_sweeps_over_these(placer, monkey
         swept.clear()
         result = placer(problem, **budget)
     levels, ends = [groups for groups, *_ in annealed], [end for *_, end in annealed]
-    assert len(levels) == 2 * own.cycles
+    assert len(levels) == 2 * CYCLES
     parts, groups = levels[1].num_groups, group_ops(problem).num_groups
     assert {level.num_groups for level in levels[1::2]} == {parts}
-    assert sum(of.num_groups == parts for of, *_ in swept) == 1 + own.cycles + ("simulations" in budget)
-    for number, left in zip(range(0, len(levels), 2), range(own.cycles, 0, -1), strict=True):
+    assert sum(of.num_groups == parts for of, *_ in swept) == 1 + CYCLES + ("simulations" in budget)
+    for number, left in zip(range(0, len(levels), 2), range(CYCLES, 0, -1), strict=True):
         joined = levels[number].group
         assert groups <= levels[number].num_groups < parts
         if number > 0:
@@ -147,7 +147,7 @@ def test_v_cycles_anneal_groups_and_parts_after_sweeps_over_these(placer, monkey
             assert all(len(np.unique(before[joined == group])) == 1 for group in range(levels[number].num_groups))
         if number > 0 and "simulations" in budget:
             share = (5000 - ends[number - 1]) / left
-            assert ends[number] - ends[number - 1] == pytest.approx(own.share * share, abs=2)
+            assert ends[number] - ends[number - 1] == pytest.approx(SHARE * share, abs=2)
             assert ends[number + 1] - ends[number - 1] == pytest.approx(share, abs=2)
     assert ends[-1] == result.simulations
     assert result.makespan_us == result.schedule().makespan_us
