@@ -113,7 +113,7 @@ def test_of_many_devices_a_group_is_offered_that_of_a_neighbour() -> None:
         near, chosen, target, near_by = search.near, np.zeros(groups, np.int64), np.zeros(groups, np.int64), []
         for _ in range(800):
             marked = np.zeros(groups, bool)
-            propose(near, search.state, search.rules, RANDOM, problem.num_devices, marked, chosen, target)
+            propose(near, search.state, RANDOM, problem.num_devices, marked, chosen, target)
             around = near.near[near.near_ptr[chosen[0]] : near.near_ptr[chosen[0] + 1]]
             assert target[0] != search.device[chosen[0]]
             near_by.append(target[0] in search.device[around])
