@@ -18,7 +18,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, Flags
 from numba.core.registry import CPUDispatcher
 
-_LARGE = 16_000
+_LARGE = 16_000  # bytes of LLVM code, from which on a kernel is large; 4,000 take as long to compile
 
 
 class Kernel(CPUDispatcher):
