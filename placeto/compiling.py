@@ -11,13 +11,13 @@ from typing import Any
 
 from numba import njit
 from numba.core import event
-from numba.core.registry import CPUDispatcher
 
 from placeto import by_reference, terminal
 from placeto.kernel_files import kernel_files
+from placeto.linking import Kernel, KernelCompiler
 
 
-class _Inner(CPUDispatcher):
+class _Inner(Kernel):
     """A kernel that only other kernels call."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -38,9 +38,8 @@ def compiled(*, inner: bool = False, **options: Any) -> Callable[[Callable[..., 
     options |= {"cache": True, "no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
 
     def made(function: Callable[..., Any]) -> Callable[..., Any]:
-        kernel: Any = njit(**options)(function)
-        if inner:
-            kernel.__class__ = _Inner
+        kernel: Any = njit(pipeline_class=KernelCompiler, **options)(function)
+        kernel.__class__ = _Inner if inner else Kernel
         return kernel
 
     return made

@@ -16,6 +16,7 @@ FLOORS = {
     "cores": 0,
     "extensions": 0,
     "kernel_files": 0,
+    "linking": 0,
     "lazily": 0,
     "terminal": 0,
     "pretrained": 0,

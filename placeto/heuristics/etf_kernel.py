@@ -155,7 +155,9 @@ def earliest_start_of_many(
 @compiled(inner=True)
 def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
     n, d = flat.op_offset[1], flat.device_offset[1]
-    by_rank = np.argsort(-order.rank, kind="mergesort")
+    by_rank, place = np.argsort(-order.rank, kind="mergesort"), np.empty(n, np.int64)
+    for k in range(n):
+        place[by_rank[k]] = k
     # an op enters once for each device, then where it had no room, and where a broadcast tensor comes sooner
     most, queues = n * (d + 1), 0
     most += order.floats[order.edge_src].sum() * d + flat.broadcast[0] * len(order.edge_src) * d
@@ -163,7 +165,7 @@ def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
         most, queues = 2 * most, 2 * d
     made = Ready(
         op_of=by_rank,
-        place=np.argsort(by_rank),
+        place=place,
         ops=np.empty(n, np.int64),
         seat=np.full(n, -1),
         number=np.zeros(1, np.int64),
@@ -263,7 +265,12 @@ def _replay(flat: FlatProblems, order: Order, then: Booked, ready: Ready, ops: n
                     sent[count] = order.edge_tensor[edge]
                     count += 1
         arrival_of(flat, order, then, op, device, True)
-    for tensor in np.unique(sent[:count]):
+    last = -1
+    for k in np.argsort(sent[:count], kind="mergesort"):
+        tensor = sent[k]
+        if tensor == last:
+            continue
+        last = tensor
         for child in flat.tensor_child[flat.tensor_ptr[tensor] : flat.tensor_ptr[tensor + 1]]:
             if ready.seat[child] >= 0 and ready.bounds[child] > 0:
                 _estimate(flat, order, then, ready, child)

@@ -29,6 +29,11 @@ from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.threads import one_thread
 from placeto.simulator.watch import at_work
 
+SHARE = 0.5
+"""Of what is left of a budget for a sweep, and for groups before their parts, at most: .7 and .45 are level."""
+CYCLES = 3
+"""V-cycles, between which what is then left is divided evenly: two and four are level."""
+
 
 @dataclass(frozen=True, eq=False)
 class Starts:
@@ -122,22 +127,22 @@ class GuidedPlacer(LearnedPlacer):
         many groups as at first, made of parts that the best placement has on one device; they are annealed, and after
         them their parts. A sweep goes before each annealing but the first.
         """
-        problem, groups, share = evaluator.problem, evaluator.groups, self.search.share
+        problem, groups = evaluator.problem, evaluator.groups
         instance, split = self._instances(evaluator)
         if evaluator.limit is not None and evaluator.remaining >= groups.num_groups:
             self._pass(instance, split, evaluator)
             round_best(evaluator)
-        with evaluator.limited_to(share):
+        with evaluator.limited_to(SHARE):
             self._sweep_groups(instance, evaluator)
         self._sweep_parts(split, evaluator)
-        for cycle in range(cycles := self.search.cycles):
+        for cycle in range(CYCLES):
             if evaluator.exhausted:
                 return
-            with evaluator.limited_to(1.0 / (cycles - cycle)):
-                with evaluator.limited_to(share):
+            with evaluator.limited_to(1.0 / (CYCLES - cycle)):
+                with evaluator.limited_to(SHARE):
                     self._join(split, groups.num_groups, evaluator)
                     if cycle > 0:
-                        with evaluator.limited_to(share):
+                        with evaluator.limited_to(SHARE):
                             self.sweeper.sweep(new_instance(problem, evaluator.groups), evaluator)
                     at_work("search")
                     anneal_within(evaluator, random)
@@ -153,7 +158,7 @@ class GuidedPlacer(LearnedPlacer):
     def _pass(self, instance: Instance, split: Instance, evaluator: Evaluator) -> None:
         """Both sweeps, from the best placement of groups met, with as many simulations as there are groups at most."""
         with evaluator.limited(evaluator.simulations + instance.groups.num_groups, None):
-            with evaluator.limited_to(self.search.share):
+            with evaluator.limited_to(SHARE):
                 self._sweep_groups(instance, evaluator)
             with evaluator.split_into(split.groups):
                 self.sweeper.sweep(split, evaluator)
@@ -166,7 +171,7 @@ class GuidedPlacer(LearnedPlacer):
     def _sweep_parts(self, split: Instance, evaluator: Evaluator) -> None:
         """Go on with parts, and sweep over them with a share of what is left."""
         evaluator.regroup(split.groups)
-        with evaluator.limited_to(self.search.share):
+        with evaluator.limited_to(SHARE):
             self.sweeper.sweep(split, evaluator)
 
     def _join(self, split: Instance, count: int, evaluator: Evaluator) -> None:

@@ -49,11 +49,6 @@ class GuidedConfig:
     kept: Count = 2
     """At most so many of them are kept. Two give the same makespans as one in 55 % of the time. With three makespans
     are 0.2 to 0.4 % longer."""
-    share: Share = 0.5
-    """At most this share of the rest of the budget goes to a sweep, and to groups before their parts. With 0.7 and 0.45
-    makespans are equal."""
-    cycles: Count = 3
-    """How many V-cycles divide the rest of the budget evenly. With two and four makespans are equal."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -157,9 +157,9 @@ def peak_memory(
 
     own, ops = _by_device(order[order < n], placement, devices)
     source = placement[flat.tensor_src[flat.tensor_offset[p] :][record.send_tensor[:num_sends]]]
-    sent, sends = _by_device(np.argsort(delivery), source, devices)
+    sent, sends = _by_device(np.argsort(delivery, kind="mergesort"), source, devices)
     arrivals = delivery[born[copies:] - n]
-    arrived, received = _by_device(np.argsort(arrivals), where[copies:], devices)
+    arrived, received = _by_device(np.argsort(arrivals, kind="mergesort"), where[copies:], devices)
     for d in range(devices):
         op, arrival, ending, sending, bytes_now, most = own[d], arrived[d], own[d], sent[d], peak[d], peak[d]
         while op < own[d + 1] or arrival < arrived[d + 1]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from placeto.heuristics.local_search.part_of_cluster import PART, on_best_part, parts_to_try
+from placeto.heuristics.local_search.part_of_cluster import FOR_HALVES, ON_SEARCH, on_best_part, parts_to_try
 from placeto.placers import load_placer
 from placeto.problem.cluster import Cluster, Device, Link, Topology, load_cluster
 from placeto.problem.problem import PlacementProblem
@@ -33,8 +33,8 @@ def test_four_hosts_are_no_worse_than_one(name: str) -> None:
 
 def test_halves_are_tried_where_there_are_simulations_to_spare() -> None:
     problem = PlacementProblem(random_graph(0), load_cluster("4xv100"))
-    assert parts_to_try(Evaluator(problem, None, PART.for_halves - 1)) == []
-    assert parts_to_try(Evaluator(problem, None, PART.for_halves)) == [(0, 1)]
+    assert parts_to_try(Evaluator(problem, None, FOR_HALVES - 1)) == []
+    assert parts_to_try(Evaluator(problem, None, FOR_HALVES)) == [(0, 1)]
     assert parts_to_try(Evaluator(problem)) == []
 
 
@@ -45,4 +45,4 @@ def test_a_search_stays_on_the_smallest_part_of_the_best_placement() -> None:
         judge.score(np.resize(devices, judge.groups.num_groups))
         with on_best_part(judge) as inner:
             assert (None if inner is None else inner.problem.num_devices) == expected
-            assert inner is None or inner.limit == 1 + int(np.ceil(PART.on_search * 99))
+            assert inner is None or inner.limit == 1 + int(np.ceil(ON_SEARCH * 99))

@@ -15,10 +15,10 @@ from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS, SEARCHES
 from placeto.heuristics.local_search import local_search
-from placeto.heuristics.local_search.annealing import ANNEAL, annealing_of_parts
-from placeto.heuristics.local_search.descents import DESCENT
+from placeto.heuristics.local_search.annealing import MIX, annealing_of_parts
+from placeto.heuristics.local_search.descents import CLIMBING
 from placeto.heuristics.local_search.guide import estimate, new_scratch
-from placeto.heuristics.local_search.local_search import LocalSearch, LocalSearchConfig
+from placeto.heuristics.local_search.local_search import LocalSearch
 from placeto.heuristics.local_search.moves import RANDOM, propose
 from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
 from placeto.heuristics.local_search.starts import begin, best_cheap
@@ -113,7 +113,7 @@ def test_of_many_devices_a_group_is_offered_that_of_a_neighbour() -> None:
         near, chosen, target, near_by = search.near, np.zeros(groups, np.int64), np.zeros(groups, np.int64), []
         for _ in range(800):
             marked = np.zeros(groups, bool)
-            propose(near, search.state, search.rules, RANDOM, problem.num_devices, marked, chosen, target)
+            propose(near, search.state, RANDOM, problem.num_devices, marked, chosen, target)
             around = near.near[near.near_ptr[chosen[0]] : near.near_ptr[chosen[0] + 1]]
             assert target[0] != search.device[chosen[0]]
             near_by.append(target[0] in search.device[around])
@@ -132,7 +132,7 @@ def test_hill_climbing_ends_where_every_move_is_known() -> None:
 def test_a_descent_simulates_no_placement_twice() -> None:
     problem = forks(2, 3, "2xp100")  # 64 placements
     evaluator = Evaluator(problem, group_ops(problem), simulations=20_000)
-    search = LocalSearch(evaluator, np.zeros(6, np.int64), DESCENT.mix, np.random.default_rng(0))
+    search = LocalSearch(evaluator, np.zeros(6, np.int64), CLIMBING, np.random.default_rng(0))
     search.run()
     assert 6 < np.count_nonzero(search.state.seen) == evaluator.simulations
 
@@ -140,7 +140,7 @@ def test_a_descent_simulates_no_placement_twice() -> None:
 def test_annealing_goes_on_where_all_is_known() -> None:
     problem = forks(3, 3, "2xp100")  # 512 placements
     evaluator = Evaluator(problem, group_ops(problem), simulations=20_000)
-    search = LocalSearch(evaluator, np.zeros(9, np.int64), ANNEAL.mix, np.random.default_rng(0))
+    search = LocalSearch(evaluator, np.zeros(9, np.int64), MIX, np.random.default_rng(0))
     seen = search.state.seen
     search.run(0.2, 0.2)
     known = np.count_nonzero(seen)
@@ -154,7 +154,7 @@ def test_state_agrees_with_the_simulator_after_any_search() -> None:
         problem = PlacementProblem(random_graph(rng, 30), random_cluster(rng, 3))
         groups = group_ops(problem)
         evaluator = Evaluator(problem, groups, simulations=300)
-        search = LocalSearch(evaluator, rng.integers(3, size=groups.num_groups), ANNEAL.mix, rng)
+        search = LocalSearch(evaluator, rng.integers(3, size=groups.num_groups), MIX, rng)
         search.run(0.1, 0.01)
         state, schedule = search.state, simulate(problem, search.device[groups.group])
         np.testing.assert_array_equal(state.placement, schedule.placement)
@@ -192,7 +192,7 @@ def test_share_of_worse_moves_is_steered() -> None:
     ends = []
     for share in (0.01, 0.3):
         evaluator = Evaluator(problem, group_ops(problem), simulations=3000)
-        search = LocalSearch(evaluator, np.zeros(30, np.int64), DESCENT.mix, np.random.default_rng(0))
+        search = LocalSearch(evaluator, np.zeros(30, np.int64), CLIMBING, np.random.default_rng(0))
         search.run(share, share)
         ends.append(float(search.state.temperature[0]))
     assert ends[1] > 3.0 * ends[0]
@@ -246,7 +246,8 @@ def test_searches_find_the_same_on_any_number_of_threads(monkeypatch: pytest.Mon
     for seed, memo in ((0, 1 << 16), (1, 16), (2, 1)):
         rng = np.random.default_rng(seed)
         problem = PlacementProblem(random_graph(rng, 40), random_cluster(rng, 3))
-        monkeypatch.setattr(local_search, "LOCAL_SEARCH", LocalSearchConfig(memo=memo, known=20))
+        monkeypatch.setattr(local_search, "MEMO", memo)
+        monkeypatch.setattr(local_search, "KNOWN", 20)
         for method in ("anneal", "hillclimb", "ils"):
             found = []
             for threads in (1, 2, 3):
@@ -262,7 +263,7 @@ def test_a_search_that_is_interrupted_lets_its_threads_go(monkeypatch: pytest.Mo
     problem = forks(6, 5, "4xv100")
     monkeypatch.setattr(numba, "get_num_threads", lambda: 2)
     evaluator = Evaluator(problem, group_ops(problem), simulations=50)
-    search = LocalSearch(evaluator, np.zeros(30, np.int64), ANNEAL.mix, np.random.default_rng(0))
+    search = LocalSearch(evaluator, np.zeros(30, np.int64), MIX, np.random.default_rng(0))
     calls = []
 
     def interrupted(*arguments: Any) -> None:
@@ -321,7 +322,7 @@ def test_descents_end_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> No
     problem = forks(4, 6, "4xv100")
     ends = []
     for chunk in (1000, 16):
-        monkeypatch.setattr(local_search, "LOCAL_SEARCH", LocalSearchConfig(chunk=chunk))
+        monkeypatch.setattr(local_search, "CHUNK", chunk)
         evaluator = Evaluator(problem, group_ops(problem), simulations=3000)
         search = LocalSearch(evaluator, np.zeros(24, np.int64), {"random": 1.0}, np.random.default_rng(0))
         search.run(patience=72)

@@ -23,6 +23,8 @@ from placeto.simulator.lowering import lowered
 from placeto.simulator.slack import fill_slack
 from placeto.simulator.timelines import timelines
 
+_STEER = 0.1  # how fast the temperature follows the share of accepted proposals
+
 
 class Log(NamedTuple):
     """When the best improved, and to what: arrays (L,) of at least as many entries as simulations."""
@@ -97,7 +99,7 @@ def search(
             if score <= cutoff:
                 known, waits, stuck = 0, False, False
                 fruitless = 0 if score < state.score[0] else batch.fruitless[i]
-                _accept(near, state, rules, batch, crew, i, _goal(warmth, done, simulations))
+                _accept(near, state, batch, crew, i, _goal(warmth, done, simulations))
                 if _keep(state, score, batch.makespan[i], batch.overflow[i]):
                     log.simulation[logged] = done
                     log.makespan[logged], log.overflow[logged] = batch.makespan[i], batch.overflow[i]
@@ -121,12 +123,12 @@ def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
 
 
 @compiled(inner=True, nogil=True)
-def _accept(near: Neighbourhood, state: State, rules: Rules, batch: Batch, crew: Crew, i: int, goal: float) -> None:
+def _accept(near: Neighbourhood, state: State, batch: Batch, crew: Crew, i: int, goal: float) -> None:
     """Go on from a proposal, as if none after it had been made."""
     score = batch.score[i]
     state.counter[0] = batch.drawn[i]
     if goal > 0.0:
-        state.temperature[0] = batch.temperature[i] * np.exp(rules.steer * (goal - (state.score[0] < score)))
+        state.temperature[0] = batch.temperature[i] * np.exp(_STEER * (goal - (state.score[0] < score)))
     for k in range(batch.size[i]):
         group, device = batch.chosen[i, k], batch.target[i, k]
         state.device[group] = device
@@ -207,7 +209,7 @@ def _fill(
             count, chosen, target = 0, batch.chosen[filled], batch.target[filled]
             while count == 0:
                 kind = int(np.searchsorted(rules.mix, uniform(state.counter), side="right"))
-                count = propose(near, state, rules, kind, num_devices, marked, chosen, target)
+                count = propose(near, state, kind, num_devices, marked, chosen, target)
             key = state.hash[0]
             for k in range(count):
                 key ^= state.salt[chosen[k], state.device[chosen[k]]] ^ state.salt[chosen[k], target[k]]
@@ -227,13 +229,13 @@ def _fill(
         elif state.seen[entry] == batch.key[filled] and state.bound[entry] >= batch.cutoff[filled]:
             known += 1
             if hot > 0.0:  # a rejection as well
-                state.temperature[0] *= np.exp(rules.steer * _goal(warmth, done + filled, simulations))
+                state.temperature[0] *= np.exp(_STEER * _goal(warmth, done + filled, simulations))
             continue
         known = 0
         batch.temperature[filled] = state.temperature[0]
         filled += 1
         if hot > 0.0:
-            state.temperature[0] *= np.exp(rules.steer * _goal(warmth, done + filled, simulations))
+            state.temperature[0] *= np.exp(_STEER * _goal(warmth, done + filled, simulations))
     return filled, known, fruitless, False, False
 
 

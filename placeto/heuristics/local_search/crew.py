@@ -171,10 +171,7 @@ def await_all(crew: Crew) -> None:
 
 @compiled(inner=True, nogil=True)
 def take_part(flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, crew: Crew, thread: int) -> None:
-    """Simulate proposals, or ask the guide about critical groups, until none is left.
-
-    As few functions as may be have the simulator in them: numba compiles it again with each.
-    """
+    """Simulate proposals, or ask the guide about critical groups, until none is left."""
     control, placement, record = crew.control, crew.placement[thread], record_of(crew, thread)
     atomics.add(control, BUSY, 1)
     while True:

@@ -5,31 +5,18 @@ Legend: G groups, D devices.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-
 import numpy as np
 
-from placeto.heuristics.local_search.annealing import ANNEAL
+from placeto.heuristics.local_search.annealing import MIX
 from placeto.heuristics.local_search.local_search import LocalSearch
 from placeto.simulator.evaluator import Evaluator
 
-
-@dataclass(frozen=True)
-class DescentConfig:
-    """How searches descend, and begin again."""
-
-    mix: dict[str, float] = field(default_factory=lambda: {"random": 0.6, "swap": 0.1, "set": 0.15, "part": 0.15})
-    """Probability of each kind of move of hill climbing; iterated local search moves as annealing does."""
-    patience: float = 1.0
-    """Proposals without an improvement that end a descent, as a multiple of the number of single moves."""
-    worse: float = 0.002
-    """Iterated local search goes on from a descent that ends so much above its best."""
-    kicked: float = 0.03
-    """Share of the groups that are moved at random to begin a new descent."""
-
-
-DESCENT = DescentConfig()
+CLIMBING = {"random": 0.6, "swap": 0.1, "set": 0.15, "part": 0.15}
+"""Probability of each kind of move of hill climbing; iterated local search moves as annealing does."""
+WORSE = 0.002
+"""Iterated local search goes on from a descent that ends so much above its best."""
+KICKED = 0.03
+"""Share of the groups that are moved at random to begin a new descent."""
 
 
 def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
@@ -37,18 +24,18 @@ def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> 
 
     Ends early where no single move is left to try.
     """
-    LocalSearch(evaluator, start, DESCENT.mix, rng).run()
+    LocalSearch(evaluator, start, CLIMBING, rng).run()
 
 
 def iterate(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
     """Iterated local search: descend, move some groups or a module at random, descend again; keep the better."""
-    search = LocalSearch(evaluator, start, ANNEAL.mix, rng)
+    search = LocalSearch(evaluator, start, MIX, rng)
     groups, devices = evaluator.groups.num_groups, evaluator.problem.num_devices
-    patience = math.ceil(DESCENT.patience * groups * (devices - 1))
+    patience = groups * (devices - 1)  # as many proposals in a row without an improvement as there are single moves
     home, home_score = search.device.copy(), search.score
     while not evaluator.exhausted:
         search.run(patience=patience)
-        if search.score <= home_score * (1.0 + DESCENT.worse):
+        if search.score <= home_score * (1.0 + WORSE):
             home, home_score = search.device.copy(), search.score
         if not evaluator.exhausted:
             search.restart(_kicked(home, evaluator, rng))
@@ -63,7 +50,7 @@ def _kicked(device: np.ndarray, evaluator: Evaluator, rng: np.random.Generator) 
         together = rng.random() < 0.5
         kicked[members] = rng.integers(devices) if together else (kicked[members] + rng.integers(1, devices)) % devices
     else:
-        count = min(len(device), max(2, round(DESCENT.kicked * len(device))))
+        count = min(len(device), max(2, round(KICKED * len(device))))
         chosen = rng.choice(len(device), count, replace=False)
         kicked[chosen] = rng.integers(devices, size=count)
     return kicked

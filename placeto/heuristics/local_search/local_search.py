@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 
 import numba
@@ -21,36 +20,18 @@ from placeto.heuristics.local_search.neighbourhood import neighbourhood
 from placeto.simulator.chunks import Chunks
 from placeto.simulator.evaluator import Evaluator
 
-
-@dataclass(frozen=True)
-class LocalSearchConfig:
-    """What all local searches have in common."""
-
-    guide: float = 0.01
-    """Differences of the guide's estimates that matter, as a share of the makespan."""
-    temperature: float = 1e-3
-    """The temperature at first, as a share of the makespan; it is steered from there."""
-    memo: int = 1 << 16
-    """Placements remembered, a power of two; new ones overwrite old ones."""
-    largest_block: int = 12
-    """Groups of a connected block that moves together, at most."""
-    critical_sets: float = 0.8
-    """Share of the moves of sets that are of one with a critical group."""
-    windows: float = 0.5
-    """Share of the moves of sets that are of a window of it."""
-    known: int = 2000
-    """Proposals in a row that need no simulation, after which one is accepted whatever it costs."""
-    near: float = 0.5
-    """Share of the new devices, among many, that are a neighbour's."""
-    steer: float = 0.1
-    """How fast the temperature follows the share of accepted proposals."""
-    chunk: int = 1000
-    """Simulations between two looks at the clock, at most."""
-    ahead: int = 8
-    """Proposals that are made ahead for each thread, where there are several."""
-
-
-LOCAL_SEARCH = LocalSearchConfig()
+GUIDE = 0.01
+"""Differences of the guide's estimates that matter, as a share of the makespan."""
+TEMPERATURE = 1e-3
+"""The temperature at first, as a share of the makespan; it is steered from there."""
+MEMO = 1 << 16
+"""Placements remembered, a power of two; new ones overwrite old ones."""
+KNOWN = 2000
+"""Proposals in a row that need no simulation, after which one is accepted whatever it costs."""
+CHUNK = 1000
+"""Simulations between two looks at the clock, at most."""
+AHEAD = 8
+"""Proposals that are made ahead for each thread, where there are several: 2, 4 and 16 are level."""
 
 
 class LocalSearch:
@@ -74,12 +55,7 @@ class LocalSearch:
         self.evaluator = evaluator
         self.near = neighbourhood(problem, evaluator.groups)
         chances = np.cumsum([mix.get(move, 0.0) for move in MOVES])
-        own = LOCAL_SEARCH
-        guide = own.guide if mix.get("guided") else 0.0
-        mixed = chances / chances[-1]
-        self.rules = Rules(
-            mixed, guide, own.largest_block, own.critical_sets, own.windows, own.known, own.near, own.steer
-        )
+        self.rules = Rules(chances / chances[-1], GUIDE if mix.get("guided") else 0.0, KNOWN)
         self.state = State(
             placement=np.zeros(problem.num_ops, np.int64),
             device=np.zeros(groups, np.int64),
@@ -92,20 +68,20 @@ class LocalSearch:
             num_pairs=np.zeros(1, np.int64),
             salt=rng.integers(1, 2**64, (groups, devices), np.uint64),
             hash=np.zeros(1, np.uint64),
-            seen=np.zeros(own.memo, np.uint64),
-            bound=np.zeros(own.memo),
+            seen=np.zeros(MEMO, np.uint64),
+            bound=np.zeros(MEMO),
             temperature=np.zeros(1),
             counter=rng.integers(2**64, size=1, dtype=np.uint64),
         )
         self._threads = numba.get_num_threads()
-        self._batch = new_batch(own.ahead * self._threads if self._threads > 1 else 1, groups)
+        self._batch = new_batch(AHEAD * self._threads if self._threads > 1 else 1, groups)
         self._crew = new_crew(self._threads, problem.arrays, groups, devices)
-        self._log = Log(np.empty(own.chunk, np.int64), np.empty(own.chunk), np.empty(own.chunk))
+        self._log = Log(np.empty(CHUNK, np.int64), np.empty(CHUNK), np.empty(CHUNK))
         if self._threads > 1:  # compiled here and now, not beside what comes after
             help_out(problem.arrays, self.near, self.state, self._batch, self._crew, 0, -1)
         self._chunks = Chunks()
         self.restart(start)
-        self.state.temperature[0] = own.temperature * self.score
+        self.state.temperature[0] = TEMPERATURE * self.score
 
     @property
     def device(self) -> np.ndarray:

@@ -19,6 +19,10 @@ places, one of them critical; a whole set; what a set has on one device; what it
 connected block on one device."""
 MANY = 8
 """Devices above which it matters which of them a group is offered."""
+LARGEST_BLOCK = 12
+"""Groups of a connected block that moves together, at most."""
+CRITICAL_SETS = 0.8
+"""Share of the moves of sets that are of one with a critical group."""
 GUIDED, CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
 
 
@@ -47,12 +51,7 @@ class Rules(NamedTuple):
 
     mix: np.ndarray  # (M,) cumulative probability of each kind of move; RANDOM must have some
     guide: float  # differences of the guide's estimates that matter, as a share of the makespan; 0 = without it
-    largest_block: int  # groups of a connected block that moves together, at most
-    critical_sets: float  # share of the moves of sets that are of one with a critical group
-    windows: float  # share of the moves of sets that are of a window of it
     known: int  # proposals in a row that need no simulation, after which one is accepted whatever it costs
-    near: float  # share of the new devices, among many, that are a neighbour's
-    steer: float  # how fast the temperature follows the share of accepted proposals
 
 
 @compiled(inner=True, nogil=True)
@@ -76,10 +75,10 @@ def _propose_guided(state: State, chosen: np.ndarray, target: np.ndarray) -> int
 
 
 @compiled(inner=True, nogil=True)
-def _elsewhere(near: Neighbourhood, state: State, rules: Rules, group: int, num_devices: int) -> int:
-    """Another device for a group: any, or of many, now and then, that of a group with which it exchanges tensors."""
+def _elsewhere(near: Neighbourhood, state: State, group: int, num_devices: int) -> int:
+    """Another device for a group: any, or of many, half of the time, that of one with which it exchanges tensors."""
     here, first, stop = state.device[group], near.near_ptr[group], near.near_ptr[group + 1]
-    if num_devices > MANY and stop > first and uniform(state.counter) < rules.near:
+    if num_devices > MANY and stop > first and uniform(state.counter) < 0.5:
         device = state.device[near.near[between(state.counter, first, stop)]]
         if device != here:
             return device
@@ -90,7 +89,6 @@ def _elsewhere(near: Neighbourhood, state: State, rules: Rules, group: int, num_
 def propose(
     near: Neighbourhood,
     state: State,
-    rules: Rules,
     kind: int,
     num_devices: int,
     marked: np.ndarray,
@@ -102,7 +100,7 @@ def propose(
     if kind == GUIDED:
         return _propose_guided(state, chosen, target)
     if kind in (SET, PART, EXCHANGE):
-        return _propose_set(near, state, rules, kind, num_devices, chosen, target)
+        return _propose_set(near, state, kind, num_devices, chosen, target)
     if kind == RANDOM or state.num_critical[0] == 0:
         group = between(state.counter, 0, num_groups)
     else:
@@ -115,11 +113,11 @@ def propose(
         chosen[0], target[0] = group, state.device[other]
         chosen[1], target[1] = other, here
         return 2
-    device = _elsewhere(near, state, rules, group, num_devices)
+    device = _elsewhere(near, state, group, num_devices)
     chosen[0] = group
     count = 1
     if kind == BLOCK:
-        size = between(state.counter, 2, rules.largest_block + 1)
+        size = between(state.counter, 2, LARGEST_BLOCK + 1)
         marked[group] = True
         head = 0
         while head < count and count < size:
@@ -139,7 +137,6 @@ def propose(
 def _propose_set(
     near: Neighbourhood,
     state: State,
-    rules: Rules,
     kind: int,
     num_devices: int,
     chosen: np.ndarray,
@@ -150,7 +147,7 @@ def _propose_set(
     if num_sets == 0:
         return 0
     which, middle = between(state.counter, 0, num_sets), -1
-    if state.num_critical[0] > 0 and uniform(state.counter) < rules.critical_sets:
+    if state.num_critical[0] > 0 and uniform(state.counter) < CRITICAL_SETS:
         group = state.critical[between(state.counter, 0, state.num_critical[0])]
         if near.home_ptr[group + 1] > near.home_ptr[group]:
             entry = between(state.counter, near.home_ptr[group], near.home_ptr[group + 1])
@@ -160,7 +157,7 @@ def _propose_set(
         middle = between(state.counter, first, stop)
     source = state.device[near.sets[middle]]
     device = (source + 1 + between(state.counter, 0, num_devices - 1)) % num_devices
-    if uniform(state.counter) < rules.windows:
+    if uniform(state.counter) < 0.5:
         first = between(state.counter, first, middle + 1)
         stop = between(state.counter, middle + 1, stop + 1)
     count = 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,27 +14,19 @@ from placeto.problem.cluster.subclusters import halves, subclusters
 from placeto.problem.subproblem import on_devices
 from placeto.simulator.evaluator import Evaluator
 
-
-@dataclass(frozen=True)
-class PartConfig:
-    """What parts of the cluster get of the budget."""
-
-    on_starts: float = 0.15
-    """Share of it for placing on parts by rules, at most."""
-    on_search: float = 0.8
-    """Share of what is then left for a search on the part that the best placement so far is on."""
-    for_halves: int = 500
-    """Simulations below which no halves of equal devices are tried, but only what the links and kinds make."""
-
-
-PART = PartConfig()
+ON_STARTS = 0.15
+"""Share of the budget for placing on parts of the cluster by rules, at most."""
+ON_SEARCH = 0.8
+"""Share of what is then left for a search on the part that the best placement so far is on."""
+FOR_HALVES = 500
+"""Simulations below which no halves of equal devices are tried, but only what the links and kinds make."""
 
 
 def parts_to_try(evaluator: Evaluator) -> list[tuple[int, ...]]:
     """Parts of the cluster as `subclusters` makes them, and with a large budget halves, too."""
     cluster = evaluator.problem.cluster
     limited = evaluator.limit is not None or evaluator.seconds_limit is not None
-    large = limited and evaluator.expected >= PART.for_halves
+    large = limited and evaluator.expected >= FOR_HALVES
     return [*subclusters(cluster), *(halves(cluster) if large else ())]
 
 
@@ -46,7 +37,7 @@ def start_on_parts(evaluator: Evaluator, rules: Callable[[Evaluator], None], sec
     """
     problem = evaluator.problem
     parts = parts_to_try(evaluator)
-    with evaluator.limited_to(PART.on_starts):
+    with evaluator.limited_to(ON_STARTS):
         for devices in parts:
             if evaluator.exhausted or evaluator.seconds + seconds > (evaluator.seconds_limit or np.inf):
                 return
@@ -73,5 +64,5 @@ def on_best_part(evaluator: Evaluator) -> Iterator[Evaluator | None]:
         return
     devices = min(around, key=len)
     part = on_devices(evaluator.problem, devices)
-    with evaluator.limited_to(PART.on_search), evaluator.confined(part, devices) as inner:
+    with evaluator.limited_to(ON_SEARCH), evaluator.confined(part, devices) as inner:
         yield inner
