@@ -21,6 +21,9 @@ from numba.core.registry import CPUDispatcher
 _LARGE = 16_000  # bytes of LLVM code, from which on a kernel is large; 4,000 take as long to compile
 
 
+_MARK = " apart"  # at the end of the name of a large kernel's library in a file
+
+
 class Kernel(CPUDispatcher):
     """A kernel that others call where it is, if it is large."""
 
@@ -43,9 +46,14 @@ class Kernel(CPUDispatcher):
         library = compiled.library
         library._reload_init.update(compiled.reload_init or ())  # what was read from a file has forgotten it
         module, name = self.py_func.__module__, self.py_func.__qualname__
-        code = library._get_module_for_linking()
-        if _is_global(self.py_func) and len(code.as_bitcode()) > _LARGE:
+        read = library.name.endswith(_MARK)
+        if read or (
+            _is_global(self.py_func)
+            and not library._disable_inspection  # it was read, and isn't marked
+            and len(library._get_module_for_linking().as_bitcode()) > _LARGE
+        ):
             library.__class__ = _Apart
+            library.wrapper = compiled.fndesc.llvm_cpython_wrapper_name
             library._reload_init = {partial(_load, module, name, compiled.signature.args)}
 
 
@@ -85,13 +93,19 @@ _HASH = hash(Flags())
 class _Apart(JITCodeLibrary):
     """What was compiled of a large kernel."""
 
+    wrapper: str  # the name of what Python calls, if there is any
+
     def _get_module_for_linking(self) -> Any:
         """Nothing of it is copied into kernels that call it: they have declared the symbol."""
         return binding.parse_assembly(str(self._codegen._create_empty_module(self.name)))
 
     def serialize_using_object_code(self) -> Any:
-        """As numba keeps it in a file, with all of its code."""
-        return self.name, "object", (self._get_compiled_object(), super()._get_module_for_linking().as_bitcode())
+        """As numba keeps it in a file, without LLVM's code: it is read for the names of what Python calls alone."""
+        names = str(self._codegen._create_empty_module(self.name))
+        if self._codegen._engine.is_symbol_defined(self.wrapper):
+            names += f'define void @"{self.wrapper}"() {{ unreachable }}\n'
+        code = binding.parse_assembly(names).as_bitcode()
+        return f"{self.name}{_MARK}", "object", (self._get_compiled_object(), code)
 
 
 def _is_global(function: Callable[..., Any]) -> bool:
