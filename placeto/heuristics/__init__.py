@@ -21,7 +21,7 @@ from placeto.heuristics.local_search.starts import DEFAULT_SIMULATIONS, Method, 
 from placeto.heuristics.naive import try_fastest, try_random, try_roundrobin, try_single
 from placeto.heuristics.partition import try_expert, try_metis
 from placeto.heuristics.plans import try_all_plans, try_even_plans
-from placeto.heuristics.repair import repair
+from placeto.heuristics.repair import repair as make_fit
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.warming import warm_up
@@ -69,7 +69,7 @@ def _placer(name: str, rule: Rule, sentence: str | None, repairs: bool) -> Calla
         evaluator = Evaluator(problem, None, simulations, seconds)
         rule(evaluator, seed)
         if repairs and not evaluator.best_fits:
-            repair(evaluator)
+            make_fit(evaluator)
         return replace(evaluator.result(), placer=name)
 
     place.__doc__ = sentence
