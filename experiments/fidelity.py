@@ -2,12 +2,12 @@
 
 python -m experiments.fidelity [--placements 40] [--seconds 20] [--out runs/fidelity]
 
-Training steps of six models are profiled alone on one core. Placements of each, by rules, by search, and with some or
-many groups of these moved by chance, are simulated with the profiled costs and run, in turns; what a turn of all has in
-common, such as the clock of that moment, is taken out. Noise is measured on the same runs: the median of every other
-run of a placement over the median of those between; of itself is the Spearman correlation of these two. Corrected:
-costs with the ops' times inside the fastest placement, as `placeto tune` takes them. Then each model as it is: one
-core, the best placement, eager with one and two threads.
+Training steps of eight models, two of them in micro-batches, are profiled alone on one core. Placements of each, by
+rules, by search, and with some or many groups of these moved by chance, are simulated with the profiled costs and run,
+in turns; what a turn of all has in common, such as the clock of that moment, is taken out. Noise is measured on the
+same runs: the median of every other run of a placement over the median of those between; of itself is the Spearman
+correlation of these two. Corrected: costs with the ops' times inside the fastest placement, as `placeto tune` takes
+them. Then each model as it is: one core, the best placement, eager with one and two threads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from experiments.command import command
-from experiments.profiling import steps
+from experiments.profiling import Words, steps
 from experiments.tables import markdown, publish, rule
+from placeto.heuristics.plans import num_micro_batches
 from placeto.placers import load_placer
 from placeto.problem.grouping import expand, group_ops
 from placeto.problem.problem import PlacementProblem
@@ -76,10 +77,31 @@ class Towers(nn.Module):
 
 
 def all_steps() -> list[RealStep]:
-    """Towers, and the models of `experiments.profiling`."""
+    """Towers, the models of `experiments.profiling`, and two models in four micro-batches."""
     torch.manual_seed(0)
     towers = real_training(Towers(), [torch.randn(256, 512)], lambda y: y.square().mean(), name="towers")
-    return [towers, *steps()]
+    return [towers, *steps(), *steps_in_micro_batches()]
+
+
+def steps_in_micro_batches() -> list[RealStep]:
+    """A transformer and an MLP whose batch is split into four."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
+    transformer = Words(nn.TransformerEncoder(layer, 4), 128)
+    words, following = torch.randint(1000, (2, 32, 64))
+    mlp = nn.Sequential(*(part for _ in range(8) for part in (nn.Linear(512, 512), nn.GELU())))
+    features, labels = torch.randn(512, 512), torch.randint(512, (512,))
+
+    def entropy(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, target.flatten())
+
+    return [
+        real_training(model, [inputs], entropy, targets=[targets], micro_batches=4, name=f"{name}, 4 micro-batches")
+        for name, model, inputs, targets in (
+            ("transformer", transformer, words, following),
+            ("MLP", mlp, features, labels),
+        )
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +148,8 @@ def placements(problem: PlacementProblem, count: int, seed: int) -> list[Placeme
     made = [load_placer("single")(problem), *(load_placer(name)(problem, seed=seed) for name in RULES)]
     made.append(load_placer("placeto")(problem, simulations=1000, seed=seed))
     made.append(load_placer("multilevel")(problem, simulations=300, seed=seed))
+    if num_micro_batches(problem.graph) > 1:
+        made.append(load_placer("pipeline")(problem, seed=seed))
     kept = list({result.placement.tobytes(): result for result in made}.values())
     starts = [result.placement[groups.first_op] for result in kept]
     seen, tries = {result.placement.tobytes() for result in kept}, 0
