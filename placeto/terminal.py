@@ -28,7 +28,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-COMPILING = "compiling the simulator, once after an installation or a change of the code: this takes a minute or two"
+COMPILING = "compiling the simulator, once after an installation or a change of the code: this takes about a minute"
 tells_of_compiling = False
 """Whether a command runs, which itself says that kernels are compiled."""
 on_compiling: list[Callable[[], None]] = []
