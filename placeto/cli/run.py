@@ -76,10 +76,16 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
     from placeto.cli.report import PlacedArguments, simulate_file
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
     from placeto.formats.placement import load_placement
+    from placeto.formats.plan import load_plan
     from placeto.runtime.devices import open_devices
     from placeto.runtime.torchrun import torchrun
 
-    options, cluster = arguments.options, arguments.cluster or load_placement(plan).cluster
+    options, cluster, way = arguments.options, arguments.cluster or load_placement(plan).cluster, load_plan(plan)
+    if way is not None and way.micro_batches == 1:
+        raise UsageError(
+            f"{plan}: the best way is {way.kind}, run by {way.run_by}, and no pipeline of micro-batches: run it so, or "
+            "make a pipeline with `placeto place --placer torch-pipeline --micro-batches 4 -o`"
+        )
     if cluster is None:
         raise UsageError(f"{plan} doesn't say for which cluster it is: give --cluster")
     devices = open_devices([name.strip() for name in arguments.devices.split(",") if name.strip()])

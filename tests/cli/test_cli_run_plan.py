@@ -47,3 +47,11 @@ def test_mistakes_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None
     assert "the placement is for another graph" in fails(capsys, *other)
     whole = ("run", "net.py:net", *RUN[4:])
     assert "the placement is for another graph" in fails(capsys, *whole)
+
+
+def test_a_plan_without_micro_batches_is_no_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = ("--micro-batches", "1")
+    assert run("plan", "net.py:net", "--cluster", "2xcpu-core", *whole, "-o", "whole.json") == 0
+    capsys.readouterr()
+    message = fails(capsys, "run", "net.py:net", "--plan", "whole.json", "--devices", "cpu:0,cpu:1")
+    assert re.search(r"whole\.json: the best way is [\w ]+, run by [\w ]+, and no pipeline of micro-batches", message)
