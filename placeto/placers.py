@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -65,8 +66,11 @@ def placer_names() -> dict[str, str]:
     return sentences | LEARNED | {name: policy.sentence for name, policy in external_policies().items()}
 
 
-def load_placer(name_or_checkpoint: str | Path) -> Placer:
+def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[str] = False) -> Placer:
     """A placer by its name, or a learned one from a checkpoint or a run directory.
+
+    With `whole_modules` it keeps each block of a model on one device, as `placeto.place` does; paths are further
+    modules.
 
     The name of a learned placer means the checkpoint in the package, if there is one. Its seconds
     begin when its kernels are compiled and loaded, at its first call with a budget of seconds.
@@ -79,6 +83,8 @@ def load_placer(name_or_checkpoint: str | Path) -> Placer:
     from placeto.heuristics import HEURISTICS
     from placeto.policies.external import policy_names
 
+    if whole_modules is not False:
+        return keeping_modules(load_placer(name_or_checkpoint), () if whole_modules is True else tuple(whole_modules))
     name, learned = str(name_or_checkpoint), policy_names()
     if not name.strip():
         raise LoadError(f"the name of a placer is empty; placers: {', '.join([*HEURISTICS, *learned])}")
@@ -95,6 +101,26 @@ def load_placer(name_or_checkpoint: str | Path) -> Placer:
         return _load_learned(name)[1]
     known = ", ".join([*HEURISTICS, *learned])
     raise LoadError(f"no placer and no checkpoint is called {name!r}; placers: {known}")
+
+
+def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:
+    """A placer that keeps each block of a model, or else each module, on one device, and `undivided` modules as well.
+
+    When called it raises an ExportError if a graph has no modules, or not those.
+    """
+
+    def place(
+        problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
+    ) -> PlacementResult:
+        from placeto.formats.exports import whole_modules
+        from placeto.problem.problem import PlacementProblem
+
+        graph = whole_modules(problem.graph, undivided)
+        whole = PlacementProblem(graph, problem.cluster, problem.costs, problem.dispatch)
+        result = placer(whole, simulations=simulations, seconds=seconds, seed=seed)
+        return replace(result, problem=problem.under(result.problem.dispatch))
+
+    return place
 
 
 def zero_shot(placer: Placer, problem: PlacementProblem, seed: int = 0) -> PlacementResult:

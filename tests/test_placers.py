@@ -7,7 +7,6 @@ import pytest
 from placeto.formats.exports import whole_modules
 from placeto.formats.exports.units import ExportError
 from placeto.placers import load_placer, resolve_graph
-from placeto.placing import place
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -19,7 +18,6 @@ import sys
 from numba.core.dispatcher import Dispatcher
 
 from placeto.placers import load_placer, resolve_graph
-from placeto.placing import place
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
@@ -58,7 +56,8 @@ def test_placers_keep_modules_whole_where_asked() -> None:
     problem = PlacementProblem(graph, load_cluster("4xv100"))
     unit = whole_modules(graph).colocation
     for name in ("etf", "multilevel"):
-        result = place(graph, cluster="4xv100", whole_modules=True, placer=name, simulations=60)
+        result = load_placer(name, whole_modules=True)(problem, simulations=60)
+        assert result.problem is problem
         assert all(len(set(result.placement[unit == one])) == 1 for one in np.unique(unit[unit >= 0]))
         assert simulate(problem, result.placement, order=result.order).makespan_us == result.makespan_us
     free = load_placer("etf")(problem)
@@ -67,4 +66,4 @@ def test_placers_keep_modules_whole_where_asked() -> None:
 
 def test_whole_modules_of_a_graph_without_modules_are_refused() -> None:
     with pytest.raises(ExportError, match="module"):
-        place(fork_of_chains(2, 2).graph, cluster="2xv100", whole_modules=True, placer="etf")
+        load_placer("etf", whole_modules=True)(fork_of_chains(2, 2))

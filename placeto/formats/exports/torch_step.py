@@ -15,7 +15,7 @@ Legend: N ops, T tensors, S stages, R replicas, D devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,7 @@ from placeto.formats.exports.torch_stages import TorchStages
 from placeto.problem.costs.profiled import Fit
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.gradient_sums import GRADIENT, gradient_sums
-from placeto.problem.graph.labels import NO_MICRO_BATCH
+from placeto.problem.graph.gradient_sums import GRADIENT, contributions, gradient_sums, of_no_micro_batch
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule, simulate
@@ -48,26 +47,6 @@ def torch_step(schedule: Schedule, stages: TorchStages, kinds: Sequence[str]) ->
         kinds: (N,) of each op F, I, W or B, "" of what is in no chunk.
     """
     return _Step(schedule, stages, kinds).made()
-
-
-def of_no_micro_batch(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, parameters and what is made of them alone, such as copies in 16 bits."""
-    found = graph.micro_batches == NO_MICRO_BATCH
-    first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
-    for op in graph.topological_order.tolist():
-        found[op] &= bool(found[graph.edge_src[first[op] : first[op + 1]]].all())
-    return found
-
-
-def contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:
-    """The op at the home of each gradient, with each of the tensors that are added up to it."""
-    sums = gradient_sums(graph)
-    for number, home in enumerate(sums.home.tolist()):
-        for tensor in sums.tensor[sums.ptr[number] : sums.ptr[number + 1]].tolist():
-            yield home, tensor
-    for edge, op in enumerate(graph.edge_dst.tolist()):
-        if graph.op_types[op] == GRADIENT and op not in sums.home:
-            yield op, int(graph.edge_tensor[edge])
 
 
 def share(size: int, number: int, count: int) -> int:

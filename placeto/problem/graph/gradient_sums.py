@@ -9,6 +9,7 @@ Legend: N ops, E edges, S sums, C contributions to all of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -64,6 +65,26 @@ def gradient_sums(graph: ComputationGraph) -> GradientSums:
             ptr.append(len(tensor))
     arrays = (np.array(values, np.int64) for values in (homes, ptr, tensor, addition))
     return GradientSums(*arrays)
+
+
+def of_no_micro_batch(graph: ComputationGraph) -> np.ndarray:
+    """(N,) bool, parameters and what is made of them alone, such as copies in 16 bits."""
+    found = graph.micro_batches == NO_MICRO_BATCH
+    first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
+    for op in graph.topological_order.tolist():
+        found[op] &= bool(found[graph.edge_src[first[op] : first[op + 1]]].all())
+    return found
+
+
+def contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:
+    """The op at the home of each gradient, with each of the tensors that are added up to it."""
+    sums = gradient_sums(graph)
+    for number, home in enumerate(sums.home.tolist()):
+        for tensor in sums.tensor[sums.ptr[number] : sums.ptr[number + 1]].tolist():
+            yield home, tensor
+    for edge, op in enumerate(graph.edge_dst.tolist()):
+        if graph.op_types[op] == GRADIENT and op not in sums.home:
+            yield op, int(graph.edge_tensor[edge])
 
 
 def _adds(graph: ComputationGraph, op: int, first: np.ndarray) -> bool:
