@@ -26,6 +26,7 @@ def test_table_by_hand() -> None:
     end = one | {TRAINED: np.array([[0.5, 0.8], [0.3, 0.4]]), OWN: np.array([[0.45]]), "expert": np.array([[0.6, 0.8]])}
     line = table({("nmt", "4xk80"): (end, {TRAINED: end[TRAINED], RANDOMLY: one[RANDOMLY]})})[2]
     assert line[:3] == ["nmt, 4xk80", "0.500 ± 0.212", "0.500 ± 0.212"]
+    assert line[9:12] == ["-0.300 ± 0.200", "-0.200 ± 0.000", "-0.300 ± 0.200"]
     assert line[-2:] == ["75 %", "0.450; there the family's 0.400 ± 0.141"]
 
 
