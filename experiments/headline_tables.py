@@ -19,7 +19,7 @@ from experiments.headline_placers import (
     UNSEEN,
     ZERO_SHOT,
 )
-from experiments.tables import Table, rule
+from experiments.tables import Table, mean_and_spread, rule
 from experiments.trajectories import Trajectory
 
 Place = tuple[str, str]  # graph, cluster
@@ -71,21 +71,25 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def makespans(runs: Runs, cluster: str) -> Table:
-    """A line for each placer, a column for each graph on the cluster: makespan / expert, and the geometric mean."""
+    """A line for each placer, a column for each graph on the cluster: makespan / expert, a mean over seeds.
+
+    The last column is the geometric mean over the graphs: its mean over seeds, ± its standard deviation.
+    """
     places = [place for place in runs if place[1] == cluster]
     lines = _head([place[0] for place in places], "geometric mean")
     for placer in PLACERS:
         values = [_to_expert(runs[place], placer) for place in places]
-        known = [value for value in values if value is not None]
-        mean = f"{geometric_mean(known):.3f}" if known and len(known) == len(values) else ""
-        lines.append([placer, *("" if value is None else f"{value:.3f}" for value in values), mean])
+        of_seeds = [geometric_mean(of_seed) for of_seed in zip(*values, strict=False)]  # seeds that all graphs have
+        mean = mean_and_spread(of_seeds, ".3f") if of_seeds else ""
+        lines.append([placer, *(f"{np.mean(value):.3f}" if value else "" for value in values), mean])
     return lines
 
 
-def _to_expert(runs: Mapping[str, Sequence[Trajectory]], placer: str) -> float | None:
+def _to_expert(runs: Mapping[str, Sequence[Trajectory]], placer: str) -> list[float]:
+    """Of each seed; nothing if a placer is missing."""
     if placer not in runs or "expert" not in runs:
-        return None
-    return mean_us(runs[placer]) / mean_us(runs["expert"])
+        return []
+    return [one.best_us / mean_us(runs["expert"]) for one in runs[placer]]
 
 
 def until(runs: Runs, cluster: str, names: Sequence[str]) -> Table:

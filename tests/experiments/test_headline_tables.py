@@ -60,6 +60,11 @@ def test_makespans_by_hand() -> None:
     assert len(table) == 2 + len(PLACERS)
 
 
+def test_the_mean_over_graphs_has_its_spread_over_seeds() -> None:
+    one_graph = {place: runs for place, runs in RUNS.items() if place[0] == "nmt:test:0"}
+    assert line(makespans(one_graph, "4xv100"), POLICY) == [POLICY, "0.488", "0.488 ± 0.033"], "0.45, 0.505 and 0.51"
+
+
 def test_until_by_hand() -> None:
     table = until(RUNS, "4xv100", COLOCRL)
     assert line(table, POLICY)[1:] == ["10; 0.7 s", "", "0 of 1"]
