@@ -155,3 +155,26 @@ def test_plans_for_torch_are_those_with_equal_replicas() -> None:
     assert Plan(((0, 1), (2, 3)), (2,), 5).even(problem)
     assert not Plan(((0,), (1, 2, 3)), (2,), 5).even(problem)
     assert not Plan(((0, 1, 2),), (), 5).even(problem)  # 4 micro-batches
+
+
+class Weighted(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return (y * self.weight).square().mean()
+
+
+def test_a_loss_that_is_trained_is_refused() -> None:
+    x, loss = torch.empty(32, WIDTH), Weighted()
+    for trained in (False, True):
+        loss.weight.requires_grad_(trained)
+        graph = capture_training(chain(), [x], loss, name="model", micro_batches=4)
+        if not trained:
+            assert torch_stages(planned(graph, [(0,), (1,)])).devices == ((0, 1),)
+            continue
+        with pytest.raises(ExportError, match=r"the loss reads the trained parameter .*weight"):
+            torch_stages(planned(graph, [(0,), (1,)]))

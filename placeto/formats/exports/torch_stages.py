@@ -230,6 +230,11 @@ def _check(graph: ComputationGraph, stage: np.ndarray) -> None:
         pending = [op]
         while pending:
             for user in users.get(pending.pop(), []):
+                if forward[user] and graph.modules[user] == LOSS and graph.trained_bytes[op]:
+                    raise ExportError(
+                        f"{name}: the loss reads the trained parameter {graph.op_names[op]}; torch trains those that "
+                        "the stages read: read it in the model's last module"
+                    )
                 if forward[user]:
                     found.setdefault(int(stage[user]), graph.modules[user] or "the model itself")
                 elif graph.micro_batches[user] == NO_MICRO_BATCH and graph.passes[user] == "forward":
