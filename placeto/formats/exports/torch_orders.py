@@ -38,9 +38,19 @@ class TorchOrder:
     schedule: Schedule  # the placement with ops in the order of the chunks
     moved: float  # share of the time that torch computes elsewhere than where it is placed
 
+    def micro_batches(self, stages: TorchStages, replica: int) -> tuple[int, ...]:
+        """(M / R,) the micro-batches of a replica, in the order in which its last stage runs them forward.
+
+        torch (2.13) keeps the losses in a list, in the order in which they are computed, and takes the loss of
+        micro-batch i from place i.
+        """
+        own, last = set(stages.micro_batches[replica]), len(stages.devices[replica]) - 1
+        chunks = self.chunks[stages.devices[replica][last]]
+        return tuple(of for stage, kind, of in chunks if (stage, kind) == (last, "F") and of in own)
+
     def rows(self, stages: TorchStages, replica: int) -> list[list[str]]:
-        """(P, ...) the cells of the CSV file of a replica: a row a rank, whose micro-batches count from 0."""
-        number = {micro_batch: place for place, micro_batch in enumerate(stages.micro_batches[replica])}
+        """(P, ...) the cells of the CSV file of a replica: a row a rank; micro-batches are told by their place."""
+        number = {micro_batch: place for place, micro_batch in enumerate(self.micro_batches(stages, replica))}
         return [
             [f"{stage}{kind}{number[micro_batch]}" for stage, kind, micro_batch in self.chunks[device]]
             for device in stages.ranks[replica]
