@@ -24,7 +24,7 @@ from placeto.formats.exports.torch_step import torch_step
 from placeto.problem.graph.labels import BACKWARD_PASSES
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import Schedule, simulate
-from tests.formats.torch_toys import captured, chain, planned
+from tests.formats.torch_toys import WIDTH, captured, chain, planned
 
 GRAPH = captured(chain())
 PLANS = {
@@ -103,6 +103,21 @@ def test_micro_batches_are_numbered_as_the_last_stage_runs_them() -> None:
     made = torch_order(turned, stages)
     assert made.micro_batches(stages, 0) == (3, 2, 1, 0)
     assert [cell for cell in made.rows(stages, 0)[1] if "F" in cell] == ["1F0", "1F1", "1F2", "1F3"]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_each_stage_has_a_backward_pass(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    model[0].requires_grad_(False)
+    schedule = planned(captured(model), [(0,), (1,), (2,), (3,)])
+    assert torch_stages(schedule).modules == (("0",), ("1",), ("2",), ("3",))
+    rows = cells(schedule)
+    kinds = [{cell[1] for cell in row} for row in rows]
+    assert kinds == [{"F", "B"}, {"F", "B"}, {"F", "B"}, {"F", "I", "W"}]  # 0 trains nothing, 2 has no weights
+    path = tmp_path / "schedule.csv"
+    path.write_text("".join(",".join(row) + "\n" for row in rows))
+    read = _read(path, 4, 4, 4)  # raises where a stage has no backward pass, or not as many W as I
+    assert [[str(action) for action in read.pipeline_order[rank]] for rank in range(4)] == rows
 
 
 def _read(path: Path, ranks: int, stages: int, micro_batches: int) -> _PipelineScheduleRuntime:
