@@ -18,6 +18,7 @@ from placeto.capture.arguments import Inputs, plain
 from placeto.capture.errors import CaptureError
 from placeto.capture.labels import Label
 from placeto.capture.repetition import repeat
+from placeto.problem.graph.labels import NO_MICRO_BATCH
 
 TRACED = 2  # micro-batches, of which the second must do the same as the first to be copied
 HOME = "gradient of"
@@ -119,15 +120,20 @@ def accumulated(graph: Graph, parts: Sequence[Sequence[Any]], trained: Sequence[
     return totals
 
 
-def joined(graph: Graph, parts: Sequence[Sequence[Any]], length: int) -> list[Any]:
+def joined(graph: Graph, parts: Sequence[Sequence[Any]], length: int, name: str) -> list[Any]:
     """What the whole batch would give, from what its parts do: tensors as long as a part are joined.
 
     Args:
         graph: new nodes go into it.
         parts: the outputs of each part.
         length: the length of the batch.
+        name: of the module, for messages.
+
+    Raises:
+        CaptureError: another tensor depends on the batch, such as a mean.
     """
     output = next(iter(reversed(graph.nodes)))
+    of_batch = _of_batch(graph)
     whole: list[Any] = []
     for leaves in zip(*parts, strict=True):
         layout = leaves[0].meta["val"]
@@ -136,9 +142,26 @@ def joined(graph: Graph, parts: Sequence[Sequence[Any]], length: int) -> list[An
                 node = graph.call_function(aten.cat.default, (list(leaves),))
             node.meta |= {"val": torch.cat([leaf.meta["val"] for leaf in leaves]), "label": Label()}
             whole.append(node)
+        elif leaves[0] in of_batch:
+            raise CaptureError(
+                f"{name}: the module returns a tensor of shape {tuple(layout.shape)} for each micro-batch of "
+                f"{length // len(parts)}, which can't be joined: return one row for each sample, or use "
+                "micro_batches=1"
+            )
         else:
             whole.append(leaves[0])
     return whole
+
+
+def _of_batch(graph: Graph) -> set[Node]:
+    """The nodes that depend on the part of the batch that a micro-batch is given."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        label = node.meta.get("label", Label())
+        split = node.target is aten.split.Tensor and label.micro_batch == NO_MICRO_BATCH
+        if split or any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _sum(graph: Graph, values: Sequence[Node], backward: bool) -> Node:

@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from placeto.capture.arguments import plain
+from placeto.capture.arguments import call_module, plain
+from placeto.capture.batch_dimension import check_sequences, sequence_first
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
 from placeto.capture.dtypes import onednn
@@ -160,6 +161,21 @@ def capture_step(
         with torch.enable_grad(), labels.following(module):
             return record(flat, leaves, labels)
 
+    def check_layers() -> None:
+        layers = sequence_first(module) if micro_batches > 1 else {}
+        if not layers:
+            return
+
+        def both(arguments: Any, extra: Any) -> list[Tensor | None]:
+            one, _ = split_batch(arguments, extra, micro_batches)[0]
+            check_sequences(layers, lambda: call_module(module, arguments), lambda: call_module(module, one), name)
+            return []
+
+        params, buffers, *given = values()
+        probe = Whole(module, both, others, name)
+        torch.func.functional_call(probe, {**params, **buffers}, tuple(closed(given)))
+        state.restore()
+
     def again() -> Signature:
         with tracing():
             return Signature.of(recorded(*tree_flatten(values())), held)
@@ -167,12 +183,13 @@ def capture_step(
     def join(graph: Graph, outputs: list[list[Any]]) -> list[Any]:
         if mode == "training":
             return accumulated(graph, outputs, trained)
-        return joined(graph, outputs, batch_length(inputs, targets))
+        return joined(graph, outputs, batch_length(inputs, targets), name)
 
     state = Snapshot(whole)
     held = state.tensors()
     try:
         with tracing():
+            check_layers()
             for parts in dict.fromkeys((micro_batches if run else min(TRACED, micro_batches), micro_batches)):
                 traced = recorded(*tree_flatten(values()))
                 signature = Signature.of(traced, held)

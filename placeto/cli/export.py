@@ -170,7 +170,8 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
     say(f"pipeline     {folder}: stages {len(modules)}, replicas {len(devices)}, micro-batches {micro_batches}")
     for number, (own, at) in enumerate(zip(modules, zip(*devices, strict=True), strict=True)):
         where = ", ".join(names[device] for device in at)
-        say(f"stage {number:<6} {where}: {own[0]}{f' to {own[-1]}' if len(own) > 1 else ''}")
+        what = f"{own[0]}{f' to {own[-1]}' if len(own) > 1 else ''}" if own else "ops between modules"
+        say(f"stage {number:<6} {where}: {what}")
     whole, free = made.step.makespan_us, schedule.makespan_us
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
     say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")

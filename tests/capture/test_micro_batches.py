@@ -67,6 +67,18 @@ def test_inference_is_a_stream_of_requests() -> None:
         placeto.place(chain, [x], cluster="4xa100", micro_batches=5)
 
 
+def test_outputs_that_micro_batches_have_no_rows_of_are_refused() -> None:
+    class Summed(nn.Linear):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            y = super().forward(x)
+            return y, y.sum(dim=0)
+
+    message = r"a tensor of shape \(3,\) for each micro-batch of 4, which can't be joined: .* or use micro_batches=1"
+    with pytest.raises(CaptureError, match=message):
+        capture_inference(Summed(6, 3), [X], micro_batches=3)
+    capture_training(Summed(6, 3), [X], lambda made: made[0].mean(), micro_batches=3)
+
+
 def test_what_has_another_length_is_in_every_part() -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]

@@ -19,12 +19,12 @@ from torch.distributed.pipelining.schedules import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from placeto.formats.exports.torch_orders import in_whole_chunks, torch_order
-from placeto.formats.exports.torch_stages import TorchStages, torch_stages
+from placeto.formats.exports.torch_stages import TorchStages, _forward_ops, torch_stages
 from placeto.formats.exports.torch_step import torch_step
 from placeto.problem.graph.labels import BACKWARD_PASSES
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import Schedule, simulate
-from tests.formats.torch_toys import captured, chain, planned
+from tests.formats.torch_toys import WIDTH, captured, chain, planned
 
 GRAPH = captured(chain())
 PLANS = {
@@ -78,6 +78,9 @@ def test_torch_reads_what_is_exported(plan: str, order: str, tmp_path: Path) -> 
         path = tmp_path / "schedule.csv"
         with path.open("w", newline="") as file:
             csv.writer(file).writerows(rows)
+        last = f"{len(devices) - 1}F"
+        forward = [cell for row in rows for cell in row if cell.startswith(last)]
+        assert forward == [f"{last}{number}" for number in range(len(forward))]  # losses are found by this number
         read = _read(path, len(rows), len(devices), len(stages.micro_batches[replica]))
         rank = [stages.ranks[replica].index(device) for device in devices]
         assert [read.stage_index_to_group_rank[stage] for stage in range(len(rank))] == rank
@@ -87,6 +90,34 @@ def test_torch_reads_what_is_exported(plan: str, order: str, tmp_path: Path) -> 
             for row, actions in read.pipeline_order_with_comms.items()
         }
         _simulate_comms_compute(computed, rank.__getitem__, len(rank))  # raises where ranks wait for ever
+
+
+def test_micro_batches_are_numbered_as_the_last_stage_runs_them() -> None:
+    schedule = planned(GRAPH, PLANS["straight"])
+    started = schedule.order[schedule.order < GRAPH.num_ops]
+    forward = _forward_ops(GRAPH, 4)[::-1].ravel()  # the last micro-batch first
+    shared = [op for op in started if GRAPH.op_types[op] == "parameter"]
+    order = np.array([*shared, *forward, *started[~np.isin(started, [*shared, *forward])]])
+    turned = simulate(schedule.problem, schedule.placement, order=order)
+    stages = torch_stages(turned)
+    made = torch_order(turned, stages)
+    assert made.micro_batches(stages, 0) == (3, 2, 1, 0)
+    assert [cell for cell in made.rows(stages, 0)[1] if "F" in cell] == ["1F0", "1F1", "1F2", "1F3"]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_each_stage_has_a_backward_pass(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    model[0].requires_grad_(False)
+    schedule = planned(captured(model), [(0,), (1,), (2,), (3,)])
+    assert torch_stages(schedule).modules == (("0",), ("1",), ("2",), ("3",))
+    rows = cells(schedule)
+    kinds = [{cell[1] for cell in row} for row in rows]
+    assert kinds == [{"F", "B"}, {"F", "B"}, {"F", "B"}, {"F", "I", "W"}]  # 0 trains nothing, 2 has no weights
+    path = tmp_path / "schedule.csv"
+    path.write_text("".join(",".join(row) + "\n" for row in rows))
+    read = _read(path, 4, 4, 4)  # raises where a stage has no backward pass, or not as many W as I
+    assert [[str(action) for action in read.pipeline_order[rank]] for rank in range(4)] == rows
 
 
 def _read(path: Path, ranks: int, stages: int, micro_batches: int) -> _PipelineScheduleRuntime:

@@ -96,6 +96,20 @@ def test_inputs_of_all_kinds_are_taken_apart() -> None:
     assert torch_run.part([torch.ones(2)], rows, 4)[0].tolist() == [1.0, 1.0]
 
 
+def test_outputs_of_all_kinds_reach_the_loss() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"empty": None, "y": x + 1.0, "others": [x.argmax(), "name"], "n": 3}
+
+    x = torch.arange(4.0)
+    model = torch_run.OfTensors(Model(), [x])
+    y, place = tensors = model(x)
+    assert (y.tolist(), place.item()) == ([1.0, 2.0, 3.0, 4.0], 3)
+    assert model.output.whole(tensors) == {"empty": None, "y": y, "others": [place, "name"], "n": 3}
+    model = torch_run.OfTensors(nn.Identity(), [x])
+    assert model.output.whole(model(x)) is x
+
+
 @pytest.mark.parametrize("form", ["{}:make", "{}:make(2)", "{}:make(depth=2)"])
 def test_a_factory_is_found(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -132,6 +132,23 @@ def test_models_that_torch_cannot_cut_are_refused() -> None:
     assert len(torch_stages(planned(captured(Skip()), [(0,), (1,)])).splits) == 1
 
 
+def test_outputs_of_an_earlier_stage_are_refused() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.layers[1](self.layers[0](x))
+            return y, self.layers[3](self.layers[2](y))
+
+    graph = capture_training(
+        Both(), [torch.empty(32, WIDTH)], lambda both: (both[0] - both[1]).square().mean(), micro_batches=4
+    )
+    refused(planned(graph, [(0,), (1,)]), "layers.1/addmm of stage 0 is read by the loss; .* the last stage only")
+    assert torch_stages(planned(graph, [(0, 1)])).devices == ((0,), (1,))
+
+
 def test_a_model_that_computes_its_loss_is_refused() -> None:
     class WithLoss(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -155,3 +172,26 @@ def test_plans_for_torch_are_those_with_equal_replicas() -> None:
     assert Plan(((0, 1), (2, 3)), (2,), 5).even(problem)
     assert not Plan(((0,), (1, 2, 3)), (2,), 5).even(problem)
     assert not Plan(((0, 1, 2),), (), 5).even(problem)  # 4 micro-batches
+
+
+class Weighted(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return (y * self.weight).square().mean()
+
+
+def test_a_loss_that_is_trained_is_refused() -> None:
+    x, loss = torch.empty(32, WIDTH), Weighted()
+    for trained in (False, True):
+        loss.weight.requires_grad_(trained)
+        graph = capture_training(chain(), [x], loss, name="model", micro_batches=4)
+        if not trained:
+            assert torch_stages(planned(graph, [(0,), (1,)])).devices == ((0, 1),)
+            continue
+        with pytest.raises(ExportError, match=r"the loss reads the trained parameter .*weight"):
+            torch_stages(planned(graph, [(0,), (1,)]))

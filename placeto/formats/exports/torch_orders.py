@@ -2,7 +2,8 @@
 
 torch runs whole chunks: F, the forward pass of a stage for a micro-batch; I, the gradients that the stage before waits
 for; W, those of weights; or B, both at once. A device's list of ops becomes an order of chunks: F and W stand where the
-list begins them, I where it has computed the last of what is sent. The first stage has B for W: nobody waits for it.
+list begins them, I where it has computed the last of what is sent. The first stage has B for W: nobody waits for it. A
+stage without trained weights has B for I, or a B that computes nothing, since torch asks for a backward pass of each.
 Orders of all devices are parts of one order of all chunks, in which each comes after those that it needs, so that no
 device waits for ever.
 
@@ -38,9 +39,19 @@ class TorchOrder:
     schedule: Schedule  # the placement with ops in the order of the chunks
     moved: float  # share of the time that torch computes elsewhere than where it is placed
 
+    def micro_batches(self, stages: TorchStages, replica: int) -> tuple[int, ...]:
+        """(M / R,) the micro-batches of a replica, in the order in which its last stage runs them forward.
+
+        torch (2.13) keeps the losses in a list, in the order in which they are computed, and takes the loss of
+        micro-batch i from place i.
+        """
+        own, last = set(stages.micro_batches[replica]), len(stages.devices[replica]) - 1
+        chunks = self.chunks[stages.devices[replica][last]]
+        return tuple(of for stage, kind, of in chunks if (stage, kind) == (last, "F") and of in own)
+
     def rows(self, stages: TorchStages, replica: int) -> list[list[str]]:
-        """(P, ...) the cells of the CSV file of a replica: a row a rank, whose micro-batches count from 0."""
-        number = {micro_batch: place for place, micro_batch in enumerate(stages.micro_batches[replica])}
+        """(P, ...) the cells of the CSV file of a replica: a row a rank; micro-batches are told by their place."""
+        number = {micro_batch: place for place, micro_batch in enumerate(self.micro_batches(stages, replica))}
         return [
             [f"{stage}{kind}{number[micro_batch]}" for stage, kind, micro_batch in self.chunks[device]]
             for device in stages.ranks[replica]
@@ -73,9 +84,12 @@ def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) ->
     for op in base.order[base.order < problem.num_ops].tolist():
         if own[op]:
             members.setdefault((int(stage[op]), kind[op], int(of[op])), []).append(op)
+    for number, part, micro_batch in tuple(members):  # torch asks for a backward pass of each stage
+        if part == "F" and not any((number, other, micro_batch) in members for other in "BI"):
+            members[number, "B", micro_batch] = []
     lists: list[list[Chunk]] = [[] for _ in range(problem.num_devices)]
     for chunk in _ordered(base, members, sent):
-        lists[placement[members[chunk][0]]].append(chunk)
+        lists[stages.devices[replica[chunk[2]]][chunk[0]]].append(chunk)
     if alike:
         lists = _alike(lists, stages)
     return TorchOrder(tuple(map(tuple, lists)), tuple(kind), _simulated(base, lists, members, sent), moved)
@@ -129,16 +143,21 @@ def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray
     for op in np.flatnonzero(stage >= 0).tolist():
         chunk = (int(stage[op]), int(graph.micro_batches[op]))
         kind[op] = "F" if not backward[op] else "B" if chunk not in flows else "I" if needed[op] else "W"
+    weights = {(int(stage[op]), int(graph.micro_batches[op])) for op, part in enumerate(kind) if part == "W"}
+    for op in (op for op, part in enumerate(kind) if part == "I"):
+        if (int(stage[op]), int(graph.micro_batches[op])) not in weights:
+            kind[op] = "B"  # torch takes no I without a W
     return kind, sent
 
 
 def _ordered(schedule: Schedule, members: dict[Chunk, list[int]], sent: np.ndarray) -> list[Chunk]:
     """All chunks, each after those that it needs, earlier ones of the schedule first."""
     start, finish = schedule.start_us, schedule.finish_us
-    time = {
-        chunk: float(finish[[op for op in ops if sent[op]]].max() if chunk[1] == "I" else start[ops].min())
-        for chunk, ops in members.items()
-    }
+    time = dict.fromkeys(members, 0.0)
+    for chunk, ops in members.items():
+        gone = [op for op in ops if sent[op]]
+        if ops:
+            time[chunk] = float(finish[gone].max() if gone else start[ops].min())
     waits: dict[Chunk, int] = dict.fromkeys(members, 0)
     behind: dict[Chunk, list[Chunk]] = {chunk: [] for chunk in members}
     for chunk in members:

@@ -82,7 +82,7 @@ def save_torch_pipeline(
                 "schedule": name,
                 "ranks": [used.index(device) for device in ranks],
                 "stages": [used.index(device) for device in devices],
-                "micro_batches": list(stages.micro_batches[number]),
+                "micro_batches": list(made.order.micro_batches(stages, number)),
             }
         )
     plan = {

@@ -74,22 +74,47 @@ def find_loss(name: str) -> Callable[..., Any]:
     return {"sum": torch.sum, "mean": torch.mean}.get(name) or getattr(nn.functional, name)
 
 
+class Output:
+    """What a model returns, of which the stages give the tensors alone."""
+
+    def __init__(self) -> None:
+        self.leaves: list[Any] = []
+        self.places: list[int] = []  # of tensors among the leaves
+        self.spec: Any = None
+
+    def taken_apart(self, output: Any) -> Any:
+        """Its tensors in order; the tensor itself if there is one."""
+        leaves, self.spec = tree_flatten(output)
+        self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        tensors = tuple(leaves[place] for place in self.places)
+        return tensors[0] if len(tensors) == 1 else tensors
+
+    def whole(self, tensors: Any) -> Any:
+        """The output again, of its tensors."""
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, [tensors] if isinstance(tensors, Tensor) else tensors, strict=True):
+            leaves[place] = tensor
+        return tree_unflatten(leaves, self.spec)
+
+
 class OfTensors(nn.Module):
-    """A model that takes the tensors of its inputs one by one, and the rest of them as it was in the first batch."""
+    """A model that takes and gives tensors one by one; the rest of its inputs is as it was in the first batch."""
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.output = model, Output()
         self.leaves, self.spec = tree_flatten(inputs if isinstance(inputs, Tensor | Mapping) else tuple(inputs))
 
     def forward(self, *tensors: Tensor) -> Any:
-        """What the model gives."""
+        """The tensors that the model gives."""
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         inputs = tree_unflatten(leaves, self.spec)
         if isinstance(inputs, Tensor):
-            return self.model(inputs)
-        return self.model(**inputs) if isinstance(inputs, Mapping) else self.model(*inputs)
+            return self.output.taken_apart(self.model(inputs))
+        made = self.model(**inputs) if isinstance(inputs, Mapping) else self.model(*inputs)
+        return self.output.taken_apart(made)
 
 
 def tensors_of(inputs: Any) -> list[Tensor]:
@@ -184,12 +209,13 @@ def main() -> None:
     stages = [
         cut.build_stage(stage, device, of_replica[number]) for stage, at in enumerate(mine["stages"]) if at == rank
     ]
+    returned = model.output
     del cut, model, module
     now: dict[str, Any] = {}
 
     def loss_of(output: Any, rows: Tensor) -> Tensor:
         """Of a micro-batch; torch passes on the numbers of its rows in place of targets."""
-        return loss(output, *part(now["targets"], rows, length))
+        return loss(returned.whole(output), *part(now["targets"], rows, length))
 
     batched = [leaf.dim() > 0 and len(leaf) == length for leaf in tensors_of(inputs)]
     schedule = _PipelineScheduleRuntime(
@@ -203,14 +229,15 @@ def main() -> None:
     for stage in stages:
         stage.submod.register_forward_hook(copied)
     trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]
-    optimizer = getattr(torch.optim, given.optimizer)(trained, lr=given.lr)
+    optimizer = getattr(torch.optim, given.optimizer)(trained, lr=given.lr) if trained else None
     beside = getattr(torch.optim, given.optimizer)(whole.parameters(), lr=given.lr) if whole else None
     rows = torch.cat([torch.arange(of * size, (of + 1) * size) for of in mine["micro_batches"]])
 
     for step, (batch, wanted) in zip(range(given.steps), batches(inputs, targets), strict=False):
         start = time.perf_counter()
         now["targets"] = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tuple(wanted))
-        optimizer.zero_grad()
+        if optimizer is not None:
+            optimizer.zero_grad()
         losses: list[Tensor] = []
         first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
         args = [leaf.to(device) for leaf in tensors_of(part(batch, rows, length))] if first else []
@@ -238,7 +265,8 @@ def main() -> None:
             beside.step()
         if last and rank == plan["replicas"][0]["stages"][-1]:
             print(text, flush=True)
-        optimizer.step()
+        if optimizer is not None:
+            optimizer.step()
     dist.barrier()
     dist.destroy_process_group()
 
@@ -254,7 +282,7 @@ def compare(
     for rows in torch.arange(length).chunk(count):
         model = OfTensors(whole, inputs)
         output = model(*(leaf.to(device) for leaf in tensors_of(part(inputs, rows, length))))
-        value = loss(output, *part(targets, rows, length))
+        value = loss(model.output.whole(output), *part(targets, rows, length))
         value.backward()
         total += value.item()
     for parameter in whole.parameters():

@@ -218,6 +218,11 @@ def _check(graph: ComputationGraph, stage: np.ndarray) -> None:
                 f"{name}: {one} of stage {stage[src]} is read by {other} of stage {stage[dst]}; torch sends to the "
                 "next stage only: pass it on through the modules between, or place on fewer devices"
             )
+        if forward[src] and forward[dst] and graph.modules[dst] == LOSS and stage[src] < stage[dst]:
+            raise ExportError(
+                f"{name}: {graph.op_names[src]} of stage {stage[src]} is read by the loss; torch takes the output from "
+                "the last stage only: pass it on through the modules behind, or place on fewer devices"
+            )
     for op in np.flatnonzero(forward).tolist():
         if graph.module_inputs[op] and stage[op] > 0 and graph.modules[op] != LOSS:
             raise ExportError(
@@ -230,6 +235,11 @@ def _check(graph: ComputationGraph, stage: np.ndarray) -> None:
         pending = [op]
         while pending:
             for user in users.get(pending.pop(), []):
+                if forward[user] and graph.modules[user] == LOSS and graph.trained_bytes[op]:
+                    raise ExportError(
+                        f"{name}: the loss reads the trained parameter {graph.op_names[op]}; torch trains those that "
+                        "the stages read: read it in the model's last module"
+                    )
                 if forward[user]:
                     found.setdefault(int(stage[user]), graph.modules[user] or "the model itself")
                 elif graph.micro_batches[user] == NO_MICRO_BATCH and graph.passes[user] == "forward":
