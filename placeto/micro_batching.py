@@ -72,7 +72,7 @@ def place_in_best(
     if simulations is not None and simulations < LEAST * len(problems):
         raise MicroBatchingError(
             f"{simulations} simulations are too few to compare {len(problems)} numbers of micro-batches: "
-            f"give at least {LEAST * len(problems)}, or a number"
+            f"give at least {LEAST * len(problems)}, or say how many micro-batches to use"
         )
     share, spent, took = _FIRST / len(problems), 0, 0.0
     first: dict[int, PlacementResult] = {}

@@ -89,8 +89,8 @@ def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
     for stage, ((first, end), own) in enumerate(zip(made.stages, on_cpu, strict=True)):
         if own and stage:
             raise ExportError(
-                f"{_name(made)}: {cluster.device_names[devices[stage]]} has layers {first} to {end - 1}; llama.cpp has "
-                "the first layers on the CPU: place it so, or on GPUs alone"
+                f"{_name(made)}: {cluster.device_names[devices[stage]]} has layers {first} to {end - 1}; llama.cpp can "
+                "have only the first layers on the CPU: place them there, or place all on GPUs"
             )
         if not slots[stage]:
             raise ExportError(_no_layers(made, stage, "llama.cpp"))
