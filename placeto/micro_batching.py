@@ -1,7 +1,7 @@
-"""Into how many micro-batches a step is split best: it is placed in several numbers of them, then in the best again.
+"""Finds the best number of micro-batches: the step is placed in several numbers of them, then in the best one again.
 
-More micro-batches let more devices of a pipeline work at the same time, and fewer keep ops large: which number is best
-depends on the model, the batch, the cluster and the placement, so that nothing but placing tells.
+With more micro-batches, more devices of a pipeline can work at the same time. With fewer, ops stay large. Which number
+is best depends on the model, the batch, the cluster and the placement. So the only way to know it is to place the step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sweeps of a trained policy: its most likely moves from a placement are tried, and kept where they do no harm.
+"""Sweeps of a trained policy: the moves that it scores highest are simulated, and kept unless they hurt.
 
-Groups that the placement has on one device are joined as well, see `placeto.policies.nesting`, so that the policy can
-move many at once.
+A move hurts if it ends more than a tolerance above the best makespan so far. Groups that the placement has on one
+device are also joined (`placeto.policies.nesting`), so that the policy can move many at once.
 
 Legend: G groups, D devices, C clusters of groups.
 """

@@ -1,4 +1,4 @@
-"""What Megatron-LM, vLLM, llama.cpp and exo are told so that each device gets the layers that a placement gives it.
+"""The arguments with which Megatron-LM, vLLM, llama.cpp and exo give each device the layers that a placement gives it.
 
 - Megatron-LM (core 0.16): ``--pipeline-model-parallel-layout`` lists the stages, ``|`` between them: ``E`` the
   embedding, ``t*3`` three layers, ``L`` the loss. Stage s is on pipeline rank s mod P. It trains in an order of its
