@@ -1,7 +1,7 @@
-"""Into how many micro-batches a step is split best: it is placed in several numbers of them, then in the best again.
+"""Finds the best number of micro-batches: the step is placed in several numbers of them, then in the best one again.
 
-More micro-batches let more devices of a pipeline work at the same time, and fewer keep ops large: which number is best
-depends on the model, the batch, the cluster and the placement, so that nothing but placing tells.
+With more micro-batches, more devices of a pipeline can work at the same time. With fewer, ops stay large. Which number
+is best depends on the model, the batch, the cluster and the placement. So the only way to know it is to place the step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def place_in_best(
     if simulations is not None and simulations < LEAST * len(problems):
         raise MicroBatchingError(
             f"{simulations} simulations are too few to compare {len(problems)} numbers of micro-batches: "
-            f"give at least {LEAST * len(problems)}, or a number"
+            f"give at least {LEAST * len(problems)}, or say how many micro-batches to use"
         )
     share, spent, took = _FIRST / len(problems), 0, 0.0
     first: dict[int, PlacementResult] = {}

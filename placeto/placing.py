@@ -152,7 +152,9 @@ def place(
     if isinstance(model, str | Path):
         raise TypeError(f"place needs a module or a graph, not {quote(model)}: write load_graph({quote(str(model))})")
     if micro_batches == "auto" and devices:
-        raise TypeError("micro_batches='auto' needs a cluster: ops are profiled in the sizes of one number of parts")
+        raise TypeError(
+            "micro_batches='auto' needs a cluster; with devices, give a number, for which the ops are measured"
+        )
     if isinstance(model, ComputationGraph):
         if devices:
             raise TypeError("a graph can't be run: place needs the module to place on devices of this machine")
@@ -212,7 +214,7 @@ def _placer_of(objective: str, placer: str | Path, micro_batches: int | str) -> 
     if objective == "makespan":
         return load_placer(placer)
     if micro_batches != 1:
-        raise PlacingError("the objective throughput is of whole steps: leave micro_batches at 1")
+        raise PlacingError("the objective throughput takes no micro-batches: leave micro_batches at 1")
     return throughput_placer(None if placer == DEFAULT_PLACER else str(placer))[1]
 
 

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, plain lines elsewhere; always on stderr."""
+"""Progress of long work, on stderr: a bar on a terminal, and plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which numbers a setting may be: its range is part of its type."""
+"""Ranges of settings: the type of a setting says which numbers it may have."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ def test_auto_is_refused_where_nothing_is_chosen(tmp_path: Path, capsys: pytest.
     (tmp_path / "zoo.py").write_text(FACTORY)
     says = fails(capsys, "capture", f"{tmp_path}/zoo.py:net", "--micro-batches", "auto", "-o", tmp_path / "net.json")
     assert says == (
-        "error: --micro-batches auto: is for `placeto place` and `placeto plan`, which tell the best number:"
-        " give it here\n"
+        "error: --micro-batches auto: is for `placeto place` and `placeto plan`, which print the number that they "
+        "choose: give that number here\n"
     )
     with pytest.raises(TypeError, match="needs a cluster"):
         placeto.place(chain(), (meta(8, 1024),), micro_batches="auto", devices=["cpu:0"])
@@ -88,7 +88,8 @@ def test_too_few_simulations_to_compare_numbers_are_refused(tmp_path: Path, caps
     (tmp_path / "zoo.py").write_text(FACTORY)
     options = "--cluster", "2xv100", "--micro-batches", "auto", "--simulations", "20"
     assert fails(capsys, "place", f"{tmp_path}/zoo.py:net", *options) == (
-        "error: 20 simulations are too few to compare 5 numbers of micro-batches: give at least 150, or a number\n"
+        "error: 20 simulations are too few to compare 5 numbers of micro-batches: give at least 150, or say how "
+        "many micro-batches to use\n"
     )
 
 

@@ -1,7 +1,8 @@
 """From a PyTorch module to a computation graph, as a rule without running or allocating it.
 
-In come an `nn.Module`, example inputs and a loss; out goes the `ComputationGraph` of a training step, or of inference,
-with the costs of every op. The map from ops back to what was traced is kept, so that a placed graph can be run.
+Input: an `nn.Module`, example inputs and a loss. Output: the `ComputationGraph` of a training step, or of an inference,
+with the costs of every op. A capture also keeps which traced call each op comes from, so that a placed graph can be
+run.
 """
 
 from placeto.capture.trace import (

@@ -34,13 +34,13 @@ def check_module(module: object, name: str, training: bool = False) -> None:
             raise CaptureError(f"{where} is compiled: give the module that went into torch.compile")
         if any(isinstance(value, torch.ScriptObject) for value in vars(part).values()):
             raise CaptureError(
-                f"{where} is quantised, and what its packed weights cost isn't known: give the module as it was before"
+                f"{where} is quantised, which can't be captured: give the module as it was before it was quantised"
             )
         if training and getattr(part, "sparse", False) is True and _trains(part):
             raise CaptureError(f"{where} has sparse gradients, which can't be captured: make it with sparse=False")
         if any(nn.parameter.is_lazy(p) for p in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
             raise CaptureError(
-                f"{where} has parameters of unknown shape: call the whole module once on its inputs before"
+                f"{where} has parameters of unknown shape: call the whole module once on its inputs first"
             )
 
 

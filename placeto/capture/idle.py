@@ -1,4 +1,4 @@
-"""Parameters and buffers that a step doesn't read: they lie on a device all the same.
+"""Parameters and buffers that a step doesn't read, but that take memory on a device all the same.
 
 Each parameter is an op of type "parameter" that no op reads, without cost. It stays with its module: with the first op
 of the module itself, if there is one, else with all else of the topmost module around it that has no op in the step,

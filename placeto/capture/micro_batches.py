@@ -38,7 +38,10 @@ def check_split(inputs: Inputs, targets: Sequence[Any], count: int, name: str) -
         raise CaptureError(f"{name}: micro_batches must be at least 1, not {count}")
     length = batch_length(inputs, targets)
     if length % count or not length:
-        raise CaptureError(f"{name}: a batch of {length} can't be split into {count} micro-batches of one size")
+        raise CaptureError(
+            f"{name}: a batch of {length} can't be split into {count} micro-batches of one size: give a number that "
+            "divides it"
+        )
 
 
 def split_batch(inputs: Any, targets: Any, count: int) -> list[tuple[Any, Any]]:

@@ -129,7 +129,9 @@ def capture_step(
     trained = [path.removeprefix("module.") for path, p in whole.named_parameters() if p.requires_grad]
     trained = trained if mode == "training" else []
     if mode == "training" and not trained:
-        raise CaptureError(f"{name}: the module has no trainable parameter")
+        raise CaptureError(
+            f"{name}: the module has no trainable parameter: set requires_grad, or capture the inference"
+        )
     mode_of_torch = None if run else FakeTensorMode(allow_non_fake_inputs=True)
 
     def values() -> Any:
@@ -254,7 +256,9 @@ def _check_values(module: nn.Module, arguments: Any, name: str) -> None:
     tensors += [("input", leaf) for leaf in tree_flatten(arguments)[0] if isinstance(leaf, Tensor)]
     for what, tensor in tensors:
         if tensor.is_meta:
-            raise CaptureError(f"{name}: to be run, it needs values, and a {what} is on the device meta")
+            raise CaptureError(
+                f"{name}: to be run, it needs values, and a {what} is on the device meta: make it on the cpu"
+            )
 
 
 @contextmanager

@@ -141,7 +141,10 @@ def trace_training(
             advice = "; give a loss that makes it one" if loss is None else ""
             raise CaptureError(f"{name}: the loss must be a scalar tensor, not {describe(value)}{advice}")
         if not value.requires_grad:
-            raise CaptureError(f"{name}: the loss doesn't depend on any trainable parameter")
+            raise CaptureError(
+                f"{name}: the loss doesn't depend on any trainable parameter: give one that does, or capture the "
+                "inference"
+            )
         value = value if micro_batches == 1 else value / micro_batches
         labels.tag_backward(value)
         with labels.backward():
@@ -222,7 +225,9 @@ def trace_inference(
             raise CaptureError(f"{name}: the module returns no tensor but {describe(output)}")
         tensors = of.finish(given, output)
         if not of.like(kept):
-            raise CaptureError(f"{name}: the module returns something else for each micro-batch: use micro_batches=1")
+            raise CaptureError(
+                f"{name}: the module returns another kind of output for each micro-batch: use micro_batches=1"
+            )
         return list(tensors)
 
     kept = Kept()

@@ -1,7 +1,7 @@
 """The `placeto` command: one file a sub-command, each a dataclass of arguments and a `run`.
 
-In come words from a shell; out go files, tables on stdout, messages on stderr, and status 2 with one line where the
-user made a mistake.
+Input: the words of a command line. Output: files, tables on stdout, and messages on stderr. If the user made a mistake,
+the exit status is 2, and one line on stderr says what to do.
 """
 
 from placeto.cli.command import main

@@ -14,10 +14,10 @@ from placeto.cli.list import describe_cluster
 
 @dataclass(frozen=True)
 class Arguments:
-    """Write a cluster file, from a preset or from what nvidia-smi prints, to change it or to use it as --cluster.
+    """Write a cluster file, from a preset or from what nvidia-smi prints. You can change it, and give it to --cluster.
 
-    Make the text file on the machine: (nvidia-smi -L; nvidia-smi topo -m) > machine.txt. The cluster file has
-    assumed speeds of the links, which docs/file-formats.md explains; put in those that you measure.
+    To make the text file, run on the machine: (nvidia-smi -L; nvidia-smi topo -m) > machine.txt. The speeds of the
+    links in the cluster file are assumed, as docs/file-formats.md explains. Replace them by those that you measure.
     """
 
     source: Annotated[Positional[str], arg(metavar="SOURCE")]

@@ -21,19 +21,19 @@ from placeto.terminal import printable
 
 _OF_TORCH = {"torch": "torch", "torch_geometric": "torch-geometric"}  # module -> package, of what heuristics don't need
 COMMANDS = {
-    "train": "Train a policy on the graphs of a family, or on single graphs.",
-    "plan": "Say which way to run a model on a cluster: replicas, a pipeline, or a free placement.",
-    "fits": "Say whether a model's training step fits a device, and what its memory is for.",
-    "place": "Place one graph on a cluster.",
+    "train": "Train a placer that learns, on the graphs of a family or on single graphs.",
+    "plan": "Compare the ways to run a training step on a cluster: replicas, pipelines, a free placement.",
+    "fits": "Say whether a training step fits into the memory of a device, and what takes its memory.",
+    "place": "Find a device for each op of a model, so that a step is as short as possible.",
     "evaluate": "Compare placers on many graphs at equal budgets.",
-    "simulate": "Simulate a placement and say what it costs.",
-    "report": "Write a page on a placement, for a browser.",
-    "compare": "Place one graph on several clusters, and compare with data parallelism.",
+    "simulate": "Simulate a placement: time of a step, load and memory of each device.",
+    "report": "Write a page for a browser that explains a placement.",
+    "compare": "Place one model on several clusters, and compare with data parallelism.",
     "export": "Write a placement for other tools: device maps, stages, pictures.",
     "capture": "Turn a PyTorch model into a graph file.",
-    "profile": "Measure the ops of models on this machine.",
+    "profile": "Measure how long the ops of models take on this machine.",
     "run": "Run a placed model on devices of this machine.",
-    "tune": "Find the placement that is fastest when it is run.",
+    "tune": "Find the placement that is fastest when it is run on devices of this machine.",
     "cluster": "Write a cluster file, from a preset or from what nvidia-smi prints.",
     "list": "List the graph families, clusters, placers or rewards.",
 }

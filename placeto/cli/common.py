@@ -72,8 +72,7 @@ class BudgetOptions:
     simulations: OptionalInt = None
     """budget: how many placements the placer may simulate; 0 asks placeto for one pass of its policy, without search"""
     seconds: OptionalFloat = None
-    """budget: how long the placer may take, with the grouping of ops; a grouping or a simulation that has begun is
-    finished"""
+    """budget: how many seconds the placer may take, the grouping of ops included; what has begun is finished"""
 
     def check(self) -> None:
         """Refuse a negative number of simulations, and seconds that are no positive, finite number.

@@ -179,7 +179,10 @@ def _timed(
     for cluster in clusters:
         idle = [name for name, graph in graphs.items() if not PlacementProblem(graph, cluster, costs).op_time.any()]
         if len(idle) == len(graphs):
-            raise UsageError(f"nothing to evaluate: no op of {', '.join(idle)} takes any time on {cluster.name}")
+            raise UsageError(
+                f"nothing to evaluate: the ops of {', '.join(idle)} take no time on {cluster.name}; give them times, "
+                "FLOPs or bytes"
+            )
         for name in idle:
             note(f"{name} is left out, its ops take no time on {cluster.name}")
         timed.append({name: graph for name, graph in graphs.items() if name not in idle})

@@ -17,12 +17,12 @@ from placeto.progress import ProgressBar
 
 @dataclass(frozen=True)
 class Arguments:
-    """Say whether a model's training step fits a device, and what its memory is for.
+    """Say whether a model's training step fits into the memory of a device, and what takes its memory.
 
-    If the step doesn't fit, Placeto splits the batch into more micro-batches, and for a CONFIG checkpoints the
-    activations, until it fits. If that isn't enough, it divides parameters, gradients and optimizer over the devices
-    of the cluster. Nothing is placed; `placeto plan` says which way is fast. Only training steps are simulated, without
-    tensor parallelism and quantized weights.
+    If the step doesn't fit, Placeto splits the batch into more and more micro-batches, and for a CONFIG also
+    checkpoints the activations, until it fits. If that isn't enough, it divides parameters, gradients and optimizer
+    state over the devices of the cluster. Nothing is placed; `placeto plan` says which way is fast. Only training steps
+    are simulated, without tensor parallelism and quantized weights.
     """
 
     model: Annotated[Positional[str], arg(metavar="FACTORY|CONFIG", help=MODEL_HELP)]
@@ -49,7 +49,7 @@ def run(arguments: Arguments) -> None:
 
     options = arguments.step
     if (arguments.cluster is None) == (arguments.memory is None):
-        raise UsageError("give either --cluster or --memory: the devices, or the memory of one")
+        raise UsageError("give either --cluster or --memory: the devices to try, or the memory of one device")
     counts = COUNTS if isinstance(options.micro_batches, str) else (options.micro_batches,)
     check_step(replace(options, micro_batches=counts[-1]))
     if arguments.cluster is not None:

@@ -31,12 +31,12 @@ class TraceOptions:
     """What of a FACTORY's module is traced."""
 
     inference: bool = False
-    """the forward pass only, in evaluation mode"""
+    """take the forward pass only, in evaluation mode, in place of a training step"""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """what the run will use: fp32, the dtypes as they are; tf32 for products of float32; or autocast to 16 bits"""
+    """numbers of the run: fp32, the dtypes as they are; tf32, for products of float32; bf16 or fp16, by autocast"""
     micro_batches: int | Literal["auto"] = 1
-    """split the batch into so many parts, so that a placement can be a pipeline. auto, for `placeto place` and
-    `placeto plan`, tries 1, 2, 4, 8 and 16 and takes the best"""
+    """split the batch into so many equal parts, so that devices can work at the same time. auto tries 1, 2, 4, 8 and 16
+    and takes the best; `placeto place` and `placeto plan` take it"""
     loss: Annotated[str | None, arg(metavar="NAME")] = None
     """the loss, in place of that of the factory: sum or mean of the output, file.py:function, or a function of
     torch.nn.functional such as cross_entropy; it is called as loss(output, *targets)"""
@@ -60,7 +60,7 @@ class TrainingOptions(StepOptions):
 
     inference: Suppress[bool] = False
     micro_batches: int | Literal["auto"] = "auto"
-    """split the batch into so many parts; auto tries 1, 2, 4, 8 and 16"""
+    """split the batch into so many equal parts; auto tries 1, 2, 4, 8 and 16"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CaptureOptions(StepOptions):
     optimizer_step: bool = False
     """add the optimizer's update, an op for each trained parameter"""
     run: bool = False
-    """for sizes that depend on values: call the factory on the CPU, not on meta, and compute the step there once"""
+    """for a model whose sizes depend on values: call the factory on the CPU, and compute the step there once"""
     dimensions: Annotated[UseAppendAction[tuple[str, ...]], arg(name="dim", metavar="NAME=SIZE")] = ()
     """for an ONNX file: the size of a symbolic dimension, such as batch=8; may be given several times"""
 
@@ -133,7 +133,8 @@ def as_planned(path: Path, argument: str, cluster: Cluster | None, options: Trac
             plan.check_cluster(cluster)
     if options.micro_batches not in (1, plan.micro_batches):
         raise UsageError(
-            f"--micro-batches {options.micro_batches}: {path} is a plan with {plan.micro_batches}: leave the option out"
+            f"--micro-batches {options.micro_batches}: {path} is a plan with {plan.micro_batches} micro-batches: "
+            "leave the option out"
         )
     return replace(options, micro_batches=plan.micro_batches) if is_factory(argument) else options
 
@@ -198,7 +199,8 @@ def check_step(options: TraceOptions) -> None:
     """
     if isinstance(options.micro_batches, str):
         raise UsageError(
-            "--micro-batches auto: is for `placeto place` and `placeto plan`, which tell the best number: give it here"
+            "--micro-batches auto: is for `placeto place` and `placeto plan`, which print the number that they choose: "
+            "give that number here"
         )
     if options.micro_batches < 1:
         raise UsageError(f"--micro-batches must be at least 1, not {options.micro_batches}")

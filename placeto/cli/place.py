@@ -44,9 +44,9 @@ from placeto.simulator.watch import View, Watch, watching
 
 @dataclass(frozen=True)
 class Arguments:
-    """Place one graph on a cluster, by a search that a trained policy guides or by another placer.
+    """Find a device for each op of one graph, so that a step takes as little simulated time as possible.
 
-    Without a budget, this search takes 1,000 simulations.
+    Without --placer, a trained policy guides the search. Without a budget, the search takes 1,000 simulations.
     """
 
     graph: GraphArgument
@@ -55,11 +55,10 @@ class Arguments:
     dispatch: DispatchOption = None
     """which ready op a device runs next: fifo, list or a static order such as priority; the cluster's if not given"""
     objective: Literal["makespan", "throughput"] = "makespan"
-    """what to minimise: makespan, the time of one step, or throughput, the greatest load of a device in a stream of
-    samples"""
+    """makespan: make one step short. throughput: make the greatest load of a device small, for a stream of samples"""
     placer: OptionalText = None
-    """a name from `placeto list placers`; if not given, that of the checkpoint, or placeto with its trained policy. For
-    the objective throughput: free (the default) or contiguous"""
+    """a name from `placeto list placers`; if not given, that of the checkpoint, or placeto with its trained policy.
+    With --objective throughput: free (the default) or contiguous"""
     budget: Budget = field(default_factory=BudgetOptions)
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
@@ -79,7 +78,7 @@ class Arguments:
     curve: OptionalPath = None
     """draw the best makespan so far against simulations and seconds to this .png, .svg or .pdf file"""
     patience: OptionalFloat = None
-    """end when nothing was gained in this share of the budget, such as 0.3"""
+    """end the search if the best makespan stays the same for this share of the budget, such as 0.3"""
     report: OptionalPath = None
     """write a page on the placement to this .html file, as `placeto report` does"""
     options: Captured = field(default_factory=CaptureOptions)

@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Say which way to run a model's training step on a cluster: a table, best first, a sentence, and a bar per device.
+    """Say which way to run a model's training step on a cluster: a table of ways, the fastest first, and a sentence.
 
     The ways to run a step are: one device; whole modules on several devices, one after the other; data parallelism,
-    in which each device gets a part of the batch and holds all of the model, or only a part of the optimizer, the
-    gradients and the parameters; pipelines of stages with replicas; interleaved pipelines, in which a device has
+    in which each device gets a part of the batch and holds all of the model, or only a part of the optimizer state,
+    the gradients and the parameters; pipelines of stages with replicas; interleaved pipelines, in which a device has
     several stages; and a free placement of single ops.
 
     Each way is shown with the number of micro-batches (M) and the order of execution that are best for it. The
     numbers tried are 1, 2, 4, 8 and 16, or 1 and that of --micro-batches.
 
     The column "fullest device" says what the device with the least free memory holds: weights (w), gradients (g),
-    optimizer state (o), activations (a), and copies received from other devices (r). The bars show the best way.
+    optimizer state (o), activations (a), and copies received from other devices (r). The bars show what each device
+    does in the best way.
     """
 
     model: Annotated[Positional[str], arg(metavar="FACTORY|CONFIG", help=MODEL_HELP)]
@@ -54,16 +55,15 @@ class Arguments:
     simulations: Annotated[int, arg(metavar="INT")] = 300
     """budget of the search for a free placement; 0 leaves the free placement out"""
     runnable_by: Annotated[Literal["torch", "torchtitan", "megatron"] | None, arg(metavar="TOOL")] = None
-    """torch, torchtitan or megatron: show only pipelines that `placeto export` writes for this tool, and no free
-    placement"""
+    """torch, torchtitan or megatron: show only pipelines that `placeto export` can write for this tool"""
     costs: CostsText = "efficiency"
     """how long ops take: efficiency, roofline, or a file of costs"""
     seed: int = 0
     """seed of the search for a free placement"""
     output: OutputPath = None
-    """write the best way that is a placement, as a plan, to this .json file"""
+    """write the best of the ways that are placements of ops to this .json file, as a plan"""
     report: OptionalPath = None
-    """write a page to this .html file, with the table and a report of the best way like that of `placeto report`"""
+    """write a page to this .html file, with the table, and for the best way what `placeto report` writes"""
     batch: OptionalInt = None
     """for a CONFIG: how many sequences a step has, 1 if not given"""
     length: OptionalInt = None

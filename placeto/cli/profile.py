@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure the ops of models on this machine: a file of costs for `placeto place --costs`.
+    """Measure how long the ops of models take on this machine, and write a file of costs for `placeto place --costs`.
 
     FACTORY is as for `placeto capture`, but it is called on the CPU, and the step that it returns is run. The time of
     an op that wasn't measured is predicted from measured ops of its type, so give several models if you can.

@@ -51,10 +51,10 @@ class PlacedArguments:
 
 @dataclass(frozen=True)
 class Arguments(PlacedArguments):
-    """Write a page on a placement: what is where, what takes the time, schedule, memory, transfers and modules.
+    """Write a page that explains a placement: what is where, what takes the time, schedule, memory and transfers.
 
-    For a step in micro-batches the page also has a grid of stages and micro-batches. It is one file that needs no
-    network.
+    For a step in micro-batches the page also shows the stages and micro-batches as a grid. The page is one .html file
+    for a browser, and needs no network.
     """
 
     output: Annotated[Path, arg(name="out", aliases=["-o"], metavar="PATH")]

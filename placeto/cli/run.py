@@ -25,9 +25,9 @@ class Arguments:
     """Run a placed training step, or inference, on devices of this machine, and compare it with the simulated one.
 
     FACTORY is as for `placeto capture`, but it is called on the CPU. The placement must have been made for the same
-    FACTORY with the same options. With --placement Placeto's own runtime runs the step, and the parameters don't
-    change. With --plan torchrun trains the model as a pipeline, with one process for each device, as it does after
-    `placeto export --format torch-pipeline`.
+    FACTORY with the same options. With --placement, Placeto's own runtime runs the step, and the parameters don't
+    change. With --plan, torchrun trains the model as a pipeline, with one process for each device, by the program that
+    `placeto export --format torch-pipeline` writes.
     """
 
     factory: Annotated[Positional[str], arg(metavar="FACTORY")]
@@ -83,7 +83,7 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
     options, cluster, way = arguments.options, arguments.cluster or load_placement(plan).cluster, load_plan(plan)
     if way is not None and way.micro_batches == 1:
         raise UsageError(
-            f"{plan}: the best way is {way.kind}, run by {way.run_by}, and no pipeline of micro-batches: run it so, or "
+            f"{plan}: its way is {way.kind}, which is no pipeline of micro-batches: run it with {way.run_by}, or "
             "make a pipeline with `placeto place --placer torch-pipeline --micro-batches 4 -o`"
         )
     if cluster is None:

@@ -39,12 +39,13 @@ _PROFILE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train a policy on the train split of a family; its validation split chooses the parameters that are kept.
+    """Train a placer that learns, on the train split of a family; its validation split chooses the best parameters.
 
-    Rewards are simulated or measured. For measured rewards, GRAPHs are factories as for `placeto capture`, and every
-    placement of their steps is run on this machine, on the devices given by --devices.
+    The placer placeto learns the exact effects of moves, unless --learning.reinforcement is given. Reinforcement, and
+    the other placers, learn from rewards: simulated step times, or with --reward measured the times of steps that are
+    run on devices of this machine (--devices). For measured steps, GRAPHs are factories as for `placeto capture`.
 
-    With GRAPHs and neither --family nor --validation-graphs, the policy is trained for these graphs alone: they also
+    With GRAPHs and neither --family nor --validation-graphs, the placer is trained for these graphs alone. They also
     choose the parameters, and the best placement found for each is written to --out. A checkpoint and tensorboard
     curves are always written there. Ctrl-C saves a checkpoint and ends the training; --resume continues it.
     """
@@ -84,7 +85,9 @@ def defaults(arguments: Sequence[str]) -> Arguments:
     if checkpoint is None:
         return Arguments(recipe_config(placer or "placeto", recipe, missing), recipe=recipe)
     if recipe == "paper":
-        raise UsageError("--recipe paper: what begins with --checkpoint has its settings; leave out one of the two")
+        raise UsageError(
+            "--recipe paper: with --checkpoint, the settings are those of the checkpoint; leave out one of the two"
+        )
     config = pretrained_config(checkpoint, load_checkpoint(checkpoint), missing)
     if placer not in (None, config.placer):
         raise UsageError(f"--checkpoint {checkpoint}: holds the placer {config.placer!r}, not {placer!r}")
@@ -114,7 +117,7 @@ def run(arguments: Arguments) -> None:
         _train_measured(replace(arguments, config=config), initial)
         return
     if arguments.devices is not None:
-        raise UsageError("--devices: steps run there with --reward measured alone")
+        raise UsageError("--devices: is for --reward measured; add that, or give --cluster in place of --devices")
     if arguments.cluster is None:
         raise UsageError("--cluster is needed, a name from `placeto list clusters`, or a cluster file")
     cluster, costs = find_cluster(arguments.cluster, arguments.dispatch), load_costs(config.costs)

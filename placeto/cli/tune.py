@@ -16,10 +16,11 @@ from placeto.problem.units import format_us
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure a model on devices of this machine, place it, run the best placements, correct the costs, place again.
+    """Find the placement of a model that is fastest when it is run on devices of this machine.
 
-    FACTORY is as for `placeto capture`, but it is called on the CPU, and the step that it returns is run. The result
-    is never slower than one device, by the last measurement.
+    In each round Placeto places the model by measured times of its ops, runs the best placements, and corrects the
+    times. FACTORY is as for `placeto capture`, but it is called on the CPU, and the step that it returns is run. By the
+    last measurement, the result is never slower than one device.
     """
 
     factory: Annotated[Positional[str], arg(metavar="FACTORY")]

@@ -1,7 +1,7 @@
-"""The placement MDP: what a policy sees, what it may do, and what that is worth.
+"""The placement MDP (Markov decision process): what a policy observes, which moves it may make, and their rewards.
 
-In come problems with their ops in groups, as an `Instance`, and placements; out go observations with named columns
-(`observe`) and the states of batched episodes (`reset`, `step`). Addanki et al. 2019, section 3.
+Input: problems with their ops in groups, each an `Instance`, and placements. Output: observations with named columns
+(`observe`), and the states of batched episodes (`reset`, `step`). Addanki et al. 2019, section 3.
 """
 
 from __future__ import annotations

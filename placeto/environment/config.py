@@ -13,7 +13,7 @@ class EnvConfig:
     """How an episode runs."""
 
     order: Literal["policy", "topological"] = "policy"
-    """Who chooses the next node: the policy, or the topological order as in the paper. In the topological order a move
-    may also leave a node where it is."""
+    """Who chooses the next node, a group of ops: the policy, or the topological order as in the paper. In the
+    topological order a move may also leave a node where it is."""
     tolerance: Weight | None = 0.003
-    """A move is taken back if it ends more than this share above the best makespan met. None keeps all moves."""
+    """A move is taken back if the makespan is then more than this share above the best one. None keeps all moves."""

@@ -1,6 +1,7 @@
 """Placers compared fairly: the same problems, equal budgets, several seeds.
 
-In come graphs, clusters and placers by name; out go rows, a table of ratios, and curves of makespan against budget.
+Input: graphs, clusters and placers, by name. Output: a row for each graph, placer and seed, a table of ratios of
+makespans, and curves of makespan against budget.
 """
 
 from placeto.evaluation.comparison import Row, evaluate, parse_spec

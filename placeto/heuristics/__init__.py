@@ -1,8 +1,8 @@
 """Placers that don't learn.
 
-In come a problem and a budget; out goes a `PlacementResult`. `HEURISTICS` names them all: one device, rules of thumb,
-partitioning, list scheduling, Baechi's, searches (`local_search`) and the optimum (`exact`). Each follows a rule, which
-scores placements with an `Evaluator`; the rules of searches begin from the best of the others.
+Input: a problem and a budget. Output: a `PlacementResult`. The table `HEURISTICS` has all of them by name: one device,
+simple rules, partitioning, list scheduling, the placers of Baechi, searches (`local_search`) and the optimum (`exact`).
+Each is a rule that scores placements with an `Evaluator`. Searches begin with the best placement of the others.
 """
 
 from __future__ import annotations

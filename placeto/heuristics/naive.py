@@ -1,4 +1,4 @@
-"""Placers that use little of the graph: all other placers should be better.
+"""Placers that hardly look at the graph, such as one device and random devices. All other placers should be better.
 
 Legend: N ops, G groups, D devices.
 """

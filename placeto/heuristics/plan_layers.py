@@ -1,4 +1,4 @@
-"""Layers between which a plan cuts a graph, one after the other.
+"""The layers of a graph in their order. A plan cuts the graph between them.
 
 Legend: N ops, L layers.
 """

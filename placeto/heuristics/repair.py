@@ -1,4 +1,4 @@
-"""What to do with a placement that doesn't fit: move groups off the devices that hold too much.
+"""Repair of a placement that doesn't fit: groups are moved off the devices that need more memory than they have.
 
 Legend: N ops, D devices, U units: what of one group is on one device; A pairs of an edge's two units, both ways.
 """

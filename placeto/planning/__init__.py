@@ -1,7 +1,7 @@
 """Which way to run a model on given devices: replicas, pipelines, or a free placement of ops.
 
-In comes a step in several numbers of micro-batches, and a cluster; out go ways to run it, best first, or what it takes
-to fit one device.
+Input: a training step in several numbers of micro-batches, and a cluster. Output: the ways to run the step, the fastest
+first, or what is needed to make it fit into the memory of one device.
 """
 
 from placeto.planning.steps import PlannedStep, Plans

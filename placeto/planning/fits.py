@@ -1,6 +1,6 @@
-"""Whether a training step fits a device, and what it takes to: micro-batches, checkpointing, parameters divided.
+"""Whether a training step fits into the memory of a device, if need be with micro-batches, checkpoints or sharding.
 
-Nothing is placed and no times are looked at: one device runs the step in the order of the program, as PyTorch does.
+Nothing is placed, and times don't matter: one device runs the step in the order of the program, as PyTorch does.
 """
 
 from __future__ import annotations

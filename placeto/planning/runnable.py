@@ -1,4 +1,4 @@
-"""Plans as the tools run them that train pipelines: torch, torchtitan and Megatron-LM.
+"""Plans as they run in the tools that train pipelines: torch, torchtitan and Megatron-LM.
 
 torch cuts a model between modules, the others between whole layers; Megatron-LM has an order of its own.
 """

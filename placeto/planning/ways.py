@@ -1,7 +1,7 @@
-"""What to run of a model on given devices: ways to train it, each in its best number of micro-batches and order.
+"""The ways to train a model on given devices, each in its best number of micro-batches and order.
 
-Ways are one device, replicas with all parameters or parts of them, pipelines of stages with replicas, straight or
-interleaved, and a free placement of ops. All are simulated by the same events, over the links that there are.
+The ways are: one device; replicas that have all parameters or parts of them; pipelines of stages with replicas,
+straight or interleaved; and a free placement of ops. The same simulator runs all of them, over the same links.
 
 Legend: D devices, M micro-batches.
 """

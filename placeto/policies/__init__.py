@@ -1,7 +1,8 @@
-"""Placers that learn: networks, and how they answer for one graph.
+"""Placers that learn: their networks, and how a trained network places one graph.
 
-In come observations of an environment, or a graph's features; out go distributions over moves, or over placements.
-`POLICIES` names them, and what makes a placer of a trained one: `guided_search`, `traversal` or `one_shot.sampling`.
+Input: observations of an environment, or features of a graph. Output: distributions over moves, or over placements.
+The table `POLICIES` has all of them by name, with what makes a placer of a trained network: `guided_search`,
+`traversal` or `one_shot.sampling`.
 """
 
 from __future__ import annotations

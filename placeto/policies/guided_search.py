@@ -1,4 +1,7 @@
-"""Placing one graph with a trained iterative policy: cheap heuristics, greedy sweeps, annealing in V-cycles.
+"""Guided search: places one graph with a trained iterative policy, by rules, sweeps of the policy, and annealing.
+
+Rules build the first placements. Sweeps (`placeto.policies.sweeps`) try the moves that the policy scores highest.
+V-cycles alternate sweeps with annealing of groups and of their parts.
 
 Legend: G groups, D devices, S starts, C instances.
 """

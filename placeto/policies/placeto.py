@@ -31,7 +31,7 @@ class PlacetoConfig:
     rounds: Depth = 2
     """Rounds of messages; 0 = none."""
     change_weight: Weight = 100.0
-    """Weight of the predicted relative change of the makespan in the logit."""
+    """The score (logit) of a move is minus this number times the predicted relative change of the makespan."""
 
 
 class PlacetoPolicy(nn.Module):

@@ -1,7 +1,7 @@
-"""Sweeps of a trained policy: its most likely moves from a placement are tried, and kept where they do no harm.
+"""Sweeps of a trained policy: the moves that it scores highest are simulated, and kept unless they hurt.
 
-Groups that the placement has on one device are joined as well, see `placeto.policies.nesting`, so that the policy can
-move many at once.
+A move hurts if it ends more than a tolerance above the best makespan so far. Groups that the placement has on one
+device are also joined (`placeto.policies.nesting`), so that the policy can move many at once.
 
 Legend: G groups, D devices, C clusters of groups.
 """
@@ -33,13 +33,14 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class GuidedConfig:
-    """How a policy's answers and annealing take turns. Differences of makespans are at 50 to 1,000 simulations."""
+    """How the sweeps of guided search go. The differences of makespans below are at 50 to 1,000 simulations."""
 
     scales: tuple[Share, ...] = (1.0, 0.5, 0.25, 0.125)
     """To which shares of their number groups are joined. Without joined groups makespans are 0.4 to 0.7 % longer."""
     worth_rounding: Annotated[float, Range(0.0, 1e9)] = 1.06
-    """By which factor the makespan may be longer if groups are joined wherever they are. Such groups make the makespan
-    up to 10 % shorter on GNMT, and change nothing on other graphs."""
+    """A sweep over groups that are joined wherever they are is only made if the makespan, with each of them on one
+    device, is at most this factor longer. It makes the makespan up to 10 % shorter on GNMT, and changes nothing on
+    other graphs."""
     in_vain: Count = 32
     """A sweep ends after so many tries in a row that found nothing better. With 64 makespans are equal, with 16 they
     are 1 % longer in 1 to 3 s."""
@@ -47,8 +48,8 @@ class GuidedConfig:
     """At most so many placements are simulated after an evaluation of the policy. With four, of which one is kept,
     makespans are 0.6 % longer."""
     kept: Count = 2
-    """At most so many of them are kept. Two give the same makespans as one in 55 % of the time. With three makespans
-    are 0.2 to 0.4 % longer."""
+    """At most so many of them are kept. With two, makespans are as with one, and the search takes 55 % of the time.
+    With three, makespans are 0.2 to 0.4 % longer."""
 
 
 @dataclass(frozen=True, eq=False)

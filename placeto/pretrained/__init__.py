@@ -1,6 +1,6 @@
 """The checkpoints that come with the package, with their model card.
 
-In comes the name of a learned placer; out goes the path of its checkpoint.
+Input: the name of a learned placer. Output: the path of its checkpoint.
 """
 
 from __future__ import annotations

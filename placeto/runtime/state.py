@@ -1,6 +1,7 @@
-"""Buffers that a step changes: devices with memory of their own change copies; a step that fails is undone.
+"""Buffers that a step changes.
 
-Then they are left as the module itself would have left them.
+A device with memory of its own changes copies of them. If a step fails, its changes are undone, and the buffers are
+left as the module itself would have left them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the devices themselves: transfers between them, and the peaks that a roofline needs."""
+"""Measure transfers between devices, and the peak speeds that the roofline needs."""
 
 from __future__ import annotations
 

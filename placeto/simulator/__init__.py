@@ -1,8 +1,8 @@
-"""What a placement costs: discrete-event simulation of time and memory.
+"""How long a step takes with a placement, and how much memory: discrete-event simulation.
 
-In come a problem and placements; out goes a `Schedule`: what runs where and when, its makespan, peaks of memory and
-slack. The kernels are compiled and may be called from other compiled code. An `Evaluator` counts what a search
-simulates against its budget, and keeps the best.
+Input: a problem and placements. Output: a `Schedule`: what runs where and when, the makespan, the peak memory of each
+device, and the slack of each op. The kernels are compiled, and other compiled code may call them. An `Evaluator` counts
+the simulations of a search against its budget, and keeps the best placement.
 """
 
 from placeto.simulator.evaluator import Evaluator, PlacementResult

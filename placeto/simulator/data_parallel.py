@@ -1,4 +1,4 @@
-"""Data parallelism on a cluster, as something to compare a placement with: a replica of the model on each device.
+"""Data parallelism on a cluster, with which a placement is compared: a replica of the model on each device.
 
 Each of D replicas runs the whole step on a batch of its own, as large as the graph's; then the gradients are summed
 over all devices by a ring all-reduce (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of

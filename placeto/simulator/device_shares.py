@@ -1,4 +1,4 @@
-"""What each device does with the time of a step: it computes, only sends, or waits.
+"""For which share of a step each device computes, sends without computing, or waits.
 
 Legend: D devices, I intervals.
 """

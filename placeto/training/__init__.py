@@ -1,8 +1,8 @@
-"""Learning: from a config to a checkpoint.
+"""Training of policies: from a config to a checkpoint.
 
-In come problems of a family and a config; a trainer lets a learner roll out episodes, work out losses and update a
-policy, on one process or several ranks; out go checkpoints and tensorboard curves.
-`trainer.train` is imported where something is trained: tensorboard and matplotlib take two seconds to load.
+Input: problems of a family, and a config. Output: checkpoints and tensorboard curves. The trainer repeats iterations.
+In each, a learner rolls out episodes, computes a loss and updates the policy, in one process or in several ranks.
+`trainer.train` is only imported where a policy is trained, because tensorboard and matplotlib take two seconds to load.
 """
 
 from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint

@@ -32,15 +32,15 @@ class LearningConfig:
     reinforcement: Share = 0.0
     """Share of the training that is reinforcement, at its end; the rest is the supervised stage."""
     graphs: Count = 4
-    """Graphs of an iteration."""
+    """Training problems of an iteration, each a graph on a cluster."""
     starts: Literal["heuristics", "single"] = "heuristics"
     """Where episodes begin: with placements of the cheap heuristics, or with all ops on one device."""
     temperature: Temperature = 0.3
-    """Temperature at which episodes are sampled while training."""
+    """Temperature at which moves are drawn in training: the lower, the more often the best scored move is drawn."""
     max_grad_norm: Weight = 1.0
-    """Gradients are scaled down to this norm."""
+    """Gradients with a larger norm are scaled down to this norm."""
     average: Share = 0.8
-    """Decay of the moving average of the parameters in an iteration. Validation and placers use the average.
+    """Decay per iteration of the moving average of the parameters. Validation and placers use the average.
     0 = the parameters as they are."""
 
     supervised_lr: Share = 2e-3
@@ -52,13 +52,13 @@ class LearningConfig:
     labels: Count = 96
     """How many moves of each visited state are simulated for their exact effects."""
     replay: Annotated[int, Range(0, 1e9)] = 2000
-    """How many labelled states are remembered. Each gradient step fits as many states, drawn at random, as there are
-    episodes. 0 = no states are remembered, and the states of the iteration are fitted in the order of the moves."""
+    """How many labelled states are remembered. Each gradient step fits as many states as an iteration has episodes;
+    they are drawn at random. 0 = no states are remembered, and only the states of the iteration are fitted."""
     fits: Count = 2
     """How often each remembered state is fitted, on average."""
     annealed: Share = 0.7
-    """Share of the iterations of the supervised stage whose episodes begin with a placement that annealing met, partly
-    through a sweep. Guided search evaluates the policy in such states."""
+    """Share of the iterations of the supervised stage whose episodes begin with placements that annealing met, because
+    guided search evaluates the policy in such states. In the others they begin as `starts` says."""
     parts: Share = 0.4
     """Share of the training problems whose groups are split into parts, as guided search splits them."""
     joined: Share = 0.25
@@ -70,10 +70,10 @@ class LearningConfig:
     """Episodes of each graph of an iteration of reinforcement, from one start; their mean return is the reward
     baseline."""
     moves: Count | None = 40
-    """Moves of an episode of reinforcement; None = as many as the largest training graph has groups."""
+    """Moves of an episode of reinforcement. None = as many as the largest training problem has groups."""
     reward: str = "best-so-far"
     """What a move is worth. best-so-far: how much it lowers the best makespan met. improvement: how much it lowers the
-    present makespan. at-the-end: all of the drop at the last move. Or another of `placeto list rewards`."""
+    present makespan. at-the-end: the last move is worth all of the drop. Or another of `placeto list rewards`."""
     discount: Share = 0.98
     """Discount of rewards, per move."""
     clip: Annotated[float, Range(0.0, 1e3)] = 0.2
@@ -133,7 +133,7 @@ class OneShotLearningConfig:
     falling: bool = True
     """Whether learning rate and entropy bonus fall to zero."""
     graphs: Count = 4
-    """Graphs of an iteration."""
+    """Training problems of an iteration, each a graph on a cluster."""
     samples: Count = 16
     """Placements of each graph of an iteration."""
     reward: str = "sqrt"
@@ -166,8 +166,8 @@ class OneShotLearningConfig:
     average: Share = 0.0
     """Decay of the moving average of the parameters in an iteration. 0 = the parameters as they are."""
     soften: Annotated[float, Range(1e-3, 1e3)] = 1.0
-    """Temperature by which the logits of a checkpoint to begin with are divided, so that a trained policy tries other
-    choices too."""
+    """With --checkpoint: the logits of the checkpoint's policy are divided by this temperature, so that it also tries
+    other choices."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def test_evaluate_leaves_out_what_takes_no_time(
     captured = capsys.readouterr()
     assert "1 graph on 2xv100" in captured.out
     assert f"note: {idle} is left out, its ops take no time on 2xv100\n" in captured.err
-    assert "no op of" in fails(capsys, "evaluate", idle, *options)
+    assert "nothing to evaluate: the ops of" in fails(capsys, "evaluate", idle, *options)
 
 
 def test_evaluate_files_of_one_name_and_families_on_several_clusters(

@@ -54,4 +54,6 @@ def test_a_plan_without_micro_batches_is_no_pipeline(capsys: pytest.CaptureFixtu
     assert run("plan", "net.py:net", "--cluster", "2xcpu-core", *whole, "-o", "whole.json") == 0
     capsys.readouterr()
     message = fails(capsys, "run", "net.py:net", "--plan", "whole.json", "--devices", "cpu:0,cpu:1")
-    assert re.search(r"whole\.json: the best way is [\w ]+, run by [\w ]+, and no pipeline of micro-batches", message)
+    assert re.search(
+        r"whole\.json: its way is [\w ]+, which is no pipeline of micro-batches: run it with [\w ]+, or", message
+    )

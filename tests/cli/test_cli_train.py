@@ -92,7 +92,7 @@ def test_the_recipe_of_a_paper_gives_the_settings_that_are_not_given(
     says = fails(capsys, "train", *options, "--placer", "placeto", "--out", tmp_path / "other")
     assert "recipe paper: placer 'placeto' has none; seq2seq, grouper, gdp, mlp, placeto-paper have" in says
     says = fails(capsys, "train", *options, "--checkpoint", tmp_path / "run", "--out", tmp_path / "other")
-    assert "--recipe paper: what begins with --checkpoint has its settings" in says
+    assert "--recipe paper: with --checkpoint, the settings are those of the checkpoint" in says
     assert "--recipe" in fails(capsys, "train", *options[:-1], "others", "--out", tmp_path / "other")
 
 

@@ -43,7 +43,7 @@ def test_rewards_are_measured_and_it_goes_on(
         (["--reward", "measured"], "give --devices of this machine"),
         (["--reward", "measured", "--devices", "cpu:0,cpu:1"], "add --learning.reinforcement 1"),
         (["--reward", "measured", "--devices", "cpu:0", "--cluster", "4xv100"], "and no --cluster"),
-        (["--devices", "cpu:0"], "steps run there with --reward measured alone"),
+        (["--devices", "cpu:0"], "--devices: is for --reward measured"),
         ([], "--cluster is needed"),
     ],
 )

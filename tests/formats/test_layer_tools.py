@@ -128,7 +128,9 @@ def test_llama_cpp_has_the_first_layers_on_the_cpu() -> None:
     words, environment = sourced(llama_cpp(made))
     assert assigned(words, 6) == [-1, -1, 0, 0, 0, 0, 0]
     assert "CUDA_VISIBLE_DEVICES" not in environment
-    with pytest.raises(ExportError, match=r"cpu:0 has layers 2 to 5; llama\.cpp has the first layers on the CPU"):
+    with pytest.raises(
+        ExportError, match=r"cpu:0 has layers 2 to 5; llama\.cpp can have only the first layers on the CPU"
+    ):
         llama_cpp(parts([1, 0], ["body.h.2"], "cpu+1xh100"))
 
 

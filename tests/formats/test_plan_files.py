@@ -44,7 +44,7 @@ def test_commands_take_the_micro_batches_of_a_plan(path: Path, capsys: pytest.Ca
     assert run("report", "net.py:net", "--placement", path, *ON, "-o", "page.html", "--against", "none") == 0
     assert run("export", "net.py:net", "--placement", path, *ON, "--format", "trace", "-o", "trace.json") == 0
     given = ("--micro-batches", "2")
-    says = "--micro-batches 2: plan.json is a plan with 4: leave the option out"
+    says = "--micro-batches 2: plan.json is a plan with 4 micro-batches: leave the option out"
     capsys.readouterr()
     assert says in fails(capsys, "simulate", "net.py:net", "--placement", path, *ON, *given)
     assert says in fails(capsys, "run", "net.py:net", "--plan", path, "--devices", "cpu:0,cpu:1", *given)

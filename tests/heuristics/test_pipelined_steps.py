@@ -44,5 +44,5 @@ def test_a_pipeline_is_found() -> None:
 
 
 def test_exact_tries_all_placements_or_refuses() -> None:
-    with pytest.raises(ExactError, match=r"sums gradients where a placement says, .* use multilevel"):
+    with pytest.raises(ExactError, match=r"is a step in micro-batches, .* use multilevel"):
         load_placer("exact")(PlacementProblem(GRAPH, load_cluster("8xv100")))

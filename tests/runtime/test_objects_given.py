@@ -80,7 +80,7 @@ def test_tensors_in_objects_are_read_at_each_call(make: Any, train: bool) -> Non
     for seed in (0, 1, 2):
         wanted = module(x, make(seed))
         assert torch.equal(step(x, make(seed)), (square(wanted) if train else wanted).detach())
-    with pytest.raises(RunError, match="in another nest"):
+    with pytest.raises(RunError, match="nested in another way"):
         step(x, "no box")
     if make is pair:
         one = make(0)

@@ -1,4 +1,4 @@
-"""What a placement says to other tools: device maps, pipeline stages, pictures of modules, graphs of ops."""
+"""A placement in the forms that other tools read: device maps, pipeline stages, pictures of modules, graphs of ops."""
 
 from placeto.formats.exports.device_map import DeviceMap, device_map, whole_modules
 from placeto.formats.exports.dot import modules_dot

@@ -1,4 +1,4 @@
-"""What Megatron-LM, vLLM, llama.cpp and exo are told so that each device gets the layers that a placement gives it.
+"""The arguments with which Megatron-LM, vLLM, llama.cpp and exo give each device the layers that a placement gives it.
 
 - Megatron-LM (core 0.16): ``--pipeline-model-parallel-layout`` lists the stages, ``|`` between them: ``E`` the
   embedding, ``t*3`` three layers, ``L`` the loss. Stage s is on pipeline rank s mod P. It trains in an order of its
@@ -89,8 +89,8 @@ def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
     for stage, ((first, end), own) in enumerate(zip(made.stages, on_cpu, strict=True)):
         if own and stage:
             raise ExportError(
-                f"{_name(made)}: {cluster.device_names[devices[stage]]} has layers {first} to {end - 1}; llama.cpp has "
-                "the first layers on the CPU: place it so, or on GPUs alone"
+                f"{_name(made)}: {cluster.device_names[devices[stage]]} has layers {first} to {end - 1}; llama.cpp can "
+                "have only the first layers on the CPU: place them there, or place all on GPUs"
             )
         if not slots[stage]:
             raise ExportError(_no_layers(made, stage, "llama.cpp"))

@@ -1,7 +1,8 @@
 """A folder from which torchrun trains a model in the pipeline that a placement is.
 
-plan.json says what is cut where and which rank has what, schedule-R.csv in which order replica R runs its chunks, and
-run.py, a copy of `torch_run.py`, does it.
+The folder has three kinds of files. plan.json says where the model is cut, and which stages each rank has.
+schedule-R.csv says in which order replica R runs its chunks. run.py, a copy of `torch_run.py`, is the program that
+torchrun starts.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def torch_stages(schedule: Schedule) -> TorchStages:
         splits.append(split)
         cuts.append(cut)
     if twice := {split for split, _ in splits if sum(other == split for other, _ in splits) > 1}:
-        raise ExportError(f"{name}: {min(twice)} alone is a stage, which torch can't cut out: join it with another one")
+        raise ExportError(f"{name}: {min(twice)} alone is a stage, which torch can't cut out: {_PLACE}")
     stage = np.full(len(of), -1, np.int64)
     stage[program] = np.searchsorted(cuts, np.arange(program.shape[1]), side="right")
     _others(graph, placement, stage, replicas[groups])
@@ -94,7 +94,10 @@ def _forward_ops(graph: ComputationGraph, count: int) -> np.ndarray:
     ops = [np.flatnonzero(forward & ~behind & (graph.micro_batches == number)) for number in range(count)]
     modules = [[graph.modules[op] for op in row.tolist()] for row in ops]
     if other := next((number for number in range(count) if modules[number] != modules[0]), 0):
-        raise ExportError(f"{graph.name}: micro-batch {other} doesn't run the same modules as the first one")
+        raise ExportError(
+            f"{graph.name}: micro-batch {other} doesn't run the same modules as the first one, and torch runs one "
+            "program for all: export a model that doesn't choose modules by its inputs"
+        )
     return np.array(ops)
 
 

@@ -74,8 +74,8 @@ def whole_layers(schedule: Schedule, tool: str) -> WholeLayers:
     if not (changes == changes[0]).all():
         micro_batch, border = (int(index) for index in np.argwhere(changes != changes[0])[0])
         raise ExportError(
-            f"{graph.name}: micro-batches 0 and {micro_batch} go on on another device behind different layers, such as "
-            f"behind {_called(modules, border)}; {tool} has the same stages for all: place with --placer torch-pipeline"
+            f"{graph.name}: micro-batches 0 and {micro_batch} change their device after different layers, such as "
+            f"after {_called(modules, border)}; {tool} has the same stages for all: place with --placer torch-pipeline"
         )
     starts = np.append(0, np.flatnonzero(changes[0]) + 1)
     replicas, groups = replicas_of(graph.name, where[:, starts], tool)

@@ -1,6 +1,6 @@
 """The optimum of small problems, by constraint programming (OR-tools).
 
-In comes a problem; out goes a placement with a proof, or the best that was found until the time was up.
+Input: a problem. Output: a placement that is proven to be optimal, or the best one that was found within the budget.
 """
 
 from placeto.heuristics.exact.placer import solve, try_exact

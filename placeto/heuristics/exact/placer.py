@@ -93,15 +93,15 @@ def _solve(evaluator: Evaluator, seed: int, enumerate_up_to: int) -> float:
     if groups.num_groups > MAX_GROUPS or problem.num_ops > MAX_OPS:
         raise ExactError(
             f"graph {problem.graph.name!r} has {groups.num_groups} groups and {problem.num_ops} ops: "
-            f"the placer exact takes up to {MAX_GROUPS} and {MAX_OPS}"
+            f"the placer exact takes up to {MAX_GROUPS} and {MAX_OPS}; use multilevel"
         )
     if problem.num_devices**groups.num_groups <= enumerate_up_to:
         return _enumerate(evaluator)
     if len(gradient_sums(problem.graph).home):
         raise ExactError(
-            f"graph {problem.graph.name!r} sums gradients where a placement says, which the model of the "
-            f"placer exact doesn't have: in micro-batches it takes up to {enumerate_up_to:,} placements, not "
-            f"{problem.num_devices}^{groups.num_groups}; use multilevel, or one micro-batch"
+            f"graph {problem.graph.name!r} is a step in micro-batches, for which the placer exact tries all "
+            f"placements: it takes up to {enumerate_up_to:,}, not {problem.num_devices}^{groups.num_groups}; use "
+            "multilevel, or one micro-batch"
         )
     ortools()  # an error now rather than after the start
     _start(evaluator, seed)

@@ -1,6 +1,7 @@
 """Searches that move groups: hill climbing, iterated local search, annealing, and annealing of parts.
 
-In comes an evaluator with a budget and a placement to begin with; better ones go back to it. The moves are compiled.
+Input: an `Evaluator` with a budget, and a placement to begin with. Output: better placements, which the evaluator
+keeps. The loop over moves is compiled.
 """
 
 from placeto.heuristics.local_search.annealing import annealing, annealing_of_parts

@@ -1,6 +1,6 @@
-"""The objective throughput: placements for a stream of samples, of which the greatest load of a device is least.
+"""The objective throughput: placements for a stream of samples with the smallest greatest load of a device.
 
-In comes a problem; out goes a placement with the load of each device, and a bound of the greatest.
+Input: a problem. Output: a placement with the load of each device, and a lower bound of the greatest load.
 """
 
 from placeto.heuristics.throughput.placer import THROUGHPUT, StreamPlacement, contiguous, free

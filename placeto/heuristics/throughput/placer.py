@@ -1,8 +1,8 @@
-"""The objective throughput: placements of which the greatest load of a device is least.
+"""The objective throughput: placements with the smallest greatest load of a device.
 
-Contiguous splits are found by dynamic programming over ideals, free ones by CP-SAT from there. Where the ideals, or the
-ops, are too many, groups of ops stay together, as in other searches; where the ideals still are, the program runs over
-those of some topological orders.
+Contiguous splits are found by dynamic programming over ideals (`ideals.py`), and free splits by CP-SAT, which begins
+with the contiguous one. If there are too many ideals or ops, groups of ops stay together, as in other searches. If
+there are still too many ideals, the dynamic program runs over those of some topological orders only.
 
 Legend: N ops, U units, D devices.
 """

@@ -96,8 +96,8 @@ def stream_of(problem: PlacementProblem, joined: np.ndarray | None = None) -> St
     graph, cluster = problem.graph, problem.cluster
     if (graph.micro_batches != NO_MICRO_BATCH).any():
         raise ThroughputError(
-            f"graph {graph.name!r} is a step in micro-batches, of which the makespan counts: for the objective "
-            "throughput capture it with one"
+            f"graph {graph.name!r} is a step in micro-batches, which the objective throughput doesn't take: capture it "
+            "with one micro-batch, or minimise the makespan"
         )
     unit = _units(graph, problem.busy_us, joined)
     count = int(unit.max()) + 1

@@ -1,6 +1,6 @@
 """The cluster: devices, the links between them, and which of them belong together.
 
-In come files, presets and topologies; out goes a checked `Cluster`. Nothing here knows of graphs.
+Input: files, presets and topologies. Output: a checked `Cluster`. Nothing here depends on graphs.
 """
 
 from placeto.problem.cluster.cluster import (

@@ -183,7 +183,9 @@ def _refuse_implausible(key: str, value: float) -> None:
     """Raise an error for a number that no machine has; most often its exponent was forgotten."""
     if value < _LEAST:
         unit, example = _UNITS[key]
-        raise ClusterError(f"{key} = {value:g} {unit} is implausible, at least {_LEAST:g} is: write it as in {example}")
+        raise ClusterError(
+            f"{key} = {value:g} {unit} is implausible, it must be at least {_LEAST:g} {unit}: write it as in {example}"
+        )
 
 
 def _devices(records: list[dict[str, Any]]) -> tuple[Device, ...]:

@@ -1,7 +1,7 @@
-"""The computation graph: ops, their tensors and edges, what they are labelled with, and what they take of memory.
+"""The computation graph: ops, their tensors and edges, their labels, and the memory that they take.
 
-In come op records, files and arrays; out go a checked `ComputationGraph` and what follows from it alone, such as which
-of its ops add up the gradients of micro-batches. Nothing here knows of devices.
+Input: op records, files and arrays. Output: a checked `ComputationGraph`, and what follows from it alone, such as which
+of its ops add up the gradients of micro-batches. Nothing here depends on devices.
 """
 
 from placeto.problem.graph.arrays import GraphError

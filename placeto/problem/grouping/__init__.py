@@ -1,6 +1,6 @@
 """Grouping: which ops stay together, so that thousands of ops become 30 to 300 decisions.
 
-In comes a problem; out go `Groups`, which can be joined, split and cut, and their flat arrays for kernels.
+Input: a problem. Output: `Groups`, which can be joined, split and cut, and their flat arrays for kernels.
 """
 
 from __future__ import annotations

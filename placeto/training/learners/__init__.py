@@ -1,6 +1,6 @@
-"""How each kind of policy is improved: one learner a kind, all of them behind `placeto.training.trainer`.
+"""How each kind of policy learns: one learner for each kind, which `placeto.training.trainer` calls.
 
-In come problems and a config; a learner makes a policy, improves it an iteration at a time, and validates it.
+Input: problems and a config. A learner makes a policy, improves it in iterations, and validates it.
 """
 
 from __future__ import annotations

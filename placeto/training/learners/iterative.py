@@ -1,6 +1,8 @@
-"""Learning of an iterative policy: episodes of moves from cheap and from good placements.
+"""How an iterative policy learns, from episodes that begin with placements of heuristics and of annealing.
 
-A supervised stage fits the exact effect of single moves; reinforcement, if asked for, then improves whole episodes.
+In the supervised stage the policy learns to predict the exact effects of single moves, which are simulated in the
+states that it comes through. Reinforcement, if it is asked for, then improves whole episodes. docs/method.md has the
+steps of an iteration.
 
 Legend: C training instances, K replicas, B episodes of an iteration, T moves, G groups, S starts.
 """
