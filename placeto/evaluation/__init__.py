@@ -2,8 +2,3 @@
 
 In come graphs, clusters and placers by name; out go rows, a table of ratios, and curves of makespan against budget.
 """
-
-from placeto.evaluation.comparison import Row, evaluate, parse_spec
-from placeto.evaluation.summary import Summary, markdown_table, summarize
-
-__all__ = ["Row", "Summary", "evaluate", "markdown_table", "parse_spec", "summarize"]

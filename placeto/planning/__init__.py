@@ -3,8 +3,3 @@
 In comes a step in several numbers of micro-batches, and a cluster; out go ways to run it, best first, or what it takes
 to fit one device.
 """
-
-from placeto.planning.steps import PlannedStep, Plans
-from placeto.planning.ways import PlanningError, plan, plans_of, with_headroom
-
-__all__ = ["PlannedStep", "PlanningError", "Plans", "plan", "plans_of", "with_headroom"]

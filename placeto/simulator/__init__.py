@@ -4,18 +4,3 @@ In come a problem and placements; out goes a `Schedule`: what runs where and whe
 slack. The kernels are compiled and may be called from other compiled code. An `Evaluator` counts what a search
 simulates against its budget, and keeps the best.
 """
-
-from placeto.simulator.evaluator import Evaluator, PlacementResult
-from placeto.simulator.memory import MEMORY_PENALTY
-from placeto.simulator.schedule import PlacementError, Schedule, simulate, simulate_batch, slack
-
-__all__ = [
-    "MEMORY_PENALTY",
-    "Evaluator",
-    "PlacementError",
-    "PlacementResult",
-    "Schedule",
-    "simulate",
-    "simulate_batch",
-    "slack",
-]

@@ -2,7 +2,3 @@
 
 In comes a problem; out goes a placement with a proof, or the best that was found until the time was up.
 """
-
-from placeto.heuristics.exact.placer import solve, try_exact
-
-__all__ = ["solve", "try_exact"]

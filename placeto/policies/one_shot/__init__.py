@@ -3,7 +3,3 @@
 In comes a graph as units with features (`inputs`); out go sampled placements with their log-probabilities. The
 registry is `placeto.policies.POLICIES`.
 """
-
-from placeto.policies.one_shot.base import OneShotPolicy, Sample
-
-__all__ = ["OneShotPolicy", "Sample"]
