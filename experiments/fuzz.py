@@ -44,6 +44,9 @@ def outcome(name: str, path: Path) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.filterwarnings(
+                "ignore", "`torch.jit.script`", DeprecationWarning
+            )  # of libraries that are imported here
             try:
                 content = found.read(path)
             except found.error as refusal:
