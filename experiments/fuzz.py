@@ -44,6 +44,8 @@ def outcome(name: str, path: Path) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            # libraries that are imported here may warn
+            warnings.filterwarnings("ignore", "`torch.jit.script`", DeprecationWarning)
             try:
                 content = found.read(path)
             except found.error as refusal:

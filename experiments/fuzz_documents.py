@@ -25,7 +25,6 @@ from experiments.fuzz_onnx import MODELS, change_model, to_bytes
 from placeto.evaluation.comparison import EvaluationError, Row, load_rows, save_rows
 from placeto.evaluation.summary import markdown_table, summarize
 from placeto.formats import dnn_partitioning, doppler, onnx_model, pipedream, stg
-from placeto.formats.importers import ImporterError
 from placeto.formats.placement import PlacementError, PlacementFile, load_placement, save_placement
 from placeto.placers import load_placer
 from placeto.policies.weights import checksum, load_weights
@@ -332,7 +331,7 @@ def _json(documents: tuple[Any, ...], read: Any, error: type[ValueError], use: A
 
 
 def _lines(lines: list[str], suffix: str, module: Any) -> Format:
-    return Format((lines,), suffix, module.load, ImporterError, _use_graph, _change_lines)
+    return Format((lines,), suffix, module.load, GraphError, _use_graph, _change_lines)
 
 
 FORMATS: dict[str, Format] = {
@@ -351,12 +350,12 @@ FORMATS: dict[str, Format] = {
         _use_rows,
     ),
     "costs": _json((_COSTS,), load_profiled, CostsError, _use_costs),
-    "dnn-partitioning": _json((_WORKLOAD,), dnn_partitioning.load, ImporterError, _use_graph),
+    "dnn-partitioning": _json((_WORKLOAD,), dnn_partitioning.load, GraphError, _use_graph),
     "PipeDream": _lines(_PROFILE, ".graph.txt", pipedream),
     "DOPPLER": _lines(_DOPPLER, "nodes.txt", doppler),
     "STG": _lines(_STG, ".stg", stg),
     "weights": Format(
         (_SAVED,), ".safetensors", load_placer, CheckpointError, _use_placer, _change_value, _weights, 1 / 2
     ),
-    "ONNX": Format(MODELS, ".onnx", onnx_model.load, ImporterError, _use_graph, change_model, to_bytes, 1 / 2),
+    "ONNX": Format(MODELS, ".onnx", onnx_model.load, GraphError, _use_graph, change_model, to_bytes, 1 / 2),
 }

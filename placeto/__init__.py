@@ -13,9 +13,8 @@ Names are imported when first used, so that importing the package is quick.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from placeto.lazily import lazily
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from placeto.capture.trace import capture_inference, capture_training
@@ -82,4 +81,12 @@ __all__ = [  # noqa: RUF022 - in the order in which one meets them
 ]
 
 
-__getattr__, __dir__ = lazily(globals(), _MODULES)
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

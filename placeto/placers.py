@@ -295,9 +295,9 @@ def _load_file(argument: str) -> ComputationGraph:
         raise LoadError(f"graph {argument!r}: no such file; a graph is {GRAPH_HELP}")
     if path.is_dir():
         raise LoadError(f"graph {argument!r}: is a directory; a graph is {GRAPH_HELP}")
-    importer = find_importer(path)
-    if importer is not None:
-        return importer.load(path)
+    if (importer := find_importer(path)) is not None:
+        graph: ComputationGraph = importer.load(path)
+        return graph
     if not path.name.endswith((".json", ".json.gz")):
         raise GraphError(f"{path}: unknown kind of graph file; a graph is {GRAPH_HELP}")
     return load_graph(path)

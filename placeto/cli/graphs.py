@@ -226,7 +226,7 @@ def import_onnx(file: str, options: CaptureOptions, name: str) -> ComputationGra
 
     Raises:
         UsageError: there is no such file, or options for modules are given.
-        ImporterError: it can't be read.
+        GraphError: it can't be read.
     """
     from placeto.formats import onnx_model
 

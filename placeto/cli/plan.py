@@ -133,8 +133,9 @@ def run(arguments: Arguments) -> None:
 
 def _write_report(plans: Plans, path: Path, name: str) -> None:
     """Write a page with the table and on the best way."""
-    from placeto.formats.report import Ways, save_report
+    from placeto.formats.report import Ways, report_page
     from placeto.planning.steps import PIPELINES
+    from placeto.problem.files import write_text
     from placeto.problem.units import format_bytes
 
     (head, *rows), best = plans.cells(), plans.best
@@ -142,7 +143,7 @@ def _write_report(plans: Plans, path: Path, name: str) -> None:
     note = ""
     if plans.best.used not in schedule.peak_memory.tolist():
         note = "The table has what frameworks keep on each replica; below, each parameter is kept by one of them."
-    save_report(schedule, path, name, ways=Ways(head, rows, plans.advice(), note))
+    write_text(report_page(schedule, name, ways=Ways(head, rows, plans.advice(), note)), path)
     say(f"report       {path} ({format_bytes(path.stat().st_size)})")
 
 

@@ -130,18 +130,15 @@ def write_report(
 ) -> None:
     """Place the problem with the other placers too, in whole modules if it was, and write the page on the schedule."""
     from placeto.evaluation.device_counts import advice, device_counts
-    from placeto.formats.report import Rival, save_report
+    from placeto.formats.report import report_page
     from placeto.placing import with_undivided
+    from placeto.problem.files import write_text
     from placeto.problem.units import format_bytes
 
-    rivals, problem = [], with_undivided(problem, whole)
-    for other in check_against(against):
-        if other == placer:
-            continue
-        found = load_placer(other)(problem, seed=0)
-        rivals.append(Rival(other, found.makespan_us, found.fits, found.simulations, found.seconds))
+    problem = with_undivided(problem, whole)
+    rivals = {other: load_placer(other)(problem, seed=0) for other in check_against(against) if other != placer}
     counts = device_counts(problem, load_placer("multilevel"), COUNTED, schedule.makespan_us, schedule.fits)
-    told = [(count.devices, count.makespan_us, count.fits) for count in counts]
-    save_report(schedule, path, name, placer or "", rivals, whole is not None, told, advice(counts))
+    page = report_page(schedule, name, placer or "", rivals, whole is not None, counts, advice(counts))
+    write_text(page, path)
     say(f"devices      {advice(counts)}")
     say(f"report       {path} ({format_bytes(path.stat().st_size)})")

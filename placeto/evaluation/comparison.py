@@ -37,6 +37,7 @@ from placeto.problem.fields import (
     number,
     optional,
     quote,
+    read_document,
     read_fields,
     read_json,
     text,
@@ -57,7 +58,7 @@ SAVE_EVERY_S = 2.0
 Row = dict[str, Any]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_FILE = {"format": Field(text), "rows": Field(items(anything, "a row"))}
+_FILE = {"rows": Field(items(anything, "a row"))}
 
 
 class EvaluationError(ValueError):
@@ -255,9 +256,7 @@ def load_rows(path: str | Path) -> list[Row]:
     """
     document = read_json(path, EvaluationError)
     with within(EvaluationError, path):
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise EvaluationError(f'not an evaluation file: "format" must be "{FORMAT}"')
-        rows = read_fields(document, _FILE, EvaluationError)["rows"]
+        rows: list[Row] = read_document(document, FORMAT, "an evaluation file", _FILE, EvaluationError)["rows"]
         for position, row in enumerate(rows):
             with within(EvaluationError, f"row {position}"):
                 read_fields(row, _ROW, EvaluationError, others=True)

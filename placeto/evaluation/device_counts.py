@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,7 @@ WORTH = 0.05
 """Share of the step that more devices must save to be worth using."""
 
 
-@dataclass(frozen=True)
-class DeviceCount:
+class DeviceCount(NamedTuple):
     """The best step that was found on so many devices, or fewer."""
 
     devices: int

@@ -46,7 +46,6 @@ def save_chrome_trace(schedule: Schedule, path: str | Path) -> None:
 def _transfers(schedule: Schedule, names: tuple[str, ...]) -> list[dict[str, Any]]:
     """Events of the sends, and the names of the rows that they lie on."""
     graph, pairs = schedule.problem.graph, schedule.problem.cluster.link == "pair"
-    producer = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
     rows: dict[int, str] = {}
     events = []
     for send in range(len(schedule.send_tensor)):
@@ -56,7 +55,7 @@ def _transfers(schedule: Schedule, names: tuple[str, ...]) -> list[dict[str, Any
         rows[row] = f"{names[src]} to {receiver}" if pairs else f"{names[src]} sends"
         args = {"bytes": int(graph.output_bytes[tensor]), "from": names[src], "to": receiver}
         start, finish = schedule.send_start_us[send], schedule.send_finish_us[send]
-        events.append(_complete(graph.op_names[producer[tensor]], "transfer", _LINKS, row, start, finish, args))
+        events.append(_complete(graph.op_names[graph.producer[tensor]], "transfer", _LINKS, row, start, finish, args))
     return [_metadata("thread_name", _LINKS, row, rows[row]) for row in sorted(rows)] + events
 
 

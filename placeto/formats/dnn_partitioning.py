@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from placeto.formats.errors import ImporterError
 from placeto.problem.fields import (
     Check,
     Field,
@@ -80,8 +79,8 @@ def recognises(path: Path) -> bool:
     if not path.name.endswith((".json", ".json.gz")):
         return False
     try:
-        return b'"fpgaLatency"' in read_bytes(path, ImporterError)
-    except ImporterError:
+        return b'"fpgaLatency"' in read_bytes(path, GraphError)
+    except GraphError:
         return False
 
 
@@ -105,14 +104,12 @@ def load(path: str | Path) -> ComputationGraph:
     steps those between backward nodes run the wrong way, which a throughput does not depend on but a makespan does.
 
     Raises:
-        ImporterError: not such a file; the message names the file and the node or edge.
+        GraphError: not such a file; the message names the file and the node or edge.
         OSError: the file can't be read.
     """
-    document = read_json(path, ImporterError)
-    try:
+    document = read_json(path, GraphError)
+    with within(GraphError, path):
         return _graph(document, Path(path).name.split(".")[0])
-    except GraphError as problem:
-        raise ImporterError(f"{path}: {problem}") from None
 
 
 def _graph(document: Any, name: str) -> ComputationGraph:

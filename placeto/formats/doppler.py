@@ -17,8 +17,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from placeto.formats.errors import ImporterError, read_lines
-from placeto.problem.fields import quote
+from placeto.formats.lines import read_lines
+from placeto.problem.fields import quote, within
 from placeto.problem.graph import ComputationGraph, GraphError
 
 
@@ -39,14 +39,12 @@ def load(path: str | Path) -> ComputationGraph:
     byte/us and no latency, makespans are those of the published simulator, times 1e10.
 
     Raises:
-        ImporterError: not such a file; the message names the file and the line or node.
+        GraphError: not such a file; the message names the file and the line or node.
         OSError: the file can't be read.
     """
     lines = read_lines(path, "DOPPLER graph")
-    try:
+    with within(GraphError, path):
         return ComputationGraph.from_ops(Path(path).name.removesuffix(".txt"), _ops(lines), "inference")
-    except GraphError as problem:
-        raise ImporterError(f"{path}: {problem}") from None
 
 
 def _ops(lines: list[str]) -> list[dict[str, Any]]:

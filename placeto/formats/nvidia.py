@@ -25,21 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from placeto.problem.cluster import BYTES_PER_US, MOST_DEVICES, Cluster, ClusterError, Device, SharedLink
-from placeto.problem.cluster.devices import (  # fmt: skip
-    A10,
-    A100,
-    A100_40GB,
-    B200,
-    H100,
-    H200,
-    K80,
-    L4,
-    P100,
-    RTX3090,
-    RTX4090,
-    T4,
-    V100,
-)
+from placeto.problem.cluster.devices import NVIDIA
 from placeto.problem.cluster.presets import (
     LATENCY_US,
     NVLINK2,
@@ -53,22 +39,20 @@ from placeto.problem.cluster.presets import (
 from placeto.problem.fields import listed, quote, read_bytes, within
 
 HOW = "write one by (nvidia-smi -L; nvidia-smi topo -m) > machine.txt"
-GPUS = {gpu.kind: gpu for gpu in (K80, P100, V100, T4, A10, A100, A100_40GB, L4, RTX3090, RTX4090, H100, H200, B200)}
-"""Kinds of GPUs that there are numbers for."""
-_BOARDS = {  # of nvidia-smi's names
-    r"Tesla K80": K80,
-    r"Tesla P100-PCIE-16GB": P100,
-    r"Tesla V100-SXM[23]-\d+GB": V100,
-    r"(Tesla|NVIDIA) T4": T4,
-    r"NVIDIA A10": A10,
-    r"(NVIDIA )?A100-SXM4-40GB": A100_40GB,
-    r"(NVIDIA )?A100-SXM4?-80GB": A100,
-    r"NVIDIA L4": L4,
-    r"(NVIDIA )?GeForce RTX 3090": RTX3090,
-    r"(NVIDIA )?GeForce RTX 4090": RTX4090,
-    r"NVIDIA H100 80GB HBM3": H100,
-    r"NVIDIA H200": H200,
-    r"NVIDIA B200": B200,
+_BOARDS = {  # of nvidia-smi's names -> kind
+    r"Tesla K80": "k80",
+    r"Tesla P100-PCIE-16GB": "p100",
+    r"Tesla V100-SXM[23]-\d+GB": "v100",
+    r"(Tesla|NVIDIA) T4": "t4",
+    r"NVIDIA A10": "a10",
+    r"(NVIDIA )?A100-SXM4-40GB": "a100-40gb",
+    r"(NVIDIA )?A100-SXM4?-80GB": "a100",
+    r"NVIDIA L4": "l4",
+    r"(NVIDIA )?GeForce RTX 3090": "rtx3090",
+    r"(NVIDIA )?GeForce RTX 4090": "rtx4090",
+    r"NVIDIA H100 80GB HBM3": "h100",
+    r"NVIDIA H200": "h200",
+    r"NVIDIA B200": "b200",
 }
 
 
@@ -105,7 +89,7 @@ def load_machine(path: str | Path, kinds: Sequence[str] = (), name: str | None =
 
     Args:
         path: the path of a text file; other lines in it are not read.
-        kinds: the kinds of the GPUs, keys of `GPUS`: one for all, or one for each.
+        kinds: the kinds of the GPUs, keys of `NVIDIA`: one for all, or one for each.
         name: the name of the cluster; the file's if not given.
 
     Raises:
@@ -152,25 +136,25 @@ def _devices(lines: Sequence[str], count: int, kinds: Sequence[str]) -> list[Dev
     """(D,) the GPUs."""
     if kinds:
         for kind in kinds:
-            if kind not in GPUS:
-                raise ClusterError(f"there are no numbers for GPUs of kind {quote(kind)}, but for {', '.join(GPUS)}")
+            if kind not in NVIDIA:
+                raise ClusterError(f"there are no numbers for GPUs of kind {quote(kind)}, but for {', '.join(NVIDIA)}")
         if len(kinds) not in (1, count):
             raise ClusterError(f"one kind is needed, or one for each of {count} GPUs, not {len(kinds)}")
-        return [replace(GPUS[kind], name=f"gpu:{i}") for i, kind in enumerate(list(kinds) * (count // len(kinds)))]
+        return [replace(NVIDIA[kind], name=f"gpu:{i}") for i, kind in enumerate(list(kinds) * (count // len(kinds)))]
     matches = [re.match(r"\s*GPU (\d+): (.*?)\s*(\(UUID.*)?$", line) for line in lines]
     names = {int(match[1]): match[2] for match in matches if match}
     if sorted(names) != list(range(count)):
         what = "doesn't say what GPUs these are" if not names else f"names {len(names)} GPUs, but connects {count}"
-        raise ClusterError(f"{what}: {HOW}, or give their kind (--kind), one of {', '.join(GPUS)}")
+        raise ClusterError(f"{what}: {HOW}, or give their kind (--kind), one of {', '.join(NVIDIA)}")
     devices = []
     for i in range(count):
-        board = next((gpu for name, gpu in _BOARDS.items() if re.fullmatch(name, names[i])), None)
-        if board is None:
-            instead = f"give the kind that is nearest (--kind), one of {', '.join(GPUS)}, and correct the file"
+        own = next((kind for name, kind in _BOARDS.items() if re.fullmatch(name, names[i])), None)
+        if own is None:
+            instead = f"give the kind that is nearest (--kind), one of {', '.join(NVIDIA)}, and correct the file"
             raise ClusterError(f"there are no numbers for GPU {i}, {quote(names[i])}: {instead}")
         memory = re.search(r"-(\d+)GB", names[i])
-        size = int(memory[1]) * 10**9 if memory else board.memory
-        devices.append(replace(board, name=f"gpu:{i}", memory=size))
+        size = int(memory[1]) * 10**9 if memory else NVIDIA[own].memory
+        devices.append(replace(NVIDIA[own], name=f"gpu:{i}", memory=size))
     return devices
 
 

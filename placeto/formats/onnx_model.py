@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from placeto.formats.apart import Apart, DiedError, RaisedError
-from placeto.formats.errors import ImporterError
 from placeto.formats.onnx_checks import check_functions, check_model, drop_weights, one_line, read_external, title
 from placeto.formats.onnx_costs import PASSING, Operand, bytes_accessed, dtype_of, flops, item_bytes, kernel
 from placeto.formats.onnx_shapes import bind, shapes_of, with_reshapes, with_shapes
-from placeto.problem.fields import quote
+from placeto.problem.fields import quote, within
 from placeto.problem.graph import ComputationGraph, GraphError
 
 if TYPE_CHECKING:
@@ -61,12 +60,12 @@ def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: st
         name: the name of the graph; the file's by default.
 
     Raises:
-        ImporterError: not such a file, a dimension without a value, control flow, or a shape that can't be inferred;
+        GraphError: not such a file, a dimension without a value, control flow, or a shape that can't be inferred;
             also if the package onnx isn't there.
         OSError: the file can't be read.
     """
     if find_spec("onnx") is None:
-        raise ImporterError(f"{path}: reading it takes the package onnx: pip install 'placeto[onnx]'")
+        raise GraphError(f"{path}: reading it takes the package onnx: pip install 'placeto[onnx]'")
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
     asked = {str(symbol): int(value) for symbol, value in (dimensions or {}).items()}
@@ -77,24 +76,23 @@ def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: st
     }
     try:
         records = _PARSER.call("read_records", os.path.abspath(path), asked, **limits)
-        return ComputationGraph.from_ops(name or Path(path).name.removesuffix(".onnx"), records, "inference")
-    except GraphError as problem:
-        raise ImporterError(f"{path}: {problem}") from None
     except RaisedError as problem:
         clue = f"({problem.kind}: {one_line(str(problem))})"
         if problem.kind in ("ImportError", "ModuleNotFoundError"):
-            raise ImporterError(f"{path}: the package onnx can't be loaded {clue}: install it again") from None
+            raise GraphError(f"{path}: the package onnx can't be loaded {clue}: install it again") from None
         reason = str(problem) if problem.kind == GraphError.__name__ else f"not as ONNX defines a model {clue}"
-        raise ImporterError(f"{path}: {reason}") from None
+        raise GraphError(f"{path}: {reason}") from None
     except DiedError as problem:
-        raise ImporterError(f"{path}: damaged, or too much for the package onnx: reading it {problem}") from None
+        raise GraphError(f"{path}: damaged, or too much for the package onnx: reading it {problem}") from None
+    with within(GraphError, path):
+        return ComputationGraph.from_ops(name or Path(path).name.removesuffix(".onnx"), records, "inference")
 
 
 def read_records(path: str, dimensions: dict[str, int]) -> list[dict[str, Any]]:
     """The op records of an ONNX model; see `load`, which calls this in another process.
 
     Raises:
-        GraphError: what `load` raises an ImporterError for; other errors mean that the model is damaged.
+        GraphError: what `load` raises a GraphError for; other errors mean that the model is damaged.
         OSError: the file can't be read.
     """
     import onnx

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from placeto.formats.errors import ImporterError, read_lines
-from placeto.problem.fields import quote
+from placeto.formats.lines import read_lines
+from placeto.problem.fields import quote, within
 from placeto.problem.graph import ComputationGraph, GraphError
 
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
@@ -45,15 +45,13 @@ def load(path: str | Path) -> ComputationGraph:
     layers' numbers, backward ops in reverse after them.
 
     Raises:
-        ImporterError: not such a profile; the message names the file and the line or layer.
+        GraphError: not such a profile; the message names the file and the line or layer.
         OSError: the file can't be read.
     """
-    layers, edges = _parse(path)
+    lines = read_lines(path, "PipeDream profile")
     name = Path(path).name.removesuffix("graph.txt").rstrip(".") or "pipedream"
-    try:
-        return ComputationGraph.from_ops(name, _ops(layers, edges))
-    except GraphError as error:
-        raise ImporterError(f"{path}: {error}") from None
+    with within(GraphError, path):
+        return ComputationGraph.from_ops(name, _ops(*_parse(lines)))
 
 
 @dataclass(frozen=True)
@@ -75,48 +73,43 @@ class _Layer:
         return self.forward_us == self.backward_us == self.param_bytes == 0
 
 
-def _parse(path: str | Path) -> tuple[dict[str, _Layer], list[tuple[str, str]]]:
+def _parse(lines: list[str]) -> tuple[dict[str, _Layer], list[tuple[str, str]]]:
     layers: dict[str, _Layer] = {}
     edges: dict[tuple[str, str], int] = {}  # -> line
-    for number, line in enumerate(read_lines(path, "PipeDream profile"), start=1):
+    for number, line in enumerate(lines, start=1):
         parts = line.strip().split(" -- ")
         if not line.strip():
             continue
-        try:
-            if len(parts) == 2:
-                edges.setdefault((parts[0], parts[1]), number)
-                continue
+        if len(parts) == 2:
+            edges.setdefault((parts[0], parts[1]), number)
+            continue
+        with within(GraphError, f"line {number}"):
             layer = _layer(line.strip())
-            if layer.name in layers:
-                raise ValueError(f"layer {quote(layer.name)} is there twice")
-        except ValueError as problem:
-            raise ImporterError(f"{path}: line {number}: {problem}") from None
-        layers[layer.name] = layer
+            if layers.setdefault(layer.name, layer) is not layer:
+                raise GraphError(f"layer {quote(layer.name)} is there twice")
     for (src, dst), number in edges.items():
         for name in (src, dst):
             if name not in layers:
-                raise ImporterError(
-                    f"{path}: line {number}: edge to or from {quote(name)}, which is no layer of the file"
-                )
+                raise GraphError(f"line {number}: edge to or from {quote(name)}, which is no layer of the file")
     if not layers:
-        raise ImporterError(f"{path}: not a PipeDream profile: it has no layer")
+        raise GraphError("not a PipeDream profile: it has no layer")
     return dict(sorted(layers.items(), key=lambda item: _natural(item[0]))), sorted(edges, key=lambda e: edges[e])
 
 
 def _layer(line: str) -> _Layer:
     match = re.fullmatch(r"(\S+) -- (.*) -- (.*)", line)
     if match is None:
-        raise ValueError('neither a layer ("name -- description -- times and sizes") nor an edge ("name -- name")')
+        raise GraphError('neither a layer ("name -- description -- times and sizes") nor an edge ("name -- name")')
     name, description, numbers = match.groups()
     fields = dict(item.split("=", 1) for item in numbers.split(", ") if "=" in item)
     missing = [field for field in _FIELDS if field not in fields]
     if missing:
-        raise ValueError(f"layer {quote(name)} has no {missing[0]}")
+        raise GraphError(f"layer {quote(name)} has no {missing[0]}")
     forward, backward = (_number(fields[field], field, name) * _US_PER_MS for field in _FIELDS[:2])
     kind, _, arguments = description.partition("(")
     sizes = fields["activation_size"].strip("[]").split(";")
     if len(sizes) > _MOST_TENSORS:
-        raise ValueError(
+        raise GraphError(
             f"layer {quote(name)}: activation_size must be at most {_MOST_TENSORS} sizes, not {len(sizes)}"
         )
     layer = _Layer(
@@ -137,7 +130,7 @@ def _number(text: str, field: str, name: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"layer {quote(name)}: {field} must be a finite number >= 0, not {quote(text.strip())}")
+        raise GraphError(f"layer {quote(name)}: {field} must be a finite number >= 0, not {quote(text.strip())}")
     return value
 
 

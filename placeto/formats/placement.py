@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from placeto.problem.cluster import DISPATCHES
 from placeto.problem.dispatch import OrderError, order_of_lists
 from placeto.problem.fields import (
-    Field,
     check_json_name,
     choice,
     flag,
@@ -26,9 +25,10 @@ from placeto.problem.fields import (
     number,
     optional,
     quote,
-    read_fields,
+    read_document,
     read_json,
     size,
+    table_of,
     text,
     within,
     write_json,
@@ -50,41 +50,28 @@ __all__ = [
 
 FORMAT = "placeto.placement/1"
 PLAN = "placeto.plan/1"  # which has a placement in a field: see `placeto.formats.plan`
-_FIELDS = {
-    "format": Field(text),
-    "placement": Field(mapping(text)),
-    "graph_hash": Field(optional(text), None),
-    "cluster": Field(optional(text), None),
-    "makespan_us": Field(optional(number()), None),
-    "peak_memory": Field(mapping(size), {}),
-    "fits": Field(optional(flag), None),
-    "costs": Field(optional(text), None),
-    "dispatch": Field(optional(choice(*DISPATCHES)), None),
-    "order": Field(optional(mapping(items(text, "an op"))), None),
-    "whole_modules": Field(optional(items(text, "a module")), None),
-    "placer": Field(optional(text), None),
-    "simulations": Field(optional(integer()), None),
-    "seconds": Field(optional(number()), None),
-}
 
 
 @dataclass(frozen=True)
 class PlacementFile:
     """The content of a placement file; whatever is None was left out of it."""
 
-    placement: Mapping[str, str]  # op name -> device name
-    graph_hash: str | None = None
-    cluster: str | None = None  # name of the cluster
-    makespan_us: float | None = None
-    peak_memory: Mapping[str, int] = field(default_factory=dict)  # device name -> bytes
-    fits: bool | None = None
-    costs: str | None = None  # name of the cost model, with the hash of what decides its times
-    dispatch: str | None = None  # what the makespan is of: see `placeto.problem.dispatch`
-    order: Mapping[str, list[str]] | None = None  # device name -> its ops as they start
-    whole_modules: Sequence[str] | None = None  # kept whole, as blocks were; None = any module could be divided
-    placer: str | None = None
-    simulations: int | None = None
-    seconds: float | None = None
+    placement: Annotated[Mapping[str, str], mapping(text)]  # op name -> device name
+    graph_hash: Annotated[str | None, optional(text)] = None
+    cluster: Annotated[str | None, optional(text)] = None  # its name
+    costs: Annotated[str | None, optional(text)] = None  # the cost model, with the hash of what decides its times
+    dispatch: Annotated[str | None, optional(choice(*DISPATCHES))] = None
+    """What the makespan is of: see `placeto.problem.dispatch`."""
+    makespan_us: Annotated[float | None, optional(number())] = None
+    fits: Annotated[bool | None, optional(flag)] = None
+    peak_memory: Annotated[Mapping[str, int], mapping(size)] = field(default_factory=dict)  # device name -> bytes
+    whole_modules: Annotated[Sequence[str] | None, optional(items(text, "a module"))] = None
+    """Kept whole, as blocks were; None = any module could be divided."""
+    placer: Annotated[str | None, optional(text)] = None
+    simulations: Annotated[int | None, optional(integer())] = None
+    seconds: Annotated[float | None, optional(number())] = None
+    order: Annotated[Mapping[str, list[str]] | None, optional(mapping(items(text, "an op")))] = None
+    """Device name -> its ops as they start."""
 
     def devices(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
         """(N,) int64, the device index of each op, in the order of ``graph.op_names``.
@@ -180,10 +167,8 @@ def placement_of(document: Any) -> PlacementFile:
     Raises:
         PlacementError: it is none; the message names the field.
     """
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise PlacementError(f'not a placement file: "format" must be "{FORMAT}"')
-    values = read_fields(document, _FIELDS, PlacementError)
-    return PlacementFile(**{key: value for key, value in values.items() if key != "format"})
+    table = table_of(PlacementFile)
+    return PlacementFile(**read_document(document, FORMAT, "a placement file", table, PlacementError))
 
 
 def save_placement(placement: PlacementFile | PlacementResult, path: str | Path) -> None:
@@ -204,15 +189,11 @@ def save_placement(placement: PlacementFile | PlacementResult, path: str | Path)
 
 def document_of(file: PlacementFile) -> dict[str, Any]:
     """What a placement file says, as a document of JSON."""
-    document: dict[str, Any] = {"format": FORMAT}
     values = {key: value for key, value in vars(file).items() if value is not None}
-    first = ["graph_hash", "cluster", "costs", "dispatch", "makespan_us", "fits", "peak_memory"]
-    last = ["whole_modules", "placer", "simulations", "seconds"]
-    document.update({key: values[key] for key in [*first, *last] if key in values})
-    document["placement"] = dict(file.placement)
+    large = {"placement": dict(values.pop("placement"))}
     if file.order is not None:
-        document["order"] = {device: list(ops) for device, ops in file.order.items()}
-    return document
+        large["order"] = {device: list(ops) for device, ops in values.pop("order").items()}
+    return {"format": FORMAT, **values, **large}
 
 
 def described(result: PlacementResult) -> PlacementFile:

@@ -8,21 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from placeto.formats.placement import PLAN, PlacementError, PlacementFile, document_of, placement_of
 from placeto.problem.fields import (
-    Field,
-    anything,
     check_json_name,
     flag,
     integer,
     mapping,
     number,
     quote,
-    read_fields,
+    read_document,
     read_json,
     size,
+    table_of,
     text,
     within,
     write_json,
@@ -31,39 +30,28 @@ from placeto.problem.fields import (
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
 
-_FIELDS = {
-    "format": Field(text),
-    "kind": Field(text),
-    "shape": Field(text),
-    "micro_batches": Field(integer(1)),
-    "order": Field(text),
-    "run_by": Field(text),
-    "batch": Field(integer(1)),
-    "step_us": Field(number()),
-    "memory": Field(mapping(size)),
-    "room": Field(size),
-    "fits": Field(flag),
-    "cluster_hash": Field(text),
-    "placement": Field(anything),
-}
+
+def _placement(value: Any, key: str, error: type[ValueError]) -> PlacementFile:
+    with within(error, key):
+        return placement_of(value)
 
 
 @dataclass(frozen=True)
 class PlanFile:
     """The content of a plan file."""
 
-    kind: str  # such as "pipeline"
-    shape: str  # such as "2 stages x 4"
-    micro_batches: int
-    order: str  # of the ops of a device: a dispatch, "own list" or "program"
-    run_by: str  # the tool whose step is simulated
-    batch: int  # samples of a step
-    step_us: float  # simulated, as that tool runs it
-    memory: Mapping[str, int]  # bytes by category, of the device that has the least room left
-    room: int  # bytes of that device
-    fits: bool
-    cluster_hash: str
-    placement: PlacementFile
+    kind: Annotated[str, text]  # such as "pipeline"
+    shape: Annotated[str, text]  # such as "2 stages x 4"
+    micro_batches: Annotated[int, integer(1)]
+    order: Annotated[str, text]  # of the ops of a device: a dispatch, "own list" or "program"
+    run_by: Annotated[str, text]  # the tool whose step is simulated
+    batch: Annotated[int, integer(1)]  # samples of a step
+    step_us: Annotated[float, number()]  # simulated, as that tool runs it
+    memory: Annotated[Mapping[str, int], mapping(size)]  # bytes by category, of the device that has the least room left
+    room: Annotated[int, size]  # bytes of that device
+    fits: Annotated[bool, flag]
+    cluster_hash: Annotated[str, text]
+    placement: Annotated[PlacementFile, _placement]
 
     def check_cluster(self, cluster: Cluster) -> None:
         """Refuse another cluster than the plan's.
@@ -89,10 +77,7 @@ def load_plan(path: str | Path) -> PlanFile | None:
     if not isinstance(document, dict) or document.get("format") != PLAN:
         return None
     with within(PlacementError, path):
-        values = read_fields(document, _FIELDS, PlacementError)
-        with within(PlacementError, "placement"):
-            values["placement"] = placement_of(values["placement"])
-    return PlanFile(**{key: value for key, value in values.items() if key != "format"})
+        return PlanFile(**read_document(document, PLAN, "a plan", table_of(PlanFile), PlacementError))
 
 
 def save_plan(plan: PlanFile, path: str | Path) -> None:

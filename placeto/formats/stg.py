@@ -20,8 +20,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from placeto.formats.errors import ImporterError, read_lines
-from placeto.problem.fields import quote
+from placeto.formats.lines import read_lines
+from placeto.problem.fields import quote, within
 from placeto.problem.graph import ComputationGraph, GraphError
 
 _DUMMIES = 2
@@ -40,16 +40,14 @@ def load(path: str | Path) -> ComputationGraph:
     free, with a bandwidth of 1 byte/us and no latency, makespans are in the file's units.
 
     Raises:
-        ImporterError: not such a file; the message names the file and the line or task.
+        GraphError: not such a file; the message names the file and the line or task.
         OSError: the file can't be read.
     """
     text = read_lines(path, "task graph")
     lines = [(row, line.partition("#")[0].split()) for row, line in enumerate(text, start=1)]
-    try:
+    with within(GraphError, path):
         ops = _ops([(row, words) for row, words in lines if words])
         return ComputationGraph.from_ops(Path(path).name.removesuffix(".stg"), ops, "inference")
-    except GraphError as problem:
-        raise ImporterError(f"{path}: {problem}") from None
 
 
 def _ops(lines: list[tuple[int, list[str]]]) -> list[dict[str, Any]]:

@@ -104,11 +104,9 @@ def _first_use(problem: PlacementProblem, follow: np.ndarray) -> np.ndarray:
     """(K,) the topological position of each group's first op; of one that floats, that of the first which needs it."""
     graph = problem.graph
     floats, _ = floating_ops(problem, follow)
-    position = np.empty(problem.num_ops, np.int64)
-    position[graph.topological_order] = np.arange(problem.num_ops)
-    needed = np.where(floats, problem.num_ops, position)
+    needed = np.where(floats, problem.num_ops, graph.position)
     edges = np.flatnonzero(floats[graph.edge_src])
-    for edge in edges[np.argsort(-position[graph.edge_src[edges]], kind="stable")].tolist():
+    for edge in edges[np.argsort(-graph.position[graph.edge_src[edges]], kind="stable")].tolist():
         src, dst = graph.edge_src[edge], graph.edge_dst[edge]
         needed[src] = min(needed[src], needed[dst])
     first = np.full(follow.max() + 1, problem.num_ops)

@@ -41,11 +41,7 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
     modules, micro_batch = graph.modules, graph.micro_batches.tolist()
     order = graph.topological_order.tolist()
     backward = [kind in BACKWARD_PASSES for kind in graph.passes]
-    producers: list[list[int]] = [[] for _ in order]
-    consumers: list[list[int]] = [[] for _ in order]
-    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
-        producers[dst].append(src)
-        consumers[src].append(dst)
+    producers, consumers = graph.reads, graph.readers
     where = _runs(graph, busy)
     if whole:
         where = _with_whole_modules(graph, where)
@@ -87,8 +83,7 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
 
 def _bytes_made(graph: ComputationGraph) -> np.ndarray:
     """(N,) bytes of all outputs of each op."""
-    of_op = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
-    return np.bincount(of_op, weights=graph.output_bytes, minlength=graph.num_ops).astype(np.int64)
+    return np.bincount(graph.producer, weights=graph.output_bytes, minlength=graph.num_ops).astype(np.int64)
 
 
 def _runs(graph: ComputationGraph, busy: np.ndarray) -> list[int]:

@@ -292,10 +292,9 @@ class Plan:
         placement = np.array(dealt)[stage, np.maximum(graph.micro_batches, 0)]
         load, homes = np.zeros(problem.num_devices), {}
         free = (graph.micro_batches == NO_MICRO_BATCH) & (num_micro_batches(graph) > 1)  # else all ops have none
-        first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
         for op in graph.topological_order[free[graph.topological_order]].tolist():
             key = (int(graph.colocation[op]), -1) if graph.colocation[op] >= 0 else (-1, op)
-            made_of = [of for of in graph.edge_src[first[op] : first[op + 1]].tolist() if free[of]]
+            made_of = [of for of in graph.reads[op] if free[of]]
             if key[1] == op and made_of:
                 homes[key] = int(placement[made_of[0]])
             if key not in homes:

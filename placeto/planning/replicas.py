@@ -74,7 +74,6 @@ class _Step:
         self.shared = of_no_micro_batch(self.graph)
         self.units, self.unit = _units(self.graph, self.shared)
         self.own = self.graph.to_ops()
-        self.first = np.searchsorted(self.graph.edge_dst, np.arange(self.graph.num_ops + 1))
         self.records: list[Record] = []
         self.placement: list[int] = []
         self.signals: dict[str, int] = {}  # op -> its output of no bytes
@@ -162,13 +161,13 @@ class _Step:
         readers: dict[int, dict[_Use, list[tuple[int, int]]]] = {device: defaultdict(list) for device in self.devices}
         read: dict[int, set[int]] = defaultdict(set)  # tensors of each unit
         for op in kept:
-            for edge in range(self.first[op], self.first[op + 1]):
-                if self.shared[source := int(graph.edge_src[edge])]:
+            for number, source in enumerate(graph.reads[op]):
+                if self.shared[source]:
                     use = self._use(int(self.unit[source]), op)
-                    readers[self._where(op)][use].append((op, edge - int(self.first[op])))
-                    read[use.unit].add(int(memory[graph.edge_tensor[edge]]))
+                    readers[self._where(op)][use].append((op, number))
+                    read[use.unit].add(int(memory[graph.edge_tensor[graph.input_ptr[op] + number]]))
         for home, tensor in contributions(graph):  # a unit has its weights until its gradients are there
-            op = int(np.searchsorted(graph.output_ptr, tensor, side="right")) - 1
+            op = int(graph.producer[tensor])
             readers[self._where(op)][self._use(int(self.unit[home]), op)].append((op, len(self.own[op]["inputs"])))
             self.own[op]["inputs"].append(("", 0))
         waits: dict[_Use, dict[int, Output]] = defaultdict(dict)  # for the last op before the use before it
@@ -254,9 +253,8 @@ class _Step:
         """Add what sums the gradients of units: what a device has of its micro-batches first, in stage 1."""
         graph = self.graph
         given: dict[tuple[int, int], list[int]] = defaultdict(list)  # tensors, by unit and micro-batch
-        source = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
         for home, tensor in contributions(graph):
-            given[int(self.unit[home]), int(graph.micro_batches[source[tensor]])].append(tensor)
+            given[int(self.unit[home]), int(graph.micro_batches[graph.producer[tensor]])].append(tensor)
         dtype = {int(self.unit[op]): graph.dtypes[op] for op in np.flatnonzero(graph.trained_bytes).tolist()}
         for unit in dict.fromkeys(unit for unit, _ in given):
             both = {"module": self.units[unit], "pass": "backward", "dtype": dtype[unit]}
@@ -264,8 +262,8 @@ class _Step:
             parts: dict[_Use, dict[int, list[Output]]] = defaultdict(lambda: {device: [] for device in self.devices})
             for micro_batch, device in enumerate(self.device):
                 use = _Use(unit, self._turn(micro_batch), True)
-                tensors = given[unit, micro_batch]
-                inputs = [(graph.op_names[op], t - int(graph.output_ptr[op])) for t in tensors for op in [source[t]]]
+                of = [(graph.producer[tensor], tensor) for tensor in given[unit, micro_batch]]
+                inputs = [(graph.op_names[op], tensor - int(graph.output_ptr[op])) for op, tensor in of]
                 if self.stage == 1 and use.turn:
                     name = self._name(use, "gradients added", device)
                     inputs = [self._add(both | _sum(name, inputs, 1, size, [0]), device)]

@@ -19,9 +19,9 @@ import reprlib
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -73,6 +73,46 @@ def read_fields(
         else:
             values[key] = field.default
     return values
+
+
+def read_document(
+    document: Any, form: str, what: str, table: Mapping[str, Field], error: type[ValueError], *, others: bool = False
+) -> dict[str, Any]:
+    """`read_fields` of a whole file, which says its format.
+
+    Args:
+        document: what the file holds.
+        form: the format that it must say, such as "placeto.graph/1".
+        what: what it is, for the message.
+        table: its fields, but for the format; the values returned are of these.
+        error: the exception raised.
+        others: whether fields that aren't in the table are allowed.
+    """
+    if not isinstance(document, dict) or document.get("format") != form:
+        raise error(f'not {what}: "format" must be "{form}"')
+    values = read_fields(document, {**table, "format": Field(text)}, error, others=others)
+    del values["format"]
+    return values
+
+
+def table_of(kind: type) -> dict[str, Field]:
+    """The fields of a dataclass, each annotated with its check, as ``size: Annotated[int, integer()]``."""
+    hints = get_type_hints(kind, include_extras=True)
+    table = {}
+    for own in fields(kind):
+        default = own.default if own.default_factory is MISSING else own.default_factory()
+        table[own.name] = Field(hints[own.name].__metadata__[0], _REQUIRED if default is MISSING else default)
+    return table
+
+
+def nested(table: Mapping[str, Field]) -> Check:
+    """A check for an object in another one, with the fields of a table."""
+
+    def check(value: Any, key: str, error: type[ValueError]) -> dict[str, Any]:
+        with within(error, key):
+            return read_fields(value, table, error)
+
+    return check
 
 
 def refuse_unknown(record: Mapping[Any, Any], known: Collection[str], error: type[ValueError]) -> None:

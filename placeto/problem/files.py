@@ -53,7 +53,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 def write_text(text: str, path: str | Path) -> None:
     """Write a text file; the old one stays until the new one is complete."""
     with atomic_write(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.
     graph, here = schedule.problem.graph, schedule.placement == device
     begin, end, where, size, made_by = _lives(schedule)
     sums, types = gradient_sums(graph), np.array(graph.op_types)
-    parts = np.searchsorted(graph.output_ptr, sums.tensor, side="right") - 1  # the ops that give what is added up
+    parts = graph.producer[sums.tensor]  # the ops that give what is added up
     gives, takes = types[graph.edge_dst] == SCATTER, types[graph.edge_src] == SCATTER
     summing = [sums.additions, parts, graph.edge_src[gives], graph.edge_src[takes], graph.edge_dst[takes]]
     received = (made_by >= graph.num_ops) | np.isin(made_by, np.flatnonzero(types == RELAY))

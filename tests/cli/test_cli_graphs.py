@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from placeto import capture_inference, capture_training, load_cluster, load_placement, place
+from placeto import PlacementResult, capture_inference, capture_training, load_cluster, load_placement, place
 from placeto.cli.graphs import CaptureOptions, TraceOptions
 from placeto.cli.profile import real_step_of
 from placeto.cli.train import _problems
@@ -162,9 +162,9 @@ def test_modules_that_must_not_be_split_are_kept_as_the_library_keeps_them(folde
 
 
 def test_the_report_places_rivals_in_whole_modules_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[list[page.Rival]] = []
+    shown: list[dict[str, PlacementResult]] = []
     real = page._compared
-    monkeypatch.setattr(page, "_compared", lambda s, p, rivals, w: shown.append(list(rivals)) or real(s, p, rivals, w))
+    monkeypatch.setattr(page, "_compared", lambda s, p, rivals, w: shown.append(rivals) or real(s, p, rivals, w))
     free = ("place", "net.py:train(width=2048)", "--cluster", "2xv100", "--placer", "single", "--report", "page.html")
     assert run(*free, "-o", "free.json") == 0
     assert "in whole modules as well" not in Path("page.html").read_text()
@@ -173,7 +173,7 @@ def test_the_report_places_rivals_in_whole_modules_too(folder: Path, monkeypatch
     again = ("report", free[1], *free[2:4], "-o", "page.html", "--placement")
     assert run(*again, "whole.json") == 0
     assert run(*again, "free.json") == 0
-    times = [{rival.placer: rival.makespan_us for rival in rivals} for rivals in shown]
+    times = [{name: rival.makespan_us for name, rival in rivals.items()} for rivals in shown]
     assert times[1] == times[2]
     assert times[0] == times[3]
     assert times[0]["etf"] < times[1]["etf"], "towers inside a pair can't be split"

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from placeto.formats.dnn_partitioning import load
-from placeto.formats.importers import IMPORTERS, ImporterError, find_importer
+from placeto.formats.importers import IMPORTERS, find_importer
 from placeto.placers import resolve_graph
 from placeto.problem.cluster import load_cluster
-from placeto.problem.graph import ComputationGraph, load_graph, save_graph
+from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -152,7 +152,7 @@ def test_names_are_unique(tmp_path: Path) -> None:
 )
 def test_bad_files(tmp_path: Path, document: Any, message: str) -> None:
     path = write(tmp_path, document, "bad.json")
-    with pytest.raises(ImporterError, match=message) as caught:
+    with pytest.raises(GraphError, match=message) as caught:
         load(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
@@ -161,7 +161,7 @@ def test_bad_files(tmp_path: Path, document: Any, message: str) -> None:
 def test_not_json(tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text('{"fpgaLatency"')
-    with pytest.raises(ImporterError, match="not valid JSON"):
+    with pytest.raises(GraphError, match="not valid JSON"):
         load(path)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from experiments.peers import equal_devices
 from placeto.formats.doppler import load
-from placeto.formats.importers import IMPORTERS, ImporterError, find_importer
+from placeto.formats.importers import IMPORTERS, find_importer
+from placeto.problem.graph import GraphError
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 
@@ -72,7 +73,7 @@ def test_names_sort_by_number(tmp_path: Path) -> None:
 )
 def test_bad_files(sample: Path, line: int, text: str, message: str) -> None:
     sample.write_text("\n".join([*SAMPLE[:line], text, *SAMPLE[line + 1 :]]))
-    with pytest.raises(ImporterError, match=message) as caught:
+    with pytest.raises(GraphError, match=message) as caught:
         load(sample)
     assert str(caught.value).count(str(sample)) == 1
     assert len(str(caught.value)) < 400
@@ -81,10 +82,10 @@ def test_bad_files(sample: Path, line: int, text: str, message: str) -> None:
 
 def test_neither_text_nor_lines(sample: Path) -> None:
     sample.write_bytes(b"6\n0,\xff\n")
-    with pytest.raises(ImporterError, match="not a DOPPLER graph: not a text file"):
+    with pytest.raises(GraphError, match="not a DOPPLER graph: not a text file"):
         load(sample)
     sample.write_text("6\n0, 1\n")
-    with pytest.raises(ImporterError, match="not a DOPPLER graph: it has 2 lines"):
+    with pytest.raises(GraphError, match="not a DOPPLER graph: it has 2 lines"):
         load(sample)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from placeto.formats import onnx_model
-from placeto.formats.importers import ImporterError
 from placeto.formats.onnx_model import load
+from placeto.problem.graph import GraphError
 
 onnx = pytest.importorskip("onnx")
 helper, FLOAT, INT64 = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -122,7 +122,7 @@ def test_hostile_models_are_refused(tmp_path: Path, kind: str) -> None:
     make, message = HOSTILE[kind]
     path = tmp_path / "model.onnx"
     path.write_bytes(make().SerializeToString())  # type: ignore[attr-defined]
-    with pytest.raises(ImporterError, match=message) as refused:
+    with pytest.raises(GraphError, match=message) as refused:
         load(path)
     text = str(refused.value).removeprefix(f"{path}: ")
     assert text != str(refused.value)
@@ -141,7 +141,7 @@ def test_a_crash_of_the_parser_is_a_refusal(tmp_path: Path, monkeypatch: pytest.
                 "call",
                 lambda *_, f=function, s=seconds, **__: parser.call(f, seconds=s, memory=2**28),
             )
-            with pytest.raises(ImporterError, match=rf"model\.onnx: damaged, or too much .*: reading it {how}"):
+            with pytest.raises(GraphError, match=rf"model\.onnx: damaged, or too much .*: reading it {how}"):
                 load(path)
     assert load(path).op_names == ("Relu",)
 
@@ -150,7 +150,7 @@ def test_a_crash_of_the_parser_is_a_refusal(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("name", ["bad1", "bad2", "bad3", "bad4", "crash", "hang103", "hang104"])
 def test_files_that_went_wrong(name: str) -> None:
     begin = time.monotonic()
-    with pytest.raises(ImporterError, match=name) as refused:
+    with pytest.raises(GraphError, match=name) as refused:
         load(FILES / f"{name}.onnx")
     assert str(refused.value).isprintable()
     assert time.monotonic() - begin < 5
@@ -159,10 +159,10 @@ def test_files_that_went_wrong(name: str) -> None:
 def test_a_dimension_of_minus_one_is_one_without_a_value(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model(node("Relu", "x", "y"), size=-1).SerializeToString())  # type: ignore[attr-defined]
-    with pytest.raises(ImporterError, match=r"the dimension has no value: 'x\.0'"):
+    with pytest.raises(GraphError, match=r"the dimension has no value: 'x\.0'"):
         load(path)
     assert load(path, {"x.0": 3}).output_bytes.tolist() == [48]
-    with pytest.raises(ImporterError, match=r"dimension 'x\.0' must be below 2\^58"):
+    with pytest.raises(GraphError, match=r"dimension 'x\.0' must be below 2\^58"):
         load(path, {"x.0": 2**70})
 
 
@@ -172,7 +172,7 @@ def test_many_dimensions_and_odd_ones_are_named_in_one_line(tmp_path: Path) -> N
     path = tmp_path / "model.onnx"
     onnx.save(helper.make_model(helper.make_graph([node("Relu", "x", "y")], "g", [x], [y])), path)
     with pytest.raises(
-        ImporterError, match=r"'\\x1b\[31m', 'two words', .* and 18 more; .*--dim 'two words'=8"
+        GraphError, match=r"'\\x1b\[31m', 'two words', .* and 18 more; .*--dim 'two words'=8"
     ) as refused:
         load(path)
     assert str(refused.value).isprintable()
@@ -206,12 +206,12 @@ def test_shapes_may_lie_in_another_file(tmp_path: Path) -> None:
     path.write_bytes(found.SerializeToString())  # type: ignore[attr-defined]
     assert load(path).flops.sum() == 2 * 2 * 8 * 3
     (folder / "model.data").rename(tmp_path / "model.data")
-    with pytest.raises(ImporterError, match="the values of 's', a shape, lie in another file"):
+    with pytest.raises(GraphError, match="the values of 's', a shape, lie in another file"):
         load(path)
     location = found.graph.initializer[0].external_data[0]  # type: ignore[attr-defined]
     location.value = "../model.data"
     path.write_bytes(found.SerializeToString())  # type: ignore[attr-defined]
-    with pytest.raises(ImporterError, match="the values of 's', a shape, lie in another file"):
+    with pytest.raises(GraphError, match="the values of 's', a shape, lie in another file"):
         load(path)
 
 

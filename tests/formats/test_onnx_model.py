@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from placeto.capture import capture_inference
-from placeto.formats.importers import IMPORTERS, ImporterError, find_importer
+from placeto.formats.importers import IMPORTERS, find_importer
 from placeto.formats.onnx_model import load
-from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph import ComputationGraph, GraphError
 from tests.captures import record
 
 onnx = pytest.importorskip("onnx")
@@ -94,13 +94,13 @@ def test_graph_is_that_of_the_captured_module(tmp_path: Path) -> None:
     ],
 )
 def test_dimensions_must_have_values(tmp_path: Path, sizes: dict[str, int], message: str) -> None:
-    with pytest.raises(ImporterError, match=f"model.onnx: .*{message}"):
+    with pytest.raises(GraphError, match=f"model.onnx: .*{message}"):
         load(convnet(tmp_path), sizes)
 
 
 def test_dimensions_without_a_name(tmp_path: Path) -> None:
     path = written(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": [None, 3]}, {"y": [None, 3]})
-    with pytest.raises(ImporterError, match=r"has no value: 'x\.0'"):
+    with pytest.raises(GraphError, match=r"has no value: 'x\.0'"):
         load(path)
     assert load(path, {"x.0": 4}).output_bytes.tolist() == [48]
 
@@ -150,14 +150,14 @@ def test_modules_may_stand_in_the_metadata(tmp_path: Path) -> None:
 
 def test_what_has_no_fixed_shape_is_refused(tmp_path: Path) -> None:
     nodes = [helper.make_node("NonZero", ["x"], ["n"], name="which"), helper.make_node("Cast", ["n"], ["y"], to=FLOAT)]
-    with pytest.raises(ImporterError, match=r"node 'which': the shape of 'n' isn't known \(NonZero\)"):
+    with pytest.raises(GraphError, match=r"node 'which': the shape of 'n' isn't known \(NonZero\)"):
         load(written(tmp_path, nodes, {"x": [2, 4]}, {"y": [2, None]}))
     inner = helper.make_graph(
         [helper.make_node("Relu", ["x"], ["z"])], "i", [], [helper.make_tensor_value_info("z", FLOAT, [2])]
     )
     nodes = [helper.make_node("If", ["c"], ["y"], name="branch", then_branch=inner, else_branch=inner)]
     condition = (helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True]),)
-    with pytest.raises(ImporterError, match="node 'branch': If is control flow"):
+    with pytest.raises(GraphError, match="node 'branch': If is control flow"):
         load(written(tmp_path, nodes, {"x": [2]}, {"y": [2]}, condition))
 
 
@@ -166,10 +166,10 @@ def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert find_importer(path) is IMPORTERS["onnx"]
     for content in (b"", b"hello, world", b"\x08\x07"):
         path.write_bytes(content)
-        with pytest.raises(ImporterError, match=r"model\.onnx: not an ONNX file"):
+        with pytest.raises(GraphError, match=r"model\.onnx: not an ONNX file"):
             load(path)
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ImporterError, match=r"takes the package onnx: pip install 'placeto\[onnx\]'"):
+    with pytest.raises(GraphError, match=r"takes the package onnx: pip install 'placeto\[onnx\]'"):
         load(path)
 
 

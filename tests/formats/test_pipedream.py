@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.formats.importers import IMPORTERS, ImporterError, find_importer
+from placeto.formats.importers import IMPORTERS, find_importer
 from placeto.formats.pipedream import load
 from placeto.problem.cluster import load_cluster
-from placeto.problem.graph import ComputationGraph
+from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
@@ -137,7 +137,7 @@ def test_makespan_on_one_device_is_the_sum_of_times(sample: Path) -> None:
 def test_bad_files(tmp_path: Path, lines: list[str], message: str) -> None:
     path = tmp_path / "bad.graph.txt"
     path.write_text("\n".join(lines))
-    with pytest.raises(ImporterError, match=message) as caught:
+    with pytest.raises(GraphError, match=message) as caught:
         load(path)
     assert str(path) in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -147,7 +147,7 @@ def test_bad_files(tmp_path: Path, lines: list[str], message: str) -> None:
 def test_not_a_text_file(tmp_path: Path) -> None:
     path = tmp_path / "bad.graph.txt"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ImporterError, match="not a text file"):
+    with pytest.raises(GraphError, match="not a text file"):
         load(path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from placeto.formats.report import Rival, Ways, report_page, save_report
+from placeto.formats.report import Ways, report_page
 from placeto.formats.report.chart import TICKS
 from placeto.formats.report.memory import LARGE_HEIGHT, memory_pictures, stacked_picture
 from placeto.formats.report.modules import module_tree
@@ -19,6 +19,7 @@ from placeto.formats.report.words import summary
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.critical_path import critical_path
+from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule, simulate
 from tests.toys import toy_cluster, work
 
@@ -70,7 +71,9 @@ def unpacked(text: str, dtype: str) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def page() -> Page:
-    return Page(report_page(fork(), "my <model>", "etf", [Rival("single", 10000.0, True, 1, 0.5)]))
+    schedule = fork()
+    single = PlacementResult(schedule.placement, 10000.0, True, 1, 0.5, (), schedule.problem)
+    return Page(report_page(schedule, "my <model>", "etf", {"single": single}))
 
 
 def test_the_data_is_the_schedule(page: Page) -> None:
@@ -203,7 +206,7 @@ def test_graphs_without_modules_times_or_transfers_have_a_page() -> None:
 @pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Chromium")
 def test_a_browser_draws_it(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    save_report(fork(), path, "fork")
+    path.write_text(report_page(fork(), "fork"), encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     options += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"]
     command = [str(CHROMIUM), *options, "--dump-dom", path.as_uri()]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from experiments.peers import equal_devices
-from placeto.formats.importers import IMPORTERS, ImporterError, find_importer
+from placeto.formats.importers import IMPORTERS, find_importer
 from placeto.formats.stg import load
+from placeto.problem.graph import GraphError
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 
@@ -82,7 +83,7 @@ def test_communication_by_edge(tmp_path: Path, lines: list[str]) -> None:
 )
 def test_bad_files(tmp_path: Path, lines: list[str], message: str) -> None:
     path = written(tmp_path, lines)
-    with pytest.raises(ImporterError, match=message) as caught:
+    with pytest.raises(GraphError, match=message) as caught:
         load(path)
     assert str(caught.value).count(str(path)) == 1
     assert len(str(caught.value)) < 400

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -14,7 +16,6 @@ from placeto.placers import load_placer
 from placeto.problem.cluster import Cluster, ClusterError, Device, SharedLink, load_cluster
 from placeto.problem.dispatch import OrderError, fixed_edges, order_of_lists
 from placeto.problem.graph import ComputationGraph
-from placeto.problem.graph.arrays import topological_order
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from tests.reference import random_problem
@@ -191,6 +192,7 @@ def test_an_order_of_lists_keeps_them_and_takes_of_the_ops_that_may_come_next_th
     graph = problem.graph
     lists = [ops.tolist() for ops in simulate(problem, placement).device_order]
     found, kept = order_of_lists(graph, lists), fixed_edges(graph)
-    src = [*graph.edge_src[kept], *(op for ops in lists for op in ops[:-1])]
-    dst = [*graph.edge_dst[kept], *(op for ops in lists for op in ops[1:])]
-    assert np.array_equal(found, topological_order(graph.num_ops, np.array(src, int), np.array(dst, int)))
+    before = nx.DiGraph(zip(graph.edge_src[kept].tolist(), graph.edge_dst[kept].tolist(), strict=True))
+    before.add_nodes_from(range(graph.num_ops))
+    before.add_edges_from(pair for ops in lists for pair in pairwise(ops))
+    assert found.tolist() == list(nx.lexicographical_topological_sort(before))

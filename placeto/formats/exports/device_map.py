@@ -153,16 +153,12 @@ def _shared(names: Sequence[str], one: int, other: int) -> int:
 def _of_ops(graph: ComputationGraph, units: Units, device: np.ndarray) -> np.ndarray:
     """(N,) where ops run: with their unit, else with what they read first, as accelerate's hooks leave it."""
     placement = np.where(units.where >= 0, device[units.where], -1)
-    inputs = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
     for op in graph.topological_order.tolist():
         if placement[op] < 0:
-            sources = placement[graph.edge_src[inputs[op] : inputs[op + 1]]]
-            placement[op] = sources[0] if len(sources) else -1
-    consumers = np.full(graph.num_ops, -1, np.int64)
-    consumers[graph.edge_src[::-1]] = graph.edge_dst[::-1]
+            placement[op] = placement[graph.reads[op][0]] if graph.reads[op] else -1
     for op in graph.topological_order[::-1].tolist():  # inputs, which read nothing
         if placement[op] < 0:
-            placement[op] = placement[consumers[op]] if consumers[op] >= 0 else 0
+            placement[op] = placement[graph.readers[op][0]] if graph.readers[op] else 0
     for colour in np.unique(graph.colocation[graph.colocation >= 0]).tolist():
         together = np.flatnonzero(graph.colocation == colour)
         placement[together] = placement[together[0]]

@@ -157,18 +157,16 @@ class _Search:
             for op in ops:
                 if graph.op_types[op] not in TENSORS:
                     read[op].append(name)
-        ends = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
         for op in graph.topological_order.tolist():
             if graph.op_types[op] in TENSORS:
                 self.where[op] = self.owner(graph.op_names[op]) if self.unit[op] < 0 else self.unit[op]
                 continue
-            producers = graph.edge_src[ends[op] : ends[op + 1]].tolist()
             if forward[op]:
-                self.note_borrowed(op, producers)
+                self.note_borrowed(op, graph.reads[op])
             if self.unit[op] >= 0:
                 self.where[op] = self.unit[op]
             elif forward[op] and (graph.modules[op] != LOSS or LOSS in self.of_path):
-                self.between(op, producers, read.get(op, ()))
+                self.between(op, graph.reads[op], read.get(op, ()))
         return self.undivided
 
     def between(self, op: int, producers: Sequence[int], buffers: Sequence[str]) -> None:

@@ -179,11 +179,7 @@ def _others(graph: ComputationGraph, placement: np.ndarray, stage: np.ndarray, d
     """
     stages = set(range(devices.shape[1]))
     last = max(stages)
-    reads: list[list[int]] = [[] for _ in graph.op_names]
-    readers: list[list[int]] = [[] for _ in graph.op_names]
-    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
-        reads[dst].append(src)
-        readers[src].append(dst)
+    reads, readers = graph.reads, graph.readers
     of_module: dict[str, set[int]] = {LOSS: {last}}
     for op in np.flatnonzero(stage >= 0).tolist():
         of_module.setdefault(graph.modules[op], set()).add(int(stage[op]))

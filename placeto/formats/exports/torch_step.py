@@ -59,9 +59,8 @@ def _summed(graph: ComputationGraph) -> np.ndarray:
     found = np.zeros(graph.num_ops, bool)
     found[gradient_sums(graph).additions] = True
     found[[op for op, kind in enumerate(graph.op_types) if kind == GRADIENT]] = True
-    first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
     for op in graph.topological_order.tolist():
-        found[op] |= bool(found[graph.edge_src[first[op] : first[op + 1]]].any())
+        found[op] |= bool(found[graph.reads[op]].any())
     return found
 
 
@@ -74,7 +73,7 @@ class _Step:
         self.summed, self.shared, sums = _summed(self.graph), of_no_micro_batch(self.graph), gradient_sums(self.graph)
         self.addition = dict(zip(sums.home.tolist(), sums.addition[sums.ptr[:-1] + 1].tolist(), strict=True))  # by home
         self.own = self.graph.to_ops()
-        self.source = np.repeat(np.arange(self.graph.num_ops), np.diff(self.graph.output_ptr)).tolist()  # (T,)
+        self.source = self.graph.producer.tolist()  # (T,)
         self.size, self.tensors = defaultdict[int, int](int), defaultdict[int, int](int)  # of each stage's gradients
         for tensor in dict(contributions(self.graph)).values():  # one for each parameter
             stage = int(stages.stage[self.source[tensor]])

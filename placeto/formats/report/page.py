@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placeto.formats.report import axis, chart, grid, memory, modules, tables, words
-from placeto.problem.files import atomic_write
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.critical_path import critical_path
 
 if TYPE_CHECKING:
+    from placeto.simulator.result import PlacementResult
     from placeto.simulator.schedule import Schedule
 
 _FOLDER = Path(__file__).parent
@@ -28,17 +28,6 @@ Counts = Sequence[tuple[int, float, bool]]
 
 
 @dataclass(frozen=True)
-class Rival:
-    """What another placer found for the same problem."""
-
-    placer: str
-    makespan_us: float
-    fits: bool
-    simulations: int
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Ways:
     """Ways to run the step, as `placeto plan` finds them, of which the report is on the first."""
 
@@ -48,28 +37,11 @@ class Ways:
     note: str = ""  # how the report differs from the table
 
 
-def save_report(
-    schedule: Schedule,
-    path: str | Path,
-    title: str,
-    placer: str = "",
-    rivals: Sequence[Rival] = (),
-    whole_modules: bool = False,
-    counts: Counts = (),
-    advice: str = "",
-    ways: Ways | None = None,
-) -> None:
-    """Write `report_page` to a file."""
-    page = report_page(schedule, title, placer, rivals, whole_modules, counts, advice, ways)
-    with atomic_write(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
-
-
 def report_page(
     schedule: Schedule,
     title: str,
     placer: str = "",
-    rivals: Sequence[Rival] = (),
+    rivals: Mapping[str, PlacementResult] | None = None,
     whole_modules: bool = False,
     counts: Counts = (),
     advice: str = "",
@@ -81,7 +53,7 @@ def report_page(
         schedule: the schedule that the report is on.
         title: what to call the model.
         placer: the placer that found the placement, where that is known.
-        rivals: others to compare it with.
+        rivals: what other placers found, by their names.
         whole_modules: whether it and they keep each block of the model on one device.
         counts: (devices, makespan in microseconds, whether it fits) on 1, 2, 4, ... devices and on all.
         advice: how many of them are worth using, in a sentence.
@@ -104,7 +76,7 @@ def report_page(
         schedule=schedule,
         placer=placer,
         paragraphs=_paragraphs(words.summary(schedule, path, title, placer), ways, advice),
-        rivals=_compared(schedule, placer, rivals, whole_modules),
+        rivals=_compared(schedule, placer, rivals or {}, whole_modules),
         counts=tables.count_table(counts),
         ways=None if ways is None else _ways(ways),
         note="" if ways is None else ways.note,
@@ -149,7 +121,7 @@ def _unbroken(found: re.Match[str]) -> str:
     return found[0].replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def _compared(schedule: Schedule, placer: str, rivals: Sequence[Rival], whole: bool) -> tables.Table:
+def _compared(schedule: Schedule, placer: str, rivals: Mapping[str, PlacementResult], whole: bool) -> tables.Table:
     own = schedule.makespan_us or 1.0
     rows = [
         (schedule.makespan_us, "1.00", "yes" if schedule.fits else "no", "", "", f"{placer or 'this'} (this report)")
@@ -161,9 +133,9 @@ def _compared(schedule: Schedule, placer: str, rivals: Sequence[Rival], whole: b
             "yes" if rival.fits else "no",
             f"{rival.simulations:,}",
             f"{rival.seconds:.2f}",
-            rival.placer,
+            name,
         )
-        for rival in rivals
+        for name, rival in rivals.items()
     ]
     columns = ("placer", "step", "times this", "fits", "simulations", "seconds")
     ordered = sorted(rows, key=lambda row: (row[2] == "no", row[0]))

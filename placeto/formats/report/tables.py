@@ -86,10 +86,9 @@ def cut_table(schedule: Schedule) -> Table:
     graph, names = schedule.problem.graph, schedule.problem.cluster.device_names
     copies = np.bincount(schedule.send_tensor, minlength=len(graph.output_bytes))
     largest = np.argsort(-copies * graph.output_bytes, kind="stable")[: min(ROWS, int((copies > 0).sum()))]
-    producers = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
     rows = []
     for tensor in largest.tolist():
-        producer = int(producers[tensor])
+        producer = int(graph.producer[tensor])
         home = int(schedule.placement[producer])
         readers = graph.edge_dst[graph.edge_tensor == tensor]
         away = [int(reader) for reader in readers if schedule.placement[reader] != home]
@@ -163,8 +162,7 @@ def _op_of(schedule: Schedule, step: int) -> int:
     count = schedule.problem.num_ops
     if step < count:
         return step
-    ends = schedule.problem.graph.output_ptr
-    return int(np.searchsorted(ends, schedule.send_tensor[step - count], side="right")) - 1
+    return int(schedule.problem.graph.producer[schedule.send_tensor[step - count]])
 
 
 def _module(schedule: Schedule, op: int) -> str:

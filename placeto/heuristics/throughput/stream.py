@@ -102,8 +102,7 @@ def stream_of(problem: PlacementProblem, joined: np.ndarray | None = None) -> St
     unit = _units(graph, problem.busy_us, joined)
     count = int(unit.max()) + 1
     time_us = np.stack([np.bincount(unit, of, count) for of in problem.busy_us.T], axis=1)
-    owner = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
-    made = np.bincount(owner, weights=problem.live_bytes, minlength=graph.num_ops)
+    made = np.bincount(graph.producer, weights=problem.live_bytes, minlength=graph.num_ops)
     memory = np.bincount(unit, weights=problem.resident_bytes + made, minlength=count).astype(np.int64)
     producer, readers, sizes, times = _tensors(graph, unit)
     cost_us = times[:, None, None] * cluster.latency_us + sizes[:, None, None] / cluster.bandwidth
@@ -160,10 +159,9 @@ def _tensors(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, csr
     for at, src, dst in zip(tensor.tolist(), unit[graph.edge_src].tolist(), unit[graph.edge_dst].tolist(), strict=True):
         if src != dst:
             readers.setdefault(at, set()).add(dst)
-    owner = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
     found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for at, units in readers.items():
-        found.setdefault((int(unit[owner[at]]), tuple(sorted(units))), []).append(at)
+        found.setdefault((int(unit[graph.producer[at]]), tuple(sorted(units))), []).append(at)
     producer = np.array([src for src, _ in found], np.int64)
     rows = np.repeat(np.arange(len(found)), [len(units) for _, units in found]).astype(np.int64)
     columns = np.array([one for _, units in found for one in units], np.int64)

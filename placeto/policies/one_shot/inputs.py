@@ -155,9 +155,7 @@ def decision_units(problem: PlacementProblem, kind: UnitKind) -> np.ndarray:
             break
         unit = _merge(unit, src[only], dst[only])
     first = np.full(unit.max() + 1, graph.num_ops)
-    position = np.empty(graph.num_ops, np.int64)
-    position[graph.topological_order] = np.arange(graph.num_ops)
-    np.minimum.at(first, unit, position)
+    np.minimum.at(first, unit, graph.position)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     if kind == "few" and len(rank) > STRETCHES:

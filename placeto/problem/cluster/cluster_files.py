@@ -34,6 +34,7 @@ from placeto.problem.fields import (
     items,
     number,
     quote,
+    read_document,
     read_fields,
     read_json,
     text,
@@ -57,7 +58,6 @@ _SHARED_LINK = {
     "to": Field(items(text, "device names")),
 }
 _CLUSTER = LINK_FIELDS | {
-    "format": Field(text),
     "name": Field(text, None),
     "devices": Field(_records),
     "topology": Field(anything, None),
@@ -152,9 +152,7 @@ def _bytes_per_second(bytes_per_us: float) -> float:
 
 
 def _from_document(document: Any, default_name: str) -> Cluster:
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ClusterError(f'not a cluster file: "format" must be "{FORMAT}"')
-    values = read_fields(document, _CLUSTER, ClusterError)
+    values = read_document(document, FORMAT, "a cluster file", _CLUSTER, ClusterError)
     devices = _devices(values["devices"])
     name = default_name if values["name"] is None else values["name"]
     links = {key: values[key] for key in LINK_FIELDS}

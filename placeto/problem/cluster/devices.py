@@ -48,6 +48,9 @@ H200 = _gpu("h200", 4800e9, 141, 4.0, **_H100)
 B200 = _gpu(
     "b200", 8000e9, 180, 4.0, float64=37, float32=75, tf32=1125, float16=2250, float8=4500, int8=4500
 )  # fmt: skip
+NVIDIA = {gpu.kind: gpu for gpu in (K80, P100, V100, T4, A10, A100, A100_40GB, L4, RTX3090, RTX4090, H100, H200, B200)}
+"""Kind -> GPU."""
+
 # Apple Mac Studio technical specifications, 2023: M2 Ultra with 76 GPU cores (128 fp32 lanes each at 1.4 GHz) and
 # 192 GB that the CPU shares, of which Metal gives the GPU three quarters by default.
 M2_ULTRA = _gpu("m2-ultra", 800e9, 144, 10.0, float32=27.2, float16=27.2)

@@ -26,16 +26,15 @@ Legend: D devices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from placeto.problem.fields import Field, anything, integer, number, quote, read_fields, within
+from placeto.problem.fields import Field, anything, integer, number, quote, read_fields, table_of, within
 
 LEVELS = {"island": "two devices share an island", "host": "a host has two islands", "network": "there are two hosts"}
 MOST_DEVICES = 4096
 """Of a cluster; its matrices have the square of it."""
-_LINK = {"bandwidth": Field(number(above=0.0)), "latency_us": Field(number(), 0.0)}
 
 
 class ClusterError(ValueError):
@@ -50,16 +49,16 @@ class Link:
         ClusterError: a number is not finite, bandwidth is not positive, or latency is negative.
     """
 
-    bandwidth: float  # bytes/s, one direction
-    latency_us: float = 0.0
+    bandwidth: Annotated[float, number(above=0.0)]  # bytes/s, one direction
+    latency_us: Annotated[float, number()] = 0.0
 
     def __post_init__(self) -> None:
-        read_fields(vars(self), _LINK, ClusterError)
+        read_fields(vars(self), table_of(Link), ClusterError)
 
 
 def _link(value: Any, key: str, error: type[ValueError]) -> Link:
     with within(error, key):
-        return Link(**read_fields(value, _LINK, error))
+        return Link(**read_fields(value, table_of(Link), error))
 
 
 SHARED = ("switch", "bridge", "card")

@@ -38,6 +38,7 @@ from placeto.problem.fields import (
     mapping,
     number,
     quote,
+    read_document,
     read_fields,
     read_json,
     text,
@@ -283,7 +284,6 @@ _ENTRY = {
     "ratios": Field(items(_FACTOR, "a ratio"), (1.0, 1.0)),
 }
 _TABLE = {
-    "format": Field(text),
     "constant": Field(_FACTOR),
     "constants": Field(mapping(_FACTOR), {}),
     "same": Field(mapping(text), {}),
@@ -300,9 +300,7 @@ def load_efficiency(path: str | Path) -> Efficiency:
     """
     document = read_json(path, CostsError)
     with within(CostsError, path):
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise CostsError(f'not a table of efficiencies: "format" must be "{FORMAT}"')
-        values = read_fields(document, _TABLE, CostsError, others=True)
+        values = read_document(document, FORMAT, "a table of efficiencies", _TABLE, CostsError, others=True)
         entries: dict[tuple[str, str, str], Factors] = {}
         for position, record in enumerate(values["entries"]):
             with within(CostsError, f"entry {position}"):

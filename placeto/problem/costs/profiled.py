@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -26,11 +26,14 @@ from placeto.problem.fields import (
     items,
     listed,
     mapping,
+    nested,
     number,
     optional,
     quote,
+    read_document,
     read_fields,
     read_json,
+    table_of,
     text,
     within,
     write_json,
@@ -45,20 +48,20 @@ OTHERS = "*"  # the type under which the fit of all types together stands
 class OpCost:
     """One op signature, and what it took."""
 
-    signature: str
-    type: str
-    flops: float
-    bytes_accessed: float
-    time_us: Mapping[str, float]  # by kind of device
+    signature: Annotated[str, text]
+    type: Annotated[str, text]
+    flops: Annotated[float, number()]
+    bytes_accessed: Annotated[float, number()]
+    time_us: Annotated[Mapping[str, float], mapping(number())]  # by kind of device
 
 
 @dataclass(frozen=True)
 class Fit:
     """Time of an op that wasn't measured: ``fixed_us + us_per_flop * flops + us_per_byte * bytes_accessed``."""
 
-    fixed_us: float
-    us_per_flop: float
-    us_per_byte: float
+    fixed_us: Annotated[float, number()]
+    us_per_flop: Annotated[float, number()]
+    us_per_byte: Annotated[float, number()]
 
     def time_us(self, flops: float, bytes_accessed: float) -> float:
         """Microseconds; infinite beyond all floats."""
@@ -125,9 +128,7 @@ def load_profiled(path: str | Path) -> Profiled:
     """
     document = read_json(path, CostsError)
     with within(CostsError, path):
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise CostsError(f'not a file of costs: "format" must be "{FORMAT}"')
-        values = read_fields(document, _COSTS, CostsError)
+        values = read_document(document, FORMAT, "a file of costs", _COSTS, CostsError)
         if values["torch"] != (ours := torch_version()):
             other = f"measured under torch {quote(values['torch'])}, this is {ours}"
             raise CostsError(f"{other}: measure again, with `placeto profile`")
@@ -138,7 +139,7 @@ def load_profiled(path: str | Path) -> Profiled:
         fits = {}
         for kind, of in values["fits"].items():
             with within(CostsError, f"fits of {quote(kind)}"):
-                fits[kind] = {key: Fit(**_fit(value, key, CostsError)) for key, value in of.items()}
+                fits[kind] = {key: Fit(**_FIT(value, f"[{quote(key)}]", CostsError)) for key, value in of.items()}
                 if OTHERS not in fits[kind]:
                     raise CostsError(f"{quote(OTHERS)}, the fit of all other types, is missing")
         for op in ops:
@@ -166,19 +167,7 @@ def torch_version() -> str:
     return version("torch").split("+")[0]
 
 
-def _fit(value: Any, key: str, error: type[ValueError]) -> dict[str, float]:
-    with within(error, f"[{quote(key)}]"):
-        return read_fields(value, _FIT, error)
-
-
-_FIT = {"fixed_us": Field(number()), "us_per_flop": Field(number()), "us_per_byte": Field(number())}
-_OP = {
-    "signature": Field(text),
-    "type": Field(text),
-    "flops": Field(number()),
-    "bytes_accessed": Field(number()),
-    "time_us": Field(mapping(number())),
-}
+_OP, _FIT = table_of(OpCost), nested(table_of(Fit))
 _STEP = {
     "name": Field(text),
     "kind": Field(text),
@@ -190,16 +179,10 @@ _STEP = {
 }
 
 
-def _step(value: Any, key: str, error: type[ValueError]) -> dict[str, Any]:
-    with within(error, key):
-        return read_fields(value, _STEP, error)
-
-
 _COSTS = {
-    "format": Field(text),
     "torch": Field(text),
     "machine": Field(text, ""),
-    "steps": Field(items(_step, "a step"), ()),
+    "steps": Field(items(nested(_STEP), "a step"), ()),
     "fits": Field(mapping(mapping(anything))),
     "ops": Field(items(anything, "an op")),
 }

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -74,11 +75,50 @@ class GraphArrays:
         return self.output_ptr[self.edge_src] + self.edge_output
 
     @cached_property
+    def producer(self) -> np.ndarray:
+        """(T,) int64, the op that makes each tensor."""
+        return np.repeat(np.arange(self.num_ops), np.diff(self.output_ptr))
+
+    @cached_property
+    def input_ptr(self) -> np.ndarray:
+        """(N+1,) int64, offsets of each op's inputs among the edges."""
+        return np.searchsorted(self.edge_dst, np.arange(self.num_ops + 1))
+
+    @cached_property
+    def reads(self) -> list[list[int]]:
+        """(N,) lists of the ops whose outputs each op reads, once for each edge."""
+        sources, ptr = self.edge_src.tolist(), self.input_ptr.tolist()
+        return [sources[first:last] for first, last in pairwise(ptr)]
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        """(N,) lists of the ops that read an op's outputs, once for each edge."""
+        found: list[list[int]] = [[] for _ in self.op_names]
+        for op, sources in enumerate(self.reads):
+            for source in sources:
+                found[source].append(op)
+        return found
+
+    @cached_property
     def topological_order(self) -> np.ndarray:
-        """(N,) int64, op indices, every producer before its consumers; ties by op order."""
-        order = topological_order(self.num_ops, self.edge_src, self.edge_dst)
-        order.setflags(write=False)
-        return order
+        """(N,) int64, op indices, every producer before its consumers; ties by op order; shorter if on a cycle."""
+        missing = np.diff(self.input_ptr).tolist()
+        ready = [op for op in range(self.num_ops) if missing[op] == 0]
+        order = []
+        while ready:
+            order.append(heapq.heappop(ready))
+            for reader in self.readers[order[-1]]:
+                missing[reader] -= 1
+                if missing[reader] == 0:
+                    heapq.heappush(ready, reader)
+        made = np.array(order, np.int64)
+        made.setflags(write=False)
+        return made
+
+    @cached_property
+    def position(self) -> np.ndarray:
+        """(N,) int64, the place of each op in the topological order."""
+        return np.argsort(self.topological_order)
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -91,26 +131,3 @@ class GraphArrays:
         rank = np.empty(self.num_ops, np.int64)
         rank[sorted(range(self.num_ops), key=self.op_names.__getitem__)] = np.arange(self.num_ops)
         return rank
-
-
-def topological_order(num_ops: int, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-    """Kahn's algorithm with a heap, so that ties go by op order; shorter than N if there is a cycle.
-
-    >>> topological_order(3, np.array([2, 0]), np.array([0, 1])).tolist()
-    [2, 0, 1]
-    """
-    children: list[list[int]] = [[] for _ in range(num_ops)]
-    missing = [0] * num_ops
-    for parent, child in zip(src.tolist(), dst.tolist(), strict=True):
-        children[parent].append(child)
-        missing[child] += 1
-    ready = [i for i in range(num_ops) if missing[i] == 0]
-    order = []
-    while ready:
-        op = heapq.heappop(ready)
-        order.append(op)
-        for child in children[op]:
-            missing[child] -= 1
-            if missing[child] == 0:
-                heapq.heappush(ready, child)
-    return np.array(order, np.int64)

@@ -41,8 +41,7 @@ class GradientSums:
 @lru_cache(maxsize=64)
 def gradient_sums(graph: ComputationGraph) -> GradientSums:
     """The sums of a graph of which at least two micro-batches are part; cached."""
-    first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
-    tensors = graph.edge_tensor
+    first, tensors = graph.input_ptr, graph.edge_tensor
     readers = np.bincount(tensors, minlength=len(graph.output_bytes))
     homes, tensor, addition, ptr = [], [], [], [0]
     for home in (op for op, kind in enumerate(graph.op_types) if kind == GRADIENT):
@@ -52,7 +51,7 @@ def gradient_sums(graph: ComputationGraph) -> GradientSums:
         edge = int(first[home])
         while True:
             op = int(graph.edge_src[edge])
-            if not _adds(graph, op, first) or readers[tensors[edge]] != 1:
+            if not _adds(graph, op) or readers[tensors[edge]] != 1:
                 break
             chained, given_last = int(first[op]), int(first[op]) + 1
             given.append(int(tensors[given_last]))
@@ -70,9 +69,8 @@ def gradient_sums(graph: ComputationGraph) -> GradientSums:
 def of_no_micro_batch(graph: ComputationGraph) -> np.ndarray:
     """(N,) bool, parameters and what is made of them alone, such as copies in 16 bits."""
     found = graph.micro_batches == NO_MICRO_BATCH
-    first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
     for op in graph.topological_order.tolist():
-        found[op] &= bool(found[graph.edge_src[first[op] : first[op + 1]]].all())
+        found[op] &= bool(found[graph.reads[op]].all())
     return found
 
 
@@ -87,10 +85,10 @@ def contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:
             yield op, int(graph.edge_tensor[edge])
 
 
-def _adds(graph: ComputationGraph, op: int, first: np.ndarray) -> bool:
+def _adds(graph: ComputationGraph, op: int) -> bool:
     """Whether an op adds what one micro-batch gives to what those before it gave."""
     belongs_to_all = graph.passes[op] == "backward" and graph.micro_batches[op] == NO_MICRO_BATCH
-    two_to_one = first[op + 1] - first[op] == 2 and graph.output_ptr[op + 1] - graph.output_ptr[op] == 1
+    two_to_one = len(graph.reads[op]) == 2 and graph.output_ptr[op + 1] - graph.output_ptr[op] == 1
     return bool(belongs_to_all and graph.op_types[op] == _ADDITION and two_to_one)
 
 
@@ -136,9 +134,7 @@ def together(graph: ComputationGraph) -> np.ndarray:
 
 def first_users(graph: ComputationGraph) -> dict[int, int]:
     """The first op of a captured graph that computes with each parameter, or with a slice of it."""
-    by_src = np.argsort(graph.edge_src, kind="stable")
-    ptr = np.searchsorted(graph.edge_src[by_src], np.arange(graph.num_ops + 1))
-    readers, work = graph.edge_dst[by_src], graph.flops + graph.bytes_accessed
+    work = graph.flops + graph.bytes_accessed
     found = {}
     for op, kind in enumerate(graph.op_types):
         if kind != "parameter" or not graph.passes[op]:
@@ -146,7 +142,7 @@ def first_users(graph: ComputationGraph) -> dict[int, int]:
         pending, users = [op], []
         while pending:
             shown = pending.pop()
-            for reader in set(readers[ptr[shown] : ptr[shown + 1]].tolist()):
+            for reader in set(graph.readers[shown]):
                 if work[reader] == 0 and graph.colocation[reader] == graph.colocation[op] >= 0:
                     pending.append(reader)  # a slice
                 elif graph.passes[reader] != "optimizer":

@@ -11,7 +11,7 @@ from placeto.problem.fields import (
     choice,
     items,
     quote,
-    read_fields,
+    read_document,
     read_json,
     text,
     within,
@@ -22,7 +22,6 @@ from placeto.problem.graph.graph import FORMAT, ComputationGraph
 from placeto.problem.graph.labels import MODES
 
 _GRAPH = {
-    "format": Field(text),
     "name": Field(text, None),
     "mode": Field(choice(*MODES), "training"),
     "ops": Field(items(anything, "an op")),
@@ -38,9 +37,7 @@ def load_graph(path: str | Path) -> ComputationGraph:
     """
     document = read_json(path, GraphError)
     with within(GraphError, path):
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise GraphError(f'not a graph file: "format" must be "{FORMAT}"')
-        values = read_fields(document, _GRAPH, GraphError)
+        values = read_document(document, FORMAT, "a graph file", _GRAPH, GraphError)
         name = Path(path).name.split(".")[0] if values["name"] is None else values["name"]
         return ComputationGraph.from_ops(name, values["ops"], values["mode"])
 

@@ -24,12 +24,11 @@ def storage(graph: ComputationGraph) -> np.ndarray:
     A view is what a captured op of no work gives: it shows a part of the op's first input, which lives as long.
     """
     captured = np.array([kind.startswith("aten.") for kind in graph.op_types], bool)
-    first = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
-    views = captured & (graph.flops == 0) & (graph.bytes_accessed == 0) & (np.diff(first) > 0)
-    made_by = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
+    views = captured & (graph.flops == 0) & (graph.bytes_accessed == 0) & (np.diff(graph.input_ptr) > 0)
+    made_by = graph.producer
     found = np.arange(len(made_by))
     shown = views[made_by] & (graph.output_bytes > 0)  # an output of no bytes is a signal
-    found[shown] = graph.edge_tensor[first[made_by[shown]]]
+    found[shown] = graph.edge_tensor[graph.input_ptr[made_by[shown]]]
     while (found[found] != found).any():  # views of views
         found = found[found]
     return found
@@ -50,8 +49,7 @@ def live_bytes(graph: ComputationGraph, on_cpus: bool) -> np.ndarray:
     labels = zip(graph.kernels, graph.op_types, strict=True)
     mask = np.array([kernel == "dropout" and not kind.endswith(".mul") for kernel, kind in labels], bool)
     sizes = np.array([_FLOAT_BYTES.get(dtype, 4) for dtype in graph.dtypes], np.int64)
-    of = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))  # (T,) the op that makes each tensor
-    return np.where(mask[of], live // sizes[of], live)
+    return np.where(mask[graph.producer], live // sizes[graph.producer], live)
 
 
 def with_optimizer(graph: ComputationGraph, optimizer: str, master_weights: bool = False) -> ComputationGraph:

@@ -87,11 +87,11 @@ def records(graph: GraphArrays) -> list[dict[str, Any]]:
         for op in np.flatnonzero(getattr(graph, key) != default[key]).tolist():
             found[op][key] = int(getattr(graph, key)[op])
     for tensor in np.flatnonzero(graph.resident_outputs != default["resident_outputs"]).tolist():
-        op = int(np.searchsorted(graph.output_ptr, tensor, side="right")) - 1
+        op = int(graph.producer[tensor])
         own = slice(graph.output_ptr[op], graph.output_ptr[op + 1])
         found[op]["resident_outputs"] = np.flatnonzero(graph.resident_outputs[own]).tolist()
     for tensor in np.flatnonzero(graph.held_until != NOT_HELD).tolist():
-        op = int(np.searchsorted(graph.output_ptr, tensor, side="right")) - 1
+        op = int(graph.producer[tensor])
         last = graph.op_names[graph.held_until[tensor]]
         found[op].setdefault("held", []).append([last, tensor - int(graph.output_ptr[op])])
     return found

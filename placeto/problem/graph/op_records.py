@@ -143,15 +143,15 @@ def fields_of_ops(ops: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Any]
 def ops_of(graph: GraphArrays) -> list[dict[str, Any]]:
     """Op records of a graph; inverse of `fields_of_ops`."""
     records: list[dict[str, Any]] = []
-    starts, memory = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)), memory_fields.records(graph)
+    memory = memory_fields.records(graph)
     for i, name in enumerate(graph.op_names):
         record: dict[str, Any] = {"name": name, "type": graph.op_types[i]}
         record["flops"] = float(graph.flops[i])
         record["bytes_accessed"] = float(graph.bytes_accessed[i])
         record["param_bytes"] = int(graph.param_bytes[i])
         record["outputs"] = graph.output_bytes[graph.output_ptr[i] : graph.output_ptr[i + 1]].tolist()
-        edges = range(starts[i], starts[i + 1])
-        record["inputs"] = [[graph.op_names[graph.edge_src[e]], int(graph.edge_output[e])] for e in edges]
+        outputs = graph.edge_output[graph.input_ptr[i] : graph.input_ptr[i + 1]].tolist()
+        record["inputs"] = [[graph.op_names[src], output] for src, output in zip(graph.reads[i], outputs, strict=True)]
         if graph.colocation[i] >= 0:
             record["colocation"] = f"g{graph.colocation[i]}"
         if graph.modules[i]:

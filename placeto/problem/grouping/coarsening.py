@@ -64,8 +64,7 @@ def carries(graph: ComputationGraph) -> np.ndarray:
 
     Of an op that has nothing but empty outputs, all do.
     """
-    producer = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))  # (T,)
-    total = np.bincount(producer, graph.output_bytes, graph.num_ops)
+    total = np.bincount(graph.producer, graph.output_bytes, graph.num_ops)
     return (graph.output_bytes[graph.edge_tensor] > 0) | (total[graph.edge_src] == 0)
 
 

@@ -33,14 +33,12 @@ def group_arrays(graph: ComputationGraph, groups: Groups) -> GroupArrays:
 
 def new_group_arrays(graph: ComputationGraph, groups: Groups) -> GroupArrays:
     """The same for groups that won't come again: not cached."""
-    position = np.empty(graph.num_ops, np.int64)
-    position[graph.topological_order] = np.arange(graph.num_ops)
-    ops = np.lexsort((position, groups.group))
+    ops = np.lexsort((graph.position, groups.group))
     return GroupArrays(
         group=groups.group,
         op_ptr=np.searchsorted(groups.group[ops], np.arange(groups.num_groups + 1)),
         ops=ops,
-        in_ptr=np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)),
+        in_ptr=graph.input_ptr,
         in_src=graph.edge_src.astype(np.int64),
         in_tensor=graph.edge_tensor.astype(np.int64),
     )

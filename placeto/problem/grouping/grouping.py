@@ -283,7 +283,7 @@ def _homes(graph: ComputationGraph, labels: Sequence[_Label], weight: np.ndarray
     places: dict[tuple[str, int], int] = {}
     place = np.array([places.setdefault(label.place, len(places)) for label in labels])
     tensor, size = graph.edge_tensor, len(graph.output_bytes)
-    maker = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))  # (T,)
+    maker = graph.producer
     forward = ~backward & ~weight
     made, read = np.flatnonzero(forward[maker]), np.flatnonzero(forward[graph.edge_dst])
     ops = np.concatenate([maker[made], graph.edge_dst[read]])
@@ -300,7 +300,7 @@ def _homes(graph: ComputationGraph, labels: Sequence[_Label], weight: np.ndarray
     readers = readers[np.bincount(tensor)[tensor[readers]] <= _SHARED]
     return find_homes(
         Reads(
-            ptr=np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1)),
+            ptr=graph.input_ptr,
             tensor=tensor,
             backward=backward,
             forward=ops,
