@@ -13,8 +13,9 @@ Names are imported when first used, so that importing the package is quick.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from placeto.lazily import lazily
 
 if TYPE_CHECKING:
     from placeto.capture.trace import capture_inference, capture_training
@@ -81,12 +82,4 @@ __all__ = [  # noqa: RUF022 - in the order in which one meets them
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return globals()[name]
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+__getattr__, __dir__ = lazily(globals(), _MODULES)

@@ -17,6 +17,7 @@ FLOORS = {
     "extensions": 0,
     "kernel_files": 0,
     "linking": 0,
+    "lazily": 0,
     "terminal": 0,
     "pretrained": 0,
     "ranges": 0,

@@ -5,7 +5,8 @@ of its ops add up the gradients of micro-batches. Nothing here depends on device
 """
 
 from placeto.problem.graph.arrays import GraphError
-from placeto.problem.graph.graph import ComputationGraph
+from placeto.problem.graph.graph import FORMAT, ComputationGraph
 from placeto.problem.graph.graph_files import load_graph, save_graph
+from placeto.problem.graph.labels import MODES
 
-__all__ = ["ComputationGraph", "GraphError", "load_graph", "save_graph"]
+__all__ = ["FORMAT", "MODES", "ComputationGraph", "GraphError", "load_graph", "save_graph"]

@@ -3,6 +3,23 @@
 Input: a problem. Output: `Groups`, which can be joined, split and cut, and their flat arrays for kernels.
 """
 
-from placeto.problem.grouping.grouping import Groups, cut_groups, expand, group_ops, join_groups, split_groups
+from __future__ import annotations
 
-__all__ = ["Groups", "cut_groups", "expand", "group_ops", "join_groups", "split_groups"]
+from typing import TYPE_CHECKING
+
+from placeto.lazily import lazily
+
+if TYPE_CHECKING:
+    from placeto.problem.grouping.grouping import (
+        MAX_GROUPS,
+        Groups,
+        cut_groups,
+        expand,
+        group_ops,
+        join_groups,
+        split_groups,
+    )
+
+__all__ = ["MAX_GROUPS", "Groups", "cut_groups", "expand", "group_ops", "join_groups", "split_groups"]
+
+__getattr__, __dir__ = lazily(globals(), dict.fromkeys(__all__, "grouping"))  # it loads numba
