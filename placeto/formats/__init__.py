@@ -13,13 +13,11 @@ from placeto.lazily import lazily
 
 if TYPE_CHECKING:
     from placeto.formats.chrome_trace import save_chrome_trace
-    from placeto.formats.errors import ImporterError
     from placeto.formats.importers import IMPORTERS, find_importer
     from placeto.formats.placement import PlacementFile, load_placement, save_placement
 
 __all__ = [
     "IMPORTERS",
-    "ImporterError",
     "PlacementFile",
     "find_importer",
     "load_placement",
@@ -29,7 +27,6 @@ __all__ = [
 
 _MODULES = {
     "IMPORTERS": "importers",
-    "ImporterError": "errors",
     "PlacementFile": "placement",
     "find_importer": "importers",
     "load_placement": "placement",
