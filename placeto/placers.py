@@ -72,8 +72,8 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
     With `whole_modules` it keeps each block of a model on one device, as `placeto.place` does; paths are further
     modules.
 
-    The name of a learned placer means the checkpoint in the package, if there is one. Its seconds
-    begin when its kernels are compiled and loaded, at its first call with a budget of seconds.
+    The name of a learned placer stands for the checkpoint in the package, if there is one. At the first call with a
+    budget of seconds, the kernels of a learned placer are compiled and loaded. This time is no part of the budget.
 
     Raises:
         LoadError: neither a known placer nor an existing file.

@@ -97,30 +97,30 @@ def place(
     whole_modules: bool | Sequence[str] = False,
     objective: Literal["makespan", "throughput"] = "makespan",
 ) -> PlacementResult:
-    """Place a module's training step, or its inference if no loss is given, or a graph.
+    """Find a device for each op of a module's training step, of its inference if no loss is given, or of a graph.
 
     Args:
         model: a module, which is captured as `capture_training` and `capture_inference` do, or a graph.
-        inputs: arguments of the module, in order or by name.
-        cluster: a cluster, or its name, or its file.
+        inputs: arguments of the module, in a sequence, or by name in a mapping.
+        cluster: the machine: a `Cluster`, the name of a preset, or a cluster file.
         devices: in place of `cluster`, devices of this machine, such as ["cpu:0", "cuda:0"]. The module's ops are
             measured on them, and the tensors of the module must be on the CPU.
         loss: ``loss(output, *targets)`` -> scalar.
         targets: further arguments of the loss.
-        training: whether to place a training step; if not given, whether there is a loss. With True and no loss the
-            module returns it.
+        training: whether to place a training step. If not given, a training step is placed if there is a loss. With
+            True and no loss, the module itself returns the loss.
         optimizer: the optimizer, whose state needs memory in the training step: sgd, momentum, adagrad, rmsprop, lion,
             adam, adamw.
         master_weights: whether 16-bit parameters also have a copy in float32; see `capture_training`.
         placer: name of a placer, or a checkpoint.
         simulations: budget of the placer. Without `simulations` and `seconds`, the placer decides; the default placer
             takes 1,000 simulations.
-        seconds: budget of the placer, which begins when its compiled parts are loaded.
+        seconds: budget of the placer in seconds, counted from when its compiled parts are loaded.
         seed: seed of the placer's random choices.
         precision: what the run will use, "fp32", "tf32", "bf16" or "fp16"; see `capture_training`.
         micro_batches: into how many parts to split the batch; see `capture_training`. "auto" takes the best of 1, 2,
-            4, 8 and 16. A third of the budget, which is 1,000 simulations if none is given, goes to all of these; with
-            the rest, the step in the best number is placed again. See `placeto.micro_batching`.
+            4, 8 and 16. A third of the budget (1,000 simulations if none is given) is spent on trying all of these.
+            With the rest, the step in the best number is placed again. See `placeto.micro_batching`.
         costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it; "efficiency" if not
             given, or what is measured on the devices.
         whole_modules: keep each block of the model (a module whose path ends in a number) on one device, as device
