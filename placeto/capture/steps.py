@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -147,6 +148,7 @@ def capture_step(
                 onednn(False),
                 without_logs(),
                 without_reentrant_checkpoints(),
+                _uncompiled(),
                 _keeping_tensors(module),
             ):
                 stack.enter_context(context)
@@ -255,6 +257,11 @@ def _check_values(module: nn.Module, arguments: Any, name: str) -> None:
     for what, tensor in tensors:
         if tensor.is_meta:
             raise CaptureError(f"{name}: to be run, it needs values, and a {what} is on the device meta")
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Functions that torch.compile made are run as they were before; without them the compiler isn't even imported."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager
