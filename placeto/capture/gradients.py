@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,22 +20,25 @@ def asking(*arguments: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(opened(arguments)) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
-def gradients_of(loss: Tensor, wanted: Sequence[Tensor], name: str) -> tuple[Tensor | None, ...]:
+def gradients_of(
+    loss: Tensor, wanted: Sequence[Tensor], name: str, replaced: Mapping[int, str] = MappingProxyType({})
+) -> tuple[Tensor | None, ...]:
     """Gradients of a loss.
 
     Args:
         loss: a scalar.
         wanted: all tensors that should get one.
         name: the name of the graph, for messages.
+        replaced: paths of the module's own parameters, by `id`; while it is traced it has others.
 
     Raises:
         CaptureError: another tensor would get one, which is neither a parameter nor an argument.
     """
-    _check_reached(loss, wanted, name)
+    _check_reached(loss, wanted, name, replaced)
     return torch.autograd.grad(loss.reshape(()), wanted, allow_unused=True)
 
 
-def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str) -> None:
+def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str, replaced: Mapping[int, str]) -> None:
     mine = {id(tensor) for tensor in known}
     fake = isinstance(loss, FakeTensor)
     seen: set[Any] = set()
@@ -47,6 +51,11 @@ def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str) -> None:
         reached = getattr(node, "variable", None)
         # what the step makes itself may ask for a gradient, too
         foreign = not isinstance(reached, FakeTensor) if fake else isinstance(reached, torch.nn.Parameter)
+        if path := replaced.get(id(reached)):
+            raise CaptureError(
+                f"{name}: the loss, or forward, holds the parameter {path!r} itself, which is another tensor while the "
+                "module is traced: read it from the module each time"
+            )
         if isinstance(reached, Tensor) and id(reached) not in mine and foreign:
             raise CaptureError(
                 f"{name}: the loss depends on a trainable tensor of shape {tuple(reached.shape)} that is no parameter "

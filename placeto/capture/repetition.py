@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
+from torch.utils._mode_utils import no_dispatch
 
 from placeto.capture.labels import Label
 from placeto.capture.lifetimes import HELD
@@ -129,7 +130,8 @@ def _same_constant(one: Node, two: Node) -> bool:
     a, b = values
     if type(a) is not Tensor or type(b) is not Tensor or a.is_meta or b.is_meta:
         return False
-    return a.dtype == b.dtype and torch.equal(a, b)
+    with no_dispatch():  # while shapes alone are traced, values of constants are known all the same
+        return a.dtype == b.dtype and torch.equal(a, b)
 
 
 def _same_layout(one: Any, two: Any) -> bool:

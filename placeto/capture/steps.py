@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -149,6 +150,7 @@ def capture_step(
                 onednn(False),
                 without_logs(),
                 without_reentrant_checkpoints(),
+                _uncompiled(),
                 _keeping_tensors(module),
             ):
                 stack.enter_context(context)
@@ -259,6 +261,11 @@ def _check_values(module: nn.Module, arguments: Any, name: str) -> None:
             raise CaptureError(
                 f"{name}: to be run, it needs values, and a {what} is on the device meta: make it on the cpu"
             )
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Functions that torch.compile made are run as they were before; without them the compiler isn't even imported."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager

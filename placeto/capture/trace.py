@@ -148,7 +148,7 @@ def trace_training(
         value = value if micro_batches == 1 else value / micro_batches
         labels.tag_backward(value)
         with labels.backward():
-            gradients = gradients_of(value, [*trainable(), *asked], str(name))
+            gradients = gradients_of(value, [*trainable(), *asked], str(name), replaced)
         return [value, *gradients]
 
     name = name if name is not None else type(module).__name__
@@ -159,6 +159,7 @@ def trace_training(
     check_no_objects((inputs, targets), micro_batches, name)
     labels, kept = Labels(), Kept()
     others = modules_of(loss, module) if isinstance(module, nn.Module) else {}
+    replaced = {id(p): path for path, p in module.named_parameters()} if isinstance(module, nn.Module) else {}
 
     def trainable() -> list[nn.Parameter]:
         parts = nn.ModuleList([module, *others.values()])

@@ -1,6 +1,7 @@
 """Modules that are refused before they are traced, with what to do instead."""
 
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -32,3 +33,21 @@ def test_quantised_modules_are_refused(layer: nn.Module) -> None:
         CaptureError, match=r"^Sequential: module '0.*' \(\w+\) is quantised, .*: give the module as it"
     ):
         capture_inference(module, [torch.ones(3, 2, 4)])
+
+
+def test_a_function_that_torch_compiled_is_captured_as_it_was() -> None:
+    def wave(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1.0
+
+    class Model(nn.Module):
+        def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+            super().__init__()
+            self.layer, self.function = nn.Linear(4, 4), function
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.function(self.layer(x))
+
+    x = torch.empty(2, 4)
+    plain, compiled = (capture_training(Model(of), [x], lambda y: y.sum()) for of in (wave, torch.compile(wave)))
+    assert compiled.hash == plain.hash
+    assert "aten.sin" in compiled.op_types

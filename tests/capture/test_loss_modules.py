@@ -2,9 +2,13 @@
 
 import functools
 
+import pytest
+import torch
 from torch import Tensor, nn
 
+from placeto.capture.errors import CaptureError
 from placeto.capture.losses import modules_of
+from placeto.capture.trace import capture_training
 
 GLOBAL = nn.Linear(2, 2)
 
@@ -38,3 +42,13 @@ def test_functions_that_call_each_other_end() -> None:
         return first(output)
 
     assert not modules_of(first, nn.Linear(2, 2))
+
+
+def test_a_parameter_is_read_from_the_module_itself() -> None:
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.empty(3, 4)
+    weight = module[1].weight
+    message = "holds the parameter '1.weight' itself, .*: read it from the module each time"
+    with pytest.raises(CaptureError, match=message):
+        capture_training(module, [x], lambda y: y.mean() + weight.square().sum())
+    graph = capture_training(module, [x], lambda y: y.mean() + module[1].weight.square().sum())
+    assert sum(kind == "parameter" for kind in graph.op_types) == 4

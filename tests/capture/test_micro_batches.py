@@ -79,6 +79,17 @@ def test_outputs_that_micro_batches_have_no_rows_of_are_refused() -> None:
     capture_training(Summed(6, 3), [X], lambda made: made[0].mean(), micro_batches=3)
 
 
+def test_constants_that_forward_makes_are_the_same_in_every_part() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * torch.tensor([1.0, 2.0, 3.0]) + x.new_tensor(0.5)
+
+    step = real_training(Scaled(6, 3), [X], lambda y: y.mean(), micro_batches=4)
+    _, *gradients = Program.of(step.capture.traced).compile()(*step.leaves)
+    assert step.eager is not None
+    assert all(torch.allclose(ours, whole, atol=1e-6) for ours, whole in zip(gradients, step.eager(), strict=True))
+
+
 def test_what_has_another_length_is_in_every_part() -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]

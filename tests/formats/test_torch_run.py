@@ -134,6 +134,33 @@ def test_what_torch_detaches_in_place_is_a_copy() -> None:
     assert x.grad.tolist() == (torch.ones(2, 3).exp() + 2).tolist()
 
 
+def test_what_is_sent_is_contiguous() -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    (given,) = torch_run.received(nn.Identity(), (x,))
+    sent = []
+    x.register_hook(sent.append)
+    given.t().square().t().contiguous().backward(torch.ones(3, 2).t())
+    assert [gradient.is_contiguous() for gradient in sent] == [True]
+    assert sent[0].tolist() == [[2.0] * 3] * 2
+    numbers = torch.arange(6).view(2, 3).t()
+    assert all(leaf.is_contiguous() for leaf in torch_run.copied(nn.Identity(), (), [numbers, given.t()]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_is_told_that_what_is_sent_is_contiguous() -> None:
+    class Turned(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).transpose(1, 2)
+
+    x = torch.ones(2, 3, 3)
+    model = torch_run.OfTensors(nn.Sequential(Turned(3, 3), nn.Linear(3, 3)), [x])
+    cut = torch_run.stages_of(model, [x], {"split_points": [["1", "beginning"]]})
+    for stage, op in ((0, "output"), (1, "placeholder")):
+        node = next(node for node in cut.get_stage_module(stage).graph.nodes if node.op == op)
+        end = node.args[0] if op == "output" else node
+        assert end.meta["val"].stride() == (9, 3, 1)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_modules_that_torch_cuts_in_two_are_refused() -> None:
     class Table(nn.Module):

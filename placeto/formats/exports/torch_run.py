@@ -133,8 +133,32 @@ def part(tree: Any, rows: Tensor, length: int) -> Any:
 
 
 def copied(_: nn.Module, __: Any, output: Any) -> Any:
-    """torch detaches in place what a stage gives: it can't, where that is a view or is saved for the backward pass."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf, output)
+    """What a stage gives, to be sent: contiguous.
+
+    torch detaches in place what has a gradient. It can't, where that is a view or is saved for the backward pass.
+    """
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.clone(memory_format=torch.contiguous_format) if leaf.requires_grad else leaf.contiguous()
+
+    return tree_map(of, output)
+
+
+def received(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a stage is given, whose gradients are to be sent: contiguous."""
+    return tuple(_WithSentGradient.apply(leaf) if leaf.requires_grad else leaf for leaf in given)
+
+
+class _WithSentGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].contiguous()
 
 
 def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> Any:
@@ -144,6 +168,13 @@ def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> 
     cut = pipeline(model, mb_args=tuple(tensors), split_spec=spec)
     if cut.num_stages != len(spec) + 1:
         sys.exit(f"error: the model was cut into {cut.num_stages} stages, not {len(spec) + 1}: it is another one")
+    for stage in cut.split_gm.children():  # torch sends contiguous tensors alone
+        graph = getattr(stage, "graph", Graph())
+        for node in graph.nodes:
+            ends = tree_flatten(node.args)[0] if node.op == "output" else [node] if node.op == "placeholder" else []
+            for end in ends:
+                if isinstance(value := end.meta.get("val"), Tensor):
+                    end.meta["val"] = value.contiguous()
     for name, module in cut.split_gm.named_modules():
         for call in module.graph.nodes if isinstance(getattr(module, "graph", None), Graph) else ():
             inner = module.get_submodule(call.target) if call.op == "call_module" else None
@@ -227,6 +258,7 @@ def main() -> None:
     )
     schedule._load_csv(str(HERE / mine["schedule"]))
     for stage in stages:
+        stage.submod.register_forward_pre_hook(received)
         stage.submod.register_forward_hook(copied)
     trained = [parameter for stage in stages for parameter in stage.submod.parameters() if parameter.requires_grad]
     optimizer = getattr(torch.optim, given.optimizer)(trained, lr=given.lr) if trained else None
