@@ -29,31 +29,19 @@ if TYPE_CHECKING:
     from placeto.simulator.evaluator import PlacementResult
     from placeto.simulator.schedule import PlacementError, Schedule, simulate
 
-_MODULES = {
-    "Cluster": "problem.cluster",
-    "ClusterError": "problem.cluster",
-    "ComputationGraph": "problem.graph",
-    "Device": "problem.cluster",
-    "GraphError": "problem.graph",
-    "PlacementError": "simulator.schedule",
-    "PlacementFile": "formats.placement",
-    "PlacementProblem": "problem.problem",
-    "PlacementResult": "simulator.evaluator",
-    "Placer": "placers",
-    "Schedule": "simulator.schedule",
-    "capture_inference": "capture.trace",
-    "capture_training": "capture.trace",
-    "load_cluster": "problem.cluster",
-    "load_graph": "problem.graph",
-    "load_placement": "formats.placement",
-    "load_placer": "placers",
-    "place": "placing",
-    "plan": "planning.ways",
-    "save_cluster": "problem.cluster",
-    "save_graph": "problem.graph",
-    "save_placement": "formats.placement",
-    "simulate": "simulator.schedule",
+_NAMES = {
+    "capture.trace": ("capture_inference", "capture_training"),
+    "formats.placement": ("PlacementFile", "load_placement", "save_placement"),
+    "placers": ("Placer", "load_placer"),
+    "placing": ("place",),
+    "planning.ways": ("plan",),
+    "problem.cluster": ("Cluster", "ClusterError", "Device", "load_cluster", "save_cluster"),
+    "problem.graph": ("ComputationGraph", "GraphError", "load_graph", "save_graph"),
+    "problem.problem": ("PlacementProblem",),
+    "simulator.evaluator": ("PlacementResult",),
+    "simulator.schedule": ("PlacementError", "Schedule", "simulate"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - in the order in which one meets them
     "ComputationGraph",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["cores", "pin"]
-
 
 def cores() -> list[int]:
     """Numbers of the cores that this process may use; all of the machine where the system doesn't say (macOS)."""

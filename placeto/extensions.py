@@ -10,16 +10,6 @@ from collections.abc import Collection
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-__all__ = [
-    "FAMILIES",
-    "PLACEMENT_REWARDS",
-    "POLICIES",
-    "REWARDS",
-    "ExtensionError",
-    "load_extension",
-    "named_extensions",
-]
-
 FAMILIES = "placeto.families"
 """Entry points that name dictionaries of graph families; the names of these entry points don't count."""
 POLICIES = "placeto.policies"

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["kernel_files"]
-
 _MAKER = "compiled"  # what kernels are made with, of the module `compiling`
 
 

@@ -10,7 +10,8 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -58,13 +59,8 @@ def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
         raise UsageError(f"{factory}: {problem}; it is {name}{inspect.signature(function)}") from None
     except ValueError:  # a function that doesn't tell
         pass
-    try:
-        with torch.device(device):
-            return function(*positional, **named)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as problem:  # SystemExit, and what else a user's code may raise
-        raise UsageError(f"{factory}: {explain(problem)}") from problem
+    with _users_code(factory), torch.device(device):
+        return function(*positional, **named)
 
 
 def settings_of(settings: Sequence[str]) -> dict[str, Any]:
@@ -136,6 +132,17 @@ def step_parts(made: Any, factory: str) -> tuple[nn.Module, Any, Any, Any]:
     return made[0], made[1], made[2] if len(made) > 2 else None, made[3] if len(made) > 3 else ()
 
 
+@contextmanager
+def _users_code(what: str) -> Iterator[None]:
+    """Within it runs a user's code, which may raise anything, SystemExit too."""
+    try:
+        yield
+    except (KeyboardInterrupt, UsageError):
+        raise
+    except BaseException as problem:
+        raise UsageError(f"{what}: {explain(problem)}") from problem
+
+
 def _parse(call: str, factory: str) -> tuple[str, list[Any], dict[str, Any]]:
     """Name and arguments of ``function`` or ``function(...)``."""
     try:
@@ -185,18 +192,15 @@ def _from_name(where: str, factory: str) -> ModuleType:
         beside = f"; {where}.py is a file: write {where}.py:..." if where and Path(f"{where}.py").is_file() else ""
         raise UsageError(f"{factory!r}: {_FORM}{beside}")
     _look_in(Path.cwd())
-    try:
-        return import_module(where)
-    except ModuleNotFoundError as problem:
-        if problem.name and (where == problem.name or where.startswith(f"{problem.name}.")):
+    with _users_code(repr(factory)):
+        try:
+            return import_module(where)
+        except ModuleNotFoundError as problem:
+            if not problem.name or not f"{where}.".startswith(f"{problem.name}."):
+                raise
             beside = f"; {where}.py is a file: write {where}.py:..." if Path(f"{where}.py").is_file() else ""
             looked = f"; looked in {Path.cwd()} and where Python's packages are"
             raise UsageError(f"{factory!r}: there is no module {problem.name!r}{beside or looked}") from None
-        raise UsageError(f"{factory!r}: {explain(problem)}") from problem
-    except KeyboardInterrupt:
-        raise
-    except BaseException as problem:  # SystemExit, and what else a user's code may raise
-        raise UsageError(f"{factory!r}: {explain(problem)}") from problem
 
 
 def _from_file(path: Path, factory: str) -> ModuleType:
@@ -208,12 +212,8 @@ def _from_file(path: Path, factory: str) -> ModuleType:
     assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    try:
+    with _users_code(repr(factory)):
         spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as problem:  # SystemExit, and what else a user's code may raise
-        raise UsageError(f"{factory!r}: {explain(problem)}") from problem
     return module
 
 

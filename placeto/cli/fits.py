@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
@@ -64,15 +64,9 @@ def run(arguments: Arguments) -> None:
 
         def capture(count: int, checkpoints: bool) -> ComputationGraph:
             bar.advance(note=f"{count} micro-batches{' with checkpointing' if checkpoints else ''}")
-            how: dict[str, Any] = {
-                "name": name,
-                "precision": options.precision,
-                "micro_batches": count,
-                "targets": targets,
-            }
-            how |= {"optimizer": options.optimizer, "master_weights": options.master_weights}
             if both:
                 checkpoint(module, checkpoints)
+            how = {"name": name, "targets": targets, "micro_batches": count} | options.how
             return capture_training(module, inputs, loss, **how)
 
         found = fits(capture, cluster, counts, (False, True) if both else (False,))

@@ -53,6 +53,11 @@ class StepOptions(TraceOptions):
     master_weights: bool = False
     """keep a float32 copy of 16-bit parameters, and the optimizer's state in float32: 16 bytes a parameter with Adam"""
 
+    @property
+    def how(self) -> dict[str, Any]:
+        """What a capture of a training step takes of these."""
+        return {"precision": self.precision, "optimizer": self.optimizer, "master_weights": self.master_weights}
+
 
 @dataclass(frozen=True)
 class TrainingOptions(StepOptions):
@@ -181,8 +186,7 @@ def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[C
     }
     if options.inference:
         return capture_inference(module, inputs, **chosen), module
-    chosen |= {"targets": targets, "optimizer": options.optimizer, "optimizer_step": options.optimizer_step}
-    chosen |= {"master_weights": options.master_weights}
+    chosen |= {"targets": targets, "optimizer_step": options.optimizer_step, **options.how}
     try:
         return capture_training(module, inputs, loss, **chosen), module
     except CaptureError as problem:

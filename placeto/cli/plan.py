@@ -92,16 +92,13 @@ def run(arguments: Arguments) -> None:
     cluster = with_headroom(given, size_of(arguments.headroom))
     costs, options = load_costs(arguments.costs), arguments.step
     name, module, inputs, loss, targets = find_model(arguments.model, options, arguments.batch, arguments.length)
-    how = {"name": name, "precision": options.precision, "targets": targets, "optimizer": options.optimizer}
 
     with ProgressBar("planning", total=len(counts)) as bar:
 
         def problem_of(count: int) -> PlacementProblem:
             bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
-            graph = capture_training(
-                module, inputs, loss, micro_batches=count, master_weights=options.master_weights, **how
-            )
-            return PlacementProblem(graph, cluster, costs)
+            how = {"name": name, "targets": targets, "micro_batches": count} | options.how
+            return PlacementProblem(capture_training(module, inputs, loss, **how), cluster, costs)
 
         batch, by = batch_length(inputs, targets), arguments.runnable_by
         plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by)

@@ -40,13 +40,7 @@ if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
     from placeto.simulator.evaluator import PlacementResult
 
-__all__ = [
-    "FORMAT",
-    "PlacementError",
-    "PlacementFile",
-    "load_placement",
-    "save_placement",
-]
+__all__ = ["PlacementError", "PlacementFile", "load_placement", "save_placement"]
 
 FORMAT = "placeto.placement/1"
 PLAN = "placeto.plan/1"  # which has a placement in a field: see `placeto.formats.plan`

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,21 +19,30 @@ if TYPE_CHECKING:
     from placeto.formats.plan import PlanFile
     from placeto.problem.cluster import Cluster
 
-ONE, WHOLE = "one device", "whole modules"
-REPLICAS, SHARDED = "data parallel", "data parallel, optimizer sharded"
-GRADIENTS_SHARDED, FULLY_SHARDED = "data parallel, gradients sharded", "data parallel, fully sharded"
-PIPELINE, INTERLEAVED, FREE = "pipeline", "interleaved pipeline", "free placement"
-PIPELINES = (PIPELINE, INTERLEAVED)
-KINDS = (ONE, WHOLE, REPLICAS, SHARDED, GRADIENTS_SHARDED, FULLY_SHARDED, *PIPELINES, FREE)
-"""From the simplest on."""
-_IN_PROGRAM_ORDER = KINDS[1:6]
+
+class Kind(StrEnum):
+    """Kinds of ways, from the simplest on."""
+
+    ONE = "one device"
+    WHOLE = "whole modules"
+    REPLICAS = "data parallel"
+    SHARDED = "data parallel, optimizer sharded"
+    GRADIENTS_SHARDED = "data parallel, gradients sharded"
+    FULLY_SHARDED = "data parallel, fully sharded"
+    PIPELINE = "pipeline"
+    INTERLEAVED = "interleaved pipeline"
+    FREE = "free placement"
+
+
+PIPELINES = (Kind.PIPELINE, Kind.INTERLEAVED)
+_IN_PROGRAM_ORDER = [*Kind][1:6]
 _RUN_BY = {
-    ONE: "PyTorch",
-    WHOLE: "accelerate",
-    REPLICAS: "torch DDP",
-    SHARDED: "torch DDP, ZeRO",
-    GRADIENTS_SHARDED: "torch FSDP",
-    FULLY_SHARDED: "torch FSDP",
+    Kind.ONE: "PyTorch",
+    Kind.WHOLE: "accelerate",
+    Kind.REPLICAS: "torch DDP",
+    Kind.SHARDED: "torch DDP, ZeRO",
+    Kind.GRADIENTS_SHARDED: "torch FSDP",
+    Kind.FULLY_SHARDED: "torch FSDP",
 }
 GAIN = 0.005
 """A free placement is shown if it is faster than all other ways by this share of their step."""
@@ -43,7 +53,7 @@ _SHORT = {"weights": "w", "gradients": "g", "optimizer": "o", "activations": "a"
 class PlannedStep:
     """One way to run a step."""
 
-    kind: str
+    kind: Kind
     shape: str  # "2 stages x 4"
     micro_batches: int
     result: PlacementResult  # what is simulated: of what frameworks run, of a graph that they make of the step
@@ -133,7 +143,7 @@ class PlannedStep:
 
         if self.placement is None:
             raise ValueError(f"{self.kind} is no placement of ops")
-        fixed = self.kind, self.shape, self.micro_batches, self.order, self.run_by, self.batch, float(self.step_us)
+        fixed = str(self.kind), self.shape, self.micro_batches, self.order, self.run_by, self.batch, float(self.step_us)
         placed = replace(described(self.placement), cluster=cluster.name)
         return PlanFile(*fixed, self.memory, self.room, self.fits, cluster.hash, placed)
 
@@ -168,7 +178,7 @@ class Plans:
         if not best.fits:
             lacks = format_bytes(best.used - best.room)
             return f"None of these fits: {best.name} lacks the least, {lacks}. Use more devices, or a smaller batch."
-        one = next((step for step in self.steps if step.kind == ONE), None)
+        one = next((step for step in self.steps if step.kind == Kind.ONE), None)
         gain = "" if one is None or best is one else f", {one.step_us / best.step_us:.2f} times as fast as one device"
         if one is not None and not one.fits:
             gain = ", and one device hasn't the memory"
@@ -180,7 +190,7 @@ class Plans:
             if held != (before := format_bytes(best.used)):
                 text += f", and {held} on the fullest device in place of {before}"
             text += "."
-        if self.searched and all(step.kind != FREE for step in self.steps):
+        if self.searched and all(step.kind != Kind.FREE for step in self.steps):
             text += f" A search among free placements of ops found none that is {100.0 * GAIN:g} % better."
         return text
 

@@ -30,21 +30,7 @@ from placeto.placers import load_placer, warm_up
 from placeto.planning.collecting import collected_seldom
 from placeto.planning.replicas import replicated
 from placeto.planning.runnable import Tool, as_run, may_run
-from placeto.planning.steps import (
-    FREE,
-    FULLY_SHARDED,
-    GAIN,
-    GRADIENTS_SHARDED,
-    INTERLEAVED,
-    KINDS,
-    ONE,
-    PIPELINE,
-    REPLICAS,
-    SHARDED,
-    WHOLE,
-    PlannedStep,
-    Plans,
-)
+from placeto.planning.steps import GAIN, Kind, PlannedStep, Plans
 from placeto.problem.cluster import Cluster, ClusterError, load_cluster
 from placeto.problem.costs import load_costs
 from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER
@@ -180,7 +166,7 @@ def plans_of(
         found += _in_parts(problems[count], count, batch, runnable_by)
     if not problems:
         raise refused or PlanningError("no number of micro-batches: give at least one, such as 8")
-    best: dict[str, dict[str, PlannedStep]] = {}
+    best: dict[Kind, dict[str, PlannedStep]] = {}
     for step in sorted(found, key=_rank):
         if len(own := best.setdefault(step.kind, {})) < SHOWN:
             own.setdefault(step.shape, step)
@@ -196,7 +182,7 @@ def plans_of(
 def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
     """By time; those that take equally long, to four digits, from the simplest on."""
     time = float(f"{step.step_us:.4g}")
-    return (not step.fits, time if step.fits else float(step.used - step.room), KINDS.index(step.kind), step.used)
+    return (not step.fits, time if step.fits else float(step.used - step.room), [*Kind].index(step.kind), step.used)
 
 
 def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: RunnableBy) -> list[PlannedStep]:
@@ -205,10 +191,10 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
     if single is None:
         busy = problem.busy_us.sum(axis=0)
         single = simulate(problem, np.full(problem.num_ops, busy.argmin()))
-    found = [_planned(ONE, problem.cluster.devices[single.placement[0]].name, count, _alone(single), batch)]
+    found = [_planned(Kind.ONE, problem.cluster.devices[single.placement[0]].name, count, _alone(single), batch)]
     if num_micro_batches(problem.graph) == 1:
         return found + _whole_modules(problem, batch)
-    groups, orders, best = group_ops(problem), orders_to_try(problem), dict[str, list[tuple[str, Plan]]]()
+    groups, orders, best = group_ops(problem), orders_to_try(problem), dict[Kind, list[tuple[str, Plan]]]()
 
     def kept(plan: Plan, placement: np.ndarray) -> bool:
         return _works(problem, plan, placement) and (runnable_by is None or may_run(runnable_by, plan, problem))
@@ -220,7 +206,7 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
             others.append((shape, plan))
     for kind, shape, plan in ((kind, *each) for kind, those in best.items() for each in those):
         result = _in_best_order(problem, groups, orders, plan)
-        if kind == REPLICAS:
+        if kind == Kind.REPLICAS:
             found += _replicas(problem, plan, shape, count, result, batch)
             continue
         made = as_run(runnable_by or "torch", result, groups)
@@ -250,8 +236,8 @@ def _in_best_order(problem: PlacementProblem, groups: Groups, orders: tuple[str,
     return evaluator.result()
 
 
-def _kind(plan: Plan) -> str:
-    return REPLICAS if len(plan.devices) == 1 else INTERLEAVED if plan.interleaved else PIPELINE
+def _kind(plan: Plan) -> Kind:
+    return Kind.REPLICAS if len(plan.devices) == 1 else Kind.INTERLEAVED if plan.interleaved else Kind.PIPELINE
 
 
 def _shape(plan: Plan, devices: int) -> str:
@@ -273,7 +259,7 @@ def _alone(schedule: Schedule) -> PlacementResult:
     return PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), schedule.problem)
 
 
-def _planned(kind: str, shape: str, count: int, result: PlacementResult, batch: int) -> PlannedStep:
+def _planned(kind: Kind, shape: str, count: int, result: PlacementResult, batch: int) -> PlannedStep:
     schedule, memory = result.schedule(), result.problem.cluster.memory
     used = np.unique(schedule.placement)
     fullest = int(used[(schedule.peak_memory - memory)[used].argmax()])
@@ -298,7 +284,7 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
         except ExportError:  # no modules
             return []
         if len(np.unique(mapped.placement)) == count:
-            found.append(_planned(WHOLE, f"on {count} devices", 1, _alone(mapped), batch))
+            found.append(_planned(Kind.WHOLE, f"on {count} devices", 1, _alone(mapped), batch))
     return found
 
 
@@ -309,18 +295,18 @@ def _replicas(
     graph, devices = problem.graph, list(plan.devices[0])
     first = [int((graph.micro_batches == micro_batch).argmax()) for micro_batch in range(count)]
     whole = _planned(
-        REPLICAS, shape, count, _simulated(*replicated(problem, result.placement[first].tolist(), 1)), batch
+        Kind.REPLICAS, shape, count, _simulated(*replicated(problem, result.placement[first].tolist(), 1)), batch
     )
     whole = replace(whole, placement=result)
-    found = [_with_all(whole, problem, each) for each in (REPLICAS, SHARDED)]
+    found = [_with_all(whole, problem, each) for each in (Kind.REPLICAS, Kind.SHARDED)]
     if count % len(devices) == 0:
-        for kind, stage in ((GRADIENTS_SHARDED, 2), (FULLY_SHARDED, 3)):
+        for kind, stage in ((Kind.GRADIENTS_SHARDED, 2), (Kind.FULLY_SHARDED, 3)):
             run = _simulated(*replicated(problem, devices * (count // len(devices)), stage))
             found.append(replace(_planned(kind, shape, count, run, batch), placement=None))
     return found
 
 
-def _with_all(step: PlannedStep, problem: PlacementProblem, kind: str) -> PlannedStep:
+def _with_all(step: PlannedStep, problem: PlacementProblem, kind: Kind) -> PlannedStep:
     """The step as frameworks keep it: each replica has all weights and gradients, and the optimizer's state or a part.
 
     What is received becomes weights, and what is given to a gradient becomes the gradient.
@@ -329,7 +315,7 @@ def _with_all(step: PlannedStep, problem: PlacementProblem, kind: str) -> Planne
     used = np.unique(schedule.placement).tolist()
     weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
     state = int(problem.resident_bytes.sum()) - weights - trained
-    whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if kind == SHARDED else 1)}
+    whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if kind == Kind.SHARDED else 1)}
     memory = problem.cluster.memory
     held = {device: peak_by_category(schedule, device) | whole | {"received": 0} for device in used}
     fullest = max(held, key=lambda device: sum(held[device].values()) - int(memory[device]))
@@ -348,4 +334,4 @@ def _searched(
     warm_up(placer, problem, simulations, None)
     result = placer(problem, simulations=simulations, seed=seed)
     devices = len(np.unique(result.placement))
-    return _planned(FREE, f"on {devices} devices", before.micro_batches, result, before.batch)
+    return _planned(Kind.FREE, f"on {devices} devices", before.micro_batches, result, before.batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,7 +44,7 @@ from placeto.training.config import (
 )
 from placeto.training.curves import Curves
 from placeto.training.learners import LEARNERS
-from placeto.training.learners.base import Learner, TrainState
+from placeto.training.learners.base import Learner, Report, Run, TrainState
 from placeto.training.ranks import Ranks
 from placeto.training.rollout import DivergedError
 from placeto.training.signals import StopRequest
@@ -67,7 +67,7 @@ def train(
     *,
     initial: Mapping[str, Any] | None = None,
     resume: bool = False,
-    report: Callable[[float, str], None] = lambda done, note: None,
+    report: Report = lambda done, note: None,
     measure: Measure | None = None,
 ) -> dict[str, float]:
     """Train a policy on some problems and choose its parameters on others.
@@ -107,9 +107,10 @@ def train(
         find_checkpoint(config.out)
     with Ranks.from_environment(config.device) as ranks, _own(config.out) if ranks.first else nullcontext():
         _check_ranks(config, problems, ranks)
-        return _train(
-            config, problems, validation, initial, resume, report if ranks.first else _say_nothing, ranks, measure
-        )
+        held_out = problems if validation is None else validation
+        run = Run(config, problems, held_out, ranks=ranks, measure=measure)
+        run = replace(run, report=report) if ranks.first else run
+        return _train(run, initial, resume, validation is None)
 
 
 @contextmanager
@@ -120,31 +121,16 @@ def _own(out: str) -> Iterator[None]:
         yield
 
 
-def _say_nothing(done: float, note: str) -> None:
-    pass
-
-
-def _train(
-    config: AnyTrainConfig,
-    problems: Mapping[str, PlacementProblem],
-    validation: Mapping[str, PlacementProblem] | None,
-    initial: Mapping[str, Any] | None,
-    resume: bool,
-    report: Callable[[float, str], None],
-    ranks: Ranks,
-    measure: Measure | None,
-) -> dict[str, float]:
+def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: bool) -> dict[str, float]:
     """The same for all ranks: what decides is the first one's clock, and anyone's wish to stop."""
     prepared = time.perf_counter()
-    alone = validation is None
-    validation = problems if validation is None else validation
+    config: AnyTrainConfig = run.config
+    ranks, report = run.ranks, run.report
     set_threads(config.threads, config.threads if ranks.size > 1 else None)
     saved = load_checkpoint(config.out) if resume else None
-    learner: Learner = LEARNERS[find_policy(config.placer).kind](
-        config, problems, validation, lambda note: report(0.0, note), ranks, measure
-    )
+    learner = LEARNERS[find_policy(config.placer).kind](run)
     state = learner.initial_state()
-    state.controls = _controls(learner, state, saved, report, ranks, prepared)
+    state.controls = _controls(learner, state, saved, run, prepared)
     if initial is not None:
         with matching("the checkpoint to begin with"):
             _begin_with(state, initial, config)
@@ -197,19 +183,14 @@ def _train(
 
 
 def _controls(
-    learner: Learner,
-    state: TrainState,
-    saved: Mapping[str, Any] | None,
-    report: Callable[[float, str], None],
-    ranks: Ranks,
-    began: float,
+    learner: Learner, state: TrainState, saved: Mapping[str, Any] | None, run: Run, began: float
 ) -> dict[str, float]:
     """The controls of a fresh state, and the seconds since then; a run that goes on has those of its beginning."""
     if saved is not None:
         return dict(saved["controls"])
-    report(0.0, "judging the untrained policy and random placements")
-    found = controls(learner, state, ranks)
-    return found | {"seconds/preparation": ranks.of_first(time.perf_counter() - began)}
+    run.report(0.0, "judging the untrained policy and random placements")
+    found = controls(learner, state, run.ranks)
+    return found | {"seconds/preparation": run.ranks.of_first(time.perf_counter() - began)}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from placeto.formats.exports.torchtitan import torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.heuristics.plans import Plan
 from placeto.planning.runnable import TOOLS, Tool, as_run, may_run
-from placeto.planning.steps import FREE, INTERLEAVED, PIPELINE
+from placeto.planning.steps import PIPELINES, Kind
 from placeto.planning.ways import plans_of
 from placeto.problem.cluster import load_cluster
 from placeto.problem.grouping import group_ops
@@ -44,9 +44,9 @@ def test_tools_have_stages_on_devices_in_their_own_ways(
 @pytest.mark.parametrize("tool", TOOLS)
 def test_exports_take_the_plans(tool: Tool) -> None:
     made = plans_of(lambda count: PROBLEM, 32, [4], 0, runnable_by=tool)
-    pipelines = [step for step in made.steps if step.kind in (PIPELINE, INTERLEAVED)]
-    assert {step.kind for step in pipelines} == {PIPELINE, INTERLEAVED}
-    assert FREE not in {step.kind for step in made.steps}
+    pipelines = [step for step in made.steps if step.kind in PIPELINES]
+    assert {step.kind for step in pipelines} == set(PIPELINES)
+    assert Kind.FREE not in {step.kind for step in made.steps}
     for step in pipelines:
         torch_stages(step.placed)
         if tool == "torchtitan":

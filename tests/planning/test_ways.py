@@ -12,25 +12,14 @@ from placeto.capture.errors import CaptureError
 from placeto.capture.trace import capture_training
 from placeto.heuristics import HEURISTICS
 from placeto.heuristics.plans import all_plans
-from placeto.planning.steps import (
-    FREE,
-    FULLY_SHARDED,
-    GRADIENTS_SHARDED,
-    INTERLEAVED,
-    ONE,
-    PIPELINE,
-    REPLICAS,
-    SHARDED,
-    WHOLE,
-    Plans,
-)
+from placeto.planning.steps import Kind, Plans
 from placeto.planning.ways import SHOWN, PlanningError, plan, plans_of, with_headroom
 from placeto.problem.cluster import Cluster, ClusterError, load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 
 BATCH = 4096
-WITH_REPLICAS = {REPLICAS, SHARDED, GRADIENTS_SHARDED, FULLY_SHARDED}
+WITH_REPLICAS = {Kind.REPLICAS, Kind.SHARDED, Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED}
 
 
 def chain(batch: int = BATCH) -> tuple[nn.Module, list[torch.Tensor]]:
@@ -50,10 +39,10 @@ def plans() -> Plans:
 
 def test_all_ways_are_there_best_first(plans: Plans) -> None:
     kinds = [step.kind for step in plans.steps]
-    assert {*kinds} - {FREE} == {ONE, WHOLE, *WITH_REPLICAS, PIPELINE, INTERLEAVED}
-    others = min(step.step_us for step in plans.steps if step.kind != FREE)
-    assert (FREE in kinds) == (plans.best.step_us < 0.995 * others)
-    assert ("found none" in plans.advice()) == (FREE not in kinds)
+    assert {*kinds} - {Kind.FREE} == {Kind.ONE, Kind.WHOLE, *WITH_REPLICAS, Kind.PIPELINE, Kind.INTERLEAVED}
+    others = min(step.step_us for step in plans.steps if step.kind != Kind.FREE)
+    assert (Kind.FREE in kinds) == (plans.best.step_us < 0.995 * others)
+    assert ("found none" in plans.advice()) == (Kind.FREE not in kinds)
     assert max(kinds.count(kind) for kind in kinds) <= SHOWN
     assert plans.best is plans.steps[0]
     times = [float(f"{step.step_us:.4g}") for step in plans.steps if step.fits]
@@ -64,14 +53,14 @@ def test_all_ways_are_there_best_first(plans: Plans) -> None:
 def test_each_way_is_a_placement_that_is_simulated(plans: Plans) -> None:
     for step in plans.steps:
         result, used = step.result, len(set(step.result.placement.tolist()))
-        assert (used == 1) == (step.kind == ONE)
+        assert (used == 1) == (step.kind == Kind.ONE)
         assert result.schedule().makespan_us == step.step_us
         assert simulate(result.problem, result.placement, order=result.order).makespan_us == step.step_us
-        if step.kind in (PIPELINE, INTERLEAVED) and used < 8:
+        if step.kind in (Kind.PIPELINE, Kind.INTERLEAVED) and used < 8:
             assert step.shape.endswith(f" on {used} devices")
         assert step.samples_per_second == pytest.approx(BATCH / (step.step_us * 1e-6))
         assert 0.0 <= step.idle < 1.0
-        assert (step.sent_bytes == 0) == (step.kind == ONE)
+        assert (step.sent_bytes == 0) == (step.kind == Kind.ONE)
 
 
 def test_none_is_slower_than_the_best_plan_of_its_number(plans: Plans) -> None:
@@ -85,15 +74,15 @@ def test_none_is_slower_than_the_best_plan_of_its_number(plans: Plans) -> None:
 def test_what_devices_hold(plans: Plans) -> None:
     by_kind = {step.kind: step for step in reversed(plans.steps)}
     whole = 8 * 4 * 1024**2
-    for kind, state in ((ONE, 2 * whole), (REPLICAS, 2 * whole), (SHARDED, 2 * whole)):
-        memory, parts = by_kind[kind].memory, int(by_kind[kind].shape.split()[0]) if kind == SHARDED else 1
+    for kind, state in ((Kind.ONE, 2 * whole), (Kind.REPLICAS, 2 * whole), (Kind.SHARDED, 2 * whole)):
+        memory, parts = by_kind[kind].memory, int(by_kind[kind].shape.split()[0]) if kind == Kind.SHARDED else 1
         assert (memory["weights"], memory["gradients"], memory["optimizer"]) == (whole, whole, state / parts)
         assert memory["received"] == 0
-    sharded, replicas = by_kind[SHARDED], by_kind[REPLICAS]
+    sharded, replicas = by_kind[Kind.SHARDED], by_kind[Kind.REPLICAS]
     assert (sharded.step_us, sharded.shape) == (replicas.step_us, replicas.shape)
     assert sharded.memory["activations"] == replicas.memory["activations"] > 0
     for step in plans.steps:
-        if step.kind not in (REPLICAS, SHARDED):
+        if step.kind not in (Kind.REPLICAS, Kind.SHARDED):
             peak = step.schedule.peak_memory
             assert step.used == peak.max()
             assert step.room == 16e9
@@ -122,7 +111,7 @@ def test_only_devices_that_compute_are_looked_at() -> None:
         used = sorted(set(step.result.placement.tolist()))
         assert step.used > 0
         assert step.room in cluster.memory[used].tolist()
-        assert step.kind == ONE or len(used) > 1
+        assert step.kind == Kind.ONE or len(used) > 1
 
 
 def test_the_first_reason_is_told() -> None:
@@ -140,7 +129,7 @@ def test_what_has_not_the_memory_comes_last_and_is_told() -> None:
     found = plan(module, inputs, cluster=small, loss=loss, simulations=0)
     fits = [step.fits for step in found.steps]
     assert fits == sorted(fits, reverse=True)
-    assert {step.fits for step in found.steps if step.kind in (ONE, REPLICAS)} == {False}
+    assert {step.fits for step in found.steps if step.kind in (Kind.ONE, Kind.REPLICAS)} == {False}
     assert found.best.fits
     assert "one device hasn't the memory" in found.advice()
     assert "too little" in str(found)
@@ -175,7 +164,7 @@ def test_on_one_device_there_is_one_way() -> None:
     def problem_of(count: int) -> PlacementProblem:
         return PlacementProblem(capture_training(module, inputs, loss, micro_batches=count), cluster)
 
-    assert {step.kind for step in plans_of(problem_of, 8).steps} == {ONE}
+    assert {step.kind for step in plans_of(problem_of, 8).steps} == {Kind.ONE}
 
 
 def _one_device() -> Cluster:
@@ -194,12 +183,12 @@ def test_plans_for_torch_deal_micro_batches_evenly() -> None:
         graph = step.result.problem.graph
         ops = [np.flatnonzero(graph.micro_batches == part) for part in range(8)]
         shares = np.unique([step.result.placement[part].max() for part in ops], return_counts=True)[1]
-        assert step.kind == ONE or len(set(shares.tolist())) == 1
+        assert step.kind == Kind.ONE or len(set(shares.tolist())) == 1
 
 
 def test_whole_modules_are_one_after_the_other(plans: Plans) -> None:
-    one = next(step for step in plans.steps if step.kind == ONE)
-    by_devices = {step.shape: step for step in plans.steps if step.kind == WHOLE}
+    one = next(step for step in plans.steps if step.kind == Kind.ONE)
+    by_devices = {step.shape: step for step in plans.steps if step.kind == Kind.WHOLE}
     assert list(by_devices) == ["on 2 devices", "on 4 devices", "on 8 devices"]
     for step in by_devices.values():
         graph, placement = step.result.problem.graph, step.result.placement
@@ -212,18 +201,18 @@ def test_whole_modules_are_one_after_the_other(plans: Plans) -> None:
 
 def test_what_runs_each_way(plans: Plans) -> None:
     by_kind = {step.kind: step.run_by for step in plans.steps}
-    assert by_kind[ONE] == "PyTorch"
-    assert by_kind[REPLICAS] == "torch DDP"
-    assert by_kind[GRADIENTS_SHARDED] == by_kind[FULLY_SHARDED] == "torch FSDP"
+    assert by_kind[Kind.ONE] == "PyTorch"
+    assert by_kind[Kind.REPLICAS] == "torch DDP"
+    assert by_kind[Kind.GRADIENTS_SHARDED] == by_kind[Kind.FULLY_SHARDED] == "torch FSDP"
     for step in plans.steps:
-        if step.kind == FREE or step.shape.startswith("stages of"):
+        if step.kind == Kind.FREE or step.shape.startswith("stages of"):
             assert step.run_by == "placeto run"
-        elif step.kind == PIPELINE:
+        elif step.kind == Kind.PIPELINE:
             assert step.run_by == "torch-pipeline"
     saved = plans.best_placed
     assert saved.placement is not None
     assert len(saved.file(load_cluster("2x4xv100")).placement.placement) == saved.placement.problem.num_ops
-    assert saved.kind not in (GRADIENTS_SHARDED, FULLY_SHARDED)
+    assert saved.kind not in (Kind.GRADIENTS_SHARDED, Kind.FULLY_SHARDED)
 
 
 def test_replicas_are_not_sent_what_is_not_trained() -> None:
@@ -232,7 +221,7 @@ def test_replicas_are_not_sent_what_is_not_trained() -> None:
     found = plan(module, inputs, cluster="2xv100", loss=loss, micro_batches=[2], simulations=0)
     layer = 4 * 1024**2
     by_kind = {step.kind: step for step in found.steps}
-    assert by_kind[REPLICAS].sent_bytes == pytest.approx(2 * 2 * layer, abs=16)
-    assert by_kind[REPLICAS].memory["weights"] == 8 * layer
-    assert by_kind[REPLICAS].memory["gradients"] == 2 * layer
-    assert by_kind[FULLY_SHARDED].sent_bytes > by_kind[REPLICAS].sent_bytes + 6 * layer
+    assert by_kind[Kind.REPLICAS].sent_bytes == pytest.approx(2 * 2 * layer, abs=16)
+    assert by_kind[Kind.REPLICAS].memory["weights"] == 8 * layer
+    assert by_kind[Kind.REPLICAS].memory["gradients"] == 2 * layer
+    assert by_kind[Kind.FULLY_SHARDED].sent_bytes > by_kind[Kind.REPLICAS].sent_bytes + 6 * layer

@@ -27,7 +27,7 @@ from placeto.training.config import (
     default_config,
 )
 from placeto.training.learners import LEARNERS
-from placeto.training.learners.base import prepare, seconds, set_learning_rate
+from placeto.training.learners.base import Run, prepare, seconds, set_learning_rate
 from placeto.training.learners.iterative import Family, IterativeLearner, learning_rate
 from placeto.training.learners.one_shot import OneShotLearner, advantages, scoring
 from placeto.training.learners.replay import Replay, labelled_states
@@ -46,7 +46,7 @@ def test_every_kind_of_policy_has_a_learner():
 
 
 def test_iterations_keep_the_best_placement_met_and_validation_changes_nothing(tmp_path):
-    learner = IterativeLearner(config(tmp_path), problems(3), problems(2, 10), lambda note: None)
+    learner = IterativeLearner(Run(config(tmp_path), problems(3), problems(2, 10)))
     state = learner.initial_state()
     before = state.elite_score.copy()
     numbers = learner.iterate(state, 0.0)
@@ -73,7 +73,7 @@ def one_shot(tmp_path, **learning):
 
 
 def test_one_shot_rounds_keep_the_best_placement_met_and_validation_changes_nothing(tmp_path):
-    learner = OneShotLearner(one_shot(tmp_path), problems(3), problems(2, 10), lambda note: None)
+    learner = OneShotLearner(Run(one_shot(tmp_path), problems(3), problems(2, 10)))
     state = learner.initial_state()
     for _ in range(6):
         learner.iterate(state, 0.0)
@@ -144,7 +144,7 @@ def test_placements_that_fail_get_the_failing_signal_then_teach_nothing():
 
 def test_rate_and_bonus_stay_where_they_are_not_to_fall(tmp_path):
     for falling, left in ((True, 0.25), (False, 1.0)):
-        learner = OneShotLearner(one_shot(tmp_path, falling=falling), problems(2), problems(1, 10), lambda note: None)
+        learner = OneShotLearner(Run(one_shot(tmp_path, falling=falling), problems(2), problems(1, 10)))
         assert learner.iterate(learner.initial_state(), 0.75)["train/learning_rate"] == left * 1e-3
 
 
@@ -269,9 +269,11 @@ def test_learning_rate_falls_to_a_tenth_in_the_supervised_stage_and_then_to_zero
 
 def test_problems_are_prepared_in_order_and_reported():
     notes = []
-    prepared = prepare({"a": fork_of_chains(1, 2), "b": fork_of_chains(2, 2)}, lambda p: p.num_ops, notes.append)
+    prepared = prepare(
+        {"a": fork_of_chains(1, 2), "b": fork_of_chains(2, 2)}, lambda p: p.num_ops, lambda *note: notes.append(note)
+    )
     assert prepared == [2, 4]
-    assert notes == ["preparing graph 1 of 2: a", "preparing graph 2 of 2: b"]
+    assert notes == [(0.0, "preparing graph 1 of 2: a"), (0.0, "preparing graph 2 of 2: b")]
 
 
 def test_seconds_sum_to_the_whole_iteration():
@@ -286,7 +288,7 @@ def test_parts_and_annealed_placements_of_a_family():
     """Half of the problems have parts for groups, a quarter joined ones; annealing has bettered the cheap starts."""
     problems = {f"r{s}": PlacementProblem(random_graph(s, 320), toy_cluster(3)) for s in range(4)}
     learning = LearningConfig(parts=0.5, joined=0.25, annealed=0.5)
-    family = Family.of(problems, learning, lambda _: None)
+    family = Family.of(Run(TrainConfig("", learning=learning), problems, problems))
     coarse = [group_ops(problem).num_groups for problem in problems.values()]
     more = [np.sign(i.groups.num_groups - c) for i, c in zip(family.batch.instances, coarse, strict=True)]
     assert sorted(more) == [-1, 0, 1, 1]
@@ -295,7 +297,8 @@ def test_parts_and_annealed_placements_of_a_family():
         score = Evaluator(instance.problem, instance.groups).score_batch(searched) / instance.problem.single_device_us
         assert score.min() < starts.score[0]
         assert len(np.unique(searched, axis=0)) > 1
-    without = Family.of(problems, LearningConfig(parts=0.0, joined=0.0, reinforcement=1.0), lambda _: None)
+    learning = LearningConfig(parts=0.0, joined=0.0, reinforcement=1.0)
+    without = Family.of(Run(TrainConfig("", learning=learning), problems, problems))
     assert [i.groups.num_groups for i in without.batch.instances] == coarse
     assert all(len(searched) == 0 for searched in without.annealed)
 
@@ -309,7 +312,7 @@ def remembering(tmp_path):
 def test_states_are_remembered_as_they_were(tmp_path):
     """What is drawn from memory is what episodes observed, with the same labels; the oldest states are forgotten."""
     several = {f"r{s}": PlacementProblem(random_graph(s, 10 + 9 * s), toy_cluster(2 + s)) for s in range(3)}
-    learner = IterativeLearner(remembering(tmp_path), several, several, lambda _: None)
+    learner = IterativeLearner(Run(remembering(tmp_path), several, several))
     state, batch, env = learner.initial_state(), learner.family.batch, EnvConfig(tolerance=None)
     index, placement = learner._choose_starts(state, 2, same=False)
     begin = reset(batch, env, index, placement)
@@ -350,7 +353,7 @@ def test_a_run_that_remembers_states_resumes_bit_identically(tmp_path):
 def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):
     problems = {f"r{s}": PlacementProblem(random_graph(s, 40), toy_cluster(2)) for s in range(3)}
     learning = LearningConfig(graphs=2, supervised_replicas=2, supervised_moves=2, labels=4, annealed=1.0)
-    learner = IterativeLearner(TrainConfig(str(tmp_path), learning=learning), problems, problems, lambda _: None)
+    learner = IterativeLearner(Run(TrainConfig(str(tmp_path), learning=learning), problems, problems))
     state = learner.initial_state()
     index, placement, visited = learner._choose_annealed(state, 2)
     groups = learner.family.batch.num_groups[index]

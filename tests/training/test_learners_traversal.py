@@ -14,6 +14,7 @@ from placeto.policies.traversal import traverse
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import TraversalLearningConfig, TraversalTrainConfig
+from placeto.training.learners.base import Run
 from placeto.training.learners.traversal import REWARD_UNIT, TraversalLearner, advantages, backward
 from placeto.training.trainer import train
 from tests.toys import two_kinds
@@ -62,7 +63,7 @@ def test_the_gradient_is_the_sum_over_decisions_however_they_are_batched(monkeyp
 
 
 def test_an_iteration_keeps_the_best_placement_met_and_counts_what_it_simulated(tmp_path):
-    learner = TraversalLearner(config(tmp_path), problems(1), problems(2, 10), lambda note: None)
+    learner = TraversalLearner(Run(config(tmp_path), problems(1), problems(2, 10)))
     state = learner.initial_state()
     numbers = learner.iterate(state, 0.0)
     (problem,) = learner.problems.values()

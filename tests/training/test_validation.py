@@ -6,6 +6,7 @@ from placeto.policies.placeto import PlacetoConfig
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import load_checkpoint, save_checkpoint
 from placeto.training.curves import Curves
+from placeto.training.learners.base import Run
 from placeto.training.learners.iterative import IterativeLearner
 from placeto.training.learners.one_shot import OneShotLearner
 from placeto.training.ranks import ALONE
@@ -18,7 +19,7 @@ from tests.training.test_trainer import config, problems, same
 
 def iterative(tmp_path, validation):
     run = config(tmp_path, policy=PlacetoConfig(hidden=16))
-    return IterativeLearner(run, problems(2), validation, lambda note: None)
+    return IterativeLearner(Run(run, problems(2), validation))
 
 
 def test_the_numbers_are_means_of_the_graphs_curves_and_the_best_parameters_are_kept(tmp_path):
@@ -52,7 +53,7 @@ def test_random_decisions_are_judged_from_the_same_start(tmp_path):
 
 def test_random_placements_of_whole_graphs_spread_independent_ops_badly_and_one_device_worse(tmp_path):
     """Eight ops of 10 us on two devices: 40 us is optimal, 80 us is one device, a random one is between them."""
-    learner = OneShotLearner(one_shot(tmp_path), problems(2), {"fork": fork_of_chains(8, 1)}, lambda note: None)
+    learner = OneShotLearner(Run(one_shot(tmp_path), problems(2), {"fork": fork_of_chains(8, 1)}))
     end, best_met = learner.validate_random()
     assert 0.5 < end[0] < 1.0
     assert np.array_equal(end, best_met)

@@ -5,13 +5,16 @@ Input: problems and a config. A learner makes a policy, improves it in iteration
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from placeto.training.learners.base import Learner, Run
 from placeto.training.learners.iterative import IterativeLearner
 from placeto.training.learners.one_shot import OneShotLearner
 from placeto.training.learners.traversal import TraversalLearner
 
 __all__ = ["LEARNERS"]
 
-LEARNERS = {
+LEARNERS: dict[str, Callable[[Run], Learner]] = {
     "iterative": IterativeLearner,
     "traversal": TraversalLearner,
     "one-shot": OneShotLearner,

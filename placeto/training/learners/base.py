@@ -15,13 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from placeto.environment.instance import Measure
 from placeto.problem.problem import PlacementProblem
 from placeto.training.checkpoint import capture_random, restore_random
 from placeto.training.learners.replay import Replay
+from placeto.training.ranks import ALONE, Ranks
 from placeto.training.rollout import Stopwatch
 
 RANDOM = 4  # random passes, or placements, of each validation problem
 Prepared = TypeVar("Prepared")
+Report = Callable[[float, str], None]
+"""Told the finished share of a training, in 0..1, and a note."""
 
 
 @dataclass(eq=False)
@@ -119,10 +123,20 @@ class Validation:
     judged: np.ndarray  # (C,) float64, the one of these of which the least mean decides which parameters are kept
 
 
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a learner is made from."""
+
+    config: Any  # of its kind, see `placeto.training.config`
+    problems: Mapping[str, PlacementProblem]
+    validation: Mapping[str, PlacementProblem]
+    report: Report = lambda done, note: None
+    ranks: Ranks = ALONE  # that train together
+    measure: Measure | None = None  # if given, makespans of training problems are measured
+
+
 class Learner(Protocol):
-    """One kind of policy in training. Made from a config, training problems, validation problems,
-    `report` and the ranks that train together.
-    """
+    """One kind of policy in training, made from a `Run`."""
 
     problems: Mapping[str, PlacementProblem]
     validation: Mapping[str, PlacementProblem]
@@ -144,12 +158,14 @@ class Learner(Protocol):
 
 
 def prepare(
-    problems: Mapping[str, PlacementProblem], one: Callable[[PlacementProblem], Prepared], report: Callable[[str], None]
+    problems: Mapping[str, PlacementProblem],
+    one: Callable[[PlacementProblem], Prepared],
+    report: Report,
 ) -> list[Prepared]:
     """Prepare each problem for learning, and report which one it is."""
     prepared = []
     for number, (name, problem) in enumerate(problems.items(), 1):
-        report(f"preparing graph {number} of {len(problems)}: {name}")
+        report(0.0, f"preparing graph {number} of {len(problems)}: {name}")
         prepared.append(one(problem))
     return prepared
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from placeto.environment.config import EnvConfig
-from placeto.environment.instance import Instance, InstanceBatch, Measure, make_instance
+from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.mdp import reset
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.starts import round_to_groups
@@ -35,10 +35,10 @@ from placeto.problem.grouping import Groups, expand, group_ops, join_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.config import LearningConfig, TrainConfig
-from placeto.training.learners.base import RANDOM, TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.learners.base import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.training.learners.replay import Replay, labelled_states
 from placeto.training.losses import normalise
-from placeto.training.ranks import ALONE, Ranks, concatenate
+from placeto.training.ranks import Ranks, concatenate
 from placeto.training.rollout import Labels, Rollout, Stopwatch, greedy_pass, random_pass, rollout
 from placeto.training.updates import Scored, advantages, policy_update, supervised_update
 
@@ -62,17 +62,15 @@ class Family:
     annealed: tuple[np.ndarray, ...]  # (C,) of (A, G) int64, placements that annealing has met; A may be 0
 
     @classmethod
-    def of(
-        cls,
-        problems: Mapping[str, PlacementProblem],
-        learning: LearningConfig,
-        report: Callable[[str], None],
-        measure: Measure | None = None,
-    ) -> Family:
+    def of(cls, run: Run, held_out: bool = False) -> Family:
         """Group the ops of each problem and place it by the cheap heuristics, and by annealing if that is asked for.
 
-        The problems whose groups are split into parts, or joined, are spread evenly.
+        The problems whose groups are split into parts, or joined, are spread evenly. Those of the validation are as in
+        a search, and never measured.
         """
+        learning, problems, measure = run.config.learning, run.problems, run.measure
+        if held_out:
+            learning, problems, measure = replace(learning, parts=0.0, joined=0.0, annealed=0.0), run.validation, None
         count = itertools.count()
 
         def one(problem: PlacementProblem) -> tuple[Instance, Starts, float, np.ndarray]:
@@ -85,7 +83,7 @@ class Family:
                 return instance, starts, cheap.score[0], annealed_placements(instance, _ANNEALED, number)
             return instance, starts, cheap.score[0], np.zeros((0, instance.groups.num_groups), np.int64)
 
-        instances, starts, heuristic, searched = zip(*prepare(problems, one, report), strict=True)
+        instances, starts, heuristic, searched = zip(*prepare(problems, one, run.report), strict=True)
         return cls(InstanceBatch.of(instances, measure), starts, np.array(heuristic), searched)
 
     @property
@@ -100,19 +98,10 @@ class Family:
 class IterativeLearner:
     """Trains a policy that moves one node at a time; see `placeto.training.learners.base.Learner`."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        problems: Mapping[str, PlacementProblem],
-        validation: Mapping[str, PlacementProblem],
-        report: Callable[[str], None],
-        ranks: Ranks = ALONE,
-        measure: Measure | None = None,
-    ) -> None:
-        self.config, self.ranks = config, ranks
-        self.problems, self.validation = problems, validation
-        self.family = Family.of(problems, config.learning, report, measure)
-        self.held_out = Family.of(validation, replace(config.learning, parts=0.0, joined=0.0, annealed=0.0), report)
+    def __init__(self, run: Run) -> None:
+        self.config: TrainConfig = run.config
+        self.ranks, self.problems, self.validation = run.ranks, run.problems, run.validation
+        self.family, self.held_out = Family.of(run), Family.of(run, held_out=True)
 
     def initial_state(self) -> TrainState:
         """A fresh policy; the best placements met are the best starts."""

@@ -20,7 +20,7 @@ from placeto.environment.rewards import find_placement_reward
 from placeto.heuristics.local_search.starts import best_cheap
 from placeto.policies.external import find_policy
 from placeto.policies.one_shot.base import OneShotPolicy, Sample
-from placeto.policies.one_shot.inputs import OneShotInput, UnitKind, make_input
+from placeto.policies.one_shot.inputs import OneShotInput, make_input
 from placeto.policies.one_shot.randomness import SharedGenerator
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
@@ -28,7 +28,7 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.memory import penalised
 from placeto.simulator.schedule import simulate_batch
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
-from placeto.training.learners.base import RANDOM, TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.learners.base import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.training.losses import Advantages, normalise
 from placeto.training.ranks import ALONE, Ranks, concatenate
 from placeto.training.rollout import Stopwatch
@@ -47,19 +47,17 @@ class Family:
     measure: Measure | None = None  # if given, makespans are measured
 
     @classmethod
-    def of(
-        cls, problems: Mapping[str, PlacementProblem], kind: UnitKind, device: str, report: Callable[[str], None]
-    ) -> Family:
+    def of(cls, run: Run, problems: Mapping[str, PlacementProblem]) -> Family:
         """Describe each problem, and place it by the cheap heuristics for comparison."""
 
         def one(problem: PlacementProblem) -> tuple[OneShotInput, float]:
             evaluator = Evaluator(problem, group_ops(problem))
             best_cheap(evaluator)
-            return make_input(problem, kind), evaluator.best_score / problem.single_device_us
+            return make_input(problem, run.config.policy.units), evaluator.best_score / problem.single_device_us
 
-        inputs, heuristic = zip(*prepare(problems, one, report), strict=True)
+        inputs, heuristic = zip(*prepare(problems, one, run.report), strict=True)
         return cls(
-            inputs=tuple(graph.to(device) for graph in inputs),
+            inputs=tuple(graph.to(run.config.device) for graph in inputs),
             units=tuple(graph.unit.numpy() for graph in inputs),
             batch=ProblemBatch.of(list(problems.values())),
             single_us=np.array([problem.single_device_us for problem in problems.values()]),
@@ -87,21 +85,13 @@ class Family:
 class OneShotLearner:
     """Trains a policy that places whole graphs; see `placeto.training.learners.base.Learner`."""
 
-    def __init__(
-        self,
-        config: OneShotTrainConfig,
-        problems: Mapping[str, PlacementProblem],
-        validation: Mapping[str, PlacementProblem],
-        report: Callable[[str], None],
-        ranks: Ranks = ALONE,
-        measure: Measure | None = None,
-    ) -> None:
-        self.config, self.ranks = config, ranks
-        self.problems, self.validation = problems, validation
-        self.family = Family.of(problems, config.policy.units, config.device, report)
-        same = validation is problems  # what is cheap for others takes seconds for a graph of 50,000 ops
-        self.held_out = self.family if same else Family.of(validation, config.policy.units, config.device, report)
-        self.family = replace(self.family, measure=measure)
+    def __init__(self, run: Run) -> None:
+        self.config: OneShotTrainConfig = run.config
+        self.ranks, self.problems, self.validation = run.ranks, run.problems, run.validation
+        self.family = Family.of(run, run.problems)
+        same = run.validation is run.problems  # what is cheap for others takes seconds for a graph of 50,000 ops
+        self.held_out = self.family if same else Family.of(run, run.validation)
+        self.family = replace(self.family, measure=run.measure)
 
     def initial_state(self) -> TrainState:
         """A fresh policy, no placement met."""

@@ -8,13 +8,12 @@ Legend: C training problems, B episodes, T = G moves of a traversal, D devices, 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from placeto.environment.instance import Measure, make_instance
+from placeto.environment.instance import make_instance
 from placeto.environment.rewards import improvement
 from placeto.environment.walk import Walk
 from placeto.heuristics.local_search.starts import best_cheap
@@ -24,9 +23,9 @@ from placeto.problem.grouping import expand
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 from placeto.training.config import TraversalLearningConfig, TraversalTrainConfig
-from placeto.training.learners.base import RANDOM, TrainState, Validation, prepare, seconds, set_learning_rate
+from placeto.training.learners.base import RANDOM, Run, TrainState, Validation, prepare, seconds, set_learning_rate
 from placeto.training.losses import Advantages, discounted_returns, step_baseline
-from placeto.training.ranks import ALONE, Ranks, concatenate
+from placeto.training.ranks import concatenate
 from placeto.training.rollout import Stopwatch
 from placeto.training.updates import gradient_step
 
@@ -37,26 +36,18 @@ _COLUMNS = 4500  # nodes of all states that are scored together: what they take 
 class TraversalLearner:
     """Trains the policy of `placeto.policies.placeto_paper`; see `placeto.training.learners.base.Learner`."""
 
-    def __init__(
-        self,
-        config: TraversalTrainConfig,
-        problems: Mapping[str, PlacementProblem],
-        validation: Mapping[str, PlacementProblem],
-        report: Callable[[str], None],
-        ranks: Ranks = ALONE,
-        measure: Measure | None = None,
-    ) -> None:
-        self.config, self.ranks = config, ranks
-        self.problems, self.validation = problems, validation
+    def __init__(self, run: Run) -> None:
+        self.config: TraversalTrainConfig = run.config
+        self.ranks, self.problems, self.validation = run.ranks, run.problems, run.validation
 
         def one(problem: PlacementProblem) -> tuple[Walk, Surroundings]:
             walk = Walk(make_instance(problem))
             return walk, Surroundings.of(walk)
 
-        self.held_out = prepare(validation, one, report)
+        self.held_out = prepare(run.validation, one, run.report)
         self.heuristic = np.array([_best_heuristic(walk) for walk, _ in self.held_out])
-        walks = self.held_out if validation is problems else prepare(problems, one, report)
-        self.walks = [(Walk(walk.instance, measure, i), around) for i, (walk, around) in enumerate(walks)]
+        walks = self.held_out if run.validation is run.problems else prepare(run.problems, one, run.report)
+        self.walks = [(Walk(walk.instance, run.measure, i), around) for i, (walk, around) in enumerate(walks)]
 
     def initial_state(self) -> TrainState:
         """A fresh policy; no placement met."""

@@ -16,6 +16,7 @@ from placeto.policies.one_shot.sampling import SamplingPlacer
 from placeto.policies.one_shot.seq2seq import Seq2SeqConfig
 from placeto.simulator.schedule import simulate
 from placeto.training.config import OneShotLearningConfig, OneShotTrainConfig
+from placeto.training.learners.base import Run
 from placeto.training.learners.one_shot import OneShotLearner
 from tests.heuristics.test_memory_limits import chain, devices
 from tests.toys import fork_of_chains, random_graph, toy_cluster, two_cliques, two_kinds
@@ -196,7 +197,7 @@ def test_learns_the_optimum_of_a_toy_op_by_op(placer, name, seed) -> None:
         lr=lr, graphs=1, samples=128, baseline="quantile", quantile=0.95, entropy=0.1, epochs=epochs
     )
     config = OneShotTrainConfig("", seed=seed, placer=placer, policy=SMALL[placer], learning=recipe)
-    learner = OneShotLearner(config, {"toy": toy}, {"toy": toy}, lambda note: None)
+    learner = OneShotLearner(Run(config, {"toy": toy}, {"toy": toy}))
     state = learner.initial_state()
     single = toy.single_device_us
     while state.simulations < 60 * 128:
