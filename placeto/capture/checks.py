@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from placeto.capture.arguments import plain
 from placeto.capture.errors import CaptureError
-from placeto.capture.objects import holds_tensors
+from placeto.capture.objects import hides_tensors, holds_tensors, opened
 
 
 def check_module(module: object, name: str, training: bool = False) -> None:
@@ -67,6 +68,13 @@ def check_arguments(inputs: object, targets: object, name: str) -> None:
         named = what == "inputs" and isinstance(values, Mapping)
         if isinstance(values, str | Tensor) or not (named or isinstance(values, Sequence)):
             raise CaptureError(f"{name}: {what} must be a sequence of arguments, such as [x], not {describe(values)}")
+    given: Any = inputs, targets
+    for leaf in tree_leaves(opened(tuple(map(plain, given)))):
+        if hides_tensors(leaf):
+            raise CaptureError(
+                f"{name}: an argument has a {type(leaf).__name__} with tensors, which can't be seen there: give them "
+                "as arguments, or in a list, a dict or a dataclass"
+            )
 
 
 def check_micro_batches(count: object, name: str) -> None:

@@ -11,11 +11,12 @@ import functools
 import logging
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import (
+    SUPPORTED_NODES,
     Context,
     register_pytree_node,
     tree_flatten,
@@ -25,6 +26,7 @@ from torch.utils._pytree import (
 )
 
 _DEEPEST = 6  # objects within objects
+_BLANK = (dict, list, types.SimpleNamespace, object)  # kinds whose subclasses are made empty as they are
 _CLOSED = (
     Tensor,
     nn.Module,
@@ -42,6 +44,12 @@ _CLOSED = (
 
 Objects = dict[int, Any]
 """The objects that were opened, by number."""
+
+
+class _Item(NamedTuple):
+    """Where something is in a subclass of a list or dict, which may have attributes as well."""
+
+    key: Any
 
 
 class Opened:
@@ -112,7 +120,7 @@ def closed(value: Any, objects: Objects | None = None) -> Any:
             made[part.number] = tuple.__new__(part.kind, [_closed_in(leave, inside) for inside in part.values])
             return made[part.number]
         if part.number not in made:
-            made[part.number] = object.__new__(part.kind) if part.kind not in (list, dict) else part.kind()
+            made[part.number] = _blank(part.kind)
         thing = made[part.number]
         if not part.again:
             _fill(thing, part.keys, [_closed_in(leave, inside) for inside in part.values])
@@ -172,6 +180,21 @@ def holds_tensors(value: Any) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in tree_leaves(opened(value)))
 
 
+def hides_tensors(value: Any, _known: set[int] | None = None) -> bool:
+    """Whether something in a nest that can't be opened has tensors: among its attributes, or as a set."""
+    known = set() if _known is None else _known
+    for leaf in tree_leaves(opened(value)):
+        if isinstance(leaf, Tensor) and _known is not None:
+            return True
+        if isinstance(leaf, _CLOSED) or id(leaf) in known:
+            continue
+        known.add(id(leaf))
+        inside = list(leaf) if isinstance(leaf, set | frozenset) else list(getattr(leaf, "__dict__", {}).values())
+        if inside and hides_tensors(inside, known):
+            return True
+    return False
+
+
 def has_attributes(thing: Any) -> bool:
     """Whether a thing is an object of its own kind that holds others by name, and can be copied by these."""
     kind = type(thing)
@@ -179,26 +202,34 @@ def has_attributes(thing: Any) -> bool:
         return False
     if issubclass(kind, tuple):  # pytrees know named tuples, but none of their subclasses
         return hasattr(kind, "_fields") and tuple not in kind.__bases__
-    if kind.__new__ is not object.__new__:
-        return False  # made in a way of its own
+    if kind in SUPPORTED_NODES or not any(kind.__new__ is base.__new__ for base in _BLANK):
+        return False  # pytrees know it, or it is made in a way of its own
     return hasattr(thing, "__dict__") or any("__slots__" in vars(base) for base in kind.__mro__)
 
 
 def _inside(thing: Any) -> dict[Any, Any]:
-    """What an object holds by name: its ``__dict__``, then its slots; or what is in a list or dict."""
+    """What an object holds by name: its ``__dict__`` and slots; of a list or dict, and kinds of them, its items."""
     if type(thing) is list:
         return dict(enumerate(thing))
     if type(thing) is dict:
         return dict(thing)
     if isinstance(thing, tuple):
         return dict(zip(thing._fields, thing, strict=True))  # type: ignore[attr-defined]
-    found = dict(getattr(thing, "__dict__", {}))
+    found: dict[Any, Any] = dict(getattr(thing, "__dict__", {}))
+    if isinstance(thing, dict | list):
+        items = dict.items(thing) if isinstance(thing, dict) else enumerate(list.__iter__(thing))
+        found |= {_Item(key): value for key, value in items}
     for kind in type(thing).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__") and hasattr(thing, name):
                 found[name] = getattr(thing, name)
     return found
+
+
+def _blank(kind: type) -> Any:
+    """An object of a kind that has nothing in it."""
+    return next(base for base in _BLANK if issubclass(kind, base)).__new__(kind)
 
 
 def _fill(thing: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
@@ -210,9 +241,17 @@ def _fill(thing: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         thing.clear()
         thing.update(made)
     else:
-        for key in set(_inside(thing)) - set(keys):
-            object.__delattr__(thing, key)
-        for key, value in zip(keys, values, strict=True):
+        made = dict(zip(keys, values, strict=True))
+        items = {key.key: made.pop(key) for key in keys if isinstance(key, _Item)}
+        if isinstance(thing, dict):
+            dict.clear(thing)
+            dict.update(thing, items)
+        elif isinstance(thing, list):
+            list.__setitem__(thing, slice(None), list(items.values()))
+        for key in set(_inside(thing)) - set(made):
+            if not isinstance(key, _Item):
+                object.__delattr__(thing, key)
+        for key, value in made.items():
             object.__setattr__(thing, key, value)
 
 

@@ -151,6 +151,7 @@ def capture_step(
                 without_logs(),
                 without_reentrant_checkpoints(),
                 _uncompiled(),
+                _unvalidated(),
                 _keeping_tensors(module),
             ):
                 stack.enter_context(context)
@@ -266,6 +267,18 @@ def _check_values(module: nn.Module, arguments: Any, name: str) -> None:
 def _uncompiled() -> AbstractContextManager[Any]:
     """Functions that torch.compile made are run as they were before; without them the compiler isn't even imported."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+@contextmanager
+def _unvalidated() -> Iterator[None]:
+    """torch.distributions don't look at the values of their parameters, unless they are asked to by name."""
+    kind = torch.distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
 
 
 @contextmanager

@@ -155,8 +155,8 @@ def trace_training(
     check_loss(loss, name)
     check_micro_batches(micro_batches, name)
     check_arguments(inputs, targets, name)
-    check_split(inputs, targets, micro_batches, name)
     check_no_objects((inputs, targets), micro_batches, name)
+    check_split(inputs, targets, micro_batches, name)
     labels, kept = Labels(), Kept()
     others = modules_of(loss, module) if isinstance(module, nn.Module) else {}
     replaced = {id(p): path for path, p in module.named_parameters()} if isinstance(module, nn.Module) else {}
@@ -235,8 +235,8 @@ def trace_inference(
     name = name if name is not None else type(module).__name__
     check_micro_batches(micro_batches, name)
     check_arguments(inputs, (), name)
-    check_split(inputs, (), micro_batches, name)
     check_no_objects(inputs, micro_batches, name)
+    check_split(inputs, (), micro_batches, name)
     modes = {m: m.training for m in module.modules()} if isinstance(module, nn.Module) else {}
     try:
         for submodule in modes:

@@ -104,7 +104,7 @@ def run(arguments: Arguments) -> None:
         plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by)
     if isinstance(several, int) and several in plans.left_out:
         raise UsageError(f"--micro-batches {several}: {plans.left_out[several]}")
-    if set(plans.left_out) == set(counts[1:]):
+    if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
     elif by is not None and len(cluster.devices) > 1 and not any(step.kind in PIPELINES for step in plans.steps):
         note(f"no pipeline of {name} was found that {by} runs: `placeto export` says of a placement what it refuses")

@@ -51,3 +51,17 @@ def test_a_function_that_torch_compiled_is_captured_as_it_was() -> None:
     plain, compiled = (capture_training(Model(of), [x], lambda y: y.sum()) for of in (wave, torch.compile(wave)))
     assert compiled.hash == plain.hash
     assert "aten.sin" in compiled.op_types
+
+
+def test_distributions_do_not_read_values() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mean = super().forward(x)
+            normal = torch.distributions.Normal(mean, mean.exp())
+            return normal.log_prob(normal.rsample())
+
+    kind = torch.distributions.Distribution
+    kind.set_default_validate_args(True)
+    graph = capture_training(Noisy(4, 4), [torch.empty(2, 4)], lambda y: y.sum())
+    assert any(op.startswith("aten.normal") for op in graph.op_types)
+    assert kind._validate_args  # elsewhere they look

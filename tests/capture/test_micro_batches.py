@@ -1,5 +1,7 @@
 """A step in parts of the batch."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -112,6 +114,16 @@ def test_what_has_another_length_is_in_every_part() -> None:
 def test_what_cant_be_split(count: int, x: Tensor, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         capture_training(model(), [x], lambda y: y.sum(), micro_batches=count)
+
+
+def test_tensors_in_objects_are_no_batch() -> None:
+    class Reads(nn.Linear):
+        def forward(self, given: SimpleNamespace) -> torch.Tensor:
+            return super().forward(given.x)
+
+    for capture in (lambda *how, **more: capture_training(*how, lambda y: y.mean(), **more), capture_inference):
+        with pytest.raises(CaptureError, match="tensors in a SimpleNamespace can't be split into micro-batches"):
+            capture(Reads(6, 3), [SimpleNamespace(x=X)], micro_batches=2)
 
 
 def test_arguments_that_forward_changes_are_refused() -> None:

@@ -107,6 +107,18 @@ def test_a_batch_that_nothing_divides_gets_a_hint(folder: Path, capsys: pytest.C
     assert "\npipeline" in capsys.readouterr().out
 
 
+def test_a_sequence_that_is_not_split_gets_no_hint_on_the_batch(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "net.py").write_text(
+        "import torch\ndef net():\n    return torch.nn.GRU(4, 4), [torch.empty(4, 2, 4)], lambda y: y[0].mean()\n"
+    )
+    assert run("plan", "net.py:net", "--cluster", "2xv100", "--simulations", "0") == 0
+    out, err = capsys.readouterr()
+    assert re.search("not tried in 2, 4, 8, 16 micro-batches: net: the module has its batch in dimension 1", out)
+    assert "note" not in err
+
+
 def test_a_tool_that_runs_no_pipeline_of_it_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "net.py").write_text(
         NET.replace("    return module,", "    module[5].weight = module[0].weight\n    return module,")

@@ -199,3 +199,19 @@ def test_stages_run_without_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Interpreter, "run", interpreted)
     made = cut.get_stage_module(1)(cut.get_stage_module(0)(x))
     assert torch.equal(made, copy.deepcopy(model).train()(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_may_be_called_self() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module("self", nn.Linear(8, 8))
+            self.output = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.output(self.get_submodule("self")(x))
+
+    model, x = nn.Sequential(Attention(), Attention()), torch.randn(4, 8)
+    cut = torch_run.stages_of(torch_run.OfTensors(model, [x]), [x], {"split_points": [["1", "beginning"]]})
+    assert torch.equal(cut.get_stage_module(1)(cut.get_stage_module(0)(x)), model(x))

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,63 @@ def test_a_dict_is_changed_as_in_eager(train: bool) -> None:
     module(x, its)
     assert mine.keys() == its.keys()
     assert torch.equal(mine["seen"], its["seen"])
+
+
+class Record(dict[str, Any]):
+    """A dict whose values are read as attributes."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Row(list[Any]):
+    @property
+    def x(self) -> Any:
+        return self[0]
+
+
+class Own:
+    def __new__(cls, x: Tensor) -> "Own":
+        return super().__new__(cls)
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class Doubles(nn.Linear):
+    def forward(self, given: Any) -> Tensor:
+        if isinstance(given, Record):
+            given.reads += 1
+            given["y"] = given["x"] * 2
+            return super().forward(given["y"])
+        return super().forward(given.x * 2)
+
+
+@pytest.mark.parametrize("make", [lambda x: SimpleNamespace(x=x), lambda x: Record(x=x, y=None), lambda x: Row([x])])
+def test_kinds_of_lists_and_dicts_are_read_and_changed(make: Any) -> None:
+    module = Doubles(64, 4)
+    first, second = torch.zeros(64, 64), torch.zeros(64, 64)
+    second[30, 30] = 1.0  # where no text shows it
+    given, mine, its = make(first), make(second), make(second)
+    step = step_of(module, [given], training=False)
+    assert torch.equal(step(mine), module(its))
+    if isinstance(mine, Record):
+        assert mine.reads == its.reads == 1
+        assert torch.equal(mine["y"], its["y"])
+        assert list(given.values()) == [first, None]
+    elif isinstance(mine, SimpleNamespace):
+        given.x = second
+        assert torch.equal(step(given), module(its))
+
+
+def test_tensors_that_can_not_be_seen_are_refused() -> None:
+    for hidden, kind in ((Own(torch.ones(2, 4)), "Own"), ({torch.ones(2, 4)}, "set")):
+        with pytest.raises(CaptureError, match=f"an argument has a {kind} with tensors, which can't be seen there"):
+            step_of(Doubles(4, 4), [hidden], training=False)
 
 
 def test_arrays_are_compared_by_all_their_values() -> None:

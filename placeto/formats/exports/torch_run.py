@@ -187,6 +187,9 @@ def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> 
                         "of a model that is cut into stages: compute without them, or outside of the model"
                     )
         if isinstance(module, InterpreterModule):  # its forward pass goes through the nodes of its graph in Python
+            for node in module.graph.nodes:
+                if node.name == "self":  # the result of a module of this name, as in BERT of transformers
+                    node._rename("of_self")
             compiled = type(GraphModule(module, module.graph)).forward
             module.forward = MethodType(compiled, module)  # type: ignore[method-assign]
     return cut

@@ -58,6 +58,7 @@ def torch_stages(schedule: Schedule) -> TorchStages:
         raise ExportError(f"{name} is no training step in micro-batches: capture it with --micro-batches 2 or more")
     if LOSS not in graph.modules:
         raise ExportError(f"{name}: the model computes its loss itself; let it return its output, and give a loss")
+    _check_loss(graph)
     program = _forward_ops(graph, count)
     busy = schedule.problem.op_time[np.arange(len(of)), placement] > 0.0
     computing = np.flatnonzero(busy[program[0]])  # (C,) places in F
@@ -204,6 +205,16 @@ def _others(graph: ComputationGraph, placement: np.ndarray, stage: np.ndarray, d
             stage[op] = max((int(stage[reader]) for reader in readers[op]), default=last)
 
 
+def _check_loss(graph: ComputationGraph) -> None:
+    """Refuse a loss that reads a trained parameter."""
+    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
+        if graph.op_types[src] == "parameter" and graph.trained_bytes[src] and graph.modules[dst] == LOSS:
+            raise ExportError(
+                f"{graph.name}: the loss reads the trained parameter {graph.op_names[src]}; torch trains those that "
+                "the stages read: read it in the model's last module"
+            )
+
+
 def _check(graph: ComputationGraph, stage: np.ndarray) -> None:
     """Refuse tensors, parameters, inputs and outputs that torch doesn't bring to where they are needed."""
     name, first = graph.name, graph.micro_batches == 0
@@ -234,11 +245,6 @@ def _check(graph: ComputationGraph, stage: np.ndarray) -> None:
         pending = [op]
         while pending:
             for user in users.get(pending.pop(), []):
-                if forward[user] and graph.modules[user] == LOSS and graph.trained_bytes[op]:
-                    raise ExportError(
-                        f"{name}: the loss reads the trained parameter {graph.op_names[op]}; torch trains those that "
-                        "the stages read: read it in the model's last module"
-                    )
                 if forward[user]:
                     found.setdefault(int(stage[user]), graph.modules[user] or "the model itself")
                 elif graph.micro_batches[user] == NO_MICRO_BATCH and graph.passes[user] == "forward":

@@ -35,6 +35,8 @@ def load_graph(path: str | Path) -> ComputationGraph:
         GraphError: the file is not such a graph; the message names file and op.
         OSError: the file can't be read.
     """
+    if str(path).endswith(".onnx"):
+        raise GraphError(f"{path}: an ONNX file; `placeto capture {path} -o graph.json` makes a graph file of it")
     document = read_json(path, GraphError)
     with within(GraphError, path):
         values = read_document(document, FORMAT, "a graph file", _GRAPH, GraphError)

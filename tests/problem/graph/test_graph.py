@@ -314,3 +314,10 @@ def test_what_all_ops_compute_in_by_default_is_no_part_of_the_hash(tmp_path: Pat
     assert mixed.kernels == ("", "grouped", "", "")
     save_graph(mixed, tmp_path / "mixed.json")
     assert load_graph(tmp_path / "mixed.json").hash == mixed.hash
+
+
+def test_an_onnx_file_is_captured_first(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x08\x07")
+    with pytest.raises(GraphError, match=r"an ONNX file; `placeto capture .*model.onnx -o graph.json`"):
+        load_graph(path)
