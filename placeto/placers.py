@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import UserDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -183,41 +182,16 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
         return name, entry.placer(checkpoint, entry.policy(settings))
 
 
-class Families(UserDict[str, Any]):
-    """Graph families by name, each of which is loaded when it is asked for: those of many models import torch.
-
-    Args:
-        offered: name -> the entry point that offers the family, and the dictionary that it names.
-    """
-
-    def __init__(self, offered: Mapping[str, tuple[EntryPoint, Mapping[str, Any]]]) -> None:
-        super().__init__()
-        self.data.update(dict.fromkeys(offered))
-        self._offered = offered
-
-    def __getitem__(self, name: str) -> Any:
-        """One family.
-
-        Raises:
-            KeyError: there is none of that name.
-            ExtensionError: it is no family.
-        """
-        if self.data[name] is None:
-            point, families = self._offered[name]
-            family = families[name]
-            if lacking := [part for part in _FAMILY if not hasattr(family, part)]:
-                raise ExtensionError(f"{described(point)}: the family {name!r} has no {lacking[0]}")
-            self.data[name] = family
-        return self.data[name]
-
-
 @cache
-def load_families() -> Families:
-    """Graph families by name, from every installed package with an entry point in ``placeto.families``.
+def families() -> dict[str, tuple[EntryPoint, Mapping[str, Any]]]:
+    """The names of graph families, from every installed package with an entry point in ``placeto.families``.
+
+    Each comes with the entry point that offers it, and the dictionary that this names: a family is loaded when it is
+    asked for (`load_family`), as those of many models import torch.
 
     Raises:
         ExtensionError: an entry point can't be imported, what it names is no dictionary of families, or two packages
-            have a family of the same name. What one of them lacks is said when it is asked for.
+            have a family of the same name.
     """
     offered: dict[str, tuple[EntryPoint, Mapping[str, Any]]] = {}
     for point in entry_points(group=extensions.FAMILIES):
@@ -228,7 +202,7 @@ def load_families() -> Families:
             if name in offered:
                 raise ExtensionError(f"{described(point)}: another package has a family {name!r}, too: uninstall one")
             offered[name] = point, added
-    return Families(offered)
+    return offered
 
 
 def load_family(name: str) -> Any:
@@ -238,11 +212,14 @@ def load_family(name: str) -> Any:
         LoadError: no such family is installed.
         ExtensionError: what is installed is no family.
     """
-    families = load_families()
-    if name not in families:
-        known = ", ".join(families) or "none is installed (pip install -e . in the source tree)"
+    if name not in families():
+        known = ", ".join(families()) or "none is installed (pip install -e . in the source tree)"
         raise LoadError(f"unknown graph family {name!r}; known: {known}")
-    return families[name]
+    point, offered = families()[name]
+    family = offered[name]
+    if lacking := [part for part in _FAMILY if not hasattr(family, part)]:
+        raise ExtensionError(f"{described(point)}: the family {name!r} has no {lacking[0]}")
+    return family
 
 
 def load_split(family: str, split: str, count: int | None = None) -> dict[str, ComputationGraph]:

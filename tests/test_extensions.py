@@ -16,7 +16,7 @@ import torch
 
 from placeto.environment import rewards
 from placeto.extensions import ExtensionError, load_extension
-from placeto.placers import load_families, load_family, load_placer, placer_names
+from placeto.placers import families, load_family, load_placer, placer_names
 from placeto.policies import external
 from placeto.policies.episodic import EpisodePlacer
 from placeto.policies.one_shot.sampling import SamplingPlacer
@@ -35,7 +35,7 @@ PACKAGES = "pairwise", "log_drop", "twins"
 
 def forget() -> None:
     """What was found out of installed packages."""
-    for known in (external._others, external._load, *REWARDS, load_families):
+    for known in (external._others, external._load, *REWARDS, families):
         known.cache_clear()
 
 
@@ -193,13 +193,13 @@ FAMILIES = {"NAME": Family()}
 def test_families_must_be_whole_and_have_names_of_their_own(adds: Callable[..., None]) -> None:
     adds("placeto.families", "ours = ours:FAMILIES", FAMILY.replace("NAME", "cifar10").replace("del Family.LACKS", ""))
     with pytest.raises(ExtensionError, match=r"a family 'cifar10', too"):
-        load_families()
+        families()
 
 
 def test_families_without_a_dictionary_are_refused(adds: Callable[..., None]) -> None:
     adds("placeto.families", "ours = ours:FAMILY", "FAMILY = 1")
     with pytest.raises(ExtensionError, match="must be a dictionary of families, not 1"):
-        load_families()
+        families()
 
 
 def test_a_family_that_lacks_something_is_refused(adds: Callable[..., None]) -> None:

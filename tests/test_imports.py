@@ -66,7 +66,7 @@ def test_naming_a_model_imports_its_family_alone() -> None:
 
 
 def test_names_of_families_import_none_of_them() -> None:
-    names = imported_by("from placeto.placers import load_families; assert 'bert' in load_families()")
+    names = imported_by("from placeto.placers import families; assert 'bert' in families()")
     assert not names & set(HEAVY)
     assert models(names) == set()
 

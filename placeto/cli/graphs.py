@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from tyro.conf import Positional, Suppress, UseAppendAction, arg
 
 from placeto.cli.common import UsageError
-from placeto.placers import GRAPH_HELP, LoadError, load_families, resolve_graph
+from placeto.placers import GRAPH_HELP, LoadError, families, load_family, resolve_graph
 
 if TYPE_CHECKING:
     from torch import nn
@@ -159,7 +159,7 @@ def is_factory(argument: str) -> bool:
         return False
     if len(where) == 1 and argument[2:3] in ("\\", "/"):  # the drive of a path
         return False
-    return where not in load_families() or Path(f"{where}.py").is_file()
+    return where not in families() or Path(f"{where}.py").is_file()
 
 
 def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[ComputationGraph, nn.Module]:
@@ -278,8 +278,8 @@ def _hint(argument: str) -> str:
         return f"{argument}.py is a file: write {argument}.py:FUNCTION"
     if rest and Path(first).is_file():
         return f"{first} is a file: leave out ':{':'.join(rest)}'"
-    if first in (families := load_families()) and len(rest) < 2:
-        splits = families[first].splits
+    if first in families() and len(rest) < 2:
+        splits = load_family(first).splits
         split = rest[0] if rest and rest[0] in splits else next(iter(splits))
         return f"{first} is a family of graphs: write {first}:{split}:0, its splits are {', '.join(splits)}"
     if not path.parent.is_dir():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from tyro.conf import Positional
 
-from placeto.placers import first_line, load_families, placer_names
+from placeto.placers import families, first_line, load_family, placer_names
 
 if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster, Device
@@ -39,7 +39,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _families() -> dict[str, str]:
-    return {name: family.description for name, family in load_families().items()}
+    return {name: load_family(name).description for name in families()}
 
 
 def _clusters() -> dict[str, str]:

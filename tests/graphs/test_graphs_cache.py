@@ -15,7 +15,7 @@ from graphs.capture_progress import capture_with_progress
 from graphs.family import Family
 from graphs.models import ModelFamily
 from graphs.training_step import TrainingStep
-from placeto.placers import load_families, load_split, resolve_graph
+from placeto.placers import families, load_family, load_split, resolve_graph
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
@@ -233,8 +233,8 @@ def test_a_drawn_family_is_captured_once(folder: Path) -> None:
 
 
 def test_a_family_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_families()["gnmt-8"] is MODELS["gnmt-8"]
-    monkeypatch.setitem(load_families(), "tiny", tiny_family())
+    assert load_family("gnmt-8") is MODELS["gnmt-8"]
+    monkeypatch.setitem(families(), "tiny", (None, {"tiny": tiny_family()}))
     name, graph = resolve_graph("tiny:test:0")
     assert (name, graph.name) == ("tiny:test:0", "tiny:test:0")
     assert list(load_split("tiny", "train")) == ["tiny:train:0", "tiny:train:1"]
