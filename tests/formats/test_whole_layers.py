@@ -102,7 +102,7 @@ def test_what_has_no_stages_of_layers_is_refused() -> None:
     placement = schedule.placement.copy()
     third = np.array([path.startswith("body.h.3") for path in TRAINING.modules]) & (TRAINING.micro_batches == 2)
     placement[third] = 0
-    with pytest.raises(ExportError, match=r"micro-batches 0 and 2 .* behind body\.h\.2; the tool has the same stages"):
+    with pytest.raises(ExportError, match=r"micro-batches 0 and 2 .* after body\.h\.2; the tool has the same stages"):
         whole_layers(simulate(schedule.problem, placement), "the tool")
     plain = nn.Sequential()
     plain.add_module("one", nn.Linear(64, 64))
