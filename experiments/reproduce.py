@@ -30,7 +30,7 @@ MINUTES = {
     "equal_budgets_targets": 60, "equal_budgets_targets_1s": 20, "equal_budgets_targets_30s": 40,
     "equal_budgets_targets_seconds": 70, "fidelity_micro_batches": 3, "fuzz": 7, "headline": 30, "held_out_steps": 1,
     "links": 1, "messages": 40, "micro_batches": 25, "models_in_micro_batches": 120, "orders": 29,
-    "paper_learning": 70, "paper_learning_4xk80": 20, "peers": 7, "torch_plans": 3, "training_curve": 25,
+    "paper_learning": 100, "peers": 7, "torch_plans": 3, "training_curve": 25,
     "other_tools": 3, "outside_amp": 1, "outside_optima": 2, "outside_ratios": 2, "outside_sailor": 1,
 }  # fmt: skip
 """about how long a command takes whose results file doesn't say so yet"""
