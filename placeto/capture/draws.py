@@ -2,6 +2,8 @@
 
 torch sets the generator back before it computes again. A placed step can't, as other ops draw numbers in between. So
 it keeps the numbers of the forward pass: where they would be drawn again, it reads them. The graph has both ops.
+
+Where several cores draw numbers, each has a generator of its own, so that ops take it as an argument.
 """
 
 from __future__ import annotations
@@ -76,13 +78,27 @@ class Draws:
 
 
 def draws(node: Node) -> bool:
-    """Whether a node's op draws random numbers."""
-    return _draws(node.target)
+    """Whether a node's op draws random numbers of a generator."""
+    return of_generator(node.target) is not None
 
 
 @cache
-def _draws(op: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+def of_generator(op: Any) -> Any:
+    """The overload of an op that is given the generator of its random numbers; None if it draws none."""
+    if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
+        return None
+    wanted = [argument for argument in _arguments(op) if argument[0] != "generator"]
+    for name in op.overloadpacket.overloads():
+        found = getattr(op.overloadpacket, name)
+        arguments = _arguments(found)
+        rest = [argument for argument in arguments if argument[0] != "generator"]
+        if rest == wanted and len(rest) < len(arguments):
+            return found
+    return None
+
+
+def _arguments(op: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in op._schema.arguments]
 
 
 def carry_draws(made: GraphModule) -> None:
@@ -97,17 +113,17 @@ def carry_draws(made: GraphModule) -> None:
             node.meta[DRAWN] = drawn
 
 
-def read_again(traced: GraphModule) -> None:
-    """Let nodes that would draw numbers again read them."""
+def to_be_run(traced: GraphModule) -> None:
+    """Let nodes that would draw numbers again read them, and others take a generator."""
     for node in traced.graph.nodes:
+        first = node.meta.get(DRAWN)
         if node.target is operator.getitem and DRAWN in node.args[0].meta:
             users = node.args[0].meta[DRAWN].users
             first = next(user for user in users if user.target is operator.getitem and user.args[1] == node.args[1])
-        elif DRAWN in node.meta and isinstance(node.meta["val"], Tensor):
-            first = node.meta[DRAWN]
-        else:
-            continue
-        node.target, node.args, node.kwargs = aten.alias.default, (first,), {}
+        if first is not None and isinstance(node.meta["val"], Tensor):
+            node.target, node.args, node.kwargs = aten.alias.default, (first,), {}
+        elif node.op == "call_function" and (op := of_generator(node.target)) not in (None, node.target):
+            node.target, node.kwargs = op, {"generator": None} | node.kwargs
 
 
 def _alike(one: Node, other: Node) -> bool:

@@ -20,7 +20,7 @@ from placeto.capture.arguments import call_module, plain
 from placeto.capture.batch_dimension import check_sequences, sequence_first
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
-from placeto.capture.draws import read_again
+from placeto.capture.draws import to_be_run
 from placeto.capture.dtypes import onednn
 from placeto.capture.errors import CaptureError, explain, without_logs
 from placeto.capture.flops import UncountedWarning, uncounted
@@ -234,7 +234,7 @@ def capture_step(
     modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []
     watch = Watch(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
     graph = with_names(graph, nodes, traced, module, inputs, len(paths), buffers)
-    read_again(traced)
+    to_be_run(traced)
     return Capture(graph, traced, nodes, gradients, list, whole, watch, tuple(trained), (*paths, *buffers))
 
 
