@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from placeto.capture.draws import Draws
 from placeto.problem.graph.labels import NO_MICRO_BATCH
 
 
@@ -50,6 +51,7 @@ class Labels:
         self._left: list[_Place] = []  # to come back to
         self._by_number: dict[int, Label] = {}  # sequence number of autograd -> label of the forward op
         self.source: Node | None = None  # what is run again
+        self.draws = Draws()
 
     def next(self, inputs: Sequence[Label]) -> Label:
         """The label of an op that is run now, on what ops with these labels made."""

@@ -16,21 +16,32 @@ _DEEPEST = 4  # functions of functions
 
 
 def modules_of(loss: Callable[..., Any] | None, module: nn.Module) -> dict[str, nn.Module]:
-    """Modules with parameters or buffers that aren't the module's own, which a loss reads, by name.
+    """Modules that a loss reads and that aren't the module's own, by name: first those with tensors, then others.
 
     Found are the loss itself, the module that it is a method of, and what functions, partials and callable objects
     close over or take from their file.
     """
     known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    modules = {id(part) for part in module.modules()}
+    paths = [path for path, _ in module.named_modules()]
     found: dict[str, nn.Module] = {}
+    without: dict[int, nn.Module] = {}
+
+    def add(part: nn.Module) -> None:
+        name = "loss" if not found else f"loss_{len(found)}"
+        while any(path == name or path.startswith(f"{name}.") for path in paths):
+            name += "_"
+        found[name] = part
+
     for part in _held(loss, 0):
-        own = [tensor for tensor in (*part.parameters(), *part.buffers()) if id(tensor) not in known]
-        if own:
+        tensors = [*part.parameters(), *part.buffers()]
+        if own := [tensor for tensor in tensors if id(tensor) not in known]:
             known |= set(map(id, own))
-            name = "loss" if not found else f"loss_{len(found)}"
-            while any(path == name or path.startswith(f"{name}.") for path, _ in module.named_modules()):
-                name += "_"
-            found[name] = part
+            add(part)
+        elif not tensors and id(part) not in modules:
+            without[id(part)] = part
+    for part in without.values():
+        add(part)
     return found
 
 

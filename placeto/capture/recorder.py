@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from placeto.capture.costs import DECOMPOSITIONS
+from placeto.capture.draws import carry_draws
 from placeto.capture.dtypes import check_dtypes
 from placeto.capture.labels import Label, Labels
 from placeto.capture.lifetimes import SOURCE, Lifetimes, carry_over
@@ -71,6 +72,7 @@ def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
     flat = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     made = record(torch.func.functionalize(lambda *values: replay.run(*values)), flat, labels)
     carry_over(traced, made)
+    carry_draws(made)
     return made
 
 
@@ -141,6 +143,7 @@ class _Recorder(TorchDispatchMode):
         label = self.labels.next([source.meta["label"] for source in node.all_input_nodes])
         node.meta |= {"val": _layouts(result), "label": label, SOURCE: self.labels.source}
         self.lifetimes.ran(node)
+        self.labels.draws.ran(node)
         changed = _is_mutable(func)
         if isinstance(result, Tensor):
             self.nodes[result] = node

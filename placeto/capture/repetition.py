@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._mode_utils import no_dispatch
 
+from placeto.capture.draws import DRAWN
 from placeto.capture.labels import Label
 from placeto.capture.lifetimes import HELD
 
@@ -60,6 +61,8 @@ def repeat(graph: Graph, count: int, outputs: Sequence[Sequence[Any]]) -> list[l
         for node, copy in copies.items():
             if (until := node.meta.get(HELD)) in copies:
                 copy.meta[HELD] = copies[until]
+            if DRAWN in node.meta:
+                copy.meta[DRAWN] = copies[node.meta[DRAWN]]
         made.append([copies.get(node, node) for node in outputs[1]])
     return made
 

@@ -20,6 +20,7 @@ from placeto.capture.arguments import call_module, plain
 from placeto.capture.batch_dimension import check_sequences, sequence_first
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
+from placeto.capture.draws import to_be_run
 from placeto.capture.dtypes import onednn
 from placeto.capture.errors import CaptureError, explain, without_logs
 from placeto.capture.flops import UncountedWarning, uncounted
@@ -28,6 +29,7 @@ from placeto.capture.micro_batches import TRACED, accumulated, batch_length, com
 from placeto.capture.names import with_names
 from placeto.capture.objects import Kept, closed, opened
 from placeto.capture.ops import computation_graph
+from placeto.capture.outside_random import OutsideRandom
 from placeto.capture.recorder import functional, mutates, record
 from placeto.capture.state import Snapshot, attribute
 from placeto.capture.watch import Signature, Watch
@@ -37,6 +39,7 @@ from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph, GraphError
 
 _SEED = 0  # of the random numbers of a step that is computed
+_AGAIN = 4  # traces that are compared with the first, if numbers were drawn outside of torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +153,7 @@ def capture_step(
                 onednn(False),
                 without_logs(),
                 without_reentrant_checkpoints(),
+                labels.draws.following(),
                 _uncompiled(),
                 _unvalidated(),
                 _keeping_tensors(module),
@@ -190,6 +194,7 @@ def capture_step(
             return accumulated(graph, outputs, trained)
         return joined(graph, outputs, batch_length(inputs, targets), name)
 
+    outside = OutsideRandom()
     state = Snapshot(whole)
     held = state.tensors()
     try:
@@ -199,8 +204,15 @@ def capture_step(
                 traced = recorded(*tree_flatten(values()))
                 signature = Signature.of(traced, held)
                 own = [(container, key, attribute(where, key)) for where, container, key in state.changes()]
+                before = signature, traced.meta["tensors"]
+                for _ in range(_AGAIN if outside.changed() and not run else 0):
+                    if Signature.of(recorded(*tree_flatten(values())), held, before).whole != signature.whole:
+                        raise CaptureError(
+                            f"{name}: forward draws numbers with Python's or numpy's random, and the next step would "
+                            "be another: draw them with torch.rand and choose by torch.where, or have the step "
+                            "computed once, by --run or run=True"
+                        )
                 if own:
-                    before = signature, traced.meta["tensors"]
                     after = Signature.of(recorded(*tree_flatten(values())), held, before)
                     if after.whole != signature.whole:
                         what = ", ".join(dict.fromkeys(what for _, _, what in own))
@@ -223,6 +235,7 @@ def capture_step(
         raise CaptureError(f"{name}: {explain(error, module, hint)}") from error
     finally:
         state.restore()
+        outside.restore()
     buffers = [key.removeprefix("module.") for key, _ in whole.named_buffers()]
     try:
         made = computation_graph(traced, paths, trained, buffers, name, mode, precision == "tf32")
@@ -234,6 +247,7 @@ def capture_step(
     modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []
     watch = Watch(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
     graph = with_names(graph, nodes, traced, module, inputs, len(paths), buffers)
+    to_be_run(traced)
     return Capture(graph, traced, nodes, gradients, list, whole, watch, tuple(trained), (*paths, *buffers))
 
 

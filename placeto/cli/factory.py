@@ -180,7 +180,7 @@ def _find(where: str, name: str, factory: str) -> Callable[..., Any]:
         raise UsageError(f"{factory!r}: {where} has no function {name!r}{shown}")
     found = getattr(module, name)
     if not callable(found):
-        raise UsageError(f"{factory!r}: {name!r} is no function but a {type(found).__name__}")
+        raise UsageError(f"{factory!r}: {name!r} is no function but of type {type(found).__name__}")
     function: Callable[..., Any] = found
     return function
 

@@ -21,7 +21,7 @@ def with_global(output: Tensor) -> Tensor:
 def test_a_loss_without_modules_brings_none() -> None:
     model = nn.Linear(2, 2)
     assert not modules_of(None, model)
-    assert not modules_of(nn.MSELoss(), model)
+    assert not modules_of(torch.nn.functional.mse_loss, model)
     assert not modules_of(lambda output: (output * model.weight).sum(), model)  # the model's own
 
 
@@ -32,6 +32,14 @@ def test_modules_are_found_once_and_named_apart() -> None:
     loss = functools.partial(lambda first, output: other(first(output)) + first(output), one)
     assert list(modules_of(loss, nn.Linear(2, 2)).values()) == [other, one]
     assert list(modules_of(with_global, model).values()) == [GLOBAL]
+
+
+def test_modules_without_tensors_come_last() -> None:
+    one, mean = nn.Linear(2, 2), nn.MSELoss()
+    assert modules_of(mean, nn.Linear(2, 2)) == {"loss": mean}
+    assert modules_of(lambda output: mean(output, one(output)), nn.Linear(2, 2)) == {"loss": one, "loss_1": mean}
+    model = nn.Sequential(mean, one)
+    assert not modules_of(lambda output: mean(output, output), model)
 
 
 def test_functions_that_call_each_other_end() -> None:

@@ -115,3 +115,23 @@ def test_inference_is_that_of_evaluation_mode() -> None:
     module.norm.eps = 1.0
     with pytest.raises(RunError, match=r"norm"):
         step(x)
+
+
+def test_a_changed_loss_is_refused() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.beta = 1.0
+
+        def forward(self, y: Tensor) -> Tensor:
+            return self.beta * y.square().mean()
+
+    module, loss, x = nn.Linear(4, 4), Weighted(), torch.randn(3, 4)
+    for given in (loss, lambda y: loss(y) + 1.0):
+        step = step_of(module, [x], loss=given)
+        assert torch.equal(step(x), given(module(x)).detach())
+        loss.beta = 2.0
+        with pytest.raises(RunError, match=r"changed since it was captured, \.beta of module 'loss'"):
+            step(x)
+        loss.beta = 1.0
+        assert torch.equal(step(x), given(module(x)).detach())

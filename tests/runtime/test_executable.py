@@ -115,9 +115,18 @@ def test_loss_gradients_and_buffers_are_those_of_eager_execution(case: str, devi
             assert torch.equal(ours, theirs), name
 
 
-def test_random_numbers_are_those_of_the_seed(devices: list[LocalDevice]) -> None:
+class Noise(nn.Module):
+    """Ops that make random tensors; torch's other overloads of them take a generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shuffled = x[torch.randperm(len(x))] + torch.randn_like(x) + torch.rand(8)
+        return shuffled * torch.randint(1, 9, (8,)) + torch.rand_like(x) * torch.randint_like(x, 9)
+
+
+@pytest.mark.parametrize("drawn", [nn.Dropout, Noise])
+def test_random_numbers_are_those_of_the_seed(drawn: type[nn.Module], devices: list[LocalDevice]) -> None:
     """Of torch's own generator where one core draws; where two do, the same for the same seed and placement."""
-    module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 1))
+    module = nn.Sequential(nn.Linear(8, 8), drawn(), nn.Linear(8, 8), drawn(), nn.Linear(8, 1))
     x, target = torch.randn(5, 8), []
     capture = trace_training(module, [x], lambda y: y.square().mean())
     ops = capture.graph.num_ops

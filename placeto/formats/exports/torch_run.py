@@ -147,14 +147,14 @@ def copied(_: nn.Module, __: Any, output: Any) -> Any:
 
 
 def received(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a stage is given, whose gradients are to be sent: contiguous."""
+    """What a stage is given, as a copy, whose gradients are to be sent: contiguous."""
     return tuple(_WithSentGradient.apply(leaf) if leaf.requires_grad else leaf for leaf in given)
 
 
 class _WithSentGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
+        return x.clone()  # the stage may begin with a change in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:

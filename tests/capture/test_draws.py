@@ -1,0 +1,82 @@
+"""What a checkpoint computes again has the random numbers of the forward pass."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import placeto
+from placeto.capture.trace import capture_training
+
+Block = Callable[[Tensor], Tensor]
+once = partial(checkpoint, use_reentrant=False)
+again = partial(checkpoint, use_reentrant=True)
+
+
+class Dropped(nn.Module):
+    """Blocks with dropout, in checkpoints; the output is linear in all weights of a block."""
+
+    def __init__(self, call: Callable[[Block, Tensor], Tensor], blocks: int = 2) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8, bias=False), nn.Dropout(0.5)) for _ in range(blocks))
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.call(block, x)
+        return x
+
+
+def square(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+CALLS: dict[str, Callable[[Block, Tensor], Tensor]] = {
+    "plain": once,
+    "reentrant": again,
+    "nested": lambda block, x: once(lambda y: once(block, y) + block(y), x),
+    "another draw between": lambda block, x: once(block, x) * torch.rand(8),
+    "draws that make tensors": lambda block, x: once(lambda y: block(y) * torch.rand(8) + torch.randn_like(y), x),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_gradients_are_those_of_eager(call: str) -> None:
+    torch.manual_seed(0)
+    module, x = Dropped(CALLS[call]), torch.randn(4, 8)
+    if call == "reentrant":
+        module.blocks.insert(0, nn.Identity())
+        module.call = lambda block, x: block(x) if isinstance(block, nn.Identity) else again(block, x.requires_grad_())
+    twin = copy.deepcopy(module)
+    placed = placeto.place(module, [x], loss=square, cluster="2xv100", placer="single")
+    torch.manual_seed(1)
+    loss = placed.compile(devices=["cpu:0", "cpu:1"])(x)
+    torch.manual_seed(1)
+    wanted = square(twin(x.detach()))
+    wanted.backward()
+    assert torch.equal(loss, wanted.detach())
+    for mine, its in zip(module.parameters(), twin.parameters(), strict=True):
+        assert its.grad is not None
+        assert mine.grad is not None
+        assert torch.equal(mine.grad, its.grad)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_masks_agree_where_several_cores_draw(micro_batches: int) -> None:
+    torch.manual_seed(0)
+    module, x = Dropped(once), torch.randn(4, 8)
+    placed = placeto.place(module, [x], loss=square, cluster="2xv100", placer="roundrobin", micro_batches=micro_batches)
+    loss = placed.compile(devices=["cpu:0", "cpu:1"])(x)
+    for parameter in module.parameters():  # the loss is quadratic in each: Euler's theorem on homogeneous functions
+        assert parameter.grad is not None
+        assert (parameter * parameter.grad).sum().item() == pytest.approx(2.0 * loss.item(), rel=1e-4)
+
+
+def test_the_graph_draws_again() -> None:
+    graph = capture_training(Dropped(once, 3), [torch.empty(4, 8)], square)
+    parts = [part for kind, part in zip(graph.op_types, graph.passes, strict=True) if kind == "aten.bernoulli"]
+    assert parts.count("forward") == parts.count("recomputation") == 3

@@ -1,0 +1,47 @@
+"""Steps that depend on random numbers of Python or numpy are refused, and their generators stay as they were."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placeto.capture.errors import CaptureError
+from placeto.capture.trace import capture_inference, capture_training
+
+
+class Skips(nn.Module):
+    """Leaves out some of its layers, or adds what is drawn."""
+
+    def __init__(self, draw: Callable[[], float], share: float = 0.5, adds: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+        self.draw, self.share, self.adds = draw, share, adds
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            number = self.draw()
+            x = x + self.adds * number
+            x = x if number < self.share else layer(x)
+        return x
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random_sample])
+@pytest.mark.parametrize(("share", "adds"), [(0.5, 0.0), (0.0, 1.0)])
+def test_a_step_that_would_be_another_is_refused(draw: Callable[[], float], share: float, adds: float) -> None:
+    random.seed(0)
+    np.random.seed(0)
+    module, x = Skips(draw, share, adds), torch.ones(2, 4)
+    before = random.getstate(), np.random.get_state()[2]  # type: ignore[index]
+    for capture in (capture_inference, lambda *how: capture_training(*how, lambda y: y.sum())):
+        with pytest.raises(CaptureError, match=r"forward draws numbers with Python's or numpy's random, .*--run"):
+            capture(module, [x])
+    assert capture_inference(module, [x], run=True).num_ops
+    assert before == (random.getstate(), np.random.get_state()[2])  # type: ignore[index]
+
+
+def test_numbers_that_change_nothing_may_be_drawn() -> None:
+    plain, drawing = (capture_inference(Skips(draw, 0.0), [torch.ones(2, 4)]) for draw in (lambda: 0.5, random.random))
+    assert plain.hash == drawing.hash
