@@ -5,6 +5,6 @@ tree of modules, `memory` the pictures of memory over time, `grid` the passes ov
 the arrays that the script draws as a Gantt chart.
 """
 
-from placeto.formats.report.page import Ways, report_page
+from placeto.formats.report.page import Ways, report_page, save_report
 
-__all__ = ["Ways", "report_page"]
+__all__ = ["Ways", "report_page", "save_report"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placeto.formats.report import axis, chart, grid, memory, modules, tables, words
+from placeto.problem.files import write_text
 from placeto.problem.units import format_bytes, format_us
 from placeto.simulator.critical_path import critical_path
 
@@ -35,6 +36,11 @@ class Ways:
     rows: Sequence[Sequence[str]]
     advice: str  # which to use, in a sentence
     note: str = ""  # how the report differs from the table
+
+
+def save_report(schedule: Schedule, path: str | Path, title: str) -> None:
+    """Write the page of a schedule to a file, whole or not at all; see `report_page`."""
+    write_text(report_page(schedule, title), path)
 
 
 def report_page(
