@@ -66,8 +66,9 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
     problem = schedule.problem
     graph, devices = problem.graph, problem.num_devices
     names, unit = _in_program_order(graph, whole)
-    wanted = min(devices, len(names)) if count is None else count
-    if not 1 <= wanted <= (limit := min(devices, len(names))):
+    limit = min(devices, len(names))
+    wanted = limit if count is None else count
+    if not 1 <= wanted <= limit:
         told = f"{wanted} stages of {len(names)} modules on {devices} devices can't be"
         raise ExportError(f"{graph.name}: {told}: ask for 1 to {limit} of them")
     own = unit >= 0
