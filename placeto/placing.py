@@ -300,10 +300,13 @@ def check_budget(simulations: int | None, seconds: float | None, seed: int) -> N
     """Refuse a budget and a seed that are none.
 
     Raises:
-        PlacingError: a number of simulations or a seed below 0, or seconds that aren't positive and finite.
+        PlacingError: a number of simulations or a seed that isn't from 0 to 2^63 - 1, or seconds that aren't positive
+            and finite.
     """
     for name, value in (("simulations", 0 if simulations is None else simulations), ("seed", seed)):
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if number and 2**63 <= value < math.inf:
+            raise PlacingError(f"{name} must be below 2^63, not {quote(value)}")
         if not (number and value >= 0 and float(value).is_integer()):  # 1e4 is one, too
             raise PlacingError(f"{name} must be a whole number, at least 0, not {quote(value)}")
     if seconds is None:

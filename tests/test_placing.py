@@ -131,6 +131,8 @@ def test_memory_is_by_name_of_device() -> None:
         ({"seconds": "3"}, PlacingError, "seconds must be a number above 0 and finite, not '3'"),
         ({"seed": -1}, PlacingError, "seed must be a whole number, at least 0, not -1"),
         ({"seed": None}, PlacingError, "seed must be a whole number, at least 0, not None"),
+        ({"seed": 2**63}, PlacingError, r"seed must be below 2\^63, not 9223372036854775808"),
+        ({"simulations": 10**400}, PlacingError, r"simulations must be below 2\^63, not an integer of 1329 bits"),
         ({"precision": "fp8"}, CaptureError, "precision must be one of fp32, tf32, bf16, fp16, not 'fp8'"),
         ({"micro_batches": "4"}, CaptureError, "micro_batches must be a whole number, not '4'"),
         ({"micro_batches": 2.0}, CaptureError, "micro_batches must be a whole number, not 2.0"),

@@ -27,6 +27,7 @@ from placeto.capture.draws import carry_draws
 from placeto.capture.dtypes import check_dtypes
 from placeto.capture.labels import Label, Labels
 from placeto.capture.lifetimes import SOURCE, Lifetimes, carry_over
+from placeto.capture.packing import packing_seen
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -50,7 +51,7 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
     recorder = _Recorder(labels)
     for leaf in leaves:
         recorder.add_input(leaf)
-    with _without_autocast_cache(), recorder:
+    with _without_autocast_cache(), packing_seen(recorder.nodes), recorder:
         outputs = function(*leaves)
     return recorder.finish(outputs)
 

@@ -14,7 +14,7 @@ import numpy as np
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from placeto.problem.fields import check_json_name
+from placeto.problem.fields import check_json_name, quote
 from placeto.problem.units import format_bytes, format_rate, format_us
 from placeto.terminal import printable
 
@@ -80,8 +80,7 @@ class BudgetOptions:
         Raises:
             UsageError: the budget is such.
         """
-        if self.simulations is not None and self.simulations < 0:
-            raise UsageError(f"--simulations must be at least 0, not {self.simulations}")
+        check_whole("--simulations", self.simulations)
         check_positive("--seconds", self.seconds)
 
     def __str__(self) -> str:
@@ -147,6 +146,17 @@ def check_positive(option: str, value: float | None) -> None:
     """
     if value is not None and not 0 < value < math.inf:
         raise UsageError(f"{option} must be above 0 and finite, not {value}")
+
+
+def check_whole(option: str, value: int | None) -> None:
+    """Refuse a seed, or a number of simulations, that isn't from 0 to 2^63 - 1.
+
+    Raises:
+        UsageError: it isn't.
+    """
+    if value is not None and not 0 <= value < 2**63:
+        bound = "at least 0" if value < 0 else "below 2^63"
+        raise UsageError(f"{option} must be {bound}, not {quote(value)}")
 
 
 def describe(schedule: Schedule) -> str:

@@ -17,6 +17,7 @@ from placeto.cli.common import (
     UsageError,
     check_output,
     check_picture,
+    check_whole,
     find_cluster,
     say,
 )
@@ -58,8 +59,7 @@ def run(arguments: Arguments) -> None:
     check_output("--out", arguments.output, json=True)
     check_picture("--plot", arguments.plot)
     arguments.budget.check()
-    if arguments.seed < 0:
-        raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
+    check_whole("--seed", arguments.seed)
     names = list(dict.fromkeys(name.strip() for name in arguments.clusters.split(",") if name.strip()))
     if not names:
         raise UsageError("--clusters names none: give some from `placeto list clusters`, as 2xv100,8xh100")

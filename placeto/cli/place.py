@@ -26,6 +26,7 @@ from placeto.cli.common import (
     UsageError,
     check_output,
     check_picture,
+    check_whole,
     describe,
     find_cluster,
     missing_memory,
@@ -91,8 +92,7 @@ def run(arguments: Arguments) -> None:
     check_picture("--curve", arguments.curve)
     check_page("--report", arguments.report)
     arguments.budget.check()
-    if arguments.seed < 0:
-        raise UsageError(f"--seed must be at least 0, not {arguments.seed}")
+    check_whole("--seed", arguments.seed)
     if arguments.patience is not None and not 0.0 < arguments.patience < 1.0:
         raise UsageError(f"--patience must be between 0 and 1, not {arguments.patience:g}")
     from placeto.cli.throughput import describe_stream

@@ -15,6 +15,7 @@ from placeto.cli.common import (
     OutputPath,
     UsageError,
     check_output,
+    check_whole,
     find_cluster,
     note,
     say,
@@ -78,8 +79,8 @@ def run(arguments: Arguments) -> None:
     several = arguments.step.micro_batches
     counts = COUNTS if isinstance(several, str) else tuple(dict.fromkeys((1, several)))
     check_step(replace(arguments.step, micro_batches=counts[-1]))
-    if arguments.simulations < 0 or arguments.seed < 0:
-        raise UsageError("--simulations and --seed must be at least 0")
+    check_whole("--simulations", arguments.simulations)
+    check_whole("--seed", arguments.seed)
     from placeto.capture.micro_batches import batch_length
     from placeto.capture.trace import capture_training
     from placeto.formats.plan import save_plan

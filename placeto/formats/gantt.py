@@ -5,7 +5,9 @@ Figures are made without pyplot, so they share no state and need no display.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,8 +120,16 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         PlotError: another ending.
     """
     check_suffix(path)
-    with atomic_write(path) as temporary:
+    with atomic_write(path) as temporary, missing_letters_are_boxes():
         figure.savefig(temporary, dpi=150)
+
+
+@contextmanager
+def missing_letters_are_boxes() -> Iterator[None]:
+    """Within it matplotlib doesn't warn of letters that its font lacks: it draws boxes in place of them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
+        yield
 
 
 def check_suffix(path: str | Path) -> None:

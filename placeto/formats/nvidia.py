@@ -17,6 +17,7 @@ Legend: D devices.
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,7 @@ _PCIE = dict.fromkeys(("k80", "p100", "v100", "t4"), PCIE3) | dict.fromkeys(("h1
 _GEFORCE = ("rtx3090", "rtx4090")
 _ONE_SWITCH = ("PIX", "PXB")
 _LEVELS = (*_ONE_SWITCH, "PHB", "NODE", "SYS")
+_FAILED = r"NVIDIA-SMI has failed|Failed to initialize NVML|No devices (were )?found|Unable to determine the device"
 
 
 def load_machine(path: str | Path, kinds: Sequence[str] = (), name: str | None = None) -> Cluster:
@@ -93,10 +95,12 @@ def load_machine(path: str | Path, kinds: Sequence[str] = (), name: str | None =
         name: the name of the cluster; the file's if not given.
 
     Raises:
-        ClusterError: no matrix, one that isn't whole, or GPUs that there are no numbers for.
+        ClusterError: no matrix, one that isn't whole, several machines, or GPUs that there are no numbers for.
         OSError: the file can't be read.
     """
-    text = read_bytes(path, ClusterError).decode(errors="replace")
+    data = read_bytes(path, ClusterError)
+    encoding = "utf-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"  # as PowerShell's > writes it
+    text = data.decode(encoding, errors="replace")
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     with within(ClusterError, path):
         connections = _matrix(lines)
@@ -106,8 +110,9 @@ def load_machine(path: str | Path, kinds: Sequence[str] = (), name: str | None =
 
 def _matrix(lines: Sequence[str]) -> list[list[str]]:
     """(D, D) kinds of connections, "X" on the diagonal."""
-    heads = [at for at, line in enumerate(lines) if re.match(r"\s*GPU0\s+(GPU1|[^X\s])", line)]
+    heads = [at for at, line in enumerate(lines) if re.match(r"\s*GPU0(\s+(GPU1|[^X\s])|\s*$)", line)]
     if not heads:
+        _refuse_failure(lines)
         raise ClusterError(f"has no matrix of connections, as nvidia-smi topo -m prints it: {HOW}")
     columns = [word for word in lines[heads[0]].split() if re.fullmatch(r"GPU\d+", word)]
     size = len(columns)
@@ -141,9 +146,17 @@ def _devices(lines: Sequence[str], count: int, kinds: Sequence[str]) -> list[Dev
         if len(kinds) not in (1, count):
             raise ClusterError(f"one kind is needed, or one for each of {count} GPUs, not {len(kinds)}")
         return [replace(NVIDIA[kind], name=f"gpu:{i}") for i, kind in enumerate(list(kinds) * (count // len(kinds)))]
-    matches = [re.match(r"\s*GPU (\d+): (.*?)\s*(\(UUID.*)?$", line) for line in lines]
-    names = {int(match[1]): match[2] for match in matches if match}
+    names: dict[int, str] = {}
+    for line in lines:
+        if match := re.match(r"\s*GPU (\d+): (.*?)\s*(\(UUID.*)?$", line):
+            if names.setdefault(int(match[1]), match[2]) != match[2]:
+                both = f"{quote(names[int(match[1])])} and {quote(match[2])}"
+                raise ClusterError(f"GPU {match[1]} is {both}: give each machine a file of its own")
+        elif names and re.match(r"\s*MIG \S+\s+Device\s+\d+:", line):
+            instead = "give its kind (--kind), and correct the file: a device an instance, with its memory and speed"
+            raise ClusterError(f"GPU {max(names)} is divided into MIG instances, whose speed isn't known: {instead}")
     if sorted(names) != list(range(count)):
+        _refuse_failure(lines)
         what = "doesn't say what GPUs these are" if not names else f"names {len(names)} GPUs, but connects {count}"
         raise ClusterError(f"{what}: {HOW}, or give their kind (--kind), one of {', '.join(NVIDIA)}")
     devices = []
@@ -156,6 +169,14 @@ def _devices(lines: Sequence[str], count: int, kinds: Sequence[str]) -> list[Dev
         size = int(memory[1]) * 10**9 if memory else NVIDIA[own].memory
         devices.append(replace(NVIDIA[own], name=f"gpu:{i}", memory=size))
     return devices
+
+
+def _refuse_failure(lines: Sequence[str]) -> None:
+    """Refuse a file in which nvidia-smi says that it failed."""
+    for line in lines:
+        if re.match(_FAILED, line.strip()):
+            said = quote(line.strip())
+            raise ClusterError(f"nvidia-smi failed on that machine, it says {said}: mend that, then {HOW}")
 
 
 def _cluster(name: str, devices: Sequence[Device], connections: Sequence[Sequence[str]]) -> Cluster:

@@ -164,6 +164,9 @@ def _check_order(graph: onnx.GraphProto) -> None:
                 raise GraphError(f"{title(node)}: {quote(name)} is made twice")
             if name:
                 known.add(name)
+    for value in graph.output:
+        if value.name not in known:
+            raise GraphError(f"nothing makes {quote(value.name)}, an output of the model")
 
 
 def _check_tensors(graph: onnx.GraphProto) -> None:

@@ -92,6 +92,9 @@ def _convolution(weight: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str
     """Of the weight (M, C / groups, *kernel), the input of that number: each output takes a product with it."""
 
     def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
+        groups, channels, each = attributes.get("group", 1), read[0][1], read[weight][1]
+        if channels != groups * each:
+            raise ValueError(f"{channels} channels in, but {groups} x {each} in its weight")
         return 2 * prod(out) * prod(read[weight][1:])
 
     return formula
@@ -188,6 +191,21 @@ def _multi_head_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapp
     return formula
 
 
+def _experts(first: int, apart: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
+    """Of x (..., D): each token takes a product with the weights (experts, M, K) of `k` experts.
+
+    Weights are the inputs number `first`, first + apart and first + 2 * apart; where they are packed, a byte holds
+    several numbers.
+    """
+
+    def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
+        weights = [read[i] for i in range(first, first + 3 * apart, apart) if i < len(read) and read[i]]
+        packed = 8 // int(attributes.get("expert_weight_bits", 4)) if apart > 2 else 1
+        return 2 * prod(read[0][:-1]) * int(attributes.get("k", 1)) * sum(prod(shape[1:]) for shape in weights) * packed
+
+    return formula
+
+
 def _transform(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
     """Fourier transform of complex numbers along one axis: 5 n log2 n, and half as much of real ones."""
     axis = int(attributes.get("axis", 1))
@@ -202,6 +220,7 @@ _FORMULAS: dict[str, Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int
     "MatMul": _product,
     "MatMulInteger": _product,
     "FusedMatMul": _product,
+    "FusedMatMulActivation": _product,
     "QLinearMatMul": _product,
     "MatMulIntegerToFloat": _product,
     "DynamicQuantizeMatMul": _product,
@@ -216,11 +235,14 @@ _FORMULAS: dict[str, Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int
     "QGemm": _gemm,
     "RNN": _recurrent,
     "LSTM": _recurrent,
+    "DynamicQuantizeLSTM": _recurrent,
     "GRU": _recurrent,
     "Einsum": _einsum,
     "Attention": _attention,
     "QAttention": _self_attention(8),
     "MultiHeadAttention": _multi_head_attention(6),
     "GroupQueryAttention": _multi_head_attention(3),
+    "MoE": _experts(2, 2),
+    "QMoE": _experts(2, 3),
     "DFT": _transform,
 }

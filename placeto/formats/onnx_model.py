@@ -105,6 +105,7 @@ def read_records(path: str, dimensions: dict[str, int]) -> list[dict[str, Any]]:
         raise GraphError("not an ONNX file") from None
     if not model.graph.node:
         raise GraphError("not an ONNX file, or a model without nodes")
+    model.ir_version = max(model.ir_version, 4)  # before that, weights had to be inputs: some files leave them out
     if model.functions:
         check_functions(model)
         model = inliner.inline_local_functions(model)

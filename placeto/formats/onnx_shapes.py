@@ -76,7 +76,6 @@ def with_reshapes(model: onnx.ModelProto) -> onnx.ModelProto:
     old = version < _RESHAPED and any(node.op_type == "Reshape" and node.attribute for node in model.graph.node)
     if not old:
         return model
-    model.ir_version = max(model.ir_version, 4)  # before that, weights had to be inputs as well
     try:
         return convert_version(model, _RESHAPED)
     except (ConvertError, ValueError, RuntimeError) as problem:

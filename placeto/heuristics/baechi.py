@@ -37,7 +37,8 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 
 LP_OPS = 5000
-"""Graphs of more ops have their favourite children by priority, see `favourite_children`."""
+"""Graphs of more ops, or `_LP_PAIRS` times as many pairs, have their favourites by priority: `favourite_children`."""
+_LP_PAIRS = 4  # 200 ops with 40,000 pairs take the solver 7 s; captured steps have 1 to 2 pairs an op
 _EPSILON = 1e-6  # x below 1/2 by less is 1/2
 
 
@@ -58,7 +59,7 @@ def try_m_etf(evaluator: Evaluator, seed: int) -> None:
 def try_m_sct(evaluator: Evaluator, seed: int, most_ops: int = LP_OPS, share: float = 1.0) -> None:
     """m-SCT: m-ETF, but devices wait for favourite children from a linear program (Jeon et al., 2020).
 
-    Each linear program may have so many ops, and such a share of the time that is left.
+    Each linear program may have so many ops, `_LP_PAIRS` times as many pairs, and such a share of the time left.
     """
     problem = evaluator.problem
     for follow in _variants(evaluator):
@@ -119,21 +120,22 @@ def favourite_children(
 ) -> Favourites:
     """Favourite child of each op, and for how long its device waits: the transfer, over the mean link.
 
-    Graphs of more than `most_ops` ops, and those that `seconds` are too short for, do without the linear program: pairs
-    become favourites by falling transfer + upward rank of the child, as long as neither is taken.
+    Graphs of more than `most_ops` ops or `_LP_PAIRS` times as many pairs, and those that `seconds` are too short for,
+    do without the linear program: pairs become favourites by falling transfer + upward rank of the child, as long as
+    neither is taken.
 
     Args:
         problem: what to place.
         follow: (N,) group of each op; children of the same group are no favourites, since they follow anyway, nor
             are those of ops that float (see `floating_ops`), which have no device that could wait.
         seconds: time limit of the solver; None = no limit.
-        most_ops: of a graph for which the program is solved.
+        most_ops: of a graph for which the program is solved; it may have `_LP_PAIRS` times as many pairs.
     """
     pairs, transfer = _pairs(problem)
     floats, follow = floating_ops(problem, follow)
     apart = np.flatnonzero((follow[pairs[0]] != follow[pairs[1]]) & ~floats[pairs[0]])  # (A,)
     chosen = None
-    if len(apart) > 0 and problem.num_ops <= most_ops:
+    if len(apart) > 0 and max(problem.num_ops, pairs.shape[1] / _LP_PAIRS) <= most_ops:
         solution = _relaxation(problem.op_time.mean(axis=1), pairs, transfer, apart, seconds)
         chosen = None if solution is None else apart[solution < 0.5 - _EPSILON]
     if chosen is None:

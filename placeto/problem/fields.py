@@ -17,6 +17,7 @@ import os
 import re
 import reprlib
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
@@ -259,16 +260,25 @@ def read_json(path: str | Path, error: type[ValueError]) -> Any:
     NaN and infinities are read as Python does; integers of more than 40 digits become floats.
 
     Raises:
-        error: the content is no JSON, or beyond `MOST_BYTES` or `MOST_NESTED`; the message names the file.
+        error: the content is no JSON, has a key twice, or is beyond `MOST_BYTES` or `MOST_NESTED`; the message names
+            the file.
         OSError: the file can't be read.
     """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise error(f"{path}: {quote(key)} stands in one object twice")
+        return made
+
     data = read_bytes(path, error)
     if not data.strip():
         raise error(f"{path}: not valid JSON: the file is empty")
     if _nesting(data) > MOST_NESTED:
         raise error(f"{path}: lists and objects are nested more than {MOST_NESTED} deep")
     try:
-        return json.loads(data.decode(json.detect_encoding(data)), parse_int=_integer)
+        return json.loads(data.decode(json.detect_encoding(data)), parse_int=_integer, object_pairs_hook=once)
     except (json.JSONDecodeError, UnicodeDecodeError) as problem:
         raise error(f"{path}: not valid JSON: {problem}") from None
 

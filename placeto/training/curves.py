@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
 
+from placeto.formats.gantt import missing_letters_are_boxes
 from placeto.training.tags import meaning, tags_table
 
 BY_PLACEMENTS = "by-placements"
@@ -77,7 +78,7 @@ class Curves:
     def picture(self, tag: str, figure: Figure, step: int) -> None:
         """A picture."""
         meaning(tag)
-        with self._written() as writers:
+        with self._written() as writers, missing_letters_are_boxes():
             for writer in writers[:1]:
                 writer.add_figure(tag, figure, step)
 

@@ -55,7 +55,7 @@ def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    words = ("--memory", "6MB", "--batch", "8", "--length", "128", "--precision", precision)
+    words = ("--memory", "5MB", "--batch", "8", "--length", "128", "--precision", precision)
     assert run("config.json", *words) == 0
     out = capsys.readouterr().out
     how = "" if precision == "fp32" else f", {precision}"
@@ -64,7 +64,7 @@ def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str
     assert [row.split()[3:5] for row in rows[:3]] == [["1", "no"], ["1", "yes"], ["2", "no"]]
     assert rows[-1].endswith("yes")
     assert "lacks" in rows[0]
-    assert "It fits on device (6.00 MB)" in out
+    assert "It fits on device (5.00 MB)" in out
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,7 @@ def test_graphs_that_are_none(graph: str, says: str, folder: Path, capsys: pytes
         (("--whole", "third"), "has no module 'third'; there are first"),
         (("--costs", "nothing.json"), "costs 'nothing.json': there is no such file; by name there are efficiency"),
         (("--seed", "-1"), "--seed must be at least 0, not -1"),
+        (("--seed", "9223372036854775808"), "--seed must be below 2^63, not 9223372036854775808"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

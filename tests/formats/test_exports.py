@@ -211,6 +211,7 @@ def test_the_command_writes_each_format(
     [
         (["--format", "device-map", "--names", "cpu"], "the cluster has 2 devices, 1 names are given"),
         (["--format", "stages", "--stages", 3], "3 stages of 6 modules on 2 devices can't be: ask for 1 to 2 of them"),
+        (["--format", "stages", "--stages", 0], "0 stages of 6 modules on 2 devices can't be: ask for 1 to 2 of them"),
         (["--format", "dot", "--stages", 3], "--stages: goes with --format stages, not with dot"),
         (["--format", "vllm", "--names", "cpu"], "--names: goes with --format device-map, not with vllm"),
         (["--format", "exo", "--whole", "tail"], "--whole: goes with --format device-map or stages, not with exo"),

@@ -45,7 +45,7 @@ def test_long_schedules_are_in_milliseconds() -> None:
     assert axes.get_title(loc="left").startswith("a title: 300")
 
 
-@pytest.mark.parametrize("name", ["$\\frac{$", "$", "a$b$c", r"\$x$", "\x1b[31m", "_orig_mod", "%d{}"])
+@pytest.mark.parametrize("name", ["$\\frac{$", "$", "a$b$c", r"\$x$", "\x1b[31m", "_orig_mod", "%d{}", "日本"])
 def test_names_are_drawn_as_they_are_written(tmp_path: Path, name: str) -> None:
     ops = [{"name": str(i), "type": name, "module": f"{name}.{i}", "time_us": {"*": 500.0}} for i in range(3)]
     cluster = load_cluster("2xv100")

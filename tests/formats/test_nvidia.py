@@ -121,3 +121,33 @@ def test_kinds_in_place_of_names(tmp_path: Path) -> None:
 def test_what_is_no_machine(text: str, kinds: tuple[str, ...], says: str, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=says):
         loaded(tmp_path, text, *kinds)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_files_as_powershell_writes_them(encoding: str, tmp_path: Path) -> None:
+    text = "GPU 0: NVIDIA L4 (UUID: GPU-00)\r\n\tGPU0\r\nGPU0\t X \r\n"  # a matrix without affinities
+    (tmp_path / "machine.txt").write_bytes(text.encode(encoding))
+    assert [device.kind for device in load_machine(tmp_path / "machine.txt").devices] == ["l4"]
+
+
+def test_mig_instances_are_no_whole_gpus(tmp_path: Path) -> None:
+    text = machine(all_to_all(2, "NV12"), "NVIDIA A100-SXM4-40GB")
+    first, _, rest = text.partition("\n")
+    text = f"{first}\n  MIG 1g.5gb     Device  0: (UUID: MIG-0)\n{rest}"
+    with pytest.raises(ClusterError, match=r"GPU 0 is divided into MIG instances, .* \(--kind\)"):
+        loaded(tmp_path, text)
+    assert loaded(tmp_path, text, "a100-40gb").num_devices == 2  # to be corrected by hand
+
+
+def test_reports_of_two_machines_are_not_mixed(tmp_path: Path) -> None:
+    both = machine(all_to_all(2, "PHB"), "Tesla T4") + machine(all_to_all(2, "PHB"), "NVIDIA L4")
+    with pytest.raises(ClusterError, match="GPU 0 is 'Tesla T4' and 'NVIDIA L4': give each machine a file of its own"):
+        loaded(tmp_path, both)
+
+
+@pytest.mark.parametrize(
+    "said", ["Failed to initialize NVML: Driver/library version mismatch", "No devices were found"]
+)
+def test_a_failure_of_nvidia_smi_is_quoted(said: str, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=f"nvidia-smi failed on that machine, it says '{said}'"):
+        loaded(tmp_path, f"{said}\n")

@@ -59,6 +59,20 @@ CASES: dict[str, tuple[str, list[tuple[int, ...] | None], tuple[int, ...], dict[
         {"num_heads": 4, "kv_num_heads": 2},
         4 * 2 * 5 * 5 * 32,
     ),
+    "experts": (
+        "MoE",
+        [(2, 5, 8), (10, 4), (4, 16, 8), None, (4, 8, 16), None, (4, 16, 8)],
+        (2, 5, 8),
+        {"k": 2},
+        2 * 10 * 2 * 3 * 8 * 16,
+    ),
+    "experts, packed 4 bits": (
+        "QMoE",
+        [(10, 8), (10, 4), (4, 16, 4), (4, 16), None, (4, 8, 8), (4, 8)],
+        (10, 8),
+        {"k": 2, "expert_weight_bits": 4},
+        2 * 10 * 2 * 2 * 8 * 16,
+    ),
     "transform": ("DFT", [(3, 16, 1)], (3, 16, 2), {"axis": 1}, 2.5 * 3 * 16 * log2(16)),
 }
 

@@ -36,7 +36,7 @@ def written(folder: Path, nodes: list, inputs: dict, outputs: dict, weights: tup
     return folder / "model.onnx"
 
 
-def one(folder: Path, kind: str, shapes: list, out: list, weights: tuple = (), **attributes: object) -> float:
+def one(folder: Path, kind: str, shapes: list, out: list | None, weights: tuple = (), **attributes: object) -> float:
     """FLOPs of a single node."""
     inputs = {f"x{i}": shape for i, shape in enumerate(shapes)}
     node = helper.make_node(kind, [*inputs, *(w.name for w in weights)], ["y"], **attributes)  # type: ignore[attr-defined]
@@ -159,6 +159,28 @@ def test_what_has_no_fixed_shape_is_refused(tmp_path: Path) -> None:
     condition = (helper.make_tensor("c", onnx.TensorProto.BOOL, [], [True]),)
     with pytest.raises(GraphError, match="node 'branch': If is control flow"):
         load(written(tmp_path, nodes, {"x": [2]}, {"y": [2]}, condition))
+
+
+def test_weights_of_old_files_need_not_be_inputs(tmp_path: Path) -> None:
+    """Before version 4 of the format they had to be, but some files leave them out."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1])
+    model = onnx.load(written(tmp_path, [node], {"x": [2, 4, 10]}, {"y": None}, (weight("w", 6, 4, 3),)))
+    model.ir_version = 3
+    onnx.save(model, tmp_path / "model.onnx")
+    assert load(tmp_path / "model.onnx").flops.sum() == 2 * 2 * 6 * 10 * 4 * 3
+
+
+def test_channels_must_be_those_of_the_weight(tmp_path: Path) -> None:
+    with pytest.raises(
+        GraphError, match=r"node 'Conv': not as .* \(ValueError: 4 channels in, but 3 x 2 in its weight\)"
+    ):
+        one(tmp_path, "Conv", [[1, 4, 6, 6]], None, (weight("w", 6, 2, 3, 3),), group=3)
+
+
+def test_outputs_must_be_made(tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    with pytest.raises(GraphError, match="nothing makes 'z', an output of the model"):
+        load(written(tmp_path, [node], {"x": [2]}, {"z": [2]}))
 
 
 def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

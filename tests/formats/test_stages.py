@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from placeto import load_cluster, simulate
 from placeto.capture.trace import capture_inference, capture_training
-from placeto.formats.exports import ExportError, ExportWarning, Stages, pipeline_stages
+from placeto.formats.exports import ExportError, ExportWarning, Stages, device_map, pipeline_stages
+from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from tests.formats import piped
 
@@ -147,3 +149,17 @@ def test_gradients_of_two_later_stages_are_refused_in_training() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(pipeline_stages(schedule).modules) == 4
+
+
+def test_exports_take_time_in_proportion_to_the_modules() -> None:
+    """4,000 modules took 5 s together, now 0.3 s."""
+    ops: list[dict] = [{"name": "m0", "module": "m0", "time_us": {"*": 1.0}, "outputs": [8]}]
+    for i in range(1, 4000):
+        inputs = [[f"m{i - 1}", 0]]
+        ops.append({"name": f"m{i}", "module": f"m{i}", "time_us": {"*": 1.0}, "outputs": [8], "inputs": inputs})
+    graph = ComputationGraph.from_ops("chain", ops, "inference")
+    schedule = simulate(PlacementProblem(graph, load_cluster("2xv100")), np.arange(4000) // 2000)
+    began = time.process_time()
+    assert len(device_map(schedule).modules) == 4000
+    assert pipeline_stages(schedule).split_points == ("m2000",)
+    assert time.process_time() - began < 2.0

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placeto.heuristics import HEURISTICS, baechi
+from placeto.heuristics import HEURISTICS
 from placeto.heuristics.baechi import favourite_children
 from placeto.heuristics.list_scheduling import hard_groups
 from placeto.problem.cluster import Cluster, Device
@@ -146,11 +146,23 @@ def test_favourite_children_of_the_hand_solved_program() -> None:
     assert found.patience_us.tolist() == [3.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_favourite_children_by_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_favourite_children_by_priority() -> None:
     """3 + 10 for root -> long, 1 + 10 for side -> long, 2 + 3 for root -> short: the first excludes the others."""
-    monkeypatch.setattr(baechi, "LP_OPS", 4)
     problem = favourite()
-    assert favourite_children(problem, hard_groups(problem)).child.tolist() == [2, -1, -1, -1, -1]
+    assert favourite_children(problem, hard_groups(problem), most_ops=4).child.tolist() == [2, -1, -1, -1, -1]
+
+
+def test_many_pairs_do_without_the_linear_program() -> None:
+    """12 producers, each with 12 readers: 144 pairs are more than 4 for each of 35 ops, but not of 36."""
+    names = [f"a{i}" for i in range(12)]
+    ops: list[dict] = [{"name": name, "time_us": {"*": 1.0}, "outputs": [8]} for name in names]
+    inputs = [[name, 0] for name in names]
+    ops += [{"name": f"b{i}", "time_us": {"*": 1.0 + i}, "inputs": inputs} for i in range(12)]
+    problem = solved_by_hand(ops)
+    found = {most: favourite_children(problem, np.arange(24), most_ops=most).child for most in (0, 35, 36)}
+    assert sorted(found[0][:12].tolist()) == list(range(12, 24))  # a favourite for each
+    assert (found[35] == found[0]).all()
+    assert (found[36] != found[0]).any()
 
 
 def test_children_of_the_same_group_are_no_favourites() -> None:
@@ -171,9 +183,7 @@ def test_favourites_are_pairs(seed: int, limit: int) -> None:
         op = {"name": f"op{i}", "time_us": {"*": float(rng.integers(0, 9))}, "outputs": [int(rng.integers(9))] * 2}
         ops.append(op | {"inputs": [[f"op{p}", int(rng.integers(2))] for p in parents]})
     problem = solved_by_hand(ops)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baechi, "LP_OPS", limit)
-        found = favourite_children(problem, group_ops(problem).group)
+    found = favourite_children(problem, group_ops(problem).group, most_ops=limit)
     parents = np.flatnonzero(found.child >= 0)
     edges = set(zip(problem.graph.edge_src.tolist(), problem.graph.edge_dst.tolist(), strict=True))
     assert {(p, int(found.child[p])) for p in parents.tolist()} <= edges

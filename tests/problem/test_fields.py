@@ -181,6 +181,14 @@ def test_what_is_no_json_is_refused_by_name(tmp_path: Path, content: str | bytes
         read_json(path, OwnError)
 
 
+def test_keys_that_stand_twice_are_refused(tmp_path: Path) -> None:
+    """Of an op with two devices only the second was read."""
+    path = tmp_path / "placement.json"
+    path.write_text('{"placement": {"a": "gpu:0", "b": "gpu:0", "a": "gpu:1"}}')
+    with pytest.raises(OwnError, match=r"placement\.json: 'a' stands in one object twice"):
+        read_json(path, OwnError)
+
+
 def test_brackets_in_strings_are_not_nesting(tmp_path: Path) -> None:
     path = tmp_path / "good.json"
     document = {

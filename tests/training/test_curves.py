@@ -3,6 +3,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from placeto.training.curves import BY_PLACEMENTS, Curves, CurvesError
@@ -83,3 +85,12 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
         curves.numbers(values, 1)
     assert str(error.value).startswith(f"{tmp_path}: curves can't be written (File too large); make room")
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_pictures_may_have_letters_that_the_font_lacks(tmp_path: Path) -> None:
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    figure.suptitle("日本")
+    with Curves(str(tmp_path)) as curves:
+        curves.picture("schedule/validation", figure, 3)
+    assert len(read(tmp_path).Images("schedule/validation")) == 1

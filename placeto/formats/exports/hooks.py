@@ -19,6 +19,7 @@ import numpy as np
 
 from placeto.formats.exports.units import (
     LOSS,
+    holders,
     in_forward,
     inside,
     numbered,
@@ -72,15 +73,16 @@ def module_units(graph: ComputationGraph, whole: Sequence[str] = (), module: nn.
     """
     groups = _same_tensors(graph, module)
     paths = paths_of(graph, whole, (name for group in groups for name in group))
+    holding = holders(paths)
     kept: dict[str, str] = dict.fromkeys(whole, "")
     for name in (name for group in groups for name in group):
         owner = name.rpartition(".")[0]
-        if owner and owner not in kept and any(inside(path, owner) and path != owner for path in paths):
+        if owner in holding and owner not in kept:
             kept[owner] = f"{owner} stays whole: accelerate wouldn't move {name}, which is in none of its modules"
     while True:
         of_path = {path: unit_of(path, kept) for path in paths}
         names = set(of_path.values())
-        outer = {path for path in names if any(other.startswith(f"{path}.") for other in names)}
+        outer = names & holders(names)
         search = _Search(graph, *numbered(graph, {p: u for p, u in of_path.items() if u not in outer}), of_path)
         undivided = search.run(groups)
         if not undivided:

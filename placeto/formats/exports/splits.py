@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placeto.formats.exports.units import LOSS, in_forward, inside
+from placeto.formats.exports.units import LOSS, in_forward
 from placeto.problem.graph import ComputationGraph
 
 _CALL = re.compile(r"@(\d+)/")
@@ -61,7 +61,8 @@ def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray)
         unit: (N,) int64, -1 for ops between the units.
     """
     forward = first_forward(graph)
-    begin = np.array([int(np.flatnonzero(forward & (unit == number))[0]) for number in range(len(names))])
+    run = np.flatnonzero(forward & (unit >= 0))
+    begin = run[np.unique(unit[run], return_index=True)[1]]  # (U,) the first op of each
     reasons: dict[int, str] = {}  # unit -> why the model can't be split before it
     refused: set[int] = set()  # of these, where torch fails
 
@@ -82,11 +83,12 @@ def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray)
             reads[src, output].append(dst)
         elif graph.modules[dst] == LOSS and forward[src]:
             loss[src].append(dst)
+    of_unit = np.split(run[np.argsort(unit[run], kind="stable")], np.cumsum(np.bincount(unit[run]))[:-1])
     for number, name in enumerate(names):
-        if number and called_again(graph, forward, name):
+        if number and called_again(graph, of_unit[number]):
             reasons[number] = f"{name} is called more than once"
     last_op = int(begin.max(initial=0))
-    behind = int(np.flatnonzero(forward & (unit >= 0))[-1])
+    behind = int(run[-1])
     readers: dict[str, list[int]] = defaultdict(list)
     for op in np.flatnonzero(forward).tolist():
         for name in graph.module_inputs[op]:
@@ -131,12 +133,11 @@ def first_forward(graph: ComputationGraph) -> np.ndarray:
     return in_forward(graph) & first & np.array([module != LOSS for module in graph.modules])
 
 
-def called_again(graph: ComputationGraph, forward: np.ndarray, name: str) -> bool:
-    """Whether every module of a unit that computes does so in several calls."""
+def called_again(graph: ComputationGraph, ops: np.ndarray) -> bool:
+    """Whether every module that ops of the forward pass are in, those of a unit, computes in several calls."""
     calls: dict[str, int] = {}
-    for op in np.flatnonzero(forward).tolist():
+    for op in ops.tolist():
         path = graph.modules[op]
-        if inside(path, name):
-            call = _CALL.match(graph.op_names[op].removeprefix(path))
-            calls[path] = max(calls.get(path, 0), int(call[1]) if call else 0)
+        call = _CALL.match(graph.op_names[op].removeprefix(path))
+        calls[path] = max(calls.get(path, 0), int(call[1]) if call else 0)
     return min(calls.values(), default=0) > 0

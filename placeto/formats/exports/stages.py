@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from placeto.formats.exports.splits import find_splits, first_forward
-from placeto.formats.exports.units import ExportError, numbered, paths_of, unit_of
+from placeto.formats.exports.units import ExportError, holders, numbered, paths_of, unit_of
 from placeto.problem.graph import ComputationGraph
 from placeto.simulator.schedule import Schedule
 
@@ -66,8 +66,9 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
     problem = schedule.problem
     graph, devices = problem.graph, problem.num_devices
     names, unit = _in_program_order(graph, whole)
-    wanted = min(devices, len(names)) if count is None else count
-    if not 1 <= wanted <= (limit := min(devices, len(names))):
+    limit = min(devices, len(names))
+    wanted = limit if count is None else count
+    if not 1 <= wanted <= limit:
         told = f"{wanted} stages of {len(names)} modules on {devices} devices can't be"
         raise ExportError(f"{graph.name}: {told}: ask for 1 to {limit} of them")
     own = unit >= 0
@@ -105,7 +106,7 @@ def _in_program_order(graph: ComputationGraph, whole: Sequence[str]) -> tuple[li
     """Units that are run, by their first op as captured; (N,) int64 the unit of each op, -1 for ops between them."""
     of_path = {path: unit_of(path, whole) for path in paths_of(graph, whole)}
     found = set(of_path.values())
-    outer = {name for name in found if any(other.startswith(f"{name}.") for other in found)}
+    outer = found & holders(found)
     names, unit = numbered(graph, {path: name for path, name in of_path.items() if name not in outer})
     first: dict[int, int] = {}
     for op in np.flatnonzero(first_forward(graph) & (unit >= 0)).tolist():

@@ -153,15 +153,13 @@ def _split(graph: ComputationGraph, program: np.ndarray, last: int, first: int) 
     """
     paths = [graph.modules[op] for op in program.tolist()]
     before, behind = paths[last], paths[first]
-    forward = np.zeros(graph.num_ops, bool)
-    forward[program] = True
     for here, there, where in ((behind, before, BEGINNING), (before, behind, END)):
         parts = here.split(".") if here else []
         for depth in range(len(parts), 0, -1):
             module = ".".join(parts[:depth])
             own = [place for place, path in enumerate(paths) if inside(path, module)]
             cut = own[0] if where == BEGINNING else own[-1] + 1
-            once = own[-1] - own[0] + 1 == len(own) and not called_again(graph, forward, module)
+            once = own[-1] - own[0] + 1 == len(own) and not called_again(graph, program[own])
             if not inside(there, module) and last < cut <= first and once:
                 return (module, where), cut
     one, other = (graph.op_names[program[place]] for place in (last, first))

@@ -68,6 +68,15 @@ def inside(path: str, module: str) -> bool:
     return path == module or path.startswith(f"{module}.")
 
 
+def holders(paths: Iterable[str]) -> set[str]:
+    """The modules that hold one of these, however deep.
+
+    >>> sorted(holders(["a.b.c", "a.d", "e"]))
+    ['a', 'a.b']
+    """
+    return {path[:end] for path in paths for end, letter in enumerate(path) if letter == "."}
+
+
 def numbered(graph: ComputationGraph, of_path: dict[str, str]) -> tuple[tuple[str, ...], np.ndarray]:
     """Names of the units in the order of their first op that isn't a parameter; (N,) int64 the unit of each op, or -1.
 

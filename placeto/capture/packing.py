@@ -1,0 +1,85 @@
+"""Whether several sequences are packed into one, as models of transformers find out by the positions of their tokens.
+
+In eager they look at the values, and where each row is one sequence they leave the causal mask to the attention kernel.
+They can't look at tensors without values, and then make masks of L x L numbers for L tokens. Positions that depend on
+no input have values all the same: they are computed here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+_WHERE, _FIND = "transformers.masking_utils", "find_packed_sequence_indices"
+
+
+@contextmanager
+def packing_seen(nodes: Mapping[Tensor, Node]) -> Iterator[None]:
+    """Within it models of transformers see that positions which depend on no input are those of one sequence a row.
+
+    Args:
+        nodes: the node of each tensor that has been recorded.
+    """
+    module = sys.modules.get(_WHERE)
+    find = getattr(module, _FIND, None)
+    if find is None:
+        yield
+        return
+
+    def found(position_ids: Tensor) -> Tensor | None:
+        node = nodes.get(position_ids)
+        with _disable_current_modes():
+            positions = None if node is None else _value(node)
+            if positions is not None and find(positions) is None:
+                return None
+        packed: Tensor | None = find(position_ids)
+        return packed
+
+    setattr(module, _FIND, found)
+    try:
+        yield
+    finally:
+        setattr(module, _FIND, find)
+
+
+def _value(node: Node) -> Tensor | None:
+    """What a recorded node computes, None if it depends on inputs or random numbers, or is changed in place."""
+    needed: set[Node] = set()
+    stack = [node]
+    while stack:
+        one = stack.pop()
+        if one.op != "call_function" or _drawn(one) or _changed(one):
+            return None
+        if one not in needed:
+            needed.add(one)
+            stack += one.all_input_nodes
+    values: dict[Node, Tensor] = {}
+    for one in sorted(needed):  # as recorded
+        arguments, options = map_arg((one.args, one.kwargs), values.__getitem__)
+        values[one] = one.target(*arguments, **options)  # type: ignore[operator]
+    return values[node]
+
+
+def _drawn(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def _changed(node: Node) -> bool:
+    """Whether what a node makes, or a view of it, goes to an op that changes a tensor."""
+    stack = [node]
+    while stack:
+        for user in stack.pop().users:
+            schema = user.target._schema if isinstance(user.target, OpOverload) else None
+            if schema is not None and schema.is_mutable:
+                return True
+            if schema is None or any(one.alias_info is not None for one in schema.returns):  # a view, or an item
+                stack.append(user)
+    return False
