@@ -38,7 +38,7 @@ from placeto.simulator.evaluator import Evaluator
 
 LP_OPS = 5000
 """Graphs of more ops, or `_LP_PAIRS` times as many pairs, have their favourites by priority: `favourite_children`."""
-_LP_PAIRS = 4  # 200 ops with 40,000 pairs take the solver 7 s; captured steps have 1 to 2 pairs an op
+_LP_PAIRS = 4  # 400 ops with 40,000 pairs take the solver 4 s; captured steps have 1 to 2 pairs an op
 _EPSILON = 1e-6  # x below 1/2 by less is 1/2
 
 
