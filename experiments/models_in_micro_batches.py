@@ -1,15 +1,15 @@
 """What is left between the placements of steps in micro-batches and the bound, for many models on many machines.
 
-python -m experiments.models_in_micro_batches [--simulations 600] [--models NAME ...] [--workers 1]
+python -m experiments.models_in_micro_batches [--simulations 600] [--seeds 1] [--models NAME ...] [--workers 1]
 
 Each model's training step is captured in 1, 4, 8 and 16 micro-batches. `pipeline` places each; the rest of a row is
 about the number with the least makespan. A search begins at rules (METIS, ETF, HEFT...) under one order; then the best
 plan whose devices have one stage each, under the best static order; then `pipeline`; then what `multilevel`, the search
 of `placeto` with a fresh network, and `placeto` make of it with equally many simulations. Makespans are divided by the
-work of a device if all shared it equally, which no placement is below. A file is kept for each row: run again after an
-interruption.
+work of a device if all shared it equally, which no placement is below. A file is kept for each row and seed: run again
+after an interruption.
 
-Legend: M micro-batches.
+Legend: M micro-batches; R rows; S seeds; N columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from experiments.command import command
 from experiments.headline_placers import untrained
 from experiments.micro_batches import UNTRAINED, shares
-from experiments.tables import Table, machine, markdown, publish, rule
+from experiments.tables import Table, machine, markdown, mean_and_spread, publish, rule
 from graphs import bert, gnmt, llama, moe, recurrent, unet
 from graphs.training_step import TrainingStep
 from placeto.capture.trace import capture_training
@@ -121,14 +121,14 @@ class ModelsInMicroBatches:
     """Place many models on many machines."""
 
     out: Path = Path("runs/models_in_micro_batches")
-    """folder for a file of each row, and for the table"""
+    """folder for a file of each row and seed, and for the table"""
     models: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = tuple(MODELS)
     """which"""
     clusters: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = CLUSTERS
     """presets or files"""
     simulations: int = 600
     """of each search"""
-    seed: int = 0
+    seeds: int = 1
     """of the searches"""
     workers: int | None = None
     """processes; all cores if not given"""
@@ -136,7 +136,7 @@ class ModelsInMicroBatches:
 
 @dataclass(frozen=True)
 class Row:
-    """A model on a cluster."""
+    """A model on a cluster, with a seed of the searches."""
 
     model: str
     cluster: str
@@ -181,34 +181,44 @@ def placed(row: Row) -> dict[str, float]:
 def main(config: ModelsInMicroBatches) -> None:
     """Place what is missing, print the table and write it."""
     config.out.mkdir(parents=True, exist_ok=True)
-    rows = [Row(*names, config.simulations, config.seed) for names in product(config.models, config.clusters)]
+    names = list(product(config.models, config.clusters))
+    rows = [Row(*name, config.simulations, seed) for name in names for seed in range(config.seeds)]
     files = {row: config.out / f"{row.model}_{row.cluster}_{row.simulations}_{row.seed}.json" for row in rows}
     missing = [row for row in rows if not files[row].exists()]
     with ProgressBar("placing", total=len(missing)) as bar:
         for row, found in in_processes(placed, missing, config.workers or os.cpu_count() or 1, start_process):
             write_text(json.dumps(found), files[row])
             bar.advance(note=f"{row.model} on {row.cluster}")
-    kept = {row: json.loads(files[row].read_text()) for row in rows}
+    kept = [json.loads(files[row].read_text()) for row in rows]
+    spread = f"seeds 0 to {config.seeds - 1}, means ± standard deviations" if config.seeds > 1 else "seed 0"
     lines = [
-        f"Searches of {config.simulations} simulations, seed {config.seed}; {machine()}. Makespans / (work / devices). "
+        f"Searches of {config.simulations} simulations, {spread}; {machine()}. Makespans / (work / devices). "
         "The number of micro-batches, M, is the best of 1, 4, 8 and 16 by `pipeline`.",
-        markdown(table(kept)),
+        markdown(table(names, [kept[at : at + config.seeds] for at in range(0, len(kept), config.seeds)])),
     ]
     publish(config.out, "models_in_micro_batches", lines, None)
 
 
-def table(found: Mapping[Row, Mapping[str, float]]) -> Table:
-    """A line for each row, then geometric means by cluster and of all."""
+def table(names: Sequence[tuple[str, str]], found: Sequence[Sequence[Mapping[str, float]]]) -> Table:
+    """A line for each model and cluster, then geometric means by cluster and of all.
+
+    Args:
+        names: R pairs of a model and a cluster.
+        found: For each of them, what `placed` gives for each of S seeds.
+    """
     head = ["model", "cluster", "M", "work / devices, ms", *COLUMNS]
     lines: list[Sequence[str]] = [head, ["---", "---", *rule(len(head) - 1)[1:]]]
-    ratios = {row: [us[name] / us["bound"] for name in COLUMNS] for row, us in found.items()}
-    for row, us in found.items():
-        numbers = [f"{value:.3f}" for value in ratios[row]]
-        lines.append([row.model, row.cluster, f"{us['M']:.0f}", f"{us['bound'] / 1e3:.1f}", *numbers])
-    for cluster in [*dict.fromkeys(row.cluster for row in found), "all"]:
-        own = np.array([values for row, values in ratios.items() if cluster in (row.cluster, "all")])
-        means = np.exp(np.log(own).mean(axis=0))
-        lines.append(["geometric mean", cluster, "", "", *(f"{value:.3f}" for value in means)])
+    ratios = np.array([[[us[name] / us["bound"] for name in COLUMNS] for us in seeds] for seeds in found])  # (R, S, N)
+
+    def cells(values: np.ndarray) -> list[str]:
+        """Of (S, N) ratios."""
+        return [mean_and_spread(column if np.ptp(column) else column[:1], ".3f") for column in values.T]
+
+    for (model, cluster), (us, *_), values in zip(names, found, ratios, strict=True):
+        lines.append([model, cluster, f"{us['M']:.0f}", f"{us['bound'] / 1e3:.1f}", *cells(values)])
+    for cluster in [*dict.fromkeys(cluster for _, cluster in names), "all"]:
+        own = ratios[[cluster in (name, "all") for _, name in names]]
+        lines.append(["geometric mean", cluster, "", "", *cells(np.exp(np.log(own).mean(axis=0)))])
     return lines
 
 
