@@ -43,8 +43,6 @@ class Mixture(nn.Module):
     def __init__(self, network: Network) -> None:
         super().__init__()
         width, self.chosen = network.width, network.chosen
-        sent = network.chosen * network.batch * network.length
-        self.capacity = int(CAPACITY * sent / network.experts)
         self.gate = nn.Linear(width, network.experts, bias=False)
         self.experts = nn.ModuleList(
             nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
@@ -54,13 +52,14 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, H) -> (N, H)."""
         weight, expert = self.gate(x).softmax(-1).topk(self.chosen)  # (N, chosen) each
+        capacity = int(CAPACITY * expert.numel() / len(self.experts))  # of the words here: a part of a batch has less
         wanted = F.one_hot(expert.T.flatten(), len(self.experts))  # (chosen N, E), first choices first
         place = (wanted.cumsum(0) * wanted).sum(-1) - 1  # (chosen N,) place at its expert
-        taken = place < self.capacity
-        at = expert.T.flatten() * self.capacity + place.clamp(max=self.capacity - 1)
+        taken = place < capacity
+        at = expert.T.flatten() * capacity + place.clamp(max=capacity - 1)
         rows = x.repeat(self.chosen, 1) * taken[:, None]
-        there = torch.zeros(len(self.experts) * self.capacity, x.shape[1]).to(x).index_add(0, at, rows)
-        parts = there.split(self.capacity)
+        there = torch.zeros(len(self.experts) * capacity, x.shape[1]).to(x).index_add(0, at, rows)
+        parts = there.split(capacity)
         back = torch.cat([network(part) for network, part in zip(self.experts, parts, strict=True)])
         share = weight.T.flatten() * taken
         return (back.index_select(0, at) * share[:, None]).unflatten(0, (self.chosen, -1)).sum(0)

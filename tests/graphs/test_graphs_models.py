@@ -34,6 +34,7 @@ from graphs.microbatches import in_micro_batches
 from graphs.models import deal
 from graphs.recurrent import LSTMCell
 from graphs.training_step import TrainingStep
+from placeto.capture.trace import capture_training
 
 NAMES = ["inception_v3", "nasnet", "resnet", "amoebanet"]
 NAMES += ["rnnlm", "rnnlm-2", "rnnlm-4", "rnnlm-8", "gnmt", "gnmt-2", "gnmt-4", "gnmt-8"]
@@ -343,16 +344,26 @@ def test_words_go_to_the_experts_that_their_gate_chose_unless_these_are_full(cho
     mixture = moe.Mixture(moe.Network(2, 64, 4, chosen, length=10, batch=2))
     x = torch.rand(20, 64)
     mixture.gate.weight.data[0] += 0.02  # a favourite
-    weights = mixture.gate(x).softmax(-1)
+    weights, capacity = mixture.gate(x).softmax(-1), 1.25 * 20 * chosen // 4
     expected, words = torch.zeros_like(x), [0] * 4
     for choice in range(chosen):
         for word in range(20):
             expert = int(weights[word].argsort(descending=True)[choice])
             words[expert] += 1
-            if words[expert] <= mixture.capacity:
+            if words[expert] <= capacity:
                 expected[word] += weights[word, expert] * mixture.experts[expert](x[word])
-    assert max(words) > mixture.capacity == 1.25 * 20 * chosen // 4
+    assert max(words) > capacity
     torch.testing.assert_close(mixture(x), expected)
+
+
+def test_experts_of_a_step_in_micro_batches_work_as_much_as_those_of_the_whole_step() -> None:
+    with torch.device("meta"):
+        step = moe.training_step(moe.Network(2, 64, 4, 2, length=16, batch=8))
+    whole, parts = (
+        capture_training(step.module, step.inputs, step.loss, targets=step.targets, micro_batches=count)
+        for count in (1, 4)
+    )
+    assert parts.flops.sum() == whole.flops.sum()
 
 
 def test_the_way_up_reads_the_way_down_at_each_level() -> None:
