@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from placeto.compiling import compiled
+from placeto.heuristics.alternating_orders import Chunks, in_turns, turns
 from placeto.problem.dispatch import order_of_lists
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
@@ -38,6 +39,7 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
     A device holds at most as many chunks as P, P + 1 or 2 P micro-batches have there, of P devices that a micro-batch
     runs on. The forward pass prefers later chunks. Where a device has several chunks of a micro-batch, there are also
     orders in which it takes the micro-batches in rounds of P: the first chunk of all of them, then the second of all.
+    The last is that of `placeto.heuristics.alternating_orders`.
     """
     graph, devices = problem.graph, problem.num_devices
     micro_batch = graph.micro_batches
@@ -66,7 +68,7 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
     most = int(np.bincount(visits % count).max())  # P
     path = problem.under("priority").priority
     low, _, on = lowered(flat, LONE, place) if len(flat.lowering) else (flat, LONE, place)
-    relays = len(on) - len(place)
+    ops, relays = len(place), len(on) - len(place)
     begins, chunk = np.append(forward, np.zeros(relays, bool)), np.append(chunk, np.full(relays, -1))
     rules = [(np.where(forward, -depth, 0), micro_batch)]
     if each.max() > 1:
@@ -79,6 +81,15 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
             order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound * each))
             order = order[order < len(place)]
             yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as files keep it
+    split = bool(np.isin(chunk[:ops][(kind == _BACKWARD) & (time > 0.0)], chunk[:ops][kind == _DEFERRED]).any())
+    found = Chunks(of_device, of_batch, names[begun] % (int(owner.max()) + 1))
+    turn, at = np.full(ops, np.nan), np.searchsorted(begun, chunk[:ops])
+    belongs = np.isin(chunk[:ops], begun)
+    for of, pass_turns in zip((_FORWARD, _BACKWARD, _DEFERRED), turns(found, split), strict=True):
+        mine = belongs & (kind == of)
+        turn[mine] = pass_turns[at[mine]]
+    order = in_turns(graph.topological_order, flat.out_ptr, flat.out_child, place, turn, devices)
+    yield order_of_lists(graph, [order[place[order] == device] for device in range(devices)])
 
 
 @compiled()

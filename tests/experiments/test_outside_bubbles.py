@@ -32,6 +32,20 @@ def test_the_best_order_reaches_the_formula(chunks: int, split: bool, least: flo
     assert best == pytest.approx(least * 1000.0)
 
 
+@pytest.mark.parametrize(("devices", "chunks", "micro_batches"), [(5, 1, 10), (4, 2, 12), (3, 3, 9)])
+@pytest.mark.parametrize("split", [False, True])
+def test_published_schedules_are_reached_in_their_memory(
+    devices: int, chunks: int, micro_batches: int, split: bool
+) -> None:
+    # what torch's 1F1B, Interleaved1F1B and InterleavedZeroBubble take and hold, by hand
+    bubble = (devices - 1) / chunks * (1 if split else 3)
+    held = chunks * devices + (0 if split or chunks == 1 else devices - 1)
+    if chunks > 1 or not split:
+        found = [(one.makespan_us, live_chunks(one)) for _, one in schedules(devices, chunks, micro_batches, split)]
+        best = min(time for time, most in found if most <= held)
+        assert best == pytest.approx((3 * micro_batches + bubble) * 1000.0)
+
+
 @pytest.mark.skipif(not (DATA / "parallel").exists(), reason="torch's makespans lie beside the project")
 def test_the_table_has_torchs_makespans_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads((DATA / "parallel" / "golden.json").read_text())["torch_schedules"]["rows"]
