@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from placeto.capture.arguments import plain
-from placeto.capture.errors import CaptureError
+from placeto.capture.errors import NO_LAYOUT, CaptureError
 from placeto.capture.objects import hides_tensors, holds_tensors, opened
 
-
 def check_module(module: object, name: str, training: bool = False) -> None:
-    """Refuse what is no module, is scripted, compiled or quantised, or has parameters of unknown shape.
+    """Refuse what is no module, is scripted, compiled or quantised, or has sparse tensors or parameters of unknown shape.
 
     Args:
         module: the module to capture.
@@ -39,7 +38,11 @@ def check_module(module: object, name: str, training: bool = False) -> None:
             )
         if training and getattr(part, "sparse", False) is True and _trains(part):
             raise CaptureError(f"{where} has sparse gradients, which can't be captured: make it with sparse=False")
-        if any(nn.parameter.is_lazy(p) for p in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
+        tensors = *part.named_parameters(recurse=False), *part.named_buffers(recurse=False)
+        for attribute, tensor in tensors:
+            if _is_without_strides(tensor):
+                raise CaptureError(f"{where} has a {_layout(tensor)} tensor, {attribute!r}: {NO_LAYOUT}")
+        if any(nn.parameter.is_lazy(tensor) for _, tensor in tensors):
             raise CaptureError(
                 f"{where} has parameters of unknown shape: call the whole module once on its inputs first"
             )
@@ -59,7 +62,7 @@ def check_loss(loss: object, name: str) -> None:
 
 
 def check_arguments(inputs: object, targets: object, name: str) -> None:
-    """Refuse inputs and targets that aren't arguments in a sequence, or by name.
+    """Refuse inputs and targets that aren't arguments in a sequence, or by name, and sparse tensors among them.
 
     Raises:
         CaptureError: they are something else.
@@ -70,6 +73,8 @@ def check_arguments(inputs: object, targets: object, name: str) -> None:
             raise CaptureError(f"{name}: {what} must be a sequence of arguments, such as [x], not {describe(values)}")
     given: Any = inputs, targets
     for leaf in tree_leaves(opened(tuple(map(plain, given)))):
+        if isinstance(leaf, Tensor) and _is_without_strides(leaf):
+            raise CaptureError(f"{name}: an argument is a {_layout(leaf)} tensor: {NO_LAYOUT}")
         if hides_tensors(leaf):
             raise CaptureError(
                 f"{name}: an argument has a {type(leaf).__name__} with tensors, which can't be seen there: give them "
@@ -104,6 +109,14 @@ def check_no_objects(arguments: Any, micro_batches: int, name: str) -> None:
         if not isinstance(leaf, Tensor) and holds_tensors(leaf):
             kind = type(leaf).__name__
             raise CaptureError(f"{name}: tensors in a {kind} can't be split into micro-batches: give them as arguments")
+
+
+def _is_without_strides(tensor: Tensor) -> bool:
+    return tensor.layout is not torch.strided or tensor.is_nested
+
+
+def _layout(tensor: Tensor) -> str:
+    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").removeprefix("_")
 
 
 def _trains(part: nn.Module) -> bool:

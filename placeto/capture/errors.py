@@ -26,7 +26,10 @@ _NO_SHAPE = (
 )
 _NO_DEVICE = "leave out .cuda(), .to(device) and device=: nothing is computed here, and devices are the cluster's"
 _NO_BRANCH = "what torch.cond, while_loop, scan or torch.compile run can't be captured: write it out"
-_NO_LAYOUT = "sparse and nested tensors can't be captured: give an embedding sparse=False"
+NO_LAYOUT = (
+    "sparse and nested tensors can't be captured: make them dense, by .to_dense() or padding, and the gradients of an "
+    "embedding by sparse=False"
+)
 _NO_KERNEL = "cast a tensor, as by .long() or .float()"
 _ADVICE = {  # part of the exception's type and message -> advice
     "DataDependentOutput": _NO_VALUES,
@@ -37,9 +40,11 @@ _ADVICE = {  # part of the exception's type and message -> advice
     "DynamicOutputShape": _NO_SHAPE,
     "higher-order op": _NO_BRANCH,
     "Unsupported: ": _NO_BRANCH,
-    "SparseTensor": _NO_LAYOUT,
-    "NestedTensor": _NO_LAYOUT,
-    "_nested_tensor": _NO_LAYOUT,
+    "SparseTensor": NO_LAYOUT,
+    "SparseCsrTensor": NO_LAYOUT,
+    "NestedTensor": NO_LAYOUT,
+    "_nested_tensor": NO_LAYOUT,
+    "shape_env must not be None": NO_LAYOUT,
     "copy out of meta tensor": _NO_DEVICE,
     "scalar type": _NO_KERNEL,
     "Expected dtype": _NO_KERNEL,

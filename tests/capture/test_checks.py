@@ -65,3 +65,39 @@ def test_distributions_do_not_read_values() -> None:
     graph = capture_training(Noisy(4, 4), [torch.empty(2, 4)], lambda y: y.sum())
     assert any(op.startswith("aten.normal") for op in graph.op_types)
     assert kind._validate_args  # elsewhere they look
+
+
+class Graph(nn.Linear):
+    """A layer whose output is multiplied by a matrix: a buffer, or an argument."""
+
+    def __init__(self, neighbours: torch.Tensor | None = None) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("neighbours", neighbours)
+
+    def forward(self, x: torch.Tensor, neighbours: torch.Tensor | None = None) -> torch.Tensor:
+        return (self.neighbours if neighbours is None else neighbours) @ super().forward(x)
+
+
+def padded(x: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor([x[:2], x[1:]], layout=torch.jagged).to_padded_tensor(0.0)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_tensors_are_refused_and_dense_ones_are_not(layout: torch.layout) -> None:
+    sparse, x = torch.eye(3).to_sparse(layout=layout), torch.ones(3, 4)
+    kind = str(layout).removeprefix("torch.")
+    with pytest.raises(CaptureError, match=rf"^Graph: the module has a {kind} tensor, 'neighbours': .* by .to_dense"):
+        capture_inference(Graph(sparse), [x])
+    with pytest.raises(CaptureError, match=rf"^Graph: an argument is a {kind} tensor: .* by .to_dense"):
+        capture_training(Graph(), [x, sparse], lambda y: y.sum())
+    assert capture_inference(Graph(sparse.to_dense()), [x]).num_ops
+
+
+def test_nested_tensors_are_refused() -> None:
+    class Padded(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return padded(super().forward(x))
+
+    with pytest.raises(CaptureError, match=r"test_checks.py:\d+: .*; sparse and nested tensors can't be captured"):
+        capture_inference(Padded(4, 4), [torch.ones(3, 4)])
