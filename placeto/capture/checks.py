@@ -13,8 +13,9 @@ from placeto.capture.arguments import plain
 from placeto.capture.errors import NO_LAYOUT, CaptureError
 from placeto.capture.objects import hides_tensors, holds_tensors, opened
 
+
 def check_module(module: object, name: str, training: bool = False) -> None:
-    """Refuse what is no module, is scripted, compiled or quantised, or has sparse tensors or parameters of unknown shape.
+    """Refuse what is no module, is scripted, compiled or quantised, or has tensors that are sparse or of unknown shape.
 
     Args:
         module: the module to capture.
