@@ -259,7 +259,8 @@ def default_config(placer: str, out: str) -> AnyTrainConfig:
     policy = entry.config()
     if isinstance(entry, ExternalPolicy):
         kind = OneShotLearningConfig if entry.kind == "one-shot" else LearningConfig
-        if not isinstance(entry.learning, kind | None):
+        fits = isinstance(entry.learning, kind | None)
+        if not fits:
             raise ConfigError(f"placer {placer!r}: learning must be a {kind.__name__}, not {entry.learning!r:.60}")
         if entry.kind == "one-shot":
             return OneShotTrainConfig(
