@@ -149,6 +149,8 @@ def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None
     if form is None:
         raise EvaluationError(f"placer {text!r}: must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT")
     placer, budget = form["placer"], form["budget"]
+    if budget is not None and budget != "pass" and float(budget) >= 2**63:
+        raise EvaluationError(f"placer {text!r}: the number of simulations must be below 2^63")
     if budget is not None:
         simulations, seconds = (None if budget == "pass" else int(float(budget))), None
     if checkpoint is not None and choose_placer(None, checkpoint)[0] == placer:

@@ -209,6 +209,11 @@ def test_a_pass_of_a_placer_that_does_not_learn_is_refused(text: str, instead: s
         parse_spec(text, None, 100, None)
 
 
+def test_more_simulations_than_can_be_counted_are_refused() -> None:
+    with pytest.raises(EvaluationError, match=r"placer 'etf@\d+': the number of simulations must be below 2\^63"):
+        parse_spec(f"etf@{2**63}", None, None, None)
+
+
 def test_unknown_placers() -> None:
     with pytest.raises(LoadError, match="placers: single"):
         parse_spec("nonsense", None, None, None)
