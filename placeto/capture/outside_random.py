@@ -36,11 +36,12 @@ class Seeds:
         self.given: list[int] = []
 
     def __enter__(self) -> Seeds:
-        self._generator, torch.random.default_generator = torch.random.default_generator, self
+        self._generator = torch.random.default_generator
+        vars(torch.random)["default_generator"] = self
         return self
 
     def __exit__(self, *details: object) -> None:
-        torch.random.default_generator = self._generator
+        vars(torch.random)["default_generator"] = self._generator
 
     def manual_seed(self, seed: int) -> torch.Generator:
         """As a generator's."""
