@@ -5,8 +5,10 @@ A package names what it adds in its ``pyproject.toml``, in one of the groups her
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Collection
+import traceback
+from collections.abc import Callable, Collection
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -51,6 +53,8 @@ def load_extension(point: EntryPoint) -> Any:
     Raises:
         ExtensionError: it can't be imported.
     """
+    if point.pattern.match(point.value) is None:
+        raise ExtensionError(f"{described(point)}: must be module:name")
     try:
         return point.load()
     except (ImportError, AttributeError) as problem:
@@ -59,6 +63,28 @@ def load_extension(point: EntryPoint) -> Any:
         )
         other = f"; {point.module} is {there}: if that is another module of this name, rename it" if there else ""
         raise ExtensionError(f"{described(point)} can't be loaded: {problem}{other}") from None
+    except (Exception, SystemExit) as problem:  # the package's own
+        raise ExtensionError(f"{described(point)} can't be loaded: {raised(problem)}") from None
+
+
+def takes_one(function: Callable[..., Any]) -> bool:
+    """Whether a function, or a class, can be called with one argument; true of built-in ones that don't tell."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def raised(problem: BaseException) -> str:
+    """What a package's code has raised, in words: the error and where."""
+    words = f"{type(problem).__name__}: {problem}"
+    if isinstance(problem, SyntaxError):  # it names its place
+        return words
+    place = traceback.extract_tb(problem.__traceback__)[-1]
+    return f"{words} ({place.filename}, line {place.lineno})"
 
 
 def described(point: EntryPoint) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from placeto import extensions
 from placeto.extensions import ExtensionError, described, load_extension
 from placeto.pretrained import pretrained_path
+from placeto.problem.fields import within
 from placeto.problem.graph import ComputationGraph, GraphError, load_graph
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
         if entry.kind == "iterative":
             check_loaded(env=EnvConfig(**config["env"]), search=search_settings(config))
         check_shapes(entry.policy, settings, checkpoint["best_parameters"])
-        return name, entry.placer(checkpoint, entry.policy(settings))
+        return name, entry.placer(checkpoint, entry.make(settings))
 
 
 @cache
@@ -199,6 +200,8 @@ def families() -> dict[str, tuple[EntryPoint, Mapping[str, Any]]]:
         if not isinstance(added, Mapping):
             raise ExtensionError(f"{described(point)}: must be a dictionary of families, not {added!r:.60}")
         for name in added:
+            if not isinstance(name, str):
+                raise ExtensionError(f"{described(point)}: the name of a family must be text, not {name!r:.60}")
             if name in offered:
                 raise ExtensionError(f"{described(point)}: another package has a family {name!r}, too: uninstall one")
             offered[name] = point, added
@@ -219,7 +222,32 @@ def load_family(name: str) -> Any:
     family = offered[name]
     if lacking := [part for part in _FAMILY if not hasattr(family, part)]:
         raise ExtensionError(f"{described(point)}: the family {name!r} has no {lacking[0]}")
+    if isinstance(family, type):
+        raise ExtensionError(f"{described(point)}: the family {name!r} is a class, it must be an object")
+    sizes = family.splits.values() if isinstance(family.splits, Mapping) else [None]
+    if not all(isinstance(size, int) and size >= 0 for size in sizes):
+        raise ExtensionError(
+            f"{described(point)}: splits of the family {name!r} must be numbers of graphs by name, such as "
+            f"{{'train': 4, 'test': 2}}, not {family.splits!r:.60}"
+        )
     return family
+
+
+def _graph(family: str, split: str, index: int) -> ComputationGraph:
+    """A graph of a family.
+
+    Raises:
+        ExtensionError: what the family loads is no graph.
+        GraphError: it can't be one.
+    """
+    with within(GraphError, f"{family}:{split}:{index}"):
+        graph = load_family(family).load(split, index)
+    if not isinstance(graph, ComputationGraph):
+        where = described(families()[family][0])
+        raise ExtensionError(
+            f"{where}: load of the family {family!r} must return a ComputationGraph, not {type(graph).__name__}"
+        )
+    return graph
 
 
 def load_split(family: str, split: str, count: int | None = None) -> dict[str, ComputationGraph]:
@@ -231,8 +259,7 @@ def load_split(family: str, split: str, count: int | None = None) -> dict[str, C
     size = split_size(family, split)
     if count is not None and not 1 <= count <= size:
         raise LoadError(f"{family}:{split} has {size} graphs: 1 to {size} can be taken, not {count}")
-    found = load_family(family)
-    return {f"{family}:{split}:{i}": found.load(split, i) for i in range(size if count is None else count)}
+    return {f"{family}:{split}:{i}": _graph(family, split, i) for i in range(size if count is None else count)}
 
 
 def split_size(family: str, split: str) -> int:
@@ -260,8 +287,9 @@ def resolve_graph(argument: str) -> tuple[str, ComputationGraph]:
     family, split, index = parts
     size = split_size(family, split)
     if not (index.isascii() and index.isdigit() and int(index) < size):
-        raise LoadError(f"graph {argument!r}: index must be 0 to {size - 1}, not {index!r}")
-    return argument, load_family(family).load(split, int(index))
+        valid = f"index must be 0 to {size - 1}, not {index!r}" if size else f"the split {split!r} has no graphs"
+        raise LoadError(f"graph {argument!r}: {valid}")
+    return argument, _graph(family, split, int(index))
 
 
 def _load_file(argument: str) -> ComputationGraph:

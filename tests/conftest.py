@@ -11,6 +11,7 @@ import torch  # noqa: F401 - imported, so that its threads are set here
 from placeto.problem.graph import ComputationGraph, save_graph
 from placeto.simulator.threads import set_threads
 from tests.command_line import OPS
+from tests.packages import adds  # noqa: F401 - a fixture
 
 set_threads(1, 1)
 

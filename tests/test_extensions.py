@@ -16,27 +16,21 @@ import torch
 
 from placeto.environment import rewards
 from placeto.extensions import ExtensionError, load_extension
-from placeto.placers import families, load_family, load_placer, placer_names
-from placeto.policies import external
+from placeto.placers import families, load_family, load_placer, load_split, placer_names, resolve_graph
 from placeto.policies.episodic import EpisodePlacer
 from placeto.policies.one_shot.sampling import SamplingPlacer
+from placeto.problem.graph import GraphError
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import CheckpointError, load_checkpoint
 from placeto.training.config import ConfigError, check_config, default_config
 from tests.command_line import fails, run
+from tests.packages import forget
 from tests.toys import random_graph, toy_cluster
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
-REWARDS = rewards._others, rewards.find_reward, rewards.find_placement_reward
 PACKAGES = "pairwise", "log_drop", "twins"
-
-
-def forget() -> None:
-    """What was found out of installed packages."""
-    for known in (external._others, external._load, *REWARDS, families):
-        known.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -62,25 +56,6 @@ def extended(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     forget()
     yield
     forget()
-
-
-@pytest.fixture
-def adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """A function that installs a package: entry points of a group, and its module `ours`."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def add(group: str, points: str, code: str = "", package: str = "ours") -> None:
-        (tmp_path / f"{package}.py").write_text(code)
-        folder = tmp_path / f"{package}-1.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
-        (folder / "entry_points.txt").write_text(f"[{group}]\n{points}\n")
-        sys.modules.pop(package, None)
-        forget()
-
-    yield add
-    forget()
-    sys.modules.pop("ours", None)
 
 
 def test_policies_of_packages_are_listed_by_the_command(installed: Path) -> None:
@@ -202,6 +177,38 @@ def test_families_without_a_dictionary_are_refused(adds: Callable[..., None]) ->
         families()
 
 
+WRONG = """
+from placeto.problem.graph import ComputationGraph
+class Family:
+    name, description, splits = "mine", "graphs", SPLITS
+    def load(self, split, index): return ComputationGraph.from_ops("g", [{"name": "a"}] * 2) if index else None
+FAMILIES = {NAME: FAMILY}
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"NAME": "3"}, "the name of a family must be text, not 3"),
+        ({"FAMILY": "Family"}, "the family 'mine' is a class, it must be an object"),
+        ({"SPLITS": "None"}, "must be numbers of graphs by name, such as {'train': 4, 'test': 2}, not None"),
+        ({"SPLITS": "{'train': '2'}"}, "splits of the family 'mine' must be numbers of graphs by name"),
+        ({"SPLITS": "{'train': -2}"}, "splits of the family 'mine' must be numbers of graphs by name"),
+        ({}, "load of the family 'mine' must return a ComputationGraph, not NoneType"),
+    ],
+)
+def test_families_of_other_values_are_refused(adds: Callable[..., None], changed: dict[str, str], says: str) -> None:
+    code = WRONG
+    for name, value in ({"NAME": "'mine'", "FAMILY": "Family()", "SPLITS": "{'train': 2}"} | changed).items():
+        code = re.sub(rf"\b{name}\b", value, code)
+    adds("placeto.families", "ours = ours:FAMILIES", code)
+    with pytest.raises(ExtensionError, match=rf"in placeto\.families of ours: .*{says}"):
+        load_split("mine", "train")
+    if not changed:
+        with pytest.raises(GraphError, match=r"^mine:train:1: op 'a': duplicate name"):
+            resolve_graph("mine:train:1")
+
+
 def test_a_family_that_lacks_something_is_refused(adds: Callable[..., None]) -> None:
     adds("placeto.families", "ours = ours:FAMILIES", FAMILY.replace("NAME", "mine").replace("LACKS", "splits"))
     with pytest.raises(ExtensionError, match=r"in placeto\.families of ours: the family 'mine' has no splits"):
@@ -209,43 +216,42 @@ def test_a_family_that_lacks_something_is_refused(adds: Callable[..., None]) -> 
     assert load_family("cifar10").name == "cifar10"  # the others are there all the same
 
 
-POLICY = """
-from dataclasses import dataclass
-from placeto.policies.external import ExternalPolicy
-@dataclass
-class Config:
-    width: int
-@dataclass
-class Fine:
-    width: int = 1
-THINGS = {
-    "missing": None,
-    "kind": ExternalPolicy("twice", Fine, print, ""),
-    "config": ExternalPolicy("iterative", dict, print, ""),
-    "default": ExternalPolicy("iterative", Config, print, ""),
-    "units": ExternalPolicy("one-shot", Fine, print, ""),
-}
-globals().update(THINGS)
-del missing
-"""
+@pytest.mark.parametrize(
+    ("point", "code", "says"),
+    [
+        ("ours:mine", "1 / 0", r"can't be loaded: ZeroDivisionError: division by zero \(.*ours\.py, line 1\)"),
+        ("ours:mine", "def (", r"can't be loaded: SyntaxError: invalid syntax \(ours\.py, line 1\)"),
+        ("ours:mine", "exit(3)", "can't be loaded: SystemExit: 3"),
+        ("ours:mine:too", "", r"entry point mine = 'ours:mine:too' in placeto\.policies of ours: must be module:name"),
+    ],
+)
+def test_a_package_that_cant_be_imported_is_refused(
+    adds: Callable[..., None], point: str, code: str, says: str
+) -> None:
+    adds("placeto.policies", f"mine = {point}", code)
+    with pytest.raises(ExtensionError, match=says):
+        placer_names()
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("code", "says"),
     [
-        ("missing", "can't be loaded: .*'missing'"),
-        ("THINGS", "is no ExternalPolicy, but {"),
-        ("kind", "kind must be iterative or one-shot, not 'twice'"),
-        ("config", "config must be a dataclass"),
-        ("default", "each setting of config needs a default"),
-        ("units", "config of a one-shot policy needs units"),
+        ("lambda: 1", "must take one argument, the makespans"),
+        ("lambda x: x[1:].long()", r"returns numbers of type torch\.int64, it must be finite floats"),
+        ("lambda x: x[1:] / 0", "returns numbers that are not finite"),
     ],
 )
-def test_policies_that_dont_fit_are_refused(adds: Callable[..., None], name: str, says: str) -> None:
-    adds("placeto.policies", f"mine = ours:{name}", POLICY)
-    with pytest.raises(ExtensionError, match=rf"entry point mine = 'ours:{name}' in placeto\.policies of ours.*{says}"):
-        placer_names()
-    assert load_placer("etf"), "what isn't asked for isn't imported"
+def test_a_reward_of_other_numbers_is_refused(adds: Callable[..., None], code: str, says: str) -> None:
+    adds("placeto.rewards", "mine = ours:reward", f"reward = {code}")
+    with pytest.raises(ExtensionError, match=says):
+        rewards.find_reward("mine")(torch.ones(3, 2))
+
+
+def test_a_reward_that_changes_its_makespans_changes_a_copy(adds: Callable[..., None]) -> None:
+    adds("placeto.rewards", "mine = ours:reward", "def reward(x):\n    x -= 5\n    return x[1:]")
+    makespans = torch.ones(3, 2)
+    assert (rewards.find_reward("mine")(makespans) == -4).all()
+    assert (makespans == 1).all()
 
 
 def test_a_reward_that_doesnt_fit_is_refused(adds: Callable[..., None]) -> None:

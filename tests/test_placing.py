@@ -1,4 +1,5 @@
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ def test_a_placed_module_runs_in_a_training_loop() -> None:
         for optimizer in optimizers:
             optimizer.step()
     torch.set_num_threads(before)
+
+
+def test_a_placed_module_is_neither_pickled_nor_deeply_copied() -> None:
+    placed = placeto.place(mlp(), (torch.randn(4, 8),), cluster="2xv100", placer="single")
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"can't be pickled or deeply copied, .* placeto\.save_placement"):
+            copied(placed)
+        with pytest.raises(TypeError, match="can't be pickled or deeply copied"):
+            copied(placed.capture)
+    np.testing.assert_array_equal(copy.copy(placed).placement, placed.placement)
 
 
 def test_a_module_is_placed_on_devices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

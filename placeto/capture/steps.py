@@ -20,7 +20,7 @@ from placeto.capture.arguments import call_module, plain
 from placeto.capture.batch_dimension import check_sequences, sequence_first
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
-from placeto.capture.draws import to_be_run
+from placeto.capture.draws import draws, to_be_run
 from placeto.capture.dtypes import onednn
 from placeto.capture.errors import CaptureError, explain, without_logs
 from placeto.capture.flops import UncountedWarning, uncounted
@@ -29,7 +29,7 @@ from placeto.capture.micro_batches import TRACED, accumulated, batch_length, com
 from placeto.capture.names import with_names
 from placeto.capture.objects import Kept, closed, opened
 from placeto.capture.ops import computation_graph
-from placeto.capture.outside_random import OutsideRandom
+from placeto.capture.outside_random import OutsideRandom, Seeds
 from placeto.capture.recorder import functional, mutates, record
 from placeto.capture.state import Snapshot, attribute
 from placeto.capture.watch import Signature, Watch
@@ -62,6 +62,12 @@ class Capture:
     paths: tuple[str, ...] = ()  # of parameters, then of buffers
     micro_batches: int = 1
     asking: int = 0  # how many tensors of the arguments get a gradient: their gradients follow those of parameters
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a module that was captured or placed can't be pickled or deeply copied, what was traced belongs to this "
+            "process: save the graph with placeto.save_graph, the placement with placeto.save_placement"
+        )
 
     def of(self, module: nn.Module) -> nn.Module:
         """The module whose parameters and buffers go into the step: the one that was captured, or another like it."""
@@ -194,14 +200,15 @@ def capture_step(
             return accumulated(graph, outputs, trained)
         return joined(graph, outputs, batch_length(inputs, targets), name)
 
-    outside = OutsideRandom()
+    outside, seeded = OutsideRandom(), torch.random.get_rng_state()
     state = Snapshot(whole)
     held = state.tensors()
     try:
         with tracing():
             check_layers()
             for parts in dict.fromkeys((micro_batches if run else min(TRACED, micro_batches), micro_batches)):
-                traced = recorded(*tree_flatten(values()))
+                with Seeds() as seeds:
+                    traced = recorded(*tree_flatten(values()))
                 signature = Signature.of(traced, held)
                 own = [(container, key, attribute(where, key)) for where, container, key in state.changes()]
                 before = signature, traced.meta["tensors"]
@@ -211,6 +218,15 @@ def capture_step(
                             f"{name}: forward draws numbers with Python's or numpy's random, and the next step would "
                             "be another: draw them with torch.rand and choose by torch.where, or have the step "
                             "computed once, by --run or run=True"
+                        )
+                if seeds.given and not run and any(map(draws, traced.graph.nodes)):
+                    with Seeds() as others_given:
+                        recorded(*tree_flatten(values()))
+                    if others_given.given == seeds.given:
+                        raise CaptureError(
+                            f"{name}: forward seeds the random numbers of torch, with {seeds.given[0]}, and a placed "
+                            "step would not: leave torch.manual_seed out of forward, or have the step computed once, "
+                            "by --run or run=True"
                         )
                 if own:
                     after = Signature.of(recorded(*tree_flatten(values())), held, before)
@@ -236,6 +252,7 @@ def capture_step(
     finally:
         state.restore()
         outside.restore()
+        torch.random.set_rng_state(seeded)
     buffers = [key.removeprefix("module.") for key, _ in whole.named_buffers()]
     try:
         made = computation_graph(traced, paths, trained, buffers, name, mode, precision == "tf32")

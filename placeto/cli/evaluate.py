@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
 
 
+_MOST = 100_000  # placements of a table: to list them takes 5 s
 _TITLE = 130  # characters of a line above the curves
 
 
@@ -96,9 +97,15 @@ def run(arguments: Arguments) -> None:
     specs = [parse_spec(n, budget.checkpoint, budget.simulations, budget.seconds) for n in names]
     if not specs:
         raise UsageError("--placers names no placer; see `placeto list placers`")
+    total = sum(map(len, graphs)) * len(specs) * arguments.seeds
+    if total > _MOST:
+        raise UsageError(
+            f"--seeds {arguments.seeds}: these are {total} placements of {_count(len(graphs[0]), 'graph')} by "
+            f"{_count(len(specs), 'placer')}, at most {_MOST} are made; give fewer seeds"
+        )
     rows: list[Row] = []
     own_file = locked(arguments.output) if arguments.output is not None else nullcontext()  # for all clusters together
-    with own_file, ProgressBar("evaluating", total=sum(map(len, graphs)) * len(specs) * arguments.seeds) as bar:
+    with own_file, ProgressBar("evaluating", total=total) as bar:
         for own, cluster in zip(graphs, clusters, strict=True):
             rows += evaluate(
                 own,

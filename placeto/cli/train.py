@@ -102,6 +102,8 @@ def run(arguments: Arguments) -> None:
     check_positive("--simulations", config.simulations)
     check_config(config)
     out = Path(config.out)
+    if arguments.resume and out.is_dir() and not (out / FILE_NAME).exists():
+        raise UsageError(f"--resume: nothing was saved in {out} yet, it has no {FILE_NAME}; leave out --resume")
     if arguments.resume and config.minutes is None and config.iterations is None and config.simulations is None:
         before = load_checkpoint(out).get("config", {})
         limits = {name: before.get(name) for name in ("minutes", "iterations", "simulations")}

@@ -76,8 +76,11 @@ class Episodes:
         count: int,
         sizes: Sizes | None = None,
     ) -> None:
-        if not problems or any(problem.num_devices < 2 for problem in problems):
-            raise EpisodesError("an environment needs at least one problem, each on a cluster of two devices or more")
+        given = [] if isinstance(problems, PlacementProblem) else list(problems)
+        if not given or any(not isinstance(p, PlacementProblem) or p.num_devices < 2 for p in given):
+            raise EpisodesError(
+                "an environment needs a sequence of at least one problem, each on a cluster of two devices or more"
+            )
         if reward not in reward_names():
             raise EpisodesError(f"reward must be {' or '.join(reward_names())}, not {reward!r:.60}")
         self.batch = InstanceBatch.of([make_instance(problem) for problem in problems])
@@ -140,10 +143,13 @@ class Episodes:
             action: (B,) int64, below A.
 
         Raises:
-            EpisodesError: an action out of this range.
+            EpisodesError: an action out of this range, or an episode is over.
         """
-        before, mask, action = self.going, self.mask(), np.asarray(action, np.int64)
-        if action.shape != (self.count,) or action.min() < 0 or action.max() >= self.actions:
+        before, mask, action = self.going, self.mask(), np.asarray(action)
+        if (self.moves >= self.horizon).any():
+            raise EpisodesError("the episode is over: call reset() to begin another one")
+        whole = action.dtype.kind in "iu"
+        if not whole or action.shape != (self.count,) or action.min() < 0 or action.max() >= self.actions:
             raise EpisodesError(f"{self.count} actions from 0 to {self.actions - 1} are needed, not {action!r:.60}")
         illegal = ~mask[np.arange(self.count), action]
         action = np.where(illegal, mask.argmax(1), action)

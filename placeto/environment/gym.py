@@ -99,7 +99,9 @@ class PlacementEnv(gymnasium.Env[Any, Any]):
 
     def _info(self, over: bool) -> dict[str, Any]:
         info = {name: value[0] for name, value in self.episodes.info().items()}
-        return info | {"best_placement": self.best_placement()} if over else info
+        if over:  # as a tuple, of which environments side by side can have several lengths
+            info["best_placement"] = tuple(self.best_placement().tolist())
+        return info
 
 
 class PlacementVectorEnv(VectorEnv[Any, Any, Any]):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from placeto import extensions
-from placeto.extensions import ExtensionError, described, load_extension, named_extensions
+from placeto.extensions import ExtensionError, described, load_extension, named_extensions, takes_one
 
 Reward = Callable[[Tensor], Tensor]
 """Of relative makespans (T+1, B) of episodes, what each move is worth (T, B)."""
@@ -138,15 +138,22 @@ def _load(group: str, name: str, moves: int) -> Callable[[Any], Any]:
     reward = load_extension(point)
     if not callable(reward):
         raise ExtensionError(f"{described(point)}: is no function, but {reward!r:.60}")
+    if not takes_one(reward):
+        raise ExtensionError(f"{described(point)}: must take one argument, the makespans")
 
     @wraps(reward)
     def checked(relative: Any) -> Any:
-        worth, expected = reward(relative), tuple(relative[moves:].shape)
+        own = relative.clone() if isinstance(relative, Tensor) else relative.copy()  # which it may change
+        worth, expected = reward(own), tuple(relative[moves:].shape)
         if not isinstance(worth, type(relative)) or worth.shape != expected:
             found = tuple(worth.shape) if isinstance(worth, Tensor | np.ndarray) else type(worth).__name__
             raise ExtensionError(
                 f"{described(point)}: returns {found} for makespans {tuple(relative.shape)}, it must be {expected}"
             )
+        floats = worth.is_floating_point() if isinstance(worth, Tensor) else worth.dtype.kind == "f"
+        if not floats or not (worth.isfinite() if isinstance(worth, Tensor) else np.isfinite(worth)).all():
+            what = f"numbers of type {worth.dtype}" if not floats else "numbers that are not finite"
+            raise ExtensionError(f"{described(point)}: returns {what}, it must be finite floats")
         return worth
 
     return checked

@@ -134,24 +134,30 @@ class Job:
 def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None, seconds: float | None) -> PlacerSpec:
     """A placer as the command line gives it: ``[label=]name-or-checkpoint[@simulations]``; ``@pass`` means no budget.
 
-    The name of a learned placer stands for `checkpoint`.
+    ``@pass`` is for learned placers. The name of a learned placer stands for `checkpoint`.
 
     >>> parse_spec("anneal@10000", None, 1000, None)
     PlacerSpec(label='anneal@10000', placer='anneal', simulations=10000, seconds=None)
 
     Raises:
         LoadError: an unknown placer, or a learned one without a checkpoint.
-        EvaluationError: the text doesn't have this form.
+        EvaluationError: the text doesn't have this form, or asks for a pass of a placer that doesn't learn.
     """
+    from placeto.heuristics import HEURISTICS
+
     form = re.fullmatch(r"(?:(?P<label>[^=]+)=)?(?P<placer>[^@=]+)(?:@(?P<budget>\d+(?:e\d)?|pass))?", text.strip())
     if form is None:
         raise EvaluationError(f"placer {text!r}: must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT")
     placer, budget = form["placer"], form["budget"]
+    if budget is not None and budget != "pass" and float(budget) >= 2**63:
+        raise EvaluationError(f"placer {text!r}: the number of simulations must be below 2^63")
     if budget is not None:
         simulations, seconds = (None if budget == "pass" else int(float(budget))), None
     if checkpoint is not None and choose_placer(None, checkpoint)[0] == placer:
         placer = str(checkpoint)
     load_placer(placer)
+    if budget == "pass" and placer in HEURISTICS:
+        raise EvaluationError(f"placer {text!r}: only learned placers have a pass; write {text.strip()[:-5]!r}")
     return PlacerSpec(form["label"] or text.strip(), placer, simulations, seconds)
 
 

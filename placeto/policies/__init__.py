@@ -36,6 +36,10 @@ class PolicyEntry:
         found: Callable[[Any], Any] = self._of(self.module, f"{self.name}Policy")
         return found
 
+    def make(self, settings: Any) -> Any:
+        """The network of such settings."""
+        return self.policy(settings)
+
     @property
     def placer(self) -> Callable[[Mapping[str, Any], Any], Any]:
         """A placer from a checkpoint and such a network."""

@@ -6,14 +6,37 @@ Legend: V nodes of all graphs of a batch together, B graphs, G nodes of the larg
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import Data
 
 
 class PolicyError(ValueError):
     """A problem that the policy was not made for."""
+
+
+def answers(policy: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
+    """Logits (V, D) of all moves of an observation, and the changes (V, D) that the policy predicts for them.
+
+    Raises:
+        PolicyError: the policy, which may be of another package, returns anything else.
+    """
+    found, shape = policy(data), tuple(data.legal.shape)
+    parts = found if isinstance(found, tuple) else (found,)
+    if len(parts) != 2 or not all(isinstance(p, Tensor) and p.is_floating_point() and p.shape == shape for p in parts):
+        raise PolicyError(
+            f"{type(policy).__name__} returns {' and '.join(map(_described, parts)) or 'nothing'}; it must return the "
+            f"logits and the predicted changes of all moves, two tensors of floats {shape}"
+        )
+    if torch.is_grad_enabled() and not parts[0].requires_grad:
+        raise PolicyError(f"{type(policy).__name__} returns logits that don't depend on its parameters")
+    return parts[0], parts[1]
+
+
+def _described(part: Any) -> str:
+    return f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
 
 
 @dataclass(frozen=True)

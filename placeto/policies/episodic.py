@@ -14,7 +14,7 @@ from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.mdp import reset, step
 from placeto.heuristics.local_search.starts import best_cheap
-from placeto.policies.base import PairDistribution
+from placeto.policies.base import PairDistribution, answers
 from placeto.policies.placer import LearnedPlacer
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
@@ -60,7 +60,7 @@ class EpisodePlacer(LearnedPlacer):
             if evaluator.exhausted:
                 return
             with torch.no_grad():
-                logits, _ = self.policy(state.data)
+                logits, _ = answers(self.policy, state.data)
             distribution = PairDistribution.from_logits(logits, state.data)
             if random is None:
                 action = distribution.mode()

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from placeto import extensions
 from placeto.environment.config import EnvConfig
-from placeto.extensions import ExtensionError, described, load_extension, named_extensions
+from placeto.extensions import ExtensionError, described, load_extension, named_extensions, raised, takes_one
 from placeto.heuristics import HEURISTICS
 from placeto.policies import POLICIES, PolicyEntry
 
@@ -47,6 +47,31 @@ class ExternalPolicy:
         module, name = _PLACING[self.kind]
         found: Callable[[Mapping[str, Any], Any], Any] = getattr(import_module(f"placeto.policies.{module}"), name)
         return found
+
+    def make(self, settings: Any) -> Any:
+        """The network of such settings.
+
+        Raises:
+            ExtensionError: it isn't such a network, has nothing to learn, or can't be made.
+        """
+        from torch import nn
+
+        from placeto.policies.one_shot.base import OneShotPolicy
+
+        try:
+            network = self.policy(settings)
+        except Exception as problem:
+            raise ExtensionError(f"policy {self._name} can't be made of {settings!r:.60}: {raised(problem)}") from None
+        kind = OneShotPolicy if self.kind == "one-shot" else nn.Module
+        if not isinstance(network, kind):
+            raise ExtensionError(f"policy {self._name} must make a {kind.__name__}, not {network!r:.60}")
+        if not any(parameter.requires_grad for parameter in network.parameters()):
+            raise ExtensionError(f"policy {self._name} makes a network without parameters: there is nothing to learn")
+        return network
+
+    @property
+    def _name(self) -> str:
+        return f"{self.policy.__module__}.{getattr(self.policy, '__qualname__', type(self.policy).__name__)}"
 
 
 AnyPolicy = PolicyEntry | ExternalPolicy
@@ -113,8 +138,14 @@ def _wrong(found: Any) -> str:
         return f"config must be a dataclass, not {found.config!r:.60}"
     try:
         settings = found.config()
-    except TypeError as problem:
-        return f"each setting of config needs a default ({problem})"
+    except Exception as problem:  # of the package's own code
+        return f"each setting of config needs a default ({raised(problem)})"
+    if not callable(found.policy) or not takes_one(found.policy):
+        return f"policy must be a function or class of one argument, the config, not {found.policy!r:.60}"
+    if not (isinstance(found.sentence, str) and found.sentence.isprintable()):
+        return f"sentence must be one line of text, not {found.sentence!r:.60}"
+    if not isinstance(found.env, EnvConfig):
+        return f"env must be an EnvConfig, not {found.env!r:.60}"
     if found.kind == "one-shot" and not hasattr(settings, "units"):
         return "config of a one-shot policy needs units, which get a device each: groups, ops, few or paper"
     return ""

@@ -89,9 +89,8 @@ class PlacedModule:
         leaves, spec = tree_flatten(opened((plain(inputs), plain(targets))))
         name = self.capture.graph.name
         if spec != self._spec:
-            raise RunError(
-                f"{name} was captured with other arguments: {self._spec.num_leaves} values, nested in another way"
-            )
+            how = f"{self._spec.num_leaves} values, nested in another way, or dicts with their keys in another order"
+            raise RunError(f"{name} was captured with other arguments: {how}")
         for number, (leaf, expected) in enumerate(zip(leaves, self._expected, strict=True)):
             if (found := _kind(leaf)) != expected:
                 raise RunError(f"{name} was captured with {expected} as value {number} of its arguments, not {found}")

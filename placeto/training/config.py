@@ -252,12 +252,16 @@ def default_config(placer: str, out: str) -> AnyTrainConfig:
     """The settings that a learned placer is trained with unless others are given.
 
     Raises:
-        ConfigError: the learned placer is unknown.
+        ConfigError: the learned placer is unknown, or doesn't fit.
     """
     _check_placer(placer)
     entry = find_policy(placer)
     policy = entry.config()
     if isinstance(entry, ExternalPolicy):
+        kind = OneShotLearningConfig if entry.kind == "one-shot" else LearningConfig
+        fits = isinstance(entry.learning, kind | None)
+        if not fits:
+            raise ConfigError(f"placer {placer!r}: learning must be a {kind.__name__}, not {entry.learning!r:.60}")
         if entry.kind == "one-shot":
             return OneShotTrainConfig(
                 out, placer=placer, policy=policy, learning=entry.learning or OneShotLearningConfig()

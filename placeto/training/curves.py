@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from placeto.training.tags import meaning, tags_table
 
 BY_PLACEMENTS = "by-placements"
 """Folder within a run's, of the same curves against placements simulated."""
+_EVENTS = "events.out.tfevents."  # how names of event files begin
 
 
 class CurvesError(ValueError):
@@ -32,7 +34,7 @@ class Curves:
         out: the run's folder. None = write nothing.
         by_placements: whether numbers are also written against placements simulated, to a folder within.
         resumed: iterations and placements after which the run goes on: points beyond them, which an interrupted run
-            left behind its last checkpoint, are hidden. None = the run begins.
+            left behind its last checkpoint, are hidden. None = the run begins, and hides all that is in the folder.
     """
 
     def __init__(self, out: str | None, *, by_placements: bool = False, resumed: tuple[int, int] | None = None) -> None:
@@ -41,8 +43,10 @@ class Curves:
         self._hook = threading.excepthook
         if out is not None:
             folders = [Path(out), Path(out) / BY_PLACEMENTS] if by_placements else [Path(out)]
-            first = [None] * 2 if resumed is None else [after + 1 for after in resumed]
-            self._writers = [SummaryWriter(str(f), purge_step=step) for f, step in zip(folders, first, strict=False)]
+            first = [after + 1 for after in resumed or (-1, -1)]
+            for folder, step in zip(folders, first, strict=False):
+                _sort_before_new_files(folder)
+                self._writers.append(SummaryWriter(str(folder), purge_step=step))
 
     def __enter__(self) -> Curves:
         threading.excepthook = self._unless_told
@@ -108,3 +112,15 @@ class Curves:
         """Tensorboard's thread hands its error on to whoever writes next: no need for a traceback as well."""
         if not isinstance(arguments.exc_value, OSError):
             self._hook(arguments)
+
+
+def _sort_before_new_files(folder: Path) -> None:
+    """Rename event files if a new one would not come after them, as where a clock was set back.
+
+    Tensorboard reads files in the order of their names, which begin with the second in which they were made.
+    """
+    files = sorted(folder.glob(f"{_EVENTS}*"))
+    if files and files[-1].name >= f"{_EVENTS}{int(time.time()):010d}":
+        for number, path in enumerate(files):
+            rest = path.name.removeprefix(_EVENTS).partition(".")[2]
+            path.rename(folder / f"{_EVENTS}{number:010d}.{rest}")

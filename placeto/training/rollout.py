@@ -18,7 +18,7 @@ from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch
 from placeto.environment.mdp import EnvState, reset, step
 from placeto.environment.observation import score_moves
-from placeto.policies.base import PairDistribution
+from placeto.policies.base import PairDistribution, answers
 from placeto.training.ranks import ALONE, Ranks
 
 MISSING = -1  # device of a label that isn't there
@@ -129,8 +129,9 @@ def _logits(policy: nn.Module, data: Data) -> Tensor:
 
     Raises:
         DivergedError: one isn't finite.
+        PolicyError: the policy returns anything else.
     """
-    logits: Tensor = policy(data)[0]
+    logits, _ = answers(policy, data)
     if not logits.isfinite().all():
         raise DivergedError("the policy's answers are not finite")
     return logits

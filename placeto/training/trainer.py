@@ -177,7 +177,7 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
                 _save_placements(config, state, learner)
         ranks.any(False)  # the others wait: who ends first takes the connections with it
         final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
-        curves.settings(_flat(asdict(config)), final, state.iteration)
+        curves.settings(_flat(asdict(config)), final, state.iteration + 1)  # a run that goes on hides them
     report(1.0, "stopped by a signal, saved" if stopped else f"validation {state.best_validation:.4f}")
     return last | final
 

@@ -45,3 +45,26 @@ def test_a_step_that_would_be_another_is_refused(draw: Callable[[], float], shar
 def test_numbers_that_change_nothing_may_be_drawn() -> None:
     plain, drawing = (capture_inference(Skips(draw, 0.0), [torch.ones(2, 4)]) for draw in (lambda: 0.5, random.random))
     assert plain.hash == drawing.hash
+
+
+class Seeded(nn.Module):
+    """Seeds torch's generator before dropout of a probability."""
+
+    def __init__(self, seed: Callable[[], int], probability: float = 0.5) -> None:
+        super().__init__()
+        self.layer, self.seed, self.dropout = nn.Linear(4, 4), seed, nn.Dropout(probability)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(self.seed())
+        return self.dropout(self.layer(x))
+
+
+def test_a_step_that_seeds_what_it_draws_is_refused() -> None:
+    fixed, fresh = Seeded(lambda: 3), Seeded(lambda: torch.seed() % 2**31)  # as Reformer of transformers does
+    x, state = torch.ones(2, 4), torch.get_rng_state()
+    with pytest.raises(CaptureError, match=r"forward seeds the random numbers of torch, with 3, .*--run"):
+        capture_training(fixed, [x], lambda y: y.sum())
+    assert capture_training(fresh, [x], lambda y: y.sum()).num_ops
+    assert capture_training(fixed, [x], lambda y: y.sum(), run=True).num_ops
+    assert capture_inference(fixed.eval(), [x]).num_ops, "it draws no numbers"
+    assert torch.equal(torch.get_rng_state(), state)

@@ -32,8 +32,8 @@ def test_evaluate_prints_and_writes_a_table(
     [
         ("single@5,mine=etf@5", "on 2xv100, dispatch priority, 5 simulations, 1 seed\n"),
         (
-            "single,etf@pass",
-            "on 2xv100, dispatch priority, 9 simulations or 60 seconds for single; no budget for etf@pass, 1 seed\n",
+            "single,placeto@pass",
+            "dispatch priority, 9 simulations or 60 seconds for single; no budget for placeto@pass, 1 seed\n",
         ),
     ],
 )
@@ -44,6 +44,14 @@ def test_evaluate_says_which_budgets(
     options = ("--cluster", "2xv100", "--placers", placers, "--processes", "1", *budget)
     assert run("evaluate", graph_file, *options) == 0
     assert says in capsys.readouterr().out
+
+
+def test_evaluate_refuses_more_placements_than_a_table_can_hold(
+    graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--cluster", "2xv100", "--placers", "single,etf", "--seeds", 10**30)
+    says = f"--seeds {10**30}: these are {2 * 10**30} placements of 1 graph by 2 placers, at most 100000 are made"
+    assert says in fails(capsys, "evaluate", graph_file, *options)
 
 
 def test_evaluate_leaves_out_what_takes_no_time(

@@ -277,7 +277,7 @@ def test_clusters_that_are_none(folder: Path, capsys: pytest.CaptureFixture[str]
         ("4", "unknown cluster '4': presets are 2xk80, "),
         ("nope.json", "cluster 'nope.json': there is no such file; presets are 2xk80, "),
         ("", "unknown cluster '': presets are 2xk80, "),
-        ("machine.txt", "or name a .json file (`placeto cluster` makes one of what nvidia-smi prints)"),
+        ("machine.txt", "must end in .json or .json.gz (`placeto cluster` makes one of what nvidia-smi prints)"),
     ):
         assert says in fails(capsys, "place", "net.py:train", "--cluster", cluster)
 

@@ -27,6 +27,10 @@ def test_train_place_simulate_agree_exactly(tmp_path: Path, capsys: pytest.Captu
     assert "training: 100 %" in captured.err
     again = fails(capsys, "train", *on, *graphs, "--out", checkpoint)
     assert "holds a checkpoint already; add --resume" in again
+    (tmp_path / "killed").mkdir()  # before its first checkpoint
+    killed = fails(capsys, "train", *on, *graphs, "--out", tmp_path / "killed", "--resume")
+    assert "nothing was saved in" in killed
+    assert "it has no checkpoint.pt; leave out --resume" in killed
     assert run("place", test, *on, "--checkpoint", checkpoint, "-o", placement) == 0
     assert "placer       placeto" in capsys.readouterr().out
     assert run("simulate", test, *on, "--placement", placement) == 0

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from placeto.environment.config import EnvConfig
 from placeto.environment.episodes import EpisodesError
@@ -42,6 +42,46 @@ def test_it_keeps_gymnasiums_contract(env: EnvConfig) -> None:
         made = gymnasium.make(ID, problems=problems(), env=env)
         check_env(made.unwrapped, skip_render_check=True)
     assert made.observation_space.contains(made.reset(seed=0)[0])
+
+
+def test_gymnasium_runs_episodes_of_several_lengths_side_by_side() -> None:
+    """Two that end at the same time, of problems of different sizes."""
+    envs = SyncVectorEnv([lambda: PlacementEnv(problems(), IN_ORDER)] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    envs.reset(options={"problem": 0})
+    envs.envs[1].reset(options={"problem": 1})
+    one, other = (env.unwrapped.episodes for env in envs.envs)  # type: ignore[attr-defined] # ours
+    for _ in range(int(other.horizon[0] - one.horizon[0])):
+        envs.envs[1].step(0)
+    for _ in range(int(one.horizon[0])):
+        *_, over, _, infos = envs.step(np.zeros(2, np.int64))
+    assert over.tolist() == [True, True]
+    assert [len(placement) for placement in infos["best_placement"]] == [12, 18]
+
+
+def test_an_episode_that_is_over_takes_no_further_move() -> None:
+    env = PlacementEnv(problems(), IN_ORDER)
+    env.reset(options={"problem": 0})
+    over = False
+    while not over:
+        _, _, over, _, _ = env.step(0)
+    with pytest.raises(EpisodesError, match=r"the episode is over: call reset\(\)"):
+        env.step(0)
+    env.reset()
+    env.step(0)
+
+
+@pytest.mark.parametrize("action", [-1, 10**9, 0.5, None, "left", [0]])
+def test_what_is_no_action_is_refused(action: object) -> None:
+    env = PlacementEnv(problems())
+    env.reset()
+    with pytest.raises(EpisodesError, match=r"1 actions from 0 to .* are needed, not"):
+        env.step(action)  # type: ignore[arg-type] # that it is refused
+
+
+@pytest.mark.parametrize("given", [[], [None], problems()[0]], ids=["none", "no problem", "no sequence"])
+def test_what_is_no_sequence_of_problems_is_refused(given: list[PlacementProblem]) -> None:
+    with pytest.raises(EpisodesError, match="needs a sequence of at least one problem"):
+        PlacementEnv(given)
 
 
 @pytest.mark.parametrize("env", [EnvConfig(), IN_ORDER], ids=["any order", "fixed order"])
@@ -92,7 +132,7 @@ def test_episodes_side_by_side_are_those_of_single_ones(env: EnvConfig) -> None:
                 final = infos["final_obs"][row]
                 assert all(np.array_equal(final[name], alone[name]) for name in alone)
                 assert infos["final_info"]["best_us"][row] == info["best_us"]
-                assert infos["final_info"]["best_placement"][row] == tuple(info["best_placement"])
+                assert infos["final_info"]["best_placement"][row] == info["best_placement"]
                 alone, info = one.reset(options={"problem": int(infos["problem"][row])})
             expected.append((alone, info))
     assert ended >= 3

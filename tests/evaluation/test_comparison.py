@@ -189,7 +189,7 @@ def test_history_is_kept_on_demand(graphs: dict[str, ComputationGraph], cluster:
         ("etf", PlacerSpec("etf", "etf", 100, 2.0)),
         ("etf@7", PlacerSpec("etf@7", "etf", 7, None)),
         ("etf@2e3", PlacerSpec("etf@2e3", "etf", 2000, None)),
-        ("mine=etf@pass", PlacerSpec("mine", "etf", None, None)),
+        ("mine=placeto@pass", PlacerSpec("mine", "placeto", None, None)),
         (" heft ", PlacerSpec("heft", "heft", 100, 2.0)),
     ],
 )
@@ -201,6 +201,17 @@ def test_specs(text: str, spec: PlacerSpec) -> None:
 def test_bad_specs(text: str) -> None:
     with pytest.raises(EvaluationError, match="must be NAME, NAME@SIMULATIONS, NAME@pass or LABEL=CHECKPOINT"):
         parse_spec(text, None, None, None)
+
+
+@pytest.mark.parametrize(("text", "instead"), [("etf@pass", "'etf'"), (" mine=anneal@pass ", "'mine=anneal'")])
+def test_a_pass_of_a_placer_that_does_not_learn_is_refused(text: str, instead: str) -> None:
+    with pytest.raises(EvaluationError, match=f"only learned placers have a pass; write {instead}"):
+        parse_spec(text, None, 100, None)
+
+
+def test_more_simulations_than_can_be_counted_are_refused() -> None:
+    with pytest.raises(EvaluationError, match=r"placer 'etf@\d+': the number of simulations must be below 2\^63"):
+        parse_spec(f"etf@{2**63}", None, None, None)
 
 
 def test_unknown_placers() -> None:

@@ -1,10 +1,13 @@
 """Learning of the Placeto paper's policy."""
 
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from placeto.environment.instance import make_instance
 from placeto.environment.walk import Walk
@@ -81,19 +84,36 @@ def test_an_iteration_keeps_the_best_placement_met_and_counts_what_it_simulated(
     assert (end >= best).all()
 
 
-def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(tmp_path):
-    def interrupt(done, note):
-        if note.startswith("iteration 2"):
-            raise KeyboardInterrupt
+def curves(out):
+    events = EventAccumulator(str(out))
+    events.Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("seconds/")]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
 
-    train(config(tmp_path / "whole", save_every=1), problems(2), problems(1, 10))
+
+def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(tmp_path):
+    """One that ends in an iteration, after the last checkpoint, and one that a signal stops between two iterations."""
+
+    def interrupt(done, note):
+        if note.startswith("iteration 1"):
+            raise KeyboardInterrupt
+        if note.startswith("iteration 3"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run = problems(2), problems(1, 10)
+    whole, parts = config(tmp_path / "whole", save_every=2), config(tmp_path / "parts", save_every=2)
+    train(whole, *run)
     with pytest.raises(KeyboardInterrupt):
-        train(config(tmp_path / "parts", save_every=1), problems(2), problems(1, 10), report=interrupt)
-    assert load_checkpoint(tmp_path / "parts")["iteration"] == 2
-    train(config(tmp_path / "parts", save_every=1), problems(2), problems(1, 10), resume=True)
-    whole, parts = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "parts")
-    assert same(whole["parameters"], parts["parameters"])
-    assert whole["simulations"] == parts["simulations"]
+        train(parts, *run, report=interrupt)
+    assert not (tmp_path / "parts" / "checkpoint.pt").exists()
+    train(parts, *run, report=lambda done, note: interrupt(done, note.replace("iteration 1", "")))
+    assert load_checkpoint(parts.out)["iteration"] == 3
+    train(parts, *run, resume=True)
+    one, other = load_checkpoint(whole.out), load_checkpoint(parts.out)
+    assert same(one["parameters"], other["parameters"])
+    assert one["simulations"] == other["simulations"]
+    for folder in ("", "by-placements"):
+        assert curves(tmp_path / "whole" / folder) == curves(tmp_path / "parts" / folder)
 
 
 def test_the_papers_placeto_learns(tmp_path):

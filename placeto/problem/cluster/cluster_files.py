@@ -91,9 +91,12 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         return CLUSTERS[str(name_or_path)]()
     path = Path(name_or_path)
     if not path.name.endswith((".json", ".json.gz")):
-        known = f"presets are {', '.join(CLUSTERS)}, or name a .json file"
         if path.is_file():
-            known += " (`placeto cluster` makes one of what nvidia-smi prints)"
+            raise ClusterError(
+                f"cluster {quote(str(name_or_path))}: the name of a cluster file must end in .json or .json.gz "
+                "(`placeto cluster` makes one of what nvidia-smi prints)"
+            )
+        known = f"presets are {', '.join(CLUSTERS)}, or name a .json file"
         raise ClusterError(f"unknown cluster {quote(str(name_or_path))}: {known}")
     if not path.exists():
         raise ClusterError(f"cluster {quote(str(path))}: there is no such file; presets are {', '.join(CLUSTERS)}")

@@ -26,7 +26,7 @@ from placeto.environment.mdp import reset
 from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.starts import round_to_groups
 from placeto.heuristics.naive import try_single
-from placeto.policies.base import PairDistribution
+from placeto.policies.base import PairDistribution, answers
 from placeto.policies.external import find_policy
 from placeto.policies.guided_search import Starts, cheap_starts
 from placeto.policies.placeto import PlacetoPolicy
@@ -107,7 +107,7 @@ class IterativeLearner:
         """A fresh policy; the best placements met are the best starts."""
         config, learning, family, starts = self.config, self.config.learning, self.family, self.family.starts
         torch.manual_seed(config.seed)
-        policy = find_policy(config.placer).policy(config.policy).to(config.device)
+        policy = find_policy(config.placer).make(config.policy).to(config.device)
         remembers = learning.replay and learning.supervised
         return TrainState(
             policy=policy,
@@ -179,7 +179,7 @@ class IterativeLearner:
         def score(minibatch: np.ndarray) -> Iterator[Scored]:
             for t in minibatch:
                 data = episodes.data[t]
-                distribution = PairDistribution.from_logits(policy(data)[0], data, learning.temperature)
+                distribution = PairDistribution.from_logits(answers(policy, data)[0], data, learning.temperature)
                 log_prob = distribution.log_prob(episodes.action[t])
                 yield Scored(log_prob, episodes.log_prob[t], own[t], distribution.entropy(), weight)
 

@@ -97,7 +97,7 @@ class OneShotLearner:
         """A fresh policy, no placement met."""
         config, family = self.config, self.family
         torch.manual_seed(config.seed)
-        policy = find_policy(config.placer).policy(config.policy).to(config.device)
+        policy = find_policy(config.placer).make(config.policy).to(config.device)
         for graph in (*family.inputs, *self.held_out.inputs):
             policy.check(graph)
         return TrainState(
