@@ -114,7 +114,11 @@ def carry_draws(made: GraphModule) -> None:
 
 
 def to_be_run(traced: GraphModule) -> None:
-    """Let nodes that would draw numbers again read them, and others take a generator."""
+    """Let nodes that would draw numbers again read them, and others take a generator.
+
+    Masks of dropout are drawn in the order in which tensors lie in memory, as in the module: `aten.bernoulli`, which
+    stands for `bernoulli_` in a graph that changes nothing in place, draws those of transposed tensors in another.
+    """
     for node in traced.graph.nodes:
         first = node.meta.get(DRAWN)
         if node.target is operator.getitem and DRAWN in node.args[0].meta:
@@ -122,8 +126,19 @@ def to_be_run(traced: GraphModule) -> None:
             first = next(user for user in users if user.target is operator.getitem and user.args[1] == node.args[1])
         if first is not None and isinstance(node.meta["val"], Tensor):
             node.target, node.args, node.kwargs = aten.alias.default, (first,), {}
+        elif _fills(node):
+            node.target = aten.bernoulli_.float
         elif node.op == "call_function" and (op := of_generator(node.target)) not in (None, node.target):
             node.target, node.kwargs = op, {"generator": None} | node.kwargs
+
+
+def _fills(node: Node) -> bool:
+    """Whether a node stands for one that filled a tensor with random bits, and nobody else reads that tensor."""
+    source = node.meta.get(SOURCE)
+    if node.target is not aten.bernoulli.p or source is None or source.target is not aten.bernoulli_.float:
+        return False
+    (filled,) = node.all_input_nodes
+    return filled.target is aten.empty_like.default and len(filled.users) == 1
 
 
 def _alike(one: Node, other: Node) -> bool:

@@ -83,8 +83,8 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
             yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as files keep it
     split = bool(np.isin(chunk[:ops][(kind == _BACKWARD) & (time > 0.0)], chunk[:ops][kind == _DEFERRED]).any())
     found = Chunks(of_device, of_batch, names[begun] % (int(owner.max()) + 1))
-    turn, at = np.full(ops, np.nan), np.searchsorted(begun, chunk[:ops])
-    belongs = np.isin(chunk[:ops], begun)
+    at, belongs = np.searchsorted(begun, chunk[:ops]), np.isin(chunk[:ops], begun)
+    turn = np.full(ops, np.nan)
     for of, pass_turns in zip((_FORWARD, _BACKWARD, _DEFERRED), turns(found, split), strict=True):
         mine = belongs & (kind == of)
         turn[mine] = pass_turns[at[mine]]
@@ -122,6 +122,18 @@ def _chunks(
                 depth[next_op] = max(depth[next_op], depth[op] + (place[next_op] != place[op]))
             elif place[next_op] == place[op] and (not backward[op] or owner[next_op] < 0):
                 owner[next_op] = max(owner[next_op], owner[op])
+    lost = backward & (owner < 0)  # what a checkpoint computes again from what another device has sent
+    for op in order:
+        if micro_batch[op] < 0:
+            continue
+        for k in range(ptr[op], ptr[op + 1]):
+            next_op = child[k]
+            if not lost[next_op] or micro_batch[next_op] != micro_batch[op]:
+                continue
+            if not backward[op]:
+                owner[next_op] = max(owner[next_op], depth[op] + (place[next_op] != place[op]))
+            elif place[next_op] == place[op] and owner[next_op] < 0:
+                owner[next_op] = owner[op]
     for op in order[::-1]:
         if backward[op] and micro_batch[op] >= 0:
             deferred[op] = True

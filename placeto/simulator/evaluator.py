@@ -20,6 +20,7 @@ from placeto.simulator.memory import penalised, score
 from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.result import as_listed
 from placeto.simulator.schedule import PARALLEL_OPS, Schedule, check_placement, in_order, simulate, simulate_batch
+from placeto.simulator.threads import start_threads
 from placeto.simulator.watch import current
 
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
@@ -72,6 +73,7 @@ class Evaluator:
         began: float | None = None,
     ) -> None:
         self._begin = time.perf_counter() if began is None else began
+        start_threads()
         if simulations is not None and simulations < 0:
             raise ValueError(f"simulations must be >= 0, not {simulations}")
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):

@@ -1,8 +1,8 @@
 """How many threads torch and numba compute with.
 
 Numba starts its threads with the first parallel kernel of a process and then sets torch's number, whatever that was:
-small tensors on several threads take ten times as long where other processes are busy. So numba's threads are started
-before torch's number is set, here and nowhere else.
+small tensors on several threads take ten times as long where other processes are busy, and gradients are rounded in
+another way. So numba's threads are started before torch's number is set, here and nowhere else.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ def set_threads(torch_threads: int, numba_threads: int | None = None) -> None:
         numba.set_num_threads(min(numba_threads, cores))
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(torch_threads)
+
+
+def start_threads() -> None:
+    """Start numba's threads, where they haven't been started; torch keeps the number that it has."""
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 1
+    numba.get_num_threads()  # starts them
+    if torch and torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -65,6 +65,28 @@ def test_gradients_are_those_of_eager(call: str) -> None:
         assert torch.equal(mine.grad, its.grad)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        nn.Sequential(nn.Unflatten(2, (2, 4)), nn.Conv2d(6, 6, 1).to(memory_format=torch.channels_last), nn.Dropout()),
+    ],
+)
+def test_masks_of_tensors_that_lie_in_another_order_are_those_of_eager(layer: nn.Module) -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(8, 8), layer, nn.Flatten(2)), torch.randn(4, 6, 8)
+    twin = copy.deepcopy(module)
+    placed = placeto.place(module, [x], loss=square, cluster="2xv100", placer="single")
+    torch.manual_seed(1)
+    loss = placed.compile(devices=["cpu:0", "cpu:1"])(x)
+    torch.manual_seed(1)
+    wanted = square(twin(x))
+    wanted.backward()
+    assert loss.item() == wanted.item()
+    for mine, its in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad)
+
+
 @pytest.mark.parametrize("micro_batches", [1, 4])
 def test_masks_agree_where_several_cores_draw(micro_batches: int) -> None:
     torch.manual_seed(0)

@@ -39,6 +39,29 @@ def pipeline(
     return PlacementProblem(ComputationGraph.from_ops("pipeline", ops), cluster), np.array(placement)
 
 
+def checkpointed(devices: int, chunks: int, micro_batches: int) -> tuple[PlacementProblem, np.ndarray]:
+    """As `pipeline`, with all stages but the first in checkpoints: what the stage before has sent is read again."""
+    stages, ops, placement = devices * chunks, [], []
+    for batch in range(micro_batches):
+
+        def add(kind: str, part: str, stage: int, time: float, *inputs: str, batch: int = batch) -> None:
+            of: dict[str, Any] = {"micro_batch": batch, "pass": part, "time_us": {"*": time * 60.0 / chunks}}
+            reads = [[f"{each}-{batch}", 0] for each in inputs]
+            ops.append({"name": f"{kind}{stage}-{batch}", "inputs": reads, "outputs": [1], **of})
+            placement.append(stage % devices)
+
+        for stage in range(stages):
+            add("f", "forward", stage, 1.0, *([f"f{stage - 1}"] if stage else []))
+        for stage in reversed(range(stages)):
+            gradient = [f"i{stage + 1}"] if stage < stages - 1 else [f"f{stage}"]
+            if stage:
+                add("r", "recomputation", stage, 1.0, f"f{stage - 1}", *gradient)
+            add("i", "backward", stage, 2.0 if stage else 3.0, f"r{stage}" if stage else "f0", *gradient)
+    fast = np.full((devices, devices), 1e15)
+    cluster = replace(toy_cluster(devices), bandwidth=fast, link="free", dispatch="priority")
+    return PlacementProblem(ComputationGraph.from_ops("checkpoints", ops), cluster), np.array(placement)
+
+
 def held(schedule: Schedule, device: int) -> int:
     """The most chunks that a device has begun and not ended at the same time."""
     names = schedule.problem.graph.op_names
@@ -73,6 +96,15 @@ def test_pipelines_hold_what_1f1b_holds_and_end_before_it(devices: int, micro_ba
     assert most == devices
     assert time < 3 * (micro_batches + devices - 1)  # 1F1B's
     assert min(time for time, _ in found) == 3 * micro_batches + devices - 1  # its lower bound, for more memory
+
+
+def test_what_is_computed_again_belongs_to_the_chunk_that_it_serves() -> None:
+    devices, chunks, micro_batches = 2, 2, 4
+    problem, placement = checkpointed(devices, chunks, micro_batches)
+    *_, last = bounded_orders(problem, placement)
+    # forward and recomputation take a unit, gradients two: an interleaved pipeline with a bubble of both passes
+    least = 4 * micro_batches + (devices - 1) / chunks * 4
+    assert simulate(problem, placement, order=last).makespan_us / 60.0 == pytest.approx(least)
 
 
 def test_there_are_none_without_micro_batches() -> None:

@@ -54,3 +54,22 @@ assert torch.get_num_threads() == 3
 def test_learned_placers_have_one_thread_from_their_first_call_on() -> None:
     """In a process of its own: numba starts its threads with the first parallel kernel, and would set torch's, too."""
     subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, check=True)
+
+
+PLACE = """
+import os
+os.environ["NUMBA_NUM_THREADS"] = "3"
+import torch
+torch.set_num_threads(1)
+import placeto
+from tests.toys import random_graph, toy_cluster
+
+problem = placeto.PlacementProblem(random_graph(2, 30), toy_cluster(3))
+for name in "single", "etf":
+    placeto.load_placer(name)(problem, simulations=40)
+    assert torch.get_num_threads() == 1, name
+"""
+
+
+def test_placers_leave_torch_the_threads_that_it_has() -> None:
+    subprocess.run([sys.executable, "-c", PLACE], cwd=ROOT, check=True)

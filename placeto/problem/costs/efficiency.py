@@ -210,7 +210,10 @@ class Efficiency:
         time = np.empty((graph.num_ops, cluster.num_devices))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a problem refuses what is not finite
             for column, device in enumerate(cluster.devices):
-                of = [(kind, kernel, dtype) for kind, (_, kernel, dtype) in zip(kinds, unique, strict=True)]
+                of = [
+                    (kind, kernel, _runs_in(device, dtype))
+                    for kind, (_, kernel, dtype) in zip(kinds, unique, strict=True)
+                ]
                 in_layout = [_in_layout(kind, kernel) for kind, kernel, _ in of]
                 peaks = np.array([device.peak(dtype) for _, _, dtype in of], np.float64)[which]
                 found = [self.factors(device, o[2], kind) for o, kind in zip(of, in_layout, strict=True)]
@@ -246,6 +249,12 @@ def _in_layout(kind: str, kernel: str) -> str:
 def is_cpu(device: Device) -> bool:
     """By its kind, which begins with "cpu"."""
     return device.kind.startswith("cpu")
+
+
+def _runs_in(device: Device, dtype: str) -> str:
+    """What TF32 is on a device that has no peak of it: GPUs before Ampere leave such products in float32."""
+    has = isinstance(device.flops, Mapping) and "tf32" in device.flops
+    return DEFAULT if dtype == "tf32" and not has else dtype
 
 
 def _on_tensor_cores(device: Device, dtype: str) -> bool:

@@ -194,6 +194,14 @@ def test_a_device_is_never_much_faster_than_its_roofline() -> None:
         assert ratio.max() < 8.0
 
 
+@pytest.mark.parametrize("kind", ["aten.mm", "aten.convolution"])
+def test_tf32_is_float32_where_a_device_has_none(kind: str) -> None:
+    op = {"type": kind, "bytes_accessed": 3e6, "flops": 1e10}
+    for board in (P100, V100, T4):
+        assert times(board, {**op, "dtype": "tf32"}, costs=EFFICIENCY) == times(board, op, costs=EFFICIENCY)
+    assert times(A100, {**op, "dtype": "tf32"}, costs=EFFICIENCY) < times(A100, op, costs=EFFICIENCY)
+
+
 def test_depthwise_convolutions_are_far_from_the_roofline() -> None:
     ops = [
         {"type": f"aten.convolution{way}", "bytes_accessed": 9e8, "flops": 1e9, "kernel": "depthwise"}
