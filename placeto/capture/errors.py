@@ -52,6 +52,7 @@ _ADVICE = {  # part of the exception's type and message -> advice
     "bias type": _NO_KERNEL,
     "cuda": _NO_DEVICE,
     "CUDA": _NO_DEVICE,
+    "NVIDIA driver": _NO_DEVICE,
 }
 _TORCH, _OWN = str(Path(torch.__file__).parent), str(Path(__file__).parent)
 _STDLIB = sysconfig.get_path("stdlib")

@@ -248,6 +248,8 @@ def capture_step(
         given = tree_flatten((plain(inputs), plain(targets)))[0]
         shapes = " and ".join(str(tuple(leaf.shape)) for leaf in given if isinstance(leaf, Tensor))
         hint = f"the tensors given have shapes {shapes}" if shapes and not isinstance(error, SystemExit) else ""
+        if hint and micro_batches > 1:
+            hint += f", and only those of length {batch_length(inputs, targets)} are split into micro-batches"
         raise CaptureError(f"{name}: {explain(error, module, hint)}") from error
     finally:
         state.restore()

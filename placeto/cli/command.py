@@ -91,6 +91,8 @@ def compiling_told() -> Iterator[None]:
 def warnings_told() -> Iterator[None]:
     """Within it our own warnings are notes in one line, without the line of code."""
     with warnings.catch_warnings():
+        # torch-geometric 2.8 scripts a class on import, and torch 2.14 shows a warning of that
+        warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated", FutureWarning)
         show = warnings.showwarning
 
         def tell(message: Warning | str, category: type[Warning], *where: Any) -> None:

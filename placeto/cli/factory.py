@@ -181,6 +181,8 @@ def _find(where: str, name: str, factory: str) -> Callable[..., Any]:
     found = getattr(module, name)
     if not callable(found):
         raise UsageError(f"{factory!r}: {name!r} is no function but of type {type(found).__name__}")
+    if isinstance(found, nn.Module):
+        raise UsageError(f"{factory!r}: {name!r} is a module: name a function, which {_RETURNS}")
     function: Callable[..., Any] = found
     return function
 

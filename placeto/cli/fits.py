@@ -63,7 +63,8 @@ def run(arguments: Arguments) -> None:
     with ProgressBar("capturing", total=(len(counts) + 1) * (1 + both)) as bar:
 
         def capture(count: int, checkpoints: bool) -> ComputationGraph:
-            bar.advance(note=f"{count} micro-batches{' with checkpointing' if checkpoints else ''}")
+            parts = f"{count} micro-batch{'es' if count > 1 else ''}"
+            bar.advance(note=f"{parts}{' with checkpointing' if checkpoints else ''}")
             if both:
                 checkpoint(module, checkpoints)
             how = {"name": name, "targets": targets, "micro_batches": count} | options.how

@@ -74,7 +74,7 @@ def machine_figure(machines: Sequence[Machine], title: str) -> Figure:
     axes = figure.add_subplot()
     longest = max(max(m.result.makespan_us, m.replicas.most_us / m.replicas.batches) for m in machines) or 1.0
     scale, unit = (1e3, "ms") if longest >= 2e3 else (1.0, "µs")
-    placed, least, more = "placed", "replicas, gradients' way hidden", "replicas, gradients' way not hidden"
+    placed, least, more = "placed", "replicas, all-reduce during the backward pass", "replicas, all-reduce after it"
     colors = {placed: "tab:blue", least: "tab:orange", more: "navajowhite"}
     for place, machine in enumerate(machines):
         replicas = machine.replicas

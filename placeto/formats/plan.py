@@ -47,7 +47,7 @@ class PlanFile:
     run_by: Annotated[str, text]  # the tool whose step is simulated
     batch: Annotated[int, integer(1)]  # samples of a step
     step_us: Annotated[float, number()]  # simulated, as that tool runs it
-    memory: Annotated[Mapping[str, int], mapping(size)]  # bytes by category, of the device that has the least room left
+    memory: Annotated[Mapping[str, int], mapping(size)]  # bytes by category, of the fullest device
     room: Annotated[int, size]  # bytes of that device
     fits: Annotated[bool, flag]
     cluster_hash: Annotated[str, text]

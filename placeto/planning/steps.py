@@ -57,7 +57,7 @@ class PlannedStep:
     shape: str  # "2 stages x 4"
     micro_batches: int
     result: PlacementResult  # what is simulated: of what frameworks run, of a graph that they make of the step
-    memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the device that has the least room left
+    memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the fullest device: it uses the largest share of its memory
     room: int  # bytes of that device
     batch: int  # samples of a step
     placement: PlacementResult | None  # of the step as it is captured; None where parameters are divided
@@ -84,7 +84,7 @@ class PlannedStep:
 
     @property
     def used(self) -> int:
-        """Bytes of the device that has the least room left."""
+        """Bytes that the fullest device holds."""
         return sum(self.memory.values())
 
     @property
@@ -185,8 +185,9 @@ class Plans:
         text = f"Use {best.name}: a step takes {format_us(best.step_us)}{gain}."
         different = (step for step in others if step.fits and step.kind != best.kind)
         if second := next(different, None):
-            more, held = 100.0 * (second.step_us / best.step_us - 1.0), format_bytes(second.used)
-            text += f" Next is {second.name}: {f'{more:.1f} % longer' if more >= 0.05 else 'as long'}"
+            ratio, held = second.step_us / best.step_us, format_bytes(second.used)
+            longer = f"{100.0 * (ratio - 1.0):.1f} % longer" if ratio >= 1.0005 else "as long"
+            text += f" Next is {second.name}: {longer if ratio < 2.0 else f'{ratio:.2f} times as long'}"
             if held != (before := format_bytes(best.used)):
                 text += f", and {held} on the fullest device in place of {before}"
             text += "."

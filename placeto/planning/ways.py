@@ -262,7 +262,7 @@ def _alone(schedule: Schedule) -> PlacementResult:
 def _planned(kind: Kind, shape: str, count: int, result: PlacementResult, batch: int) -> PlannedStep:
     schedule, memory = result.schedule(), result.problem.cluster.memory
     used = np.unique(schedule.placement)
-    fullest = int(used[(schedule.peak_memory - memory)[used].argmax()])
+    fullest = int(used[(schedule.peak_memory / memory)[used].argmax()])
     held, room = peak_by_category(schedule, fullest), int(memory[fullest])
     return PlannedStep(kind, shape, count, result, held, room, batch, placement=result)
 
@@ -318,7 +318,7 @@ def _with_all(step: PlannedStep, problem: PlacementProblem, kind: Kind) -> Plann
     whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if kind == Kind.SHARDED else 1)}
     memory = problem.cluster.memory
     held = {device: peak_by_category(schedule, device) | whole | {"received": 0} for device in used}
-    fullest = max(held, key=lambda device: sum(held[device].values()) - int(memory[device]))
+    fullest = max(held, key=lambda device: sum(held[device].values()) / int(memory[device]))
     return replace(step, kind=kind, memory=held[fullest], room=int(memory[fullest]))
 
 

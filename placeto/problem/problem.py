@@ -137,14 +137,18 @@ class PlacementProblem:
         return best
 
     @cached_property
+    def longest_path_us(self) -> float:
+        """Time of the longest path of ops, each on its fastest device; an overhead counts after its last op alone."""
+        work, busy = self.op_time.min(axis=1), self.busy_us.min(axis=1)
+        return float(longest_path(self.graph, path_us(self.graph, work), path_us(self.graph, busy)).max())
+
+    @cached_property
     def lower_bound_us(self) -> float:
         """max(critical path, total work / D) with each op's fastest device: no placement is faster.
 
         Overheads count where they can't be avoided: in the work, and after the last op of a path.
         """
-        busy = self.busy_us.min(axis=1)
-        path = longest_path(self.graph, path_us(self.graph, self.op_time.min(axis=1)), path_us(self.graph, busy))
-        return max(float(path.max()), float(busy.sum()) / self.num_devices)
+        return max(self.longest_path_us, float(self.busy_us.min(axis=1).sum()) / self.num_devices)
 
     @cached_property
     def arrays(self) -> FlatProblems:

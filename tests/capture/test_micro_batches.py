@@ -69,6 +69,15 @@ def test_inference_is_a_stream_of_requests() -> None:
         placeto.place(chain, [x], cluster="4xa100", micro_batches=5)
 
 
+def test_targets_of_another_length_are_told_to_be_whole() -> None:
+    words = torch.arange(24) % 3  # two for each of the 12 samples
+    pairs = nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3)), nn.Flatten(0, 1))
+    capture_training(pairs, [X], nn.functional.cross_entropy, targets=[words])
+    message = r"shapes \(12, 6\) and \(24,\), and only those of length 12 are split into micro-batches"
+    with pytest.raises(CaptureError, match=message):
+        capture_training(pairs, [X], nn.functional.cross_entropy, targets=[words], micro_batches=2)
+
+
 def test_outputs_that_micro_batches_have_no_rows_of_are_refused() -> None:
     class Summed(nn.Linear):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]

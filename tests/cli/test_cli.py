@@ -152,3 +152,9 @@ def test_our_warnings_are_notes_in_one_line(capsys: pytest.CaptureFixture[str]) 
         warnings.simplefilter("always")
         warnings.warn("twice (1 op): only its bytes count", UncountedWarning, stacklevel=1)
     assert capsys.readouterr().err == "note: twice (1 op): only its bytes count\n"
+
+
+def test_what_torch_geometric_scripts_on_import_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with cli.warnings_told():
+        warnings.warn("`torch.jit.script` is deprecated.", FutureWarning, stacklevel=1)
+    assert capsys.readouterr().err == ""

@@ -67,6 +67,9 @@ def value():
 def moved():
     return nn.Linear(2, 2).to("cpu"), []
 
+def no_driver():
+    raise RuntimeError("Found no NVIDIA driver on your system.")
+
 def step():
     return nn.Linear(WIDTH, WIDTH), [torch.empty(2, WIDTH)], lambda y: y.sum()
 """
@@ -90,7 +93,8 @@ def test_factories_in_files(
         "broken": "zoo_of_tests.py:14: RuntimeError: first line",
         "value": "zoo_of_tests.py:17: TypeError: ",
         "moved": "leave out .cuda(), .to(device) and device=",
-        "nothing": "has no function 'nothing'; there are broken, leave, moved, net, step, value",
+        "no_driver": "leave out .cuda(), .to(device) and device=",
+        "nothing": "has no function 'nothing'; there are broken, leave, moved, net, no_driver, step, value",
         "net(deep=1)": "got an unexpected keyword argument 'deep'; it is net(depth=1)",
     }.items():
         assert says in fails(capsys, "capture", f"{zoo}:{function}", "-o", out)

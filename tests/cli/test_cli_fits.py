@@ -45,7 +45,9 @@ def run(*words: str) -> int:
 
 def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("net.py:net", "--cluster", "2xv100", "--set", "frozen=True") == 0
-    first, head, row, sentence = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    assert "1 micro-batch\n" in printed.err
+    first, head, row, sentence = printed.out.splitlines()
     assert first == "net: 1.6 million parameters in float32, of which 1.3 million are trained, batch 64, adam"
     assert head.split() == ["device", "of", "M", "checkpoints", *MEMORY, "together", "fits"]
     assert row.startswith("v100    16.0 GB  1  no           6.30 MB  5.25 MB    10.5 MB")

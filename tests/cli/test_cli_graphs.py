@@ -211,6 +211,7 @@ MISTAKES = [
     ("net.py:train(width=w)", "its arguments must be Python literals"),
     ("net.py:train(depth=4)", "unexpected keyword argument 'depth'; it is train(width=8)"),
     ("net.py:alone", "not the module alone: its inputs are needed as well"),
+    ("built.py:model", "'model' is a module: name a function, which must return (module, inputs), "),
     ("net.py:no_inputs", "inputs must be a sequence of arguments, such as [x], not a tensor"),
     ("net.py:loss_by_name", "the loss must be a function of the module's output, not a str"),
     ("net.py:wide", "module 'first.left' (Linear), net.py:10: "),
@@ -243,6 +244,7 @@ def test_graphs_that_are_none(graph: str, says: str, folder: Path, capsys: pytes
     for empty in ("empty.py", "empty.json", "notebook.ipynb"):
         Path(empty).touch()
     Path("graph.json").write_text("{}")
+    Path("built.py").write_text("from torch import nn\n\nmodel = nn.Linear(2, 2)")
     assert says in fails(capsys, "place", graph, *ON)
 
 

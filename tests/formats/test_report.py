@@ -113,6 +113,7 @@ def test_words_say_what_is_where_and_what_bounds_it() -> None:
     assert "one tensor is sent, 3.00 kB in all" in said["Result"]
     assert "gpu:0 computes 60 % of the work, most of it in heads.left (83 %)" in said["What is where"]
     assert "62 % is computing what the next op or transfer needs, 38 % is transfers. Ops" in said["What takes the time"]
+    assert "More devices would not shorten the longest chain of ops, which takes 75 %" in said["What takes the time"]
     assert "gpu:0, is busy for 75 % of the step" in said["What takes the time"]
     assert said["Memory"] == "It fits. The fullest device, gpu:0, holds 4.01 kB of 1.00 MB at its peak."
     assert said["Instead of placing"].startswith("A replica on each device gives 2.40 times the samples a second")

@@ -114,6 +114,28 @@ def test_only_devices_that_compute_are_looked_at() -> None:
         assert step.kind == Kind.ONE or len(used) > 1
 
 
+def test_the_fullest_device_uses_the_largest_share_of_its_memory() -> None:
+    module, inputs = chain(64)
+    small, large = load_cluster("2xv100").devices
+    cluster = replace(load_cluster("2xv100"), devices=(replace(small, memory=10**7), replace(large, memory=10**8)))
+    pipelines = [
+        step
+        for step in plan(module, inputs, cluster=cluster, loss=loss, micro_batches=[4], simulations=0).steps
+        if step.kind == Kind.PIPELINE
+    ]
+    for step in pipelines:
+        share = step.schedule.peak_memory / cluster.memory
+        assert step.used / step.room == pytest.approx(share.max())
+    assert pipelines
+
+
+def test_what_takes_twice_as_long_is_told_as_a_ratio(plans: Plans) -> None:
+    one = next(step for step in plans.steps if step.kind == Kind.ONE)
+    ratio = one.step_us / plans.best.step_us
+    assert ratio > 2.0
+    assert f"Next is {one.name}: {ratio:.2f} times as long" in Plans((plans.best, one), {}).advice()
+
+
 def test_the_first_reason_is_told() -> None:
     with torch.device("meta"):
         module, inputs = nn.ReLU(), [torch.empty(8, 4)]

@@ -50,6 +50,7 @@ def test_bounds_in_closed_form() -> None:
 
     parallel = ComputationGraph.from_ops("p", [{"name": f"o{i}", "time_us": {"*": 4.0}} for i in range(6)])
     assert PlacementProblem(parallel, MIXED).lower_bound_us == 6 * (4 + 1) / 2
+    assert PlacementProblem(parallel, MIXED).longest_path_us == 4 + 1
 
 
 @pytest.mark.parametrize(

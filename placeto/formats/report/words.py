@@ -21,7 +21,8 @@ INSTEAD = "Instead of placing"
 """Heading of what is said of data parallelism."""
 _MOST_DEVICES, _MOST_LABELS = 8, 3
 _VERDICTS = {
-    COMPUTE: "Ops that need each other's results take the largest part: faster devices would help, more would not",
+    COMPUTE: "Ops that need each other's results take the largest part: faster devices would help. More devices would "
+    "not shorten the longest chain of ops, which takes {chain} of the step",
     DEVICE: "Waiting for busy devices takes the largest part: more devices would help, or less work on {busiest}",
     TRANSFER: "Transfers take the largest part: faster links would help, or fewer and smaller tensors between devices",
     LAUNCH: "Launching many short ops takes the largest part: larger batches, fused ops or captured graphs would help",
@@ -107,7 +108,8 @@ def _bounds(schedule: Schedule, path: CriticalPath) -> str:
         TRANSFER: shares[TRANSFER] + shares[LINK],
         LAUNCH: shares[LAUNCH],
     }
-    verdict = _VERDICTS[max(weights, key=lambda part: weights[part])].format(busiest=names[busiest])
+    chain = _percent(problem.longest_path_us / (schedule.makespan_us or 1.0))
+    verdict = _VERDICTS[max(weights, key=lambda part: weights[part])].format(busiest=names[busiest], chain=chain)
     text = f"Of the critical path, from the first op to the end, {', '.join(parts) or 'nothing'}. {verdict}. "
     text += f"The busiest device, {names[busiest]}, is busy for {_percent(busy)} of the step"
     if schedule.num_sends:
