@@ -30,8 +30,9 @@ MINUTES = {
     "equal_budgets_targets": 60, "equal_budgets_targets_1s": 20, "equal_budgets_targets_30s": 40,
     "equal_budgets_targets_seconds": 70, "fidelity_micro_batches": 3, "fuzz": 7, "headline": 40, "headline_recipes": 36,
     "held_out_steps": 1,
-    "links": 1, "messages": 40, "micro_batches": 25, "models_in_micro_batches": 120, "orders": 29,
-    "paper_learning": 100, "peers": 7, "torch_plans": 3, "training_curve": 25,
+    "links": 1, "messages": 40, "micro_batches": 25, "models_in_micro_batches": 30, "models_in_micro_batches_gnmt": 10,
+    "models_in_micro_batches_seeds": 20, "orders": 29,
+    "paper_learning": 400, "peers": 7, "torch_plans": 3, "training_curve": 25,
     "other_tools": 3, "outside_amp": 1, "outside_optima": 2, "outside_ratios": 2, "outside_sailor": 1,
 }  # fmt: skip
 """about how long a command takes whose results file doesn't say so yet"""
