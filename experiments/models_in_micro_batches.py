@@ -26,6 +26,10 @@ from typing import Annotated
 import numpy as np
 import torch
 import tyro
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor, nn
 
 from experiments.command import command
@@ -195,13 +199,51 @@ def main(config: ModelsInMicroBatches) -> None:
             write_text(json.dumps(found), files[row])
             bar.advance(note=f"{row.model} on {row.cluster}")
     kept = [json.loads(files[row].read_text()) for row in rows]
+    of_seeds = [kept[at : at + config.seeds] for at in range(0, len(kept), config.seeds)]
     spread = f"seeds 0 to {config.seeds - 1}, means ± standard deviations" if config.seeds > 1 else "seed 0"
     lines = [
         f"Searches of {config.simulations} simulations, {spread}; {machine()}. Makespans / (work / devices). "
         "Of 1, 4, 8 and 16 micro-batches, M are best for `multilevel` with a sixth of the simulations.",
-        markdown(table(names, [kept[at : at + config.seeds] for at in range(0, len(kept), config.seeds)])),
+        markdown(table(names, of_seeds)),
     ]
-    publish(config.out, "models_in_micro_batches", lines, None)
+    publish(config.out, "models_in_micro_batches", lines, picture(names, ratios(of_seeds)))
+
+
+def ratios(found: Sequence[Sequence[Mapping[str, float]]]) -> np.ndarray:
+    """(R, S, N) makespans / bound of what `placed` gives for R rows and S seeds."""
+    return np.array([[[us[name] / us["bound"] for name in COLUMNS] for us in seeds] for seeds in found])
+
+
+def picture(names: Sequence[tuple[str, str]], values: np.ndarray) -> Figure:
+    """A panel for each cluster: how far above the bound each model is from column to column; their geometric mean.
+
+    Args:
+        names: R pairs of a model and a cluster.
+        values: (R, S, N) makespans / bound.
+    """
+    clusters = list(dict.fromkeys(cluster for _, cluster in names))
+    color = {model: f"C{number}" for number, model in enumerate(dict.fromkeys(model for model, _ in names))}
+    columns = min(3, len(clusters))
+    lines = -(-len(clusters) // columns)
+    figure = Figure(figsize=(3.4 * columns + 2.0, 3.3 * lines + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    shown: dict[str, Line2D] = {}
+    for number, cluster in enumerate(clusters, 1):
+        axes = figure.add_subplot(lines, columns, number)
+        own = np.log([values[row] for row, (_, on) in enumerate(names) if on == cluster]).mean(axis=1)
+        for (model, _), line in zip([name for name in names if name[1] == cluster], own, strict=True):
+            (shown[model],) = axes.plot(np.exp(line), color=color[model], linewidth=1.0, marker=".")
+        (shown["geometric mean"],) = axes.plot(np.exp(own.mean(axis=0)), color="black", linewidth=2.5)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(range(len(COLUMNS)), COLUMNS, rotation=35, ha="right", fontsize=8)
+        axes.set_title(cluster, loc="left", fontsize=10)
+        axes.set_ylabel("makespan / bound")
+        axes.grid(alpha=0.3)
+    figure.legend(shown.values(), shown.keys(), loc="outside right upper", frameon=False, fontsize=8)
+    return figure
 
 
 def table(names: Sequence[tuple[str, str]], found: Sequence[Sequence[Mapping[str, float]]]) -> Table:
@@ -213,16 +255,16 @@ def table(names: Sequence[tuple[str, str]], found: Sequence[Sequence[Mapping[str
     """
     head = ["model", "cluster", "M", "work / devices, ms", *COLUMNS]
     lines: list[Sequence[str]] = [head, ["---", "---", *rule(len(head) - 1)[1:]]]
-    ratios = np.array([[[us[name] / us["bound"] for name in COLUMNS] for us in seeds] for seeds in found])  # (R, S, N)
+    values = ratios(found)
 
-    def cells(values: np.ndarray) -> list[str]:
+    def cells(of_seeds: np.ndarray) -> list[str]:
         """Of (S, N) ratios."""
-        return [mean_and_spread(column if np.ptp(column) else column[:1], ".3f") for column in values.T]
+        return [mean_and_spread(column if np.ptp(column) else column[:1], ".3f") for column in of_seeds.T]
 
-    for (model, cluster), (us, *_), values in zip(names, found, ratios, strict=True):
-        lines.append([model, cluster, f"{us['M']:.0f}", f"{us['bound'] / 1e3:.1f}", *cells(values)])
+    for (model, cluster), (us, *_), row in zip(names, found, values, strict=True):
+        lines.append([model, cluster, f"{us['M']:.0f}", f"{us['bound'] / 1e3:.1f}", *cells(row)])
     for cluster in [*dict.fromkeys(cluster for _, cluster in names), "all"]:
-        own = ratios[[cluster in (name, "all") for _, name in names]]
+        own = values[[cluster in (name, "all") for _, name in names]]
         lines.append(["geometric mean", cluster, "", "", *cells(np.exp(np.log(own).mean(axis=0)))])
     return lines
 
