@@ -35,11 +35,13 @@ from placeto.simulator.evaluator import Evaluator
 
 Stages = tuple[tuple[int, ...], ...]
 """The devices of each stage."""
+Scored = tuple[float, "Plan", np.ndarray]
+"""A plan with its score in microseconds before it and its placement (N,) behind it."""
 _INTERLEAVED = 2, 3  # stages of each device; four are up to 1.7 % better in 3 of 36 cases, for a third more plans
 _ON_ORDERS = 0.02  # of what is left after the starts
-_BOUNDED = 3  # of the best plans: how many are tried in orders made for them
+_BEST = 3  # of the plans, which are tried in further orders
 FIRST_ORDERS = ("priority", "earlier-0.02")
-"""Orders under which all plans are tried; the best placement so far is then tried under all others."""
+"""Orders under which all plans are tried; the best of them, and data parallelism, are then tried under all others."""
 
 
 def try_all_plans(evaluator: Evaluator, seed: int) -> None:
@@ -54,7 +56,7 @@ def try_even_plans(evaluator: Evaluator, seed: int) -> None:
 
 
 def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
-    """Score all plans under the likeliest orders, and the best of all placements under each.
+    """Score all plans under the likeliest orders; the best three and the best with one stage under the others, too.
 
     Then borders of the best plan's stages move, a layer at a time, as long as that helps. The evaluator goes on under
     the static order of the best placement. The best plans are also tried in orders made for them alone: see
@@ -70,11 +72,12 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
     decided = orders_to_try(problem)
     plans = score_plans(evaluator, lambda plan, _: plan.even(problem)) if even else []
     plans = plans or score_plans(evaluator)
+    plans = _under_further_orders(evaluator, plans, decided)
     choose_order(evaluator, decided)
     if not plans:  # the best placement so far takes no longer than the work alone
         return
     (_, best, placement), *_ = plans
-    placements = [placement for _, _, placement in plans[:_BOUNDED]]
+    placements = [placement for _, _, placement in plans[:_BEST]]
     if not evaluator.exhausted:
         moved = move_borders(evaluator, problem, best, evaluator.score_ops(placement))
         if moved != best:
@@ -86,7 +89,7 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
 
 def score_plans(
     evaluator: Evaluator, keep: Callable[[Plan, np.ndarray], bool] = lambda plan, placement: True
-) -> list[tuple[float, Plan, np.ndarray]]:
+) -> list[Scored]:
     """Simulate all plans under the likeliest orders: their scores in microseconds, and their placements (N,).
 
     The best come first. Plans on a part of the cluster are tried where its devices could do the work in less time than
@@ -98,7 +101,7 @@ def score_plans(
     """
     problem = evaluator.problem
     decided = orders_to_try(problem)
-    found, met = list[tuple[float, Plan, np.ndarray]](), set[bytes]()
+    found, met = list[Scored](), set[bytes]()
     for devices in parts_to_plan(problem):
         if evaluator.exhausted or least_us(problem, devices) >= evaluator.best_score:
             continue
@@ -114,6 +117,28 @@ def score_plans(
             scores = np.minimum(scores, [evaluator.score_ops(placement) for _, placement in kept])
         found += [(score, *plan) for score, plan in zip(scores.tolist(), kept, strict=True)]
     return sorted(found, key=lambda each: each[0])
+
+
+def _under_further_orders(evaluator: Evaluator, plans: list[Scored], orders: Sequence[str]) -> list[Scored]:
+    """Simulate the best plans, and the best with one stage, under the orders that aren't the first ones.
+
+    Data parallelism may be far behind under the first orders and the best of all plans under another.
+
+    Args:
+        evaluator: scores, and keeps the best.
+        plans: as `score_plans` returns them.
+        orders: all that are to be tried.
+    """
+    one_stage = [rank for rank, (_, plan, _) in enumerate(plans) if len(plan.devices) == 1][:1]
+    tried = dict.fromkeys([*range(min(_BEST, len(plans))), *one_stage])
+    scores = [score for score, _, _ in plans]
+    for order in orders:
+        if order not in FIRST_ORDERS:
+            evaluator.reorder(order)
+            for rank in tried:
+                if not evaluator.exhausted:
+                    scores[rank] = min(scores[rank], evaluator.score_ops(plans[rank][2]))
+    return sorted(((score, *plan[1:]) for score, plan in zip(scores, plans, strict=True)), key=lambda each: each[0])
 
 
 def move_borders(evaluator: Evaluator, problem: PlacementProblem, plan: Plan, score: float) -> Plan:

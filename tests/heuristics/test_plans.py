@@ -104,6 +104,18 @@ def test_plans_and_orders_are_chosen_by_simulation() -> None:
     assert found.makespan_us == min(orders + made_for_it)
 
 
+def test_the_best_plans_and_data_parallelism_are_tried_under_each_order() -> None:
+    problem = PlacementProblem(chain(4), load_cluster("2xv100+2xp100"))
+
+    def under(order: str, plan: Plan) -> float:
+        return simulate(problem.under(order), plan.placement(problem)).makespan_us
+
+    plans = sorted(all_plans(problem), key=lambda plan: min(under("priority", plan), under("earlier-0.02", plan)))
+    one_stage = next(plan for plan in plans if len(plan.devices) == 1)
+    least = min(under(order, plan) for order in STATIC_ORDERS for plan in (*plans[:3], one_stage))
+    assert HEURISTICS["pipeline"](problem).makespan_us <= least
+
+
 class Tied(nn.Module):
     """The first and the last layer have one matrix."""
 
