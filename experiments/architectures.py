@@ -1,0 +1,186 @@
+"""Which architectures of Hugging Face's transformers can be captured, placed and run.
+
+python -m experiments.architectures [--only NAME ...]
+
+Each model is tiny and has random parameters. Its training step is captured, whole and in two micro-batches, placed on
+two devices by `etf`, and run on two cores. The loss and all gradients are compared with those of eager PyTorch. A
+difference is relative to the largest number of the same gradient. Models that draw random numbers are found
+by running each twice without Placeto. Of these, only that the step runs is checked.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import transformers
+import tyro
+from torch import Tensor, nn
+
+import placeto
+from experiments.command import command
+from experiments.tables import markdown, rule
+from placeto.capture.errors import CaptureError
+from placeto.progress import ProgressBar
+
+SIZES: Mapping[str, float | bool] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size"), 32),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_experts_per_tok", "num_key_value_heads"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "num_local_experts", "num_experts"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("intermediate_size", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 64),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), 64),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"), 0.0),
+    **dict.fromkeys(("activation_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate"), 0.0),
+    **dict.fromkeys(("hidden_dropout", "embed_dropout", "layerdrop", "encoder_layerdrop", "decoder_layerdrop"), 0.0),
+    **dict.fromkeys(("drop_path_rate", "drop_connect_rate"), 0.0),
+    **{"d_kv": 8, "head_dim": 8, "state_size": 8, "sliding_window": 16, "vocab_size": 128, "use_cache": False},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "image_size": 64},
+}
+"""Settings that a configuration is given if it has them."""
+SMALL_IMAGES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+NAMES: Mapping[str, str] = {
+    "AutoModelForCausalLM": "gpt2 gpt_neox opt bloom llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma "
+    "gemma2 gemma3_text phi phi3 falcon mpt stablelm starcoder2 olmo olmo2 olmoe cohere cohere2 granite granitemoe "
+    "mamba falcon_mamba rwkv recurrent_gemma jamba glm glm4 persimmon xglm biogpt ctrl openai-gpt gpt_bigcode smollm3 "
+    "ernie4_5 helium bitnet jetmoe gpt_oss exaone4 minimax seed_oss lfm2 apertus arcee",
+    "AutoModelForMaskedLM": "bert roberta distilbert albert electra deberta deberta-v2 mpnet xlm-roberta camembert "
+    "convbert funnel longformer big_bird nystromformer squeezebert mobilebert rembert fnet xlm flaubert ibert layoutlm "
+    "megatron-bert roformer yoso mra ernie modernbert tapas",
+    "AutoModelForSeq2SeqLM": "t5 mt5 bart mbart pegasus marian blenderbot blenderbot-small m2m_100 led longt5 "
+    "prophetnet umt5 switch_transformers bigbird_pegasus plbart nllb-moe fsmt",
+    "AutoModelForImageClassification": "vit beit convnext convnextv2 resnet regnet mobilenet_v1 mobilenet_v2 mobilevit "
+    "efficientnet poolformer segformer dinov2 cvt vit_msn pvt pvt_v2 focalnet bit data2vec-vision swinv2 ijepa "
+    "swiftformer",
+}
+"""Model types of `transformers.AutoConfig`, by the class that makes the model."""
+BATCH, LENGTH = 4, 16
+SAME = 1e-4
+"""A relative difference of gradients that counts as rounding."""
+
+
+@dataclass(frozen=True)
+class Architectures:
+    """Capture, place and run training steps of many architectures."""
+
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
+    """of these model types"""
+
+
+class Outcome(NamedTuple):
+    """What became of one architecture, whole or in micro-batches."""
+
+    ops: int
+    difference: float  # the largest of a gradient; inf where one is there and the other isn't
+    random: bool
+    refused: str  # the message; empty if it ran
+
+
+def model(kind: str, name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """A tiny model with random parameters, and its inputs with labels."""
+    known = transformers.AutoConfig.for_model(name)
+    own = known.to_dict()
+    images = kind == "AutoModelForImageClassification"
+    small = {
+        key: value
+        for key, value in SIZES.items()
+        if isinstance(own.get(key), (bool, int, float)) and not (images and type(value) is int and key != "image_size")
+    }
+    if images and isinstance(own.get("num_attention_heads"), int) and "image_size" in own:
+        small |= {key: SIZES[key] for key in SMALL_IMAGES if isinstance(own.get(key), int)}
+    config = transformers.AutoConfig.for_model(name, **small)
+    torch.manual_seed(0)
+    made = getattr(transformers, kind).from_config(config).train()
+    if images:
+        return made, {"pixel_values": torch.randn(BATCH, 3, 64, 64), "labels": torch.arange(BATCH) % 2}
+    words = torch.randint(3, 100, (BATCH, LENGTH))
+    given = {"input_ids": words, "labels": words.clone()}
+    return made, given | ({"decoder_input_ids": words.clone()} if kind == "AutoModelForSeq2SeqLM" else {})
+
+
+def eager(module: nn.Module, inputs: Mapping[str, Tensor], parts: int) -> list[Tensor | None]:
+    """Gradients of the mean loss of the parts of a batch; the module stays as it is."""
+    own = deepcopy(module)
+    for number in range(parts):
+        part = {name: value.chunk(parts)[number] for name, value in inputs.items()}
+        (own(**part).loss / parts).backward()
+    return [parameter.grad for parameter in own.parameters()]
+
+
+def difference(mine: list[Tensor | None], its: list[Tensor | None]) -> float:
+    """The largest difference, relative to the largest number of the same gradient."""
+    worst = 0.0
+    for one, other in zip(mine, its, strict=True):
+        if (one is None) != (other is None):
+            return float("inf")
+        if one is not None and other is not None and one.numel():
+            worst = max(worst, float((one - other).abs().max() / other.abs().max().clamp_min(1e-9)))
+    return worst
+
+
+def outcome(module: nn.Module, inputs: Mapping[str, Tensor], parts: int) -> Outcome:
+    """Capture, place and run a training step."""
+    expected = eager(module, inputs, parts)
+    random = difference(eager(module, inputs, parts), expected) > SAME
+    own: Any = deepcopy(module)
+    try:
+        placed = placeto.place(own, inputs, cluster="2xv100", placer="etf", training=True, micro_batches=parts)
+    except CaptureError as error:
+        return Outcome(0, 0.0, random, str(error))
+    placed.compile(devices=["cpu:0", "cpu:1"])(**inputs)
+    found = difference([parameter.grad for parameter in own.parameters()], expected)
+    return Outcome(placed.problem.num_ops, found, random, "")
+
+
+def outcomes(only: tuple[str, ...]) -> Iterator[tuple[str, str, list[Outcome]]]:
+    """Class, model type and what became of it, whole and in two micro-batches."""
+    named = [(kind, name) for kind, names in NAMES.items() for name in names.split() if not only or name in only]
+    with ProgressBar("architectures", total=len(named)) as bar:
+        for kind, name in named:
+            module, inputs = model(kind, name)
+            yield kind, name, [outcome(module, inputs, parts) for parts in (1, 2)]
+            bar.advance(note=name)
+
+
+def verdict(found: Outcome) -> str:
+    """In words, for a table."""
+    if found.refused:
+        return "refused"
+    if found.random:
+        return "runs; random"
+    return f"{found.difference:.0e}" if found.difference <= SAME else f"differs: {found.difference:.0e}"
+
+
+def main(config: Architectures) -> None:
+    """Run all, and print how many ran, what was refused and why, and a line for each."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    found = list(outcomes(config.only))
+    print(f"transformers {transformers.__version__}; two cores; a batch of {BATCH}.\n")
+    for which, title in ((0, "the whole batch"), (1, "two micro-batches")):
+        ways = [each[which] for _, _, each in found]
+        ran = [way for way in ways if not way.refused]
+        equal = sum(not way.random and way.difference <= SAME for way in ran)
+        random = sum(way.random for way in ran)
+        print(
+            f"In {title}: {len(ran)} of {len(ways)} run, {equal} with the gradients of eager PyTorch and {random} with "
+            f"random numbers; {len(ran) - equal - random} differ; {len(ways) - len(ran)} are refused.\n"
+        )
+    lines = [["class", "model type", "ops", "gradients", "gradients, two micro-batches"], rule(5)]
+    lines += [[kind, name, f"{whole.ops or ''}", verdict(whole), verdict(two)] for kind, name, (whole, two) in found]
+    print(markdown(lines))
+    print("\nRefused:\n")
+    for _, name, (whole, two) in found:
+        if whole.refused or two.refused:
+            print(f"- `{name}`: {whole.refused or 'in two micro-batches: ' + two.refused}")
+
+
+if __name__ == "__main__":
+    command(main, Architectures, "architectures", __doc__, "Nothing is timed.")
