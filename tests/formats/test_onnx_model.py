@@ -141,6 +141,27 @@ def test_constants_may_be_nodes(tmp_path: Path) -> None:
     assert record(graph, "Mul")["inputs"] == [["MatMul", 0]]
 
 
+def test_weights_get_their_shape_before_anything_runs(tmp_path: Path) -> None:
+    """As exporters write tied weights, and weights that are transposed: no op, and one parameter."""
+    nodes = [
+        helper.make_node("Identity", ["w"], ["same"]),
+        helper.make_node("Reshape", ["same", "flat"], ["square"]),
+        helper.make_node("Transpose", ["w"], ["turned"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "square"], ["a"], name="one"),
+        helper.make_node("MatMul", ["a", "turned"], ["b"], name="two"),
+        helper.make_node("Add", ["b", "b"], ["c"]),
+        helper.make_node("Transpose", ["c"], ["y"], perm=[1, 0]),
+    ]
+    weights = weight("w", 5, 5), integers("flat", 5, 5)
+    graph = load(written(tmp_path, nodes, {"x": [2, 5]}, {"y": [5, 2]}, weights))
+    assert graph.op_names == ("w", "one", "two", "Add", "Transpose")
+    assert parameters(graph) == {"w": 100}
+    assert record(graph, "one")["inputs"] == [["w", 0]]
+    assert record(graph, "two")["inputs"] == [["one", 0], ["w", 0]]
+    assert graph.bytes_accessed.tolist() == [0, 40 + 100 + 40, 40 + 100 + 40, 40 + 40, 40 + 40]
+    assert graph.flops.sum() == 2 * 2 * 2 * 5 * 5
+
+
 def test_modules_may_stand_in_the_metadata(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"], name="one"), helper.make_node("Relu", ["a"], ["y"], name="b/two")]
     for node, scopes in zip(nodes, ("['', 'layers', 'layers.0', 'relu']", "broken"), strict=True):
