@@ -141,6 +141,27 @@ def test_constants_may_be_nodes(tmp_path: Path) -> None:
     assert record(graph, "Mul")["inputs"] == [["MatMul", 0]]
 
 
+def test_sizes_are_found_in_old_opsets_too(tmp_path: Path) -> None:
+    """The state at the beginning of an LSTM, as exporters write it up to opset 12."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "number"], ["batch"]),
+        helper.make_node("Unsqueeze", ["batch"], ["sizes"], axes=[0]),
+        helper.make_node("Concat", ["one", "sizes", "width"], ["whole"], axis=0),
+        helper.make_node("ConstantOfShape", ["whole"], ["state"]),
+        helper.make_node("LSTM", ["x", "w", "r", "", "", "state", "state"], ["y"], hidden_size=6),
+    ]
+    number = helper.make_tensor("number", onnx.TensorProto.INT64, [], [1])
+    weights = weight("w", 1, 24, 4), weight("r", 1, 24, 6), integers("one", 1), integers("width", 6), number
+    path = written(tmp_path, nodes, {"x": [7, 2, 4]}, {"y": [7, 1, 2, 6]}, weights)
+    model = onnx.load(path)
+    model.opset_import[0].version = 11
+    onnx.save(model, path)
+    graph = load(path)
+    assert graph.op_names == ("w", "r", "LSTM")
+    assert graph.flops.sum() == 2 * 7 * 2 * 24 * (4 + 6)
+
+
 def test_weights_get_their_shape_before_anything_runs(tmp_path: Path) -> None:
     """As exporters write tied weights, and weights that are transposed: no op, and one parameter."""
     nodes = [
