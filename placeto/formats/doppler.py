@@ -8,7 +8,8 @@
     200,800
     100,400
 
-Arcs number the nodes from 0 as their lines come; inputs have no line, and no arc begins or ends there.
+Arcs number the nodes from 0 as their lines come; inputs have no line, and no arc begins or ends there. Behind its times
+a line may say what its node computes, as in ``100,400,einsummable``.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _ops(lines: list[str]) -> list[dict[str, Any]]:
     ops = []
     for number, line in enumerate(nodes):
         computing, communicating = _node(line, number + 5)
-        op = {"name": names[number], "time_us": {"*": computing}, "outputs": [communicating]}
+        op = {"name": names[number], "type": _type(line), "time_us": {"*": computing}, "outputs": [communicating]}
         ops.append(op | {"inputs": [[name, 0] for name in inputs[number]]})
     return ops
 
@@ -90,3 +91,9 @@ def _node(line: str, row: int) -> tuple[float, float]:
         rule = "computing and communicating time with a comma between"
         raise GraphError(f"line {row}: must be {rule}, not {quote(line)}") from None
     return computing, communicating
+
+
+def _type(line: str) -> str:
+    """What a node computes, where its line says so in a word."""
+    word = "".join(line.split(",", 3)[2:3]).strip()
+    return word if re.fullmatch(r"[A-Za-z_][\w.-]{,99}", word, re.ASCII) else "op"

@@ -268,7 +268,7 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
 def _raw_bytes(data_type: int, name: str, elements: int) -> int:
     from onnx import helper
 
-    bits = _packed_bits(name) or int(helper.tensor_dtype_to_np_dtype(data_type).itemsize) * 8
+    bits = packed_bits(name) or int(helper.tensor_dtype_to_np_dtype(data_type).itemsize) * 8
     return -(-elements * bits // 8)
 
 
@@ -282,10 +282,10 @@ def _stored(name: str, elements: int) -> tuple[str, int]:
         return "uint64_data", elements
     if name in ("INT64", "STRING"):
         return f"{name.lower()}_data", elements
-    bits = _packed_bits(name)
+    bits = packed_bits(name)
     return "int32_data", -(-elements * bits // 8) if bits else elements
 
 
-def _packed_bits(name: str) -> int:
+def packed_bits(name: str) -> int:
     """Bits of an element where several share a byte; else 0."""
     return {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2}.get(name, 0)

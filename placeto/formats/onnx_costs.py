@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from math import log2, prod
 from typing import Any, NamedTuple
 
+from placeto.formats.onnx_checks import packed_bits
 from placeto.problem.dtypes import DEFAULT, DTYPES
 
 PASSING = {"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 """Ops that move no data."""
-_GATHERS = {"Gather", "GatherElements", "GatherND"}  # read only as much of their first input as they write
+_GATHERS = {  # of these inputs they read only as much as they write
+    **dict.fromkeys(("Gather", "GatherElements", "GatherND", "GatherBlockQuantized", "Slice"), (0,)),
+    "EmbedLayerNormalization": (2, 3, 4),
+}
+_QUANTIZING = ("DynamicQuantizeMatMul", "DynamicQuantizeLSTM")  # round their first input to integers
 _FLOATS = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
@@ -39,27 +44,39 @@ class Operand(NamedTuple):
 
 
 def item_bytes(operand: Operand) -> int:
-    """Bytes of a tensor; of 4-bit numbers two share one."""
+    """Bytes of a tensor; of numbers of 4 or 2 bits several share one."""
     from onnx import helper
 
-    if operand.label.endswith(("INT4", "FLOAT4E2M1")):
-        return -(-operand.elements // 2)
+    if bits := packed_bits(operand.label):
+        return -(-operand.elements * bits // 8)
     return operand.elements * int(helper.tensor_dtype_to_np_dtype(operand.dtype).itemsize)
 
 
-def bytes_accessed(kind: str, read: Sequence[Operand], written: Sequence[Operand]) -> int:
-    """Bytes that an op reads and writes."""
-    sizes, out = list(map(item_bytes, read)), sum(map(item_bytes, written))
-    if kind in _GATHERS:
-        sizes[0] = min(sizes[0], out)
+def bytes_accessed(kind: str, read: Sequence[Operand | None], written: Sequence[Operand]) -> int:
+    """Bytes that an op reads and writes.
+
+    Args:
+        kind: type of the op.
+        read: its inputs; None is one that is left out, or that stands there before.
+        written: its outputs.
+    """
+    sizes = [item_bytes(operand) if operand else 0 for operand in read]
+    out = sum(map(item_bytes, written))
+    for number in _GATHERS.get(kind, ()):
+        sizes[number] = min(sizes[number], out)
     return sum(sizes) + out
 
 
-def dtype_of(read: Sequence[Operand], written: Sequence[Operand], computes: bool) -> str:
-    """What an op computes in: the first floating-point dtype that it writes or reads; products of integers int8."""
+def dtype_of(kind: str, read: Sequence[Operand], written: Sequence[Operand], computes: bool) -> str:
+    """What an op computes in: the first floating-point dtype that it writes or reads.
+
+    Products of integers compute in int8, whatever their scales and their result are.
+    """
+    if computes and (not read[0].is_float or kind in _QUANTIZING):
+        return "int8"
     label = next((operand.label for operand in (*written, *read) if operand.is_float), None)
     if label is None:
-        return "int8" if computes else DEFAULT
+        return DEFAULT
     name = _FLOATS.get(label, label.lower())
     return "float8" if name.startswith("float8") else name if name in DTYPES else DEFAULT
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _SCOPES = "pkg.torch.onnx.name_scopes"  # from the whole model to the op
 _LONGEST_SCOPES = 10_000  # characters
 _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
+_STORED = {*PASSING, "Transpose"}  # of weights: done once, when a model is loaded
 _SIZED = {"Resize", "Upsample"}  # only their first input is data
 _PARSER = Apart(__name__, "onnx.inliner", "onnx.reference", "onnx.version_converter")
 _SECONDS, _BYTES_PER_S = 3.0, 5e3  # a node takes some 100 bytes and, at worst, some ms
@@ -51,7 +52,8 @@ def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: st
 
     An op is a node; FLOPs are counted of products and convolutions, as in a captured module. Weights are ops of type
     "parameter", colocated with their first user; single numbers and lists of integers are constants. What only gives
-    a tensor another shape (Reshape, Squeeze, Identity ...) is left out, and so is what depends on constants alone.
+    a tensor another shape (Reshape, Squeeze, Identity ...) is left out, and so are transposed weights and what depends
+    on constants alone.
 
     Args:
         path: the path of the file.
@@ -124,6 +126,7 @@ class _Importer:
         self.graph = graph
         self.operands = {name: Operand(*found) for name, found in shapes_of(graph).items()}
         self.weights: dict[str, Operand] = {}  # not yet used
+        self.stored: dict[str, str] = {}  # a weight, or another shape of it -> the weight
         self.made: dict[str, _Made | None] = {}  # tensor -> what makes it; None is an input or a constant
         self.constants: set[str] = set()
         self.known = known
@@ -165,6 +168,7 @@ class _Importer:
             self._know(name)
         else:
             self.weights[name] = value
+            self.stored[name] = name
 
     def _know(self, *names: str) -> None:
         self.constants |= set(names)
@@ -182,7 +186,10 @@ class _Importer:
         if node.op_type in ("Constant", "Shape", "Size") or (inputs and self.constants.issuperset(inputs)):
             self._know(*outputs)
             return
-        if node.op_type in PASSING and inputs[0] not in self.weights:
+        if node.op_type in _STORED and inputs[0] in self.stored:
+            self.stored[outputs[0]] = self.stored[inputs[0]]
+            return
+        if node.op_type in PASSING:
             self.made[outputs[0]] = self.made.get(inputs[0])
             return
         for name in (*inputs, *outputs):
@@ -200,15 +207,18 @@ class _Importer:
         read, written = ([self.operands[name] for name in names] for names in (inputs, outputs))
         attributes = _attributes(node)
         work = flops(node.op_type, [self.operands.get(name) for name in node.input], written, attributes)
-        fresh = [self._weight(name) for name in dict.fromkeys(inputs) if name in self.weights]
-        sources = [self.made.get(name) for name in inputs]
+        first = {name: number for number, name in reversed(list(enumerate(node.input)))}
+        once = [self.operands.get(name) if first[name] == i else None for i, name in enumerate(node.input)]
+        stored = [self.stored.get(name, name) for name in inputs]
+        fresh = [self._weight(name) for name in dict.fromkeys(stored) if name in self.weights]
+        sources = [self.made.get(name) for name in stored]
         op = {
             "name": self._unique(title),
             "type": f"onnx.{node.op_type}",
             "module": _module(node),
             "flops": float(work),
-            "bytes_accessed": float(bytes_accessed(node.op_type, read, written)),
-            "dtype": dtype_of(read, written, bool(work)),
+            "bytes_accessed": float(bytes_accessed(node.op_type, once, written)),
+            "dtype": dtype_of(node.op_type, read, written, bool(work)),
             "kernel": kernel(node.op_type, read, attributes),
             "inputs": list(dict.fromkeys(source for source in sources if source is not None)),
             "outputs": [item_bytes(operand) for operand in written],

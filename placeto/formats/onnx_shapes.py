@@ -196,7 +196,10 @@ def _values(
     if not small or node.op_type in ("If", "Loop", "Scan") or "Random" in node.op_type:
         return None
     try:
-        made = ReferenceEvaluator(node, opsets=versions).run(None, {name: values[name] for name in inputs})
+        if node.op_type == "Unsqueeze" and "axes" in attributes:  # before opset 13, which alone the reference has
+            made = [np.expand_dims(values[inputs[0]], tuple(attributes["axes"]))]
+        else:
+            made = ReferenceEvaluator(node, opsets=versions).run(None, {name: values[name] for name in inputs})
     except Exception:  # an op that the reference doesn't have: its shape may be inferred all the same
         return None
     outputs = {name: np.asarray(value) for name, value in zip(node.output, made, strict=False) if name}

@@ -5,7 +5,8 @@ A line is a layer, or, after a tab, an edge between two:
     node4 -- Embedding(32320, 1024, padding_idx=0) -- forward_compute_time=0.073, backward_compute_time=6.949, activation_size=6291456.0, parameter_size=132382720.000
         node1 -- node4
 
-Times are in milliseconds on one GPU, sizes in bytes; an activation size may be a list, ``[6291456.0; 131072.0]``.
+Times are in milliseconds on one GPU, sizes in bytes; an activation size may be a list, ``[6291456.0; 131072.0]``. In
+what PipeDream's optimizer writes, ``-- stage_id=0`` follows, which is not read.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ _MOST_TENSORS = 100  # of one activation; each consumer reads them all
 
 
 def recognises(path: Path) -> bool:
-    """Whether the name ends as PipeDream's profiles do."""
-    return path.name.endswith("graph.txt")
+    """Whether the name ends as PipeDream's profiles do, or it is a text file that begins with a layer."""
+    if path.name.endswith("graph.txt"):
+        return True
+    if path.suffix != ".txt" or not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return re.match(rb"\s*\S+ -- .+ -- forward_compute_time=", file.read(1000)) is not None
 
 
 def load(path: str | Path) -> ComputationGraph:
@@ -49,7 +55,7 @@ def load(path: str | Path) -> ComputationGraph:
         OSError: the file can't be read.
     """
     lines = read_lines(path, "PipeDream profile")
-    name = Path(path).name.removesuffix("graph.txt").rstrip(".") or "pipedream"
+    name = Path(path).name.removesuffix("graph.txt").removesuffix(".txt").rstrip(".") or "pipedream"
     with within(GraphError, path):
         return ComputationGraph.from_ops(name, _ops(*_parse(lines)))
 
@@ -97,7 +103,7 @@ def _parse(lines: list[str]) -> tuple[dict[str, _Layer], list[tuple[str, str]]]:
 
 
 def _layer(line: str) -> _Layer:
-    match = re.fullmatch(r"(\S+) -- (.*) -- (.*)", line)
+    match = re.fullmatch(r"(\S+) -- (.*) -- (.*)", re.sub(r" -- stage_id=-?\d+$", "", line))
     if match is None:
         raise GraphError('neither a layer ("name -- description -- times and sizes") nor an edge ("name -- name")')
     name, description, numbers = match.groups()

@@ -35,6 +35,16 @@ def test_an_op_for_each_node_that_is_no_input(sample: Path) -> None:
     assert edges == [(0, 1), (0, 2), (1, 3), (2, 3)]
 
 
+def test_nodes_may_say_what_they_compute(sample: Path) -> None:
+    """As in the graphs that upstream gives to GDP."""
+    words = ["100,40,einsummable", "7000000001,30, formation ", "50,1,", "10,1000,9"]
+    plain = load(sample)
+    sample.write_text("\n".join([*SAMPLE[:4], *words]))
+    graph = load(sample)
+    assert graph.op_types == ("einsummable", "formation", "op", "op")
+    assert graph.time_us["*"].tolist() == plain.time_us["*"].tolist()
+
+
 def test_transfers_take_their_producers_time_and_wait_for_nothing(sample: Path) -> None:
     problem = PlacementProblem(load(sample), equal_devices(3))
     schedule = simulate(problem, np.array([0, 1, 2, 0]))

@@ -1,13 +1,13 @@
-"""FLOPs of ONNX ops by hand, of shapes alone."""
+"""FLOPs, bytes and dtypes of ONNX ops by hand, of shapes alone."""
 
 from math import log2
 from typing import Any
 
 import pytest
 
-from placeto.formats.onnx_costs import Operand, flops
+from placeto.formats.onnx_costs import Operand, bytes_accessed, dtype_of, flops, item_bytes
 
-FLOAT = 1
+FLOAT, UINT8, INT8, INT32, INT4, INT2 = 1, 2, 3, 6, 22, 26  # as ONNX numbers them
 
 CASES: dict[str, tuple[str, list[tuple[int, ...] | None], tuple[int, ...], dict[str, Any], float]] = {
     "product of a transposed matrix": ("FusedMatMul", [(4, 5, 3), (4, 5, 6)], (4, 3, 6), {"transA": 1}, 8 * 3 * 5 * 6),
@@ -82,3 +82,35 @@ def test_flops_of_ops_by_hand(name: str) -> None:
     kind, read, written, attributes, expected = CASES[name]
     operands = [None if shape is None else Operand(shape, FLOAT) for shape in read]
     assert flops(kind, operands, [Operand(written, FLOAT)], attributes) == expected
+
+
+QUANTIZED: dict[str, tuple[str, list[int], int]] = {  # dtypes that are read, and the one that is written
+    "with scales on both sides": ("QLinearMatMul", [INT8, FLOAT, INT8, INT8, FLOAT, INT8, FLOAT, INT8], INT8),
+    "convolution": ("QLinearConv", [UINT8, FLOAT, UINT8, INT8, FLOAT, INT8, FLOAT, UINT8], UINT8),
+    "to floating-point numbers": ("MatMulIntegerToFloat", [UINT8, INT8, FLOAT, FLOAT], FLOAT),
+    "rounded while it runs": ("DynamicQuantizeMatMul", [FLOAT, INT8, FLOAT], FLOAT),
+    "sums of 32 bits": ("MatMulInteger", [UINT8, UINT8], INT32),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_products_of_integers_compute_in_int8(name: str) -> None:
+    kind, read, written = QUANTIZED[name]
+    operands, made = [Operand((8, 8), dtype) for dtype in read], [Operand((8, 8), written)]
+    assert dtype_of(kind, operands, made, True) == "int8"
+    packed = [Operand((3, 64), FLOAT), Operand((32, 2, 16), UINT8), Operand((64,), FLOAT)]
+    assert dtype_of("MatMulNBits", packed, [Operand((3, 32), FLOAT)], True) == "float32", "of unpacked numbers"
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(FLOAT, 28), (INT8, 7), (INT4, 4), (INT2, 2)])
+def test_numbers_of_few_bits_share_bytes(dtype: int, expected: int) -> None:
+    assert item_bytes(Operand((7,), dtype)) == expected
+
+
+def test_what_picks_parts_of_a_tensor_reads_only_these() -> None:
+    rows, row, index = Operand((1000, 8), FLOAT), Operand((1, 8), FLOAT), Operand((1,), INT32)
+    assert bytes_accessed("Slice", [rows, index, index], [row]) == 32 + 4 + 4 + 32
+    assert bytes_accessed("Gather", [rows, index], [row]) == 32 + 4 + 32
+    read = [index, None, rows, rows, None]  # of words and positions, without segments
+    assert bytes_accessed("EmbedLayerNormalization", read, [row]) == 4 + 32 + 32 + 32
+    assert bytes_accessed("Add", [row, None], [row]) == 32 + 32, "a tensor that is added to itself is read once"

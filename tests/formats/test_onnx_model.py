@@ -141,6 +141,48 @@ def test_constants_may_be_nodes(tmp_path: Path) -> None:
     assert record(graph, "Mul")["inputs"] == [["MatMul", 0]]
 
 
+def test_sizes_are_found_in_old_opsets_too(tmp_path: Path) -> None:
+    """The state at the beginning of an LSTM, as exporters write it up to opset 12."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "number"], ["batch"]),
+        helper.make_node("Unsqueeze", ["batch"], ["sizes"], axes=[0]),
+        helper.make_node("Concat", ["one", "sizes", "width"], ["whole"], axis=0),
+        helper.make_node("ConstantOfShape", ["whole"], ["state"]),
+        helper.make_node("LSTM", ["x", "w", "r", "", "", "state", "state"], ["y"], hidden_size=6),
+    ]
+    number = helper.make_tensor("number", onnx.TensorProto.INT64, [], [1])
+    weights = weight("w", 1, 24, 4), weight("r", 1, 24, 6), integers("one", 1), integers("width", 6), number
+    path = written(tmp_path, nodes, {"x": [7, 2, 4]}, {"y": [7, 1, 2, 6]}, weights)
+    model = onnx.load(path)
+    model.opset_import[0].version = 11
+    onnx.save(model, path)
+    graph = load(path)
+    assert graph.op_names == ("w", "r", "LSTM")
+    assert graph.flops.sum() == 2 * 7 * 2 * 24 * (4 + 6)
+
+
+def test_weights_get_their_shape_before_anything_runs(tmp_path: Path) -> None:
+    """As exporters write tied weights, and weights that are transposed: no op, and one parameter."""
+    nodes = [
+        helper.make_node("Identity", ["w"], ["same"]),
+        helper.make_node("Reshape", ["same", "flat"], ["square"]),
+        helper.make_node("Transpose", ["w"], ["turned"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "square"], ["a"], name="one"),
+        helper.make_node("MatMul", ["a", "turned"], ["b"], name="two"),
+        helper.make_node("Add", ["b", "b"], ["c"]),
+        helper.make_node("Transpose", ["c"], ["y"], perm=[1, 0]),
+    ]
+    weights = weight("w", 5, 5), integers("flat", 5, 5)
+    graph = load(written(tmp_path, nodes, {"x": [2, 5]}, {"y": [5, 2]}, weights))
+    assert graph.op_names == ("w", "one", "two", "Add", "Transpose")
+    assert parameters(graph) == {"w": 100}
+    assert record(graph, "one")["inputs"] == [["w", 0]]
+    assert record(graph, "two")["inputs"] == [["one", 0], ["w", 0]]
+    assert graph.bytes_accessed.tolist() == [0, 40 + 100 + 40, 40 + 100 + 40, 40 + 40, 40 + 40]
+    assert graph.flops.sum() == 2 * 2 * 2 * 5 * 5
+
+
 def test_modules_may_stand_in_the_metadata(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"], name="one"), helper.make_node("Relu", ["a"], ["y"], name="b/two")]
     for node, scopes in zip(nodes, ("['', 'layers', 'layers.0', 'relu']", "broken"), strict=True):

@@ -157,6 +157,17 @@ def test_recognised_by_name(sample: Path) -> None:
     assert find_importer(sample.with_name("tiny.txt")) is None
 
 
+def test_copies_and_planned_graphs(sample: Path) -> None:
+    """Upstream keeps a ``graph_copy.txt``; its optimizer adds a stage to each layer."""
+    copy = sample.with_name("graph_copy.txt")
+    copy.write_text("\n".join(line if line.startswith("\t") else f"{line} -- stage_id=1" for line in SAMPLE))
+    assert find_importer(copy) is IMPORTERS["pipedream"]
+    graph = load(copy)
+    assert (graph.name, graph.to_ops()) == ("graph_copy", load(sample).to_ops())
+    copy.write_text("a -- b\n")
+    assert find_importer(copy) is None
+
+
 @pytest.mark.skipif(not DATA.is_dir(), reason="the data is not here")
 @pytest.mark.parametrize(
     ("name", "layers", "inputs"),

@@ -51,14 +51,17 @@ FORMAT = "placeto.efficiency/1"
 ANY = "*"
 """In place of a device: the mean over those measured. In place of a dtype: all that have no entry of their own."""
 KINDS = {
-    "convolution": r"(_|cudnn_|mkldnn_)?convolution|(fused|qlinear)?conv|conv\d?d|conv(transpose|integer)",
-    "matmul": r"mm|addmm|linear|(fused|qlinear)?matmul(integer)?|mv|addmv|dot|_int_mm|_scaled_mm|gemm|einsum",
+    "convolution": r"(_|cudnn_|mkldnn_)?convolution|(fused|qlinear|deform)?conv|conv\d?d|conv(transpose|integer)",
+    "matmul": r"mm|addmm|linear|mv|addmv|v?dot|addbmm|_addmm_activation|_trilinear|_int_mm|_scaled_mm\w*|"
+    r"_weight_int\dpack_mm\w*|_native_multi_head_attention|_transformer_encoder_layer_fwd|einsum|q?moe|"
+    r"(fused|qlinear|transpose|dynamicquantize)?matmul(integer|integertofloat|nbits|bnb4|fpq4|activation)?|"
+    r"(fused|q)?gemm(float8|fastgelu)?",
     "batched_matmul": r"bmm|baddbmm|_grouped_mm",
-    "attention": r"_(scaled_dot_product|flash|efficient|cudnn)_\w*attention\w*|attention",
-    "recurrent": r"_cudnn_rnn|_thnn_fused_\w+|miopen_rnn|mkldnn_rnn_layer|lstm|gru|rnn",
+    "attention": r"_(scaled_dot_product|flash|efficient|cudnn)_\w*attention\w*|(q|multihead|groupquery)?attention",
+    "recurrent": r"_cudnn_rnn|_thnn_fused_\w+|miopen_rnn|mkldnn_rnn_layer|(dynamicquantize)?lstm|gru|rnn",
     "batch_norm": r"(native|cudnn|miopen|_)*batch_?norm\w*",
-    "layer_norm": r"(native|_fused)*_?(layer|group|rms|instance)_?norm\w*",
-    "softmax": r"_?(log_|safe_)?softmax\w*",
+    "layer_norm": r"(native|_fused|skip|simplified|embed)*_?(layer|group|rms|instance)_?norm\w*",
+    "softmax": r"_?(log_?|safe_|bias)?softmax\w*",
     "max_pool": r"(adaptive_|global)?max_?pool\w*",
     "avg_pool": r"_?(adaptive_|global)?(avg_|average)pool\w*",
     "gather": r"embedding\w*|index\w*|_?unsafe_index\w*|gather\w*|scatter\w*|nll_loss\w*",
