@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
@@ -48,6 +49,15 @@ class PlacedModel(PlacementResult):
     inputs: Inputs = ()
     targets: Sequence[Any] = ()
     local: tuple[str, ...] = ()  # names of this machine's devices, where it was placed on them
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlacedModel:
+        """The same placement of a deep copy of the module, which is captured anew.
+
+        Raises:
+            CaptureError: the copy's step is another.
+        """
+        capture = copy.deepcopy(self.capture, memo)
+        return replace(self, module=copy.deepcopy(self.module, memo), capture=capture)
 
     def compile(self, devices: Sequence[str] = ()) -> PlacedModule:
         """The training step, or inference, as a callable; see `PlacedModule`.

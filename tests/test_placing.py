@@ -18,6 +18,17 @@ from placeto.problem.costs import CostsError
 from tests.captures import meta, mlp
 
 
+class Weighed(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return (y * self.weight).square().mean()
+
+
 def test_a_module_is_captured_and_placed(tmp_path: Path) -> None:
     inputs = (meta(32, 8),)
     trained = placeto.place(mlp(), inputs, cluster="2xv100", loss=lambda y, t: (y - t).sum(), targets=(meta(32, 4),))
@@ -91,14 +102,58 @@ def test_a_placed_module_runs_in_a_training_loop() -> None:
     torch.set_num_threads(before)
 
 
-def test_a_placed_module_is_neither_pickled_nor_deeply_copied() -> None:
+def test_a_placed_module_is_not_pickled() -> None:
     placed = placeto.place(mlp(), (torch.randn(4, 8),), cluster="2xv100", placer="single")
-    for copied in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(TypeError, match=r"can't be pickled or deeply copied, .* placeto\.save_placement"):
-            copied(placed)
-        with pytest.raises(TypeError, match="can't be pickled or deeply copied"):
-            copied(placed.capture)
+    for one in (placed, placed.capture, placed.compile(devices=["cpu:0", "cpu:1"])):
+        with pytest.raises(TypeError, match=r"can't be pickled, .* placeto\.save_placement"):
+            pickle.dumps(one)
     np.testing.assert_array_equal(copy.copy(placed).placement, placed.placement)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_deep_copy_of_a_placed_module_is_a_twin_with_parameters_of_its_own(micro_batches: int) -> None:
+    torch.manual_seed(0)
+    module, loss = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 3)), Weighed()
+    x = torch.randn(6, 8)
+    made = placeto.place(module, [x], cluster="2xv100", loss=loss, placer="roundrobin", micro_batches=micro_batches)
+    step = made.compile(devices=["cpu:0", "cpu:1"])
+    step(x)
+    for parameter in module.parameters():
+        parameter.grad = None
+    loss.weight.grad = None
+    other, its_loss, twin, again = copy.deepcopy((module, loss, step, made))
+    np.testing.assert_array_equal(again.placement, made.placement)
+    assert twin.module is again.module is other
+    for _ in range(2):  # gradients add up
+        values = []
+        for one in (step, twin):
+            torch.manual_seed(1)
+            values.append(one(x))
+        assert torch.equal(*values)
+    pairs = zip([*module.parameters(), loss.weight], [*other.parameters(), its_loss.weight], strict=True)
+    assert all(mine is not its and torch.equal(mine.grad, its.grad) for mine, its in pairs)
+    assert all(torch.equal(mine, its) for mine, its in zip(module.buffers(), other.buffers(), strict=True))
+    with torch.no_grad():
+        module[0].weight.zero_()
+    torch.manual_seed(1)
+    assert step(x) != values[0]
+    for one in (twin, again.compile(devices=["cpu:0", "cpu:1"])):
+        torch.manual_seed(1)
+        assert torch.equal(one(x), values[0])
+
+
+def test_a_deep_copy_that_would_do_another_step_is_refused() -> None:
+    module, x = nn.Sequential(nn.Linear(8, 4), nn.ReLU()), torch.randn(4, 8)
+    loss = lambda y: y.sum() + module[0].weight.sum()  # noqa: E731
+    of_module = placeto.place(module, [x], cluster="2xv100", loss=loss, placer="single")
+    message = "the step of a deep copy is another than was captured, as .* or its loss reads the module itself"
+    with pytest.raises(CaptureError, match=message):
+        copy.deepcopy(of_module)
+    placed = placeto.place(module, [x], cluster="2xv100", placer="single")
+    module[1] = nn.Sigmoid()
+    for one in (placed, placed.compile(devices=["cpu:0", "cpu:1"])):
+        with pytest.raises(CaptureError, match=message):
+            copy.deepcopy(one)
 
 
 def test_a_module_is_placed_on_devices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,15 @@ def _split_convolution_backward(*args: Any) -> Any:
     return gradient, *backward(*args[:10], [False, of_weight, of_bias])[1:]
 
 
-# for make_fx: ops that do what several kernels do
+def _rrelu_of_contiguous(x: Tensor, *arguments: Any, **named: Any) -> Any:
+    """Its output is contiguous whatever it is given; that of the functional op, and of fake tensors, is not."""
+    if x.is_contiguous():
+        return NotImplemented
+    return aten.rrelu_with_noise.default(x.contiguous(), *arguments, **named)
+
+
+# for make_fx: ops that do what several kernels do; what they leave as it is they don't implement
 DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
-    aten.convolution_backward.default: _split_convolution_backward
+    aten.convolution_backward.default: _split_convolution_backward,
+    aten.rrelu_with_noise.default: _rrelu_of_contiguous,
 }

@@ -131,7 +131,9 @@ class _Recorder(TorchDispatchMode):
         """What parts that are recorded by themselves make of an op, or NotImplemented."""
         if func in DECOMPOSITIONS:
             with self:
-                return DECOMPOSITIONS[func](*args, **kwargs)
+                decomposed = DECOMPOSITIONS[func](*args, **kwargs)
+            if decomposed is not NotImplemented:
+                return decomposed
         if not _is_composite(func) or not autograd_would_have_decomposed(func, tree_leaves((args, kwargs))):
             return NotImplemented
         with self:

@@ -62,12 +62,28 @@ class Capture:
     paths: tuple[str, ...] = ()  # of parameters, then of buffers
     micro_batches: int = 1
     asking: int = 0  # how many tensors of the arguments get a gradient: their gradients follow those of parameters
+    twin: Callable[[dict[int, Any]], Capture] | None = None  # of deepcopy's memo, captures a deep copy of the module
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a module that was captured or placed can't be pickled or deeply copied, what was traced belongs to this "
-            "process: save the graph with placeto.save_graph, the placement with placeto.save_placement"
+            "a module that was captured or placed can't be pickled, what was traced belongs to this process: save the "
+            "graph with placeto.save_graph, the placement with placeto.save_placement"
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Capture:
+        """The same step of a deep copy of the module, and of the loss, traced anew.
+
+        Raises:
+            CaptureError: the copy's step is another.
+        """
+        assert self.twin is not None
+        made = self.twin(memo)
+        if made.graph.hash != self.graph.hash:
+            raise CaptureError(
+                f"{self.graph.name}: the step of a deep copy is another than was captured, as the module was changed "
+                "since, or its loss reads the module itself: change it back, or copy the module and place the copy"
+            )
+        return made
 
     def of(self, module: nn.Module) -> nn.Module:
         """The module whose parameters and buffers go into the step: the one that was captured, or another like it."""

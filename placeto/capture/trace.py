@@ -6,6 +6,7 @@ than the machine can be captured, best built under ``torch.device("meta")``.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -178,8 +179,14 @@ def trace_training(
         micro_batches=micro_batches,
         others=others,
     )
+
+    def twin(memo: dict[int, Any]) -> Capture:
+        its, its_loss = copy.deepcopy((module, loss), memo)
+        how: dict[str, Any] = {"name": name, "precision": precision, "micro_batches": micro_batches, "run": run}
+        return trace_training(its, inputs, its_loss, targets=targets, **how)
+
     count = len(asking(plain(inputs), plain(targets)))
-    return replace(capture, rebuild=kept.rebuild, micro_batches=micro_batches, asking=count)
+    return replace(capture, rebuild=kept.rebuild, micro_batches=micro_batches, asking=count, twin=twin)
 
 
 def capture_inference(
@@ -231,6 +238,10 @@ def trace_inference(
             )
         return list(tensors)
 
+    def twin(memo: dict[int, Any]) -> Capture:
+        its = copy.deepcopy(module, memo)
+        return trace_inference(its, inputs, name=name, precision=precision, micro_batches=micro_batches, run=run)
+
     kept = Kept()
     name = name if name is not None else type(module).__name__
     check_micro_batches(micro_batches, name)
@@ -253,7 +264,7 @@ def trace_inference(
             run=run,
             micro_batches=micro_batches,
         )
-        return replace(capture, rebuild=kept.rebuild)
+        return replace(capture, rebuild=kept.rebuild, twin=twin)
     finally:
         for submodule, training in modes.items():
             submodule.training = training

@@ -9,6 +9,7 @@ for inputs, targets in batches:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from hashlib import sha256
 from threading import RLock
@@ -22,7 +23,7 @@ from placeto.capture.arguments import Inputs, input_leaves, plain
 from placeto.capture.objects import opened
 from placeto.capture.trace import Capture
 from placeto.problem.fields import quote
-from placeto.runtime.devices import LocalDevice
+from placeto.runtime.devices import LocalDevice, open_devices
 from placeto.runtime.gradients import add_gradients, has_hooks
 from placeto.runtime.meter import Meter
 from placeto.runtime.placed import PlacedStep, RunError
@@ -59,6 +60,7 @@ class PlacedModule:
         self.module, self.capture = module, capture
         self.training = capture.graph.mode == "training"
         self.step = PlacedStep(capture, schedule, devices)
+        self._given = inputs, targets, schedule
         self._lock = RLock()  # a step at a time
         self._whole = capture.of(module)
         self._named = list(inputs) if isinstance(plain(inputs), dict) else None
@@ -84,6 +86,19 @@ class PlacedModule:
         self.step.check_process()
         with self._lock:
             return self._run(*self._split(arguments, named))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlacedModule:
+        """The same step of a deep copy of the module, with parameters and buffers of its own, on the same devices.
+
+        The copy is captured anew. What a loss that is a function closes over is the same, as always in Python.
+
+        Raises:
+            CaptureError: the copy's step is another.
+        """
+        with self._lock:
+            capture, module = copy.deepcopy((self.capture, self.module), memo)
+        devices = open_devices([device.name for device in self.step.devices])
+        return PlacedModule(module, capture, *self._given, devices)
 
     def _run(self, inputs: Inputs, targets: Sequence[Any]) -> Any:
         leaves, spec = tree_flatten(opened((plain(inputs), plain(targets))))

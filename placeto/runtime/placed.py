@@ -175,7 +175,8 @@ class PlacedStep:
     def _moved(self, leaves: Sequence[Any]) -> list[list[Any]]:
         """What is given to each program."""
         with _told():
-            return [program.moved(leaves) for program in self.programs]
+            given = [program.moved(leaves) for program in self.programs]
+        return self._state.apart(leaves, given, [program.calls for program in self.programs])
 
     def _attempt(self, functions: Sequence[Callable[..., Any]], given: Sequence[Sequence[Any]]) -> list[Any]:
         """What each program gives for what is given to it."""

@@ -46,6 +46,26 @@ class State:
         """What ops change while the step runs, as it was."""
         return [leaves[place].clone() for place in self._changed]
 
+    def apart(
+        self, leaves: Sequence[Any], copies: Sequence[list[Any]], calls: Sequence[Collection[Node]]
+    ) -> list[list[Any]]:
+        """The leaves of each device, with copies of the statistics that several devices change.
+
+        In memory that they share the result would depend on which comes first.
+
+        Args:
+            leaves: the buffers among them.
+            copies: for each device its own leaves.
+            calls: for each device the calls that it makes.
+        """
+        given = [list(own) for own in copies]
+        for place in self._changed:
+            norms = self._by_place[place]
+            changing = [own for own, made in zip(given, calls, strict=True) if not norms.isdisjoint(made)]
+            for own in changing if len(changing) > 1 else ():
+                own[place] = own[place].clone() if own[place] is leaves[place] else own[place]
+        return given
+
     def gather(
         self, leaves: Sequence[Any], before: Sequence[Tensor], copies: Sequence[tuple[Sequence[Any], Collection[Node]]]
     ) -> None:

@@ -65,9 +65,17 @@ def test_gradients_are_those_of_eager(call: str) -> None:
         assert torch.equal(mine.grad, its.grad)
 
 
+class Turned(nn.Module):
+    """A leaky ReLU with random slopes of a transposed tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rrelu(x.transpose(1, 2), training=True)
+
+
 @pytest.mark.parametrize(
     "layer",
     [
+        nn.Sequential(Turned(), nn.Dropout()),
         nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
         nn.Sequential(nn.Unflatten(2, (2, 4)), nn.Conv2d(6, 6, 1).to(memory_format=torch.channels_last), nn.Dropout()),
     ],

@@ -63,3 +63,18 @@ def test_buffers_of_devices_with_memory_of_their_own_are_updated(monkeypatch: py
             other(x)
     for mine, its in zip(module.buffers(), other.buffers(), strict=True):
         assert torch.equal(mine, its) if parts == 1 else torch.allclose(mine, its, rtol=1e-5)
+
+
+def test_statistics_depend_on_the_placement_and_not_on_timing() -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(8, 4)
+    options: dict[str, Any] = {"loss": square, "micro_batches": 2, "placer": "roundrobin"}
+    made: Any = placeto.place(module, [x], cluster="2xv100", **options)
+    step, before = made.compile(devices=["cpu:0", "cpu:1"]), [buffer.clone() for buffer in module.buffers()]
+    found = set()
+    for _ in range(60):
+        for buffer, value in zip(module.buffers(), before, strict=True):
+            buffer.copy_(value)
+        step(x)
+        found.add(tuple(module[1].running_mean.tolist()))
+    assert len(found) == 1
