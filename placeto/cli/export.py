@@ -20,7 +20,7 @@ from placeto.cli.common import (
     say,
 )
 from placeto.cli.graphs import is_factory
-from placeto.cli.report import PlacedArguments, check_page, simulate_file, write_report
+from placeto.cli.report import PlacedArguments, check_page, note_other_time, simulate_file, write_report
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
         say(f"stage {number:<6} {where}: {what}")
     whole, free = made.step.makespan_us, schedule.makespan_us
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
+    note_other_time(arguments.placement, schedule, whole, free)
     say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")
     if made.order.moved > 0.0:
         note(

@@ -30,6 +30,8 @@ from placeto.progress import ProgressBar
 if TYPE_CHECKING:
     from placeto.planning.steps import Plans
 
+_LEAST = 1_000_000  # bytes of a size without a unit
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -149,11 +151,15 @@ def size_of(text: str, option: str = "--headroom") -> int:
     """Bytes, such as 1GB or 512MB.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is something else, or a number without a unit that is less than a megabyte.
     """
     from placeto.problem.units import parse_bytes
 
     try:
-        return parse_bytes(text)
+        size = parse_bytes(text)
     except ValueError:
         raise UsageError(f"{option} {text!r}: must be a size such as 1GB or 512MB") from None
+    if 0 < size < _LEAST and text.strip()[-1].isdigit():
+        number = text.strip()
+        raise UsageError(f"{option} {number}: means {number} bytes; did you mean {number}GB? Write {number}B for bytes")
+    return size

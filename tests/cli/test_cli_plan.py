@@ -79,6 +79,7 @@ def test_a_page_has_the_table_the_sentence_and_the_grid(folder: Path, capsys: py
         (("cifar10:test:0",), "a plan needs a model"),
         (("net.py:net", "--inference"), "Unrecognized options: --inference"),
         (("net.py:net", "--headroom", "much"), "must be a size such as 1GB"),
+        (("net.py:net", "--headroom", "1"), "--headroom 1: means 1 bytes; did you mean 1GB?"),
         (("net.py:net", "--headroom", "99GB"), "a headroom of 99.0 GB leaves no memory"),
         (("net.py:net", "--micro-batches", "3"), "--micro-batches 3: net: a batch of 64 can't be split into 3"),
         (("net.py:net", "--micro-batches", "0"), "must be at least 1"),
