@@ -13,6 +13,7 @@ from tests.command_line import fails, run
 from tests.formats.test_torch_pipeline import MODEL
 
 STEP = ("net.py:net", "--micro-batches", "2")
+ROOFLINE = ("--costs", "roofline")
 RUN = ("run", *STEP, "--plan", "plan.json", "--devices", "cpu:0,cpu:1")
 
 
