@@ -79,12 +79,12 @@ def run(arguments: Arguments) -> None:
     check_output("--out", arguments.output, json=True)
     check_page("--report", arguments.report)
     several = arguments.step.micro_batches
-    counts = COUNTS if isinstance(several, str) else tuple(dict.fromkeys((1, several)))
-    check_step(replace(arguments.step, micro_batches=counts[-1]))
+    counts = COUNTS if isinstance(several, str) else tuple(dict.fromkeys((several, 1)))
+    check_step(replace(arguments.step, micro_batches=several if isinstance(several, int) else 1))
     check_whole("--simulations", arguments.simulations)
     check_whole("--seed", arguments.seed)
     from placeto.capture.micro_batches import batch_length
-    from placeto.capture.trace import capture_training
+    from placeto.capture.trace import CaptureError, capture_training
     from placeto.formats.plan import save_plan
     from placeto.planning.steps import PIPELINES
     from placeto.planning.ways import plans_of, with_headroom
@@ -101,12 +101,16 @@ def run(arguments: Arguments) -> None:
         def problem_of(count: int) -> PlacementProblem:
             bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
             how = {"name": name, "targets": targets, "micro_batches": count} | options.how
-            return PlacementProblem(capture_training(module, inputs, loss, **how), cluster, costs)
+            try:
+                graph = capture_training(module, inputs, loss, **how)
+            except CaptureError as error:
+                if count == several:
+                    raise UsageError(f"--micro-batches {several}: {error}") from None
+                raise
+            return PlacementProblem(graph, cluster, costs)
 
         batch, by = batch_length(inputs, targets), arguments.runnable_by
         plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by)
-    if isinstance(several, int) and several in plans.left_out:
-        raise UsageError(f"--micro-batches {several}: {plans.left_out[several]}")
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
     elif by is not None and len(cluster.devices) > 1 and not any(step.kind in PIPELINES for step in plans.steps):

@@ -6,8 +6,8 @@
 4. The ops are timed inside the fastest of them, where they share memory and caches, and take these times from then on.
    So again from 2., until a round gains nothing or time is over.
 
-In the end the best is run in turns with one device, unless it is that, and taken if it is faster. What was simulated of it is by the costs
-of the last round, in the order in which it was run.
+In the end the best, where it is on other devices than one, is run in turns with one device, and taken if it is faster.
+What was simulated of it is by the costs of the last round, in the order in which it was run.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,7 +71,7 @@ def test_the_check_finds_gradients_that_differ(
     reduce = SimpleNamespace(ReduceOp=SimpleNamespace(MAX=None), all_reduce=all_reduce, get_rank=lambda group: group)
     monkeypatch.setattr(torch_run, "dist", reduce)
 
-    def step(added: float, rank: int | None = 0) -> str:
+    def step(added: float, groups: Sequence[int] | None = (0,)) -> str:
         model = nn.Linear(3, 2)
         whole = nn.Linear(3, 2)
         whole.load_state_dict(model.state_dict())
@@ -89,7 +89,7 @@ def test_the_check_finds_gradients_that_differ(
             loss,
             4,
             2,
-            None if rank is None else [rank],
+            groups,
         )
         assert found == pytest.approx(value.item(), abs=1e-6)
         return capsys.readouterr().out
@@ -99,7 +99,7 @@ def test_the_check_finds_gradients_that_differ(
     assert float(off[1]) < 1e-6
     assert "2 gradients, off by 0.25 at most" in step(0.25)
     assert "2 gradients, off by nan at most" in step(math.nan)
-    assert step(0.25, rank=1) == step(0.25, rank=None) == ""
+    assert step(0.25, [1]) == step(0.25, None) == ""
     other = 0.5
     assert "2 gradients, off by 0.5 at most" in step(0.25)
 
