@@ -131,12 +131,15 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
     """
     import tyro
 
+    from placeto.cli.paragraphs import in_paragraphs, paragraphs
+
     program = f"placeto {command.__name__.rpartition('.')[2]}"
     known = {"default": command.defaults(arguments)} if hasattr(command, "defaults") else {}
     report = io.StringIO()
     try:
-        with contextlib.redirect_stderr(report):
-            return tyro.cli(command.Arguments, prog=program, args=list(arguments), **known)
+        with contextlib.redirect_stderr(report), in_paragraphs():
+            about = paragraphs(command.Arguments.__doc__)
+            return tyro.cli(command.Arguments, prog=program, args=list(arguments), description=about, **known)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
@@ -151,7 +154,13 @@ def _one_line(report: str) -> str:
         body = body[1:]
     rules = [i for i, line in enumerate(body) if set(line) <= set("─-")]
     sentence = " ".join(body[: rules[0]] if rules else body)
-    return sentence or "the arguments can't be read"
+    return re.sub(r"Expected one of \(([^)]*)\)", _choices, sentence) or "the arguments can't be read"
+
+
+def _choices(listed: re.Match[str]) -> str:
+    """The choices, which tyro lists as a set, in order; and without None, as that is what isn't given."""
+    names = re.findall(r"'([^']*)'", listed[1])
+    return f"Expected one of {', '.join(sorted({*names} - {'None'}))}"
 
 
 def _help() -> str:

@@ -20,7 +20,8 @@ from placeto.cli.common import (
     say,
 )
 from placeto.cli.graphs import is_factory
-from placeto.cli.report import PlacedArguments, check_page, simulate_file, write_report
+from placeto.cli.report import PlacedArguments, check_page, note_other_time, simulate_file, write_report
+from placeto.problem.files import write_text
 from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def run(arguments: Arguments) -> None:
     elif arguments.format == "dot":
         from placeto.formats.exports import modules_dot
 
-        path.write_text(modules_dot(schedule))
+        write_text(modules_dot(schedule), path)
         say(f"dot          {path}: draw it with dot -Tsvg {path} -o {path.stem}.svg")
     elif arguments.format == "graphml":
         from placeto.formats.exports import save_graphml
@@ -133,7 +134,7 @@ def _device_map(schedule: Schedule, arguments: Arguments) -> None:
         raise UsageError(f"--names: the cluster has {devices} devices, {len(names)} names are given")
     made = device_map(schedule, arguments.whole)
     said = made.named(names)
-    arguments.output.write_text(json.dumps(said, indent=1) + "\n")
+    write_text(json.dumps(said, indent=1) + "\n", arguments.output)
     say(f"device map   {arguments.output}: {len(said)} modules")
     _cost("the placement", schedule, schedule)
     _cost("whole modules", made.whole, schedule)
@@ -148,7 +149,7 @@ def _stages(schedule: Schedule, arguments: Arguments) -> None:
         warnings.simplefilter("always", ExportWarning)
         made = pipeline_stages(schedule, arguments.stages, arguments.whole)
     names = schedule.problem.cluster.device_names
-    arguments.output.write_text(json.dumps(made.described(names), indent=1) + "\n")
+    write_text(json.dumps(made.described(names), indent=1) + "\n", arguments.output)
     say(f"stages       {arguments.output}: split at {', '.join(made.split_points) or 'nothing'}")
     for number, (modules, us) in enumerate(zip(made.modules, made.stage_us, strict=True)):
         say(f"{names[number]:<12} {format_us(float(us)):>10}, {modules[0]} to {modules[-1]}")
@@ -174,6 +175,7 @@ def _torch_pipeline(schedule: Schedule, arguments: Arguments) -> None:
         say(f"stage {number:<6} {where}: {what}")
     whole, free = made.step.makespan_us, schedule.makespan_us
     say(f"simulated    {format_us(free)} by ops, {format_us(whole)} as torch runs it, in whole chunks")
+    note_other_time(arguments.placement, schedule, whole, free)
     say(f"run          torchrun --standalone --nproc-per-node {made.num_ranks} {folder / 'run.py'}")
     if made.order.moved > 0.0:
         note(
@@ -213,7 +215,7 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
 
     title, path = TITLES[arguments.format], arguments.output
     made = whole_layers(schedule, title)
-    path.write_text(LAYER_TOOLS[arguments.format](made, _batch(arguments)))
+    write_text(LAYER_TOOLS[arguments.format](made, _batch(arguments)), path)
     _layers(made, title, path)
     step = f"simulated    {format_us(schedule.makespan_us)} as placed"
     if arguments.format != "megatron":

@@ -30,6 +30,8 @@ from placeto.progress import ProgressBar
 if TYPE_CHECKING:
     from placeto.planning.steps import Plans
 
+_LEAST = 1_000_000  # bytes of a size without a unit
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -77,12 +79,12 @@ def run(arguments: Arguments) -> None:
     check_output("--out", arguments.output, json=True)
     check_page("--report", arguments.report)
     several = arguments.step.micro_batches
-    counts = COUNTS if isinstance(several, str) else tuple(dict.fromkeys((1, several)))
-    check_step(replace(arguments.step, micro_batches=counts[-1]))
+    counts = COUNTS if isinstance(several, str) else tuple(dict.fromkeys((several, 1)))
+    check_step(replace(arguments.step, micro_batches=several if isinstance(several, int) else 1))
     check_whole("--simulations", arguments.simulations)
     check_whole("--seed", arguments.seed)
     from placeto.capture.micro_batches import batch_length
-    from placeto.capture.trace import capture_training
+    from placeto.capture.trace import CaptureError, capture_training
     from placeto.formats.plan import save_plan
     from placeto.planning.steps import PIPELINES
     from placeto.planning.ways import plans_of, with_headroom
@@ -99,12 +101,16 @@ def run(arguments: Arguments) -> None:
         def problem_of(count: int) -> PlacementProblem:
             bar.advance(note=f"{count} micro-batch{'es' if count > 1 else ''}")
             how = {"name": name, "targets": targets, "micro_batches": count} | options.how
-            return PlacementProblem(capture_training(module, inputs, loss, **how), cluster, costs)
+            try:
+                graph = capture_training(module, inputs, loss, **how)
+            except CaptureError as error:
+                if count == several:
+                    raise UsageError(f"--micro-batches {several}: {error}") from None
+                raise
+            return PlacementProblem(graph, cluster, costs)
 
         batch, by = batch_length(inputs, targets), arguments.runnable_by
         plans = plans_of(problem_of, batch, counts, arguments.simulations, arguments.seed, by)
-    if isinstance(several, int) and several in plans.left_out:
-        raise UsageError(f"--micro-batches {several}: {plans.left_out[several]}")
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
     elif by is not None and len(cluster.devices) > 1 and not any(step.kind in PIPELINES for step in plans.steps):
@@ -149,11 +155,15 @@ def size_of(text: str, option: str = "--headroom") -> int:
     """Bytes, such as 1GB or 512MB.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is something else, or a number without a unit that is less than a megabyte.
     """
     from placeto.problem.units import parse_bytes
 
     try:
-        return parse_bytes(text)
+        size = parse_bytes(text)
     except ValueError:
         raise UsageError(f"{option} {text!r}: must be a size such as 1GB or 512MB") from None
+    if 0 < size < _LEAST and text.strip()[-1].isdigit():
+        number = text.strip()
+        raise UsageError(f"{option} {number}: means {number} bytes; did you mean {number}GB? Write {number}B for bytes")
+    return size

@@ -21,6 +21,7 @@ from placeto.cli.common import (
 )
 from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, as_planned, find_graph
 from placeto.placers import load_placer
+from placeto.problem.units import format_us
 
 if TYPE_CHECKING:
     from placeto.formats.placement import PlacementFile
@@ -94,6 +95,31 @@ def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]
         placement, order = file.devices(graph, cluster), file.op_order(graph)
     kept = file.dispatch == "list" and given.dispatch is None
     return name, file, simulate(PlacementProblem(graph, cluster, costs), placement, order=order if kept else None)
+
+
+def note_other_time(path: Path, schedule: Schedule, simulated_us: float, *shown_us: float) -> None:
+    """Say why the step of a file takes another time in the program that torchrun runs, where it does.
+
+    Args:
+        path: of the placement or plan.
+        schedule: of it.
+        simulated_us: as torchrun runs it.
+        shown_us: other times that the user sees.
+    """
+    from placeto.formats.placement import load_placement
+    from placeto.formats.plan import load_plan
+
+    file, plan, costs = load_placement(path), load_plan(path), schedule.problem.costs.name
+    told = file.makespan_us if plan is None else plan.step_us
+    if told is None or format_us(told) in map(format_us, (simulated_us, *shown_us)):
+        return
+    here = f"torchrun runs it in whole chunks, then adds up gradients, which takes {format_us(simulated_us)} simulated"
+    if file.costs not in (None, costs):
+        note(f"{path} says {format_us(told)}, by the costs {file.costs}; by the costs {costs} {here}")
+    elif plan is None:
+        note(f"{path} says {format_us(told)}, op by op; {here}")
+    elif plan.run_by != "torch-pipeline":
+        note(f"{path} says {format_us(told)}, for {plan.kind} as {plan.run_by} runs it; {here}")
 
 
 def check_page(option: str, path: Path | None) -> None:

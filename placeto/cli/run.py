@@ -73,7 +73,7 @@ def run(arguments: Arguments) -> None:
 def _run_plan(arguments: Arguments, plan: Path) -> None:
     """Export, start torchrun."""
     from placeto.cli.factory import settings_of
-    from placeto.cli.report import PlacedArguments, simulate_file
+    from placeto.cli.report import PlacedArguments, note_other_time, simulate_file
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
     from placeto.formats.placement import load_placement
     from placeto.formats.plan import load_plan
@@ -95,6 +95,7 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
     )
     _, _, schedule = simulate_file(given)
     made = torch_pipeline(schedule)
+    note_other_time(plan, schedule, made.step.makespan_us)
     if len(devices) != made.num_ranks:
         used = f"{made.num_ranks} {'device' if made.num_ranks == 1 else 'devices'}"
         raise UsageError(f"--devices {arguments.devices}: the plan runs on {used}, not on {len(devices)}")

@@ -19,7 +19,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from placeto.formats.labels import OTHER, color_labels
+from placeto.formats.labels import OTHER, captions, color_labels
 from placeto.problem.files import atomic_write
 from placeto.problem.units import format_us
 from placeto.simulator.evaluator import best_single
@@ -166,14 +166,12 @@ def _captions(
         if apart or not runs:
             runs.append([])
         runs[-1].append(op)
-    captions = []
+    found, names = [], {label: captions(label, colors) for label in colors}
     for run in runs:
         label, begin, end = labels[run[0]], start[run[0]], finish[run[-1]]
-        tails = (label.split(".", cut)[-1] for cut in range(label.count(".") + 1))
-        names = (tail for tail in tails if not tail.isdigit())  # the "0" of encoder.0 could be that of decoder.0
-        text = next((name for name in names if len(name) * letter <= end - begin), None)
+        text = next((name for name in names[label] if len(name) * letter <= end - begin), None)
         if text is not None:
             red, green, blue, _ = colors[label]
             ink = "k" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "w"
-            captions.append((0.5 * (begin + end), int(row[run[0]]), text, ink))
-    return captions
+            found.append((0.5 * (begin + end), int(row[run[0]]), text, ink))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +45,19 @@ def color_labels(schedule: Schedule) -> list[str]:
         if len(set(split)) <= _MAX_COLORS or total[largest] >= _LARGE * time.sum():
             labels = split
         whole.add(largest)
+
+
+def captions(label: str, labels: Iterable[str]) -> list[str]:
+    """What may stand for a label in a small box, the longest first: its ends that tell it from all other labels.
+
+    >>> captions("encoder.layers.0", ["encoder.layers.0", "encoder.layers.1", "encoder.head"])
+    ['encoder.layers.0', 'layers.0']
+    >>> captions("encoder.layers.0", ["encoder.layers.0", "decoder.layers.0"])
+    ['encoder.layers.0']
+    """
+    ends = (label.split(".", cut)[-1] for cut in range(label.count(".") + 1))
+    others = [f".{other}" for other in set(labels) - {label}]
+    return [end for end in ends if not end.isdigit() and not any(other.endswith(f".{end}") for other in others)]
 
 
 def _neighbours(labels: list[str]) -> list[str]:

@@ -31,23 +31,32 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        yield target
+        with _named(path):
+            yield target
         return
     temporary = target.with_name(f"{_hidden(target)}.{os.getpid()}{target.suffix}")
     try:
-        _sweep(target)
-        yield temporary
-        with temporary.open("rb") as stream:
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
-    except BaseException as problem:
+        with _named(path):
+            _sweep(target)
+            yield temporary
+            with temporary.open("rb") as stream:
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+    except BaseException:
         with suppress(OSError):
             temporary.unlink()
-        if isinstance(problem, OSError) and problem.errno is not None:
-            raise OSError(
-                problem.errno, problem.strerror, str(path)
-            ) from None  # of the class that goes with the number
         raise
+
+
+@contextmanager
+def _named(path: str | Path) -> Iterator[None]:
+    """Within it errors of the system are of this file."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno is None:
+            raise
+        raise OSError(problem.errno, problem.strerror, str(path)) from None  # of the class that goes with the number
 
 
 def write_text(text: str, path: str | Path) -> None:

@@ -1,6 +1,8 @@
 """What all commands share: help, graphs, clusters and checkpoints as arguments, errors and interruption."""
 
+import itertools
 import json
+import re
 import subprocess
 import sys
 import time
@@ -31,6 +33,27 @@ def test_help_of_each_command(command: str, capsys: pytest.CaptureFixture[str]) 
     captured = capsys.readouterr()
     assert captured.out.startswith(f"usage: placeto {command}")
     assert captured.err == ""
+
+
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "train"])  # whose help is in columns
+def test_no_help_of_an_option_is_broken_where_the_source_is(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert run(command, "--help") == 0
+    _, options = re.split(r"^\W* options .*\n", capsys.readouterr().out, maxsplit=1, flags=re.MULTILINE)
+    lines = [line.strip("│ ") for line in options.splitlines()]
+    named = [number for number, line in enumerate(lines) if re.match("--?[a-z]", line)]
+    for number in named:
+        following = itertools.takewhile(lambda line: line and line[0] not in "-╰", lines[number + 1 :])
+        assert len(list(following)) == (0 if "  " in lines[number] else 1), lines[number]
+
+
+def test_choices_are_listed_in_order_and_without_none(capsys: pytest.CaptureFixture[str]) -> None:
+    message = fails(capsys, "place", "x.json", "--cluster", "2xv100", "--dispatch", "first")
+    assert "Expected one of 1f1b, earlier-0.02, earlier-0.05, earlier-0.2, fifo, list, priority. " in message
+    message = fails(capsys, "plan", "net.py:net", "--cluster", "2xv100", "--runnable-by", "tensorflow")
+    assert "Expected one of megatron, torch, torchtitan. " in message
 
 
 def test_lists_have_a_name_and_a_sentence_on_each_line(capsys: pytest.CaptureFixture[str]) -> None:

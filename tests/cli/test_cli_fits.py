@@ -74,6 +74,7 @@ def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str
     [
         (("net.py:net",), "give either --cluster or --memory"),
         (("net.py:net", "--cluster", "2xv100", "--memory", "1GB"), "give either --cluster or --memory"),
+        (("net.py:net", "--memory", "16"), "--memory 16: means 16 bytes; did you mean 16GB? Write 16B for bytes"),
         (("net.py:net", "--memory", "much"), "--memory 'much': must be a size"),
         (("net.py:net", "--memory", "1GB", "--headroom", "2GB"), "leaves no memory"),
         (("net.py:net", "--memory", "1GB", "--micro-batches", "3"), "can't be split into 3"),

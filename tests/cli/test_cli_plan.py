@@ -8,6 +8,7 @@ import pytest
 
 from placeto.cli.command import main
 from placeto.formats.placement import load_placement
+from placeto.planning import ways
 
 NET = """
 import torch
@@ -79,6 +80,7 @@ def test_a_page_has_the_table_the_sentence_and_the_grid(folder: Path, capsys: py
         (("cifar10:test:0",), "a plan needs a model"),
         (("net.py:net", "--inference"), "Unrecognized options: --inference"),
         (("net.py:net", "--headroom", "much"), "must be a size such as 1GB"),
+        (("net.py:net", "--headroom", "1"), "--headroom 1: means 1 bytes; did you mean 1GB?"),
         (("net.py:net", "--headroom", "99GB"), "a headroom of 99.0 GB leaves no memory"),
         (("net.py:net", "--micro-batches", "3"), "--micro-batches 3: net: a batch of 64 can't be split into 3"),
         (("net.py:net", "--micro-batches", "0"), "must be at least 1"),
@@ -96,6 +98,14 @@ def test_what_can_not_be_planned_is_refused(
     error = capsys.readouterr().err.strip().splitlines()
     assert error[-1].startswith("error: ")
     assert told in error[-1]
+
+
+def test_a_number_that_does_not_divide_the_batch_is_refused_before_planning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ways, "_in_parts", lambda *given: pytest.fail("it plans"))
+    assert run("plan", "net.py:net", "--cluster", "4xv100", "--micro-batches", "3") == 2
+    assert "error: --micro-batches 3: net: a batch of 64 can't be split into 3" in capsys.readouterr().err
 
 
 def test_a_batch_that_nothing_divides_gets_a_hint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from placeto.formats.placement import load_placement
+from placeto.formats.plan import PlanFile, save_plan
+from placeto.problem.cluster import load_cluster
+from placeto.runtime import torchrun
 from tests.command_line import fails, run
 from tests.formats.test_torch_pipeline import MODEL
 
 STEP = ("net.py:net", "--micro-batches", "2")
+ROOFLINE = ("--costs", "roofline")
 RUN = ("run", *STEP, "--plan", "plan.json", "--devices", "cpu:0,cpu:1")
 
 
@@ -32,6 +37,32 @@ def test_a_plan_trains_as_the_whole_model_does(capsys: pytest.CaptureFixture[str
     assert len(losses) == 3
     assert all(float(one) == pytest.approx(float(other), rel=1e-4) for one, other in losses)
     assert re.search(r"^step +\S+ \w+ in the median of 1, spread \S+ \w+, simulated \S+ \w+$", out, re.MULTILINE)
+
+
+def test_why_a_step_takes_another_time_than_the_file_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torchrun, "torchrun", lambda *given, **more: [1e3] * 22)
+
+    def note(*options: str) -> str:
+        assert run(*RUN, *options) == 0
+        out, err = capsys.readouterr()
+        simulated = re.search(r"simulated (\S+ \w+)$", out, re.MULTILINE)
+        assert simulated is not None
+        end = f"torchrun runs it in whole chunks, then adds up gradients, which takes {simulated[1]} simulated\n"
+        assert err.endswith(end)
+        return err.removesuffix(end)
+
+    assert re.fullmatch(r"note: plan.json says \S+ ms, op by op; ", note())
+    costs = re.fullmatch(
+        r"note: .* ms, by the costs efficiency \w+; by the costs roofline ", note("--costs", "roofline")
+    )
+    assert costs is not None
+    placement = load_placement("plan.json")
+    cluster_hash = load_cluster("2xcpu-core").hash
+    way = "data parallel", "2 replicas", 2, "program", "torch DDP", 16, 1234.5
+    save_plan(PlanFile(*way, {"weights": 1}, 2, True, cluster_hash, placement), "plan.json")
+    assert note() == "note: plan.json says 1.23 ms, for data parallel as torch DDP runs it; "
 
 
 def test_mistakes_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule
 from tests.command_line import fails, run
+from tests.problem.test_files import limited
 from tests.toys import random_graph
 
 
@@ -57,6 +58,17 @@ class Model(nn.Module):
 WORDS = torch.arange(24).reshape(4, 6)
 
 
+class Own(nn.Module):
+    """All of it is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
 def made(schedule_of: dict[str, int], tied: bool = False, cluster: str = "4xv100") -> Schedule:
     """The schedule where the ops of modules that begin so are on these devices, and others on the first."""
     graph = capture_training(Model(tied), [WORDS], lambda y: y.square().mean())
@@ -78,6 +90,8 @@ def test_units_are_blocks_and_what_stands_beside_them() -> None:
         module_units(graph, ("tail",))
     with pytest.raises(ExportError, match="has no modules: only graphs that were captured"):
         module_units(random_graph(0, 10))
+    with pytest.raises(ExportError, match="has no modules inside: all its parameters and ops are the model's own"):
+        module_units(capture_training(Own(), [torch.ones(2, 4)], lambda y: y.sum()))
 
 
 def test_a_module_goes_where_most_of_its_time_is_and_what_agrees_is_said_once() -> None:
@@ -204,6 +218,17 @@ def test_the_command_writes_each_format(
     assert set(json.loads((tmp_path / "stages").read_text())) == {"split_points", "stages"}
     assert run("export", *on, "--format", "device-map", "--names", "cpu,disk", "-o", tmp_path / "named") == 0
     assert set(json.loads((tmp_path / "named").read_text()).values()) <= {"cpu", "disk"}
+
+
+def test_a_full_disk_leaves_the_old_file(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("old")
+    on = (files[0], "--cluster", "2xv100", "--placement", files[1], "-o", tmp_path / "out")
+    for name in ("device-map", "stages", "dot", "graphml", "trace"):
+        with limited(10):
+            assert f"{tmp_path / 'out'}: File too large" in fails(capsys, "export", *on, "--format", name)
+        assert (tmp_path / "out").read_text() == "old"
 
 
 @pytest.mark.parametrize(

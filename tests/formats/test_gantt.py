@@ -107,6 +107,15 @@ def test_a_number_alone_is_no_caption() -> None:
     assert gantt_figure(simulate(problem, np.zeros(20, np.int64))).axes[0].texts[:] == []
 
 
+def test_a_caption_is_no_end_of_another_label() -> None:
+    """There is room for "one.0" and "two.0". The first would be the caption of two blocks, so they have none."""
+    paths = [f"{path}.{i}" for path in ("encoder.one", "decoder.one", "decoder.two") for i in range(4)]
+    ops = [{"name": f"{i}", "type": "mm", "module": path, "time_us": {"*": 500.0}} for i, path in enumerate(paths)]
+    problem = PlacementProblem(ComputationGraph.from_ops("layers", ops), load_cluster("2xv100"))
+    texts = [text.get_text() for text in gantt_figure(simulate(problem, np.zeros(12, np.int64))).axes[0].texts]
+    assert texts == [f"two.{i}" for i in range(4)]
+
+
 def test_only_devices_in_use_have_a_row() -> None:
     """And all rows together have a limited height."""
     problem = schedule_of(64).problem

@@ -13,6 +13,7 @@ from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from tests.command_line import fails, run
 from tests.formats.torch_toys import captured, chain, planned
+from tests.problem.test_files import limited
 
 MODEL = """import torch
 from torch import nn
@@ -69,6 +70,18 @@ def test_a_program_that_was_changed_stays(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text("mine")
     save_torch_pipeline(made, tmp_path)
     assert (tmp_path / "run.py").read_text() == "mine"
+
+
+def test_what_a_full_disk_leaves_is_not_taken_for_a_program(tmp_path: Path) -> None:
+    """A run.py that is there stays, so half of one would."""
+    made = torch_pipeline(planned(captured(chain()), [(0,), (1,)]))
+    save_torch_pipeline(made, tmp_path)
+    (tmp_path / "run.py").unlink()
+    with limited(5000), pytest.raises(OSError, match="File too large"):
+        save_torch_pipeline(made, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["schedule-0.csv"]
+    save_torch_pipeline(made, tmp_path)
+    assert (tmp_path / "run.py").read_text().endswith("main()\n")
 
 
 def test_the_command_writes_the_folder_and_says_how_to_run_it(

@@ -1,12 +1,13 @@
 """What docs/pipelines.md tells the reader to type trains the model, in two processes, as the whole model."""
 
 import copy
+import math
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,8 +59,19 @@ def test_the_page_runs_as_it_stands(
     assert {shape.sub("0", line) for line in checked.splitlines()} <= printed
 
 
-def test_the_check_finds_gradients_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    def step(added: float) -> str:
+def test_the_check_finds_gradients_that_differ(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first replica of a stage says so, of all of them."""
+    other = 0.0  # how far another replica's gradients are off
+
+    def all_reduce(off: Tensor, op: object, group: int) -> None:
+        off.clamp_(min=other)
+
+    reduce = SimpleNamespace(ReduceOp=SimpleNamespace(MAX=None), all_reduce=all_reduce, get_rank=lambda group: group)
+    monkeypatch.setattr(torch_run, "dist", reduce)
+
+    def step(added: float, groups: Sequence[int] | None = (0,)) -> str:
         model = nn.Linear(3, 2)
         whole = nn.Linear(3, 2)
         whole.load_state_dict(model.state_dict())
@@ -70,7 +82,14 @@ def test_the_check_finds_gradients_that_differ(capsys: pytest.CaptureFixture[str
         value.backward()
         model.bias.grad += added  # type: ignore[operator]
         found: float = torch_run.compare(
-            whole, [SimpleNamespace(submod=stage, stage_index=0)], [x], [target], loss, 4, 2, True
+            whole,
+            [SimpleNamespace(submod=stage, stage_index=0)],
+            [x],
+            [target],
+            loss,
+            4,
+            2,
+            groups,
         )
         assert found == pytest.approx(value.item(), abs=1e-6)
         return capsys.readouterr().out
@@ -79,6 +98,10 @@ def test_the_check_finds_gradients_that_differ(capsys: pytest.CaptureFixture[str
     assert off is not None
     assert float(off[1]) < 1e-6
     assert "2 gradients, off by 0.25 at most" in step(0.25)
+    assert "2 gradients, off by nan at most" in step(math.nan)
+    assert step(0.25, [1]) == step(0.25, None) == ""
+    other = 0.5
+    assert "2 gradients, off by 0.5 at most" in step(0.25)
 
 
 def test_inputs_of_all_kinds_are_taken_apart() -> None:

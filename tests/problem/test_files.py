@@ -61,6 +61,9 @@ def test_a_full_disk_leaves_the_old_file_and_names_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         write_text("", tmp_path / "nowhere" / "table.md")
     assert missing.value.filename == str(tmp_path / "nowhere" / "table.md")
+    with pytest.raises(OSError, match="No space left") as device:
+        write_text("x", "/dev/full")
+    assert device.value.filename == "/dev/full"
 
 
 def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_it_is_never_slower_than_one_device(
 
     def watched(functions: Sequence[object], seconds: float) -> list[np.ndarray]:
         times = real(functions[:], seconds, 1)  # type: ignore[arg-type]
+        times[1][:] = 1.0  # in each round a placement is faster than one device
         if len(functions) == 2:
             checks.append(times)
             return [np.full(3, 100.0 * factor), np.full(3, 100.0)]
@@ -82,6 +83,24 @@ def test_it_is_never_slower_than_one_device(
     if not kept:
         assert used == 1
     assert best.measured_us == rounds[-1].candidates[0].measured_us
+
+
+def test_one_device_is_not_compared_with_itself(
+    step: RealStep, devices: list[LocalDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no placement was faster, the last check runs it alone, and there is nothing to gain."""
+    checks = []
+
+    def timed(functions: Sequence[object], *_: object) -> list[np.ndarray]:
+        if len(functions) < 3:
+            checks.append(len(functions))
+        return [np.full(3, 100.0 + 10.0 * number) for number, _ in enumerate(functions)]
+
+    monkeypatch.setattr(tuning, "in_turns", timed)
+    found = tune(step, devices, by_hand, 0.2)
+    assert checks == [1]
+    assert found.measured_us == found.one_device_us == 100.0
+    assert len(np.unique(found.result.placement)) == 1
 
 
 def test_costs_take_what_ops_took_in_the_placement(step: RealStep, devices: list[LocalDevice]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import networkx as nx
 
+from placeto.problem.files import atomic_write
 from placeto.simulator.schedule import Schedule
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -38,7 +39,8 @@ def save_graphml(schedule: Schedule, path: str | Path) -> None:
     sizes = graph.output_bytes[graph.edge_tensor]
     for src, dst, size in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), sizes.tolist(), strict=True):
         made.add_edge(names[src], names[dst], bytes=size)
-    nx.write_graphml(made, path)
+    with atomic_write(path) as temporary:
+        nx.write_graphml(made, temporary)
 
 
 def _text(text: str) -> str:

@@ -8,6 +8,7 @@ torchrun starts.
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 from placeto.formats.exports.torch_orders import TorchOrder, torch_order
 from placeto.formats.exports.torch_stages import TorchStages, torch_stages
 from placeto.formats.exports.torch_step import torch_step
+from placeto.problem.files import write_text
 from placeto.simulator.schedule import Schedule
 
 FORMAT = "placeto.torch-pipeline/1"
@@ -71,13 +73,15 @@ def save_torch_pipeline(
         OSError: it can't be written.
     """
     folder.mkdir(exist_ok=True)
+    (folder / "plan.json").unlink(missing_ok=True)  # it comes last: what has none is not whole
     stages, names = made.stages, made.order.schedule.problem.cluster.device_names
     used = sorted(device for ranks in stages.ranks for device in ranks)
     replicas = []
     for number, (ranks, devices) in enumerate(zip(stages.ranks, stages.devices, strict=True)):
         name = f"schedule-{number}.csv"
-        with (folder / name).open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(made.order.rows(stages, number))
+        rows = io.StringIO()
+        csv.writer(rows, lineterminator="\n").writerows(made.order.rows(stages, number))
+        write_text(rows.getvalue(), folder / name)
         replicas.append(
             {
                 "schedule": name,
@@ -98,6 +102,6 @@ def save_torch_pipeline(
         "devices": [names[device] for device in used],
         "replicas": replicas,
     }
-    (folder / "plan.json").write_text(json.dumps(plan, indent=1) + "\n")
     if not (folder / "run.py").exists():
-        (folder / "run.py").write_text(Path(__file__).with_name("torch_run.py").read_text())
+        write_text(Path(__file__).with_name("torch_run.py").read_text(), folder / "run.py")
+    write_text(json.dumps(plan, indent=1) + "\n", folder / "plan.json")

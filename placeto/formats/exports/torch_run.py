@@ -295,7 +295,8 @@ def main() -> None:
         text = f"step {step}: loss {mean.item():.6g}, {1e3 * (time.perf_counter() - start):.1f} ms"
         if whole is not None and beside is not None:
             beside.zero_grad()
-            expected = compare(whole, stages, batch, now["targets"], loss, length, plan["micro_batches"], step == 0)
+            count, groups = plan["micro_batches"], of_stage if step == 0 else None
+            expected = compare(whole, stages, batch, now["targets"], loss, length, count, groups)
             text += f"; whole model: loss {expected:.6g}"
             beside.step()
         if last and rank == plan["replicas"][0]["stages"][-1]:
@@ -307,9 +308,10 @@ def main() -> None:
 
 
 def compare(
-    whole: nn.Module, stages: Any, inputs: Any, targets: Any, loss: Any, length: int, count: int, gradients: bool
+    whole: nn.Module, stages: Any, inputs: Any, targets: Any, loss: Any, length: int, count: int, groups: Any
 ) -> float:
-    """The loss of the whole model, whose gradients are computed; says by how much the stages' differ from them.
+    """The loss of the whole model, whose gradients are computed; of each stage the first of its group says how far its
+    gradients, and those of its replicas, are from them at most; no one does without groups.
 
     Both are sums over micro-batches, divided at the end, as torch does it: so they are rounded alike.
     """
@@ -323,7 +325,7 @@ def compare(
     for parameter in whole.parameters():
         if parameter.grad is not None:
             parameter.grad /= count
-    if gradients:
+    if groups is not None:
         named = {f"model.{name}": p for name, p in whole.named_parameters(remove_duplicate=False)}
         for stage in stages:
             apart = [
@@ -331,7 +333,10 @@ def compare(
                 for name, p in stage.submod.named_parameters()
                 if p.grad is not None
             ]
-            print(f"stage {stage.stage_index}: {len(apart)} gradients, off by {max(apart, default=0.0):.2g} at most")
+            off, group = torch.tensor([0.0, *apart], device=device).max(), groups[stage.stage_index]
+            dist.all_reduce(off, dist.ReduceOp.MAX, group=group)
+            if dist.get_rank(group) == 0:
+                print(f"stage {stage.stage_index}: {len(apart)} gradients, off by {off.item():.2g} at most")
     return total / count
 
 

@@ -11,6 +11,7 @@ Legend: S stages, R replicas, P pipeline ranks.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from placeto.formats.exports.torch_orders import TorchOrder, torch_order
 from placeto.formats.exports.torch_stages import torch_stages
 from placeto.formats.exports.units import ExportError
 from placeto.formats.exports.whole_layers import WholeLayers, whole_layers
+from placeto.problem.files import write_text
 from placeto.simulator.schedule import Schedule
 
 _PROGRAM = '''"""Layers of the placement of {graph} for torchtitan (0.3). In a config_registry: return placed(config).
@@ -127,8 +129,10 @@ def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) ->
     folder.mkdir(exist_ok=True)
     layers, replicas = made.layers, len(made.layers.devices)
     cluster, samples = layers.schedule.problem.cluster, 1 if batch is None else batch // layers.micro_batches
-    with (folder / "schedule.csv").open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(made.rows)
+    (folder / "parallelism.py").unlink(missing_ok=True)  # it comes last: what has none is not whole
+    rows = io.StringIO()
+    csv.writer(rows, lineterminator="\n").writerows(made.rows)
+    write_text(rows.getvalue(), folder / "schedule.csv")
     text = _PROGRAM.format(
         graph=layers.schedule.problem.graph.name,
         ranks=", ".join(f"{rank} {cluster.device_names[device]}" for rank, device in enumerate(made.ranks)),
@@ -141,7 +145,7 @@ def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) ->
         local=samples * layers.micro_batches // replicas,
         samples_of_step=samples * layers.micro_batches,
     )
-    (folder / "parallelism.py").write_text(text)
+    write_text(text, folder / "parallelism.py")
 
 
 def goes_back(devices: tuple[tuple[int, ...], ...]) -> bool:

@@ -131,6 +131,7 @@
       for (let cut = 0; cut < parts.length; cut++) {
         const text = parts.slice(cut).join(".");
         if (/^[\d.]*$/.test(text)) return;
+        if (data.labels.some((other, number) => number !== label && `.${other}`.endsWith(`.${text}`))) return;
         if (pen.measureText(text).width + 8 <= right - left) {
           pen.fillStyle = inks[label];
           pen.fillText(text, margin + (left + right) / 2, top + OPS / 2 + 0.5);

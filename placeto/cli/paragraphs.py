@@ -1,0 +1,49 @@
+"""Help texts as paragraphs: where lines break in the source is no matter of who reads ``--help``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
+
+Help = str | Callable[[], str | None] | None
+
+
+def paragraphs(text: str) -> str:
+    r"""The text with one line a paragraph; a blank line is between two of them.
+
+    >>> paragraphs("how many to try,\n    at least\n    1\n\n    more is better")
+    'how many to try, at least 1\n\nmore is better'
+    """
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n") if part.strip())
+
+
+def in_paragraphs() -> ConstructorRegistry:
+    """A registry for tyro, under which the help of all fields of dataclasses is in paragraphs.
+
+    By itself, tyro keeps the line breaks of docstrings of attributes.
+    """
+    registry, inside = ConstructorRegistry(), list[StructTypeInfo]()
+
+    @registry.struct_rule
+    def joined(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if info in inside:  # tyro asks all rules again, of which this is one
+            return None
+        inside.append(info)
+        try:
+            made = ConstructorRegistry.get_struct_spec(info)
+        finally:
+            inside.pop()
+        if not isinstance(made, StructConstructorSpec):
+            return None
+        return replace(made, fields=tuple(replace(of, helptext=partial(_of_field, of.helptext)) for of in made.fields))
+
+    return registry
+
+
+def _of_field(given: Help) -> str | None:
+    text = given() if callable(given) else given
+    return None if text is None else paragraphs(text)
