@@ -301,8 +301,7 @@ def _load_file(argument: str) -> ComputationGraph:
     if path.is_dir():
         raise LoadError(f"graph {argument!r}: is a directory; a graph is {GRAPH_HELP}")
     if (importer := find_importer(path)) is not None:
-        graph: ComputationGraph = importer.load(path)
-        return graph
+        return importer.load(path)
     if not path.name.endswith((".json", ".json.gz")):
         raise GraphError(f"{path}: unknown kind of graph file; a graph is {GRAPH_HELP}")
     return load_graph(path)

@@ -57,8 +57,7 @@ class Labels:
         """The label of an op that is run now, on what ops with these labels made."""
         place = self._place
         if self.source is not None:
-            label: Label = self.source.meta.get("label", Label())
-            return label
+            return self.source.meta.get("label", Label())
         if place.module is not None or not place.backward:  # in the backward pass: a checkpoint, run again
             again = place.backward
             label = Label(place.module or "", place.call, again, again, place.micro_batch, place.number)

@@ -40,8 +40,7 @@ def packing_seen(nodes: Mapping[Tensor, Node]) -> Iterator[None]:
             positions = None if node is None else _value(node)
             if positions is not None and find(positions) is None:
                 return None
-        packed: Tensor | None = find(position_ids)
-        return packed
+        return find(position_ids)
 
     setattr(module, _FIND, found)
     try:

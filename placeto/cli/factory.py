@@ -114,8 +114,7 @@ def find_loss(name: str) -> Callable[..., Any]:
     known = sorted(key for key in vars(nn.functional) if key.endswith(("_loss", "cross_entropy", "kl_div")))
     if name not in known:
         raise UsageError(f"--loss {name!r}: must be sum, mean, file.py:function, or one of {', '.join(known)}")
-    loss: Callable[..., Any] = getattr(nn.functional, name)
-    return loss
+    return getattr(nn.functional, name)
 
 
 def step_parts(made: Any, factory: str) -> tuple[nn.Module, Any, Any, Any]:
@@ -183,8 +182,7 @@ def _find(where: str, name: str, factory: str) -> Callable[..., Any]:
         raise UsageError(f"{factory!r}: {name!r} is no function but of type {type(found).__name__}")
     if isinstance(found, nn.Module):
         raise UsageError(f"{factory!r}: {name!r} is a module: name a function, which {_RETURNS}")
-    function: Callable[..., Any] = found
-    return function
+    return found
 
 
 def _from_name(where: str, factory: str) -> ModuleType:

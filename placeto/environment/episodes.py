@@ -197,8 +197,7 @@ class Episodes:
     def _turn(self) -> np.ndarray:
         """(B,) the group whose turn it is, where the order is fixed."""
         state = self.going
-        turn: np.ndarray = state.data.local.numpy()[state.data.x[:, NODE.is_current].numpy() > 0]
-        return turn
+        return state.data.local.numpy()[state.data.x[:, NODE.is_current].numpy() > 0]
 
     def mask(self) -> np.ndarray:
         """(B, actions) bool, which actions are legal."""

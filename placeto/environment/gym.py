@@ -87,8 +87,7 @@ class PlacementEnv(gymnasium.Env[Any, Any]):
 
     def action_masks(self) -> np.ndarray:
         """(A,) bool, which actions are legal: for sb3-contrib's MaskablePPO, for instance."""
-        mask: np.ndarray = self.episodes.mask()[0]
-        return mask
+        return self.episodes.mask()[0]
 
     def best_placement(self) -> np.ndarray:
         """(N,) int64, device of each op in the best placement that this episode has met."""

@@ -145,8 +145,7 @@ def _ask(process: subprocess.Popen[str], request: str, seconds: float) -> dict[s
     finally:
         timer.cancel()
     if line.endswith("\n"):
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return json.loads(line)
     raise DiedError(f"took more than {seconds:.0f} s" if late else "crashed")
 
 

@@ -27,14 +27,12 @@ class PolicyEntry:
     @property
     def config(self) -> type:
         """Dataclass of the policy's settings."""
-        found: type = self._of(self.module, f"{self.name}Config")
-        return found
+        return self._of(self.module, f"{self.name}Config")
 
     @property
     def policy(self) -> Callable[[Any], Any]:
         """The network, from such settings."""
-        found: Callable[[Any], Any] = self._of(self.module, f"{self.name}Policy")
-        return found
+        return self._of(self.module, f"{self.name}Policy")
 
     def make(self, settings: Any) -> Any:
         """The network of such settings."""
@@ -43,8 +41,7 @@ class PolicyEntry:
     @property
     def placer(self) -> Callable[[Mapping[str, Any], Any], Any]:
         """A placer from a checkpoint and such a network."""
-        found: Callable[[Mapping[str, Any], Any], Any] = self._of(*self.placing)
-        return found
+        return self._of(*self.placing)
 
     @staticmethod
     def _of(module: str, name: str) -> Any:

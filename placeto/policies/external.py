@@ -45,8 +45,7 @@ class ExternalPolicy:
     def placer(self) -> Callable[[Mapping[str, Any], Any], Any]:
         """A placer from a checkpoint and such a network."""
         module, name = _PLACING[self.kind]
-        found: Callable[[Mapping[str, Any], Any], Any] = getattr(import_module(f"placeto.policies.{module}"), name)
-        return found
+        return getattr(import_module(f"placeto.policies.{module}"), name)
 
     def make(self, settings: Any) -> Any:
         """The network of such settings.

@@ -78,8 +78,7 @@ class PlacetoPolicy(nn.Module):
             base = base + self.from_messages(z)
         pair = two_scales(data.pair[slot, device])
         out = self.head(torch.relu(base[slot] + self.from_pair(pair)))
-        change: Tensor = out[:, 0] * 0.1  # typical changes are a few per cent: keep the head's outputs near one
-        return change
+        return out[:, 0] * 0.1  # typical changes are a few per cent: keep the head's outputs near one
 
 
 def two_scales(x: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ Legend: N ops, D devices.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,29 +63,18 @@ def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) ->
     """
     if dispatch == "list":
         return np.argsort(priority)
+    if dispatch in STATIC_ORDERS:
+        return graph.topological_order
     by_name = np.lexsort((graph.name_rank[graph.edge_dst], graph.edge_src))
     child = graph.edge_dst[by_name].tolist()
     ptr = np.searchsorted(graph.edge_src[by_name], np.arange(graph.num_ops + 1)).tolist()
     missing = np.bincount(graph.edge_dst, minlength=graph.num_ops).tolist()
-    ready: list[tuple[int, int]] = []  # (key, op); first ready first served keeps counting
-    count = 0
-
-    def push(op: int) -> None:
-        nonlocal count
-        heapq.heappush(ready, (op if dispatch in STATIC_ORDERS else count, op))
-        count += 1
-
-    for op in range(graph.num_ops):
-        if missing[op] == 0:
-            push(op)
-    order = []
-    while ready:
-        _, op = heapq.heappop(ready)
-        order.append(op)
+    order = [op for op in range(graph.num_ops) if missing[op] == 0]
+    for op in order:  # which grows: first ready first served
         for c in child[ptr[op] : ptr[op + 1]]:
             missing[c] -= 1
             if missing[c] == 0:
-                push(c)
+                order.append(c)
     return np.array(order, np.int64)
 
 

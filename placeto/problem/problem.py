@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from placeto.problem.cluster import DISPATCHES, Cluster
+from placeto.problem.cluster.cluster import frozen
 from placeto.problem.costs import EFFICIENCY, CostModel, with_measured
 from placeto.problem.dispatch import order_alone, priorities
 from placeto.problem.fields import INT64_MAX, quote
@@ -99,18 +100,18 @@ class PlacementProblem:
     @cached_property
     def resident_bytes(self) -> np.ndarray:
         """(N,) int64, bytes that each op needs for good: parameters, their gradients and optimizer state."""
-        return _frozen(self.graph.param_bytes + self.graph.state_bytes)
+        return frozen(self.graph.param_bytes + self.graph.state_bytes)
 
     @cached_property
     def live_bytes(self) -> np.ndarray:
         """(T,) int64, bytes that each tensor takes on its producer's device while it lives: none if it is resident."""
         on_cpus = any(device.kind.startswith("cpu") for device in self.cluster.devices)
-        return _frozen(live_bytes(self.graph, on_cpus))
+        return frozen(live_bytes(self.graph, on_cpus))
 
     @cached_property
     def op_time(self) -> np.ndarray:
         """(N, D) float64, microseconds: ``time_us[kind]`` where given, else ``time_us["*"]``, else the costs'."""
-        return _frozen(with_measured(self.costs.op_time_us(self.graph, self.cluster), self.graph, self.cluster))
+        return frozen(with_measured(self.costs.op_time_us(self.graph, self.cluster), self.graph, self.cluster))
 
     @cached_property
     def unmeasured(self) -> tuple[str, ...]:
@@ -121,7 +122,7 @@ class PlacementProblem:
     @cached_property
     def busy_us(self) -> np.ndarray:
         """(N, D) float64, microseconds that each op keeps each device busy: its time and the overhead after it."""
-        return _frozen(self.op_time + np.where(self.op_time > 0, self.cluster.overhead_us, 0.0))
+        return frozen(self.op_time + np.where(self.op_time > 0, self.cluster.overhead_us, 0.0))
 
     @cached_property
     def single_device_us(self) -> float:
@@ -176,7 +177,7 @@ class PlacementProblem:
     @cached_property
     def priority(self) -> np.ndarray:
         """(N,) int64, place of each op in the order of dispatch, 0 first; under "fifo" nothing reads it."""
-        return _frozen(priorities(self.graph, self.dispatch, self.busy_us))
+        return frozen(priorities(self.graph, self.dispatch, self.busy_us))
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,11 +234,6 @@ def _check_types(graph: object, cluster: object, costs: object) -> None:
     if not hasattr(costs, "op_time_us"):
         how = "placeto.problem.costs.load_costs('roofline')"
         raise TypeError(f"a PlacementProblem needs a cost model, not {quote(costs)}: write {how}")
-
-
-def _frozen(array: np.ndarray) -> np.ndarray:
-    array.setflags(write=False)
-    return array
 
 
 def _horizon(problem: PlacementProblem) -> float:

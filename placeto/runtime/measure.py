@@ -58,8 +58,7 @@ def measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> l
     Raises:
         DeviceError: a step fails there, such as for lack of memory.
     """
-    measured: list[Measured] = device.run(_measure, steps, device, seconds)
-    return measured
+    return device.run(_measure, steps, device, seconds)
 
 
 def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> list[Measured]:

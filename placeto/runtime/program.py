@@ -87,8 +87,7 @@ class Program:
         stamps = ", ".join(f"s{number}" for number in range(len(self.calls) + 1))
         lines.append(f"    return {result}, [{stamps}]" if stamp else f"    return {result}")
         exec(compile("\n".join(lines), "<program>", "exec"), constants)
-        function: Callable[..., Any] = constants["step"]
-        return function
+        return constants["step"]
 
     def node_of_line(self, number: int, stamped: bool) -> Node | None:
         """The call that stands in a line of the compiled source, counted from 1; None if none does."""

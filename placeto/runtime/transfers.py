@@ -89,14 +89,12 @@ def _copied(source: LocalDevice, destination: LocalDevice, size: int) -> float:
         return float(np.median(times[1:])) * 1e6
 
     owner = destination if source.is_cpu else source  # a GPU's thread
-    median: float = owner.run(copy)
-    return median
+    return owner.run(copy)
 
 
 def peaks(device: LocalDevice) -> tuple[float, float]:
     """FLOP/s of a float32 matrix product, and bytes/s of a copy, each the best of some: for rooflines."""
-    found: tuple[float, float] = device.run(_peaks, device)
-    return found
+    return device.run(_peaks, device)
 
 
 def _peaks(device: LocalDevice) -> tuple[float, float]:

@@ -57,19 +57,9 @@ _WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 
 @contextmanager
-def watching(watch: Watch) -> Iterator[None]:
-    """Within it the watch sees all placers of this thread."""
+def watching(watch: Watch | None) -> Iterator[None]:
+    """Within it the watch sees all placers of this thread; None sees nothing: what is placed isn't the user's."""
     token = _WATCH.set(watch)
-    try:
-        yield
-    finally:
-        _WATCH.reset(token)
-
-
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """Within it nothing is told: what is placed is not what the user asked for."""
-    token = _WATCH.set(None)
     try:
         yield
     finally:

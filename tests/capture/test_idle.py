@@ -24,8 +24,7 @@ class Heads(nn.Module):
         self.register_buffer("table", torch.zeros(1000, 16))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.one(self.experts[1](self.body(x)))
-        return out
+        return self.one(self.experts[1](self.body(x)))
 
 
 def total(module: nn.Module) -> int:

@@ -84,8 +84,7 @@ def test_master_weights_beside_those_of_16_bits(optimizer: str, beside: int) -> 
             self.parts = module
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.parts[1](self.parts[0](x).float()).sum()
-            return out
+            return self.parts[1](self.parts[0](x).float()).sum()
 
     x = torch.zeros(2, 8, dtype=torch.bfloat16)
     plain, mixed = (
@@ -342,8 +341,7 @@ class Language(nn.Module):
         for block in self.blocks:
             reentrant = self.again == "reentrant"
             y = checkpoint(block, y, self.mask, use_reentrant=reentrant) if self.again else block(y, self.mask)
-        out: Tensor = self.out(self.norm(y)).flatten(0, 1)
-        return out
+        return self.out(self.norm(y)).flatten(0, 1)
 
 
 @pytest.mark.parametrize("again", ["", "plain", "reentrant"])

@@ -22,8 +22,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, masks: dict[str, list[Tensor]]) -> Tensor:
         x = self.again(x) * self.scale.view(1, 4)
-        out: Tensor = self.tied(self.last(x)) * (masks["some"][0] > 0)
-        return out
+        return self.tied(self.last(x)) * (masks["some"][0] > 0)
 
 
 INPUTS = [torch.randn(2, 4), {"some": [torch.randn(2, 1)]}]

@@ -21,8 +21,7 @@ def language_model(**options: Any) -> nn.Module:
     torch.manual_seed(0)
     small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.LlamaConfig(**small, vocab_size=11, use_cache=False, **options)
-    module: nn.Module = transformers.LlamaForCausalLM(config)
-    return module
+    return transformers.LlamaForCausalLM(config)
 
 
 class Positioned(nn.Module):
@@ -33,8 +32,7 @@ class Positioned(nn.Module):
         self.model, self.positions = language_model(), positions
 
     def forward(self, ids: Tensor) -> Tensor:
-        loss: Tensor = self.model(input_ids=ids, labels=ids, position_ids=self.positions(ids)).loss
-        return loss
+        return self.model(input_ids=ids, labels=ids, position_ids=self.positions(ids)).loss
 
 
 def restarted(ids: Tensor) -> Tensor:

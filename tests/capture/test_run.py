@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture import CaptureError, capture_training, trace_training
+from placeto.capture.trace import CaptureError, capture_training, trace_training
 from tests.capture.zoo import Experts
 from tests.captures import meta, mlp
 
@@ -20,8 +20,7 @@ class Chosen(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.count += 1
         (rows,) = torch.nonzero(x.sum(1) > 0, as_tuple=True)
-        chosen: Tensor = self.two(torch.relu(self.one(x)[rows]))
-        return chosen
+        return self.two(torch.relu(self.one(x)[rows]))
 
 
 def test_sizes_are_those_of_the_example() -> None:

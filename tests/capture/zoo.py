@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from placeto.capture import capture_training
+from placeto.capture.trace import capture_training
 from tests.capture.hugging_face import MODELS
 from tests.capture.steps import Entry, Step
 from tests.capture.zoo_flops import ZOO_FLOPS
@@ -113,8 +113,7 @@ class Recurrent(nn.Module):
         x, _ = self.net(x)
         if lengths is not None:
             x, _ = pad_packed_sequence(x, batch_first=True)
-        logits: Tensor = self.out(x)
-        return logits
+        return self.out(x)
 
 
 def recurrent(kind: Callable[..., nn.Module], packed: bool = False, **options: Any) -> Step:
@@ -134,8 +133,7 @@ def cells() -> Step:
             state: Any = (torch.zeros_like(x[0]), torch.zeros_like(x[0]))
             for step in x.unbind():
                 state = self.lstm(self.gru(step, state[0]), state)
-            out: Tensor = state[0]
-            return out
+            return state[0]
 
     return Step(Unrolled(), [torch.randn(4, 2, 4)], total)
 
@@ -153,8 +151,7 @@ def attention() -> Step:
 
         def forward(self, x: Tensor) -> Tensor:
             parts = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
-            out: Tensor = self.out(F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2))
-            return out
+            return self.out(F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).flatten(2))
 
     return Step(Attention(), [torch.randn(2, 6, 16)], total)
 
@@ -202,8 +199,7 @@ def dlrm() -> Step:
             stacked = torch.stack(features, dim=1)
             i, j = torch.triu_indices(4, 4, 1)
             pairs = torch.bmm(stacked, stacked.transpose(1, 2))[:, i, j]
-            out: Tensor = self.top(torch.cat([features[0], pairs], dim=1))
-            return out
+            return self.top(torch.cat([features[0], pairs], dim=1))
 
     sparse = [torch.randint(30, (5, 2)) for _ in range(3)]
     return Step(Recommender(), [torch.randn(5, 4), sparse], total)
@@ -287,8 +283,7 @@ def einsums() -> Step:
 
         def forward(self, x: Tensor) -> Tensor:
             x = torch.einsum("bsc,st->btc", x, self.tokens * self.mask)
-            out: Tensor = self.channels(x, torch.fft.fft(x).real)
-            return out
+            return self.channels(x, torch.fft.fft(x).real)
 
     return Step(Mixer(), [torch.randn(2, 6, 4)], total)
 
@@ -303,8 +298,7 @@ def graph_net(kind: str) -> Step:
             self.one, self.two = conv(8, 6), conv(6, 3)
 
         def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-            out: Tensor = self.two(F.relu(self.one(x, edges)), edges)
-            return out
+            return self.two(F.relu(self.one(x, edges)), edges)
 
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 3]])
     return Step(Net(), [torch.randn(6, 8), edges], total)

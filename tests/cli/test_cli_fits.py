@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from placeto.cli.command import main
+from tests.command_line import run
 
 NET = """
 import torch
@@ -37,14 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["fits", *words])
-    return int(ended.value.code or 0)
-
-
 def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("net.py:net", "--cluster", "2xv100", "--set", "frozen=True") == 0
+    assert run("fits", "net.py:net", "--cluster", "2xv100", "--set", "frozen=True") == 0
     printed = capsys.readouterr()
     assert "1 micro-batch\n" in printed.err
     first, head, row, sentence = printed.out.splitlines()
@@ -58,7 +52,7 @@ def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     words = ("--memory", "5MB", "--batch", "8", "--length", "128", "--precision", precision)
-    assert run("config.json", *words) == 0
+    assert run("fits", "config.json", *words) == 0
     out = capsys.readouterr().out
     how = "" if precision == "fp32" else f", {precision}"
     assert f"million parameters in float32, batch 8{how}, adam" in out
@@ -85,6 +79,6 @@ def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str
     ],
 )
 def test_what_is_wrong_is_refused(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*words) == 2
+    assert run("fits", *words) == 2
     (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert told in error

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from placeto.cli.command import main
 from placeto.formats.placement import load_placement
 from placeto.planning import ways
+from tests.command_line import run
 
 NET = """
 import torch
@@ -26,12 +26,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    return int(ended.value.code or 0)
 
 
 def test_the_page_says_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

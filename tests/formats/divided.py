@@ -248,8 +248,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
-        out: Tensor = x + self.attend(y, y, y, need_weights=False)[0]
-        return out
+        return x + self.attend(y, y, y, need_weights=False)[0]
 
 
 class Attention(nn.Sequential):

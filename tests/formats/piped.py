@@ -32,8 +32,7 @@ class Chain(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.body.layers:  # type: ignore[union-attr]
             x = layer(x) * self.table
-        out: Tensor = self.norm(x)
-        return out
+        return self.norm(x)
 
 
 class Skip(nn.Module):
@@ -47,8 +46,7 @@ class Skip(nn.Module):
         x = y = self.first(x)
         for block in self.blocks:
             y = block(y).tanh()
-        out: Tensor = self.last(x + y)
-        return out
+        return self.last(x + y)
 
 
 class Tied(nn.Module):
@@ -60,8 +58,7 @@ class Tied(nn.Module):
         self.other.weight = self.one.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.rest[0](self.other(self.mid(self.one(x)).tanh()))
-        return out
+        return self.rest[0](self.other(self.mid(self.one(x)).tanh()))
 
 
 class Twice(nn.Module):
@@ -72,8 +69,7 @@ class Twice(nn.Module):
         self.a, self.b, self.c, self.act = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Tanh()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.c(self.act(self.a(self.act(self.b(self.act(self.a(x)))))))
-        return out
+        return self.c(self.act(self.a(self.act(self.b(self.act(self.a(x)))))))
 
 
 class Borrowed(nn.Module):
@@ -85,8 +81,7 @@ class Borrowed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.mid[0](self.first(x) @ self.last.weight)
-        out: Tensor = self.mid[1](x.tanh())
-        return out
+        return self.mid[1](x.tanh())
 
 
 MODELS = {kind.__name__: kind for kind in (Chain, Skip, Tied, Twice, Borrowed)}

@@ -32,8 +32,7 @@ class Block(nn.Sequential):
     """What it adds to its argument."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + super().forward(x)
-        return out
+        return x + super().forward(x)
 
 
 class Model(nn.Module):
@@ -51,8 +50,7 @@ class Model(nn.Module):
         x = self.embedding(words)
         for block in self.blocks:
             x = block(x)
-        out: Tensor = self.head(x)
-        return out
+        return self.head(x)
 
 
 WORDS = torch.arange(24).reshape(4, 6)

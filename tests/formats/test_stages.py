@@ -77,8 +77,7 @@ class Late(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.blocks[1](self.blocks[0](x)) + x
-        out: Tensor = self.blocks[2](y)
-        return out
+        return self.blocks[2](y)
 
 
 class Early(nn.Module):
@@ -101,8 +100,7 @@ def test_an_input_that_a_later_stage_reads_is_refused() -> None:
 
     class Towers(Late):
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.blocks[0](x) + self.blocks[1](x)
-            return out
+            return self.blocks[0](x) + self.blocks[1](x)
 
     with pytest.raises(ExportError, match=r"can run 1 stage, not 2, since blocks\.1 reads the model's input x"):
         stages(Towers())
@@ -135,8 +133,7 @@ class Far(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.a(x)
-        out: Tensor = self.d(self.c(self.b(x))) + x * (x > 0)
-        return out
+        return self.d(self.c(self.b(x))) + x * (x > 0)
 
 
 def test_gradients_of_two_later_stages_are_refused_in_training() -> None:

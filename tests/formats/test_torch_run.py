@@ -199,8 +199,7 @@ def test_modules_that_torch_cuts_in_two_are_refused() -> None:
             self.table, self.first, self.second = Table(), nn.Linear(8, 8), nn.Linear(8, 8)
 
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.second(self.first(x) * self.table(x))
-            return y
+            return self.second(self.first(x) * self.table(x))
 
     plan = {"split_points": [["second", "beginning"]]}
     x = torch.ones(4, 8)

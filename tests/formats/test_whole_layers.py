@@ -26,8 +26,7 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.narrow(self.wide(x).tanh())
-        return out
+        return x + self.narrow(self.wide(x).tanh())
 
 
 class Language(nn.Module):
@@ -43,8 +42,7 @@ class Language(nn.Module):
         x = self.embed(words)
         for block in self.body["h"]:  # type: ignore[attr-defined]
             x = block(x)
-        out: Tensor = self.head(self.norm(x))
-        return out
+        return self.head(self.norm(x))
 
 
 INPUT = torch.zeros(8, 32, dtype=torch.long)

@@ -66,8 +66,7 @@ class Late(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.layers[2](self.layers[1](self.layers[0](x)))
-        out: Tensor = self.layers[3](y) + x
-        return out
+        return self.layers[3](y) + x
 
 
 class Again(nn.Module):
@@ -78,8 +77,7 @@ class Again(nn.Module):
         self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.other(self.one(self.other(self.one(x))))
-        return out
+        return self.other(self.one(self.other(self.one(x))))
 
 
 def tied() -> nn.Module:

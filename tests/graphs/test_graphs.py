@@ -1,5 +1,4 @@
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,16 +144,6 @@ def small(family: str) -> TrainingStep:
     return module.training_step(SMALL[family])  # type: ignore[attr-defined]
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Tiny tensors: threads would only wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_really_train(family: str) -> None:
     torch.manual_seed(0)

@@ -42,15 +42,6 @@ NAMES += ["transformer_xl", "transformer_xl-2", "transformer_xl-4", "transformer
 NAMES += ["wavenet", "wavenet-2x18", "wavenet-4x36", "bert", "llama", "moe", "unet"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    """Tiny tensors: threads would only wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def on_meta(step: Callable[[Any], TrainingStep], network: Any) -> TrainingStep:
     with torch.device("meta"):
         return step(network)

@@ -34,8 +34,7 @@ class Encodes(nn.Module):
         self.layer = nn.MultiheadAttention(width, heads, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.layer(x, x, x, need_weights=False)[0]
-        return made
+        return self.layer(x, x, x, need_weights=False)[0]
 
 
 def like(value: Any) -> Any:

@@ -21,20 +21,10 @@ from placeto.runtime.program import Program
 from placeto.simulator.schedule import simulate
 
 
-@pytest.fixture(scope="module")
-def devices() -> Iterator[list[LocalDevice]]:
-    opened = open_devices(["cpu:0", "cpu:1"])
-    yield opened
-    for device in opened:
-        device.thread.shutdown()
-
-
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before, torch_threads = torch._C._get_mkldnn_enabled(), torch.get_num_threads()
-    torch.set_num_threads(1)
+def _mkldnn_as_before() -> Iterator[None]:
+    before = torch._C._get_mkldnn_enabled()
     yield
-    torch.set_num_threads(torch_threads)
     torch._C._set_mkldnn_enabled(before)
 
 

@@ -1,6 +1,6 @@
 """Tuning: what is chosen, and by which times."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from placeto.problem.problem import PlacementProblem
 from placeto.runtime import tuning
-from placeto.runtime.devices import LocalDevice, open_devices
+from placeto.runtime.devices import LocalDevice
 from placeto.runtime.profiling import profile
 from placeto.runtime.steps import RealStep, real_training
 from placeto.runtime.tuning import Round, corrected, in_turns, tune
@@ -24,14 +24,6 @@ class Towers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([tower(x) for tower in self.towers]).sum()
-
-
-@pytest.fixture(scope="module")
-def devices() -> Iterator[list[LocalDevice]]:
-    opened = open_devices(["cpu:0", "cpu:1"])
-    yield opened
-    for device in opened:
-        device.thread.shutdown()
 
 
 @pytest.fixture(scope="module")

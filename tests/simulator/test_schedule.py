@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -131,38 +130,29 @@ def test_golden_schedule() -> None:
 
 
 @pytest.mark.parametrize(("transfers", "link"), MODES)
-def test_at_equal_times_deliveries_precede_links(transfers: str, link: str) -> None:
-    """At 10 us m ends, and a's empty tensor leaves and arrives: m's consumer is first in line, though a's name is."""
-    ops = [{"name": name, "outputs": [0], "time_us": {"*": 10.0}} for name in ("a", "m")]
-    ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in ("a", "m")]
-    schedule = simulate(_plain_problem(ops, ("d0", "d1"), transfers, link), np.array([0, 1, 1, 1]))
-    assert schedule.start_us.tolist() == [0.0, 0.0, 11.0, 10.0]
-
-
-@pytest.mark.parametrize(("transfers", "link"), MODES)
-def test_at_equal_times_links_go_by_the_name_of_their_device(transfers: str, link: str) -> None:
-    """Two empty tensors leave and arrive at 10 us; '/gpu:10' < '/gpu:2' lets b's arrive before a's."""
-    ops = [{"name": name, "outputs": [0], "time_us": {"*": 10.0}} for name in ("a", "b")]
-    ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in ("a", "b")]
-    names = ("/gpu:2", "/gpu:10", "/gpu:3")
-    schedule = simulate(_plain_problem(ops, names, transfers, link), np.array([0, 1, 2, 2]))
-    assert schedule.start_us.tolist() == [0.0, 0.0, 11.0, 10.0]
-
-
-@pytest.mark.parametrize(("transfers", "link"), MODES)
-def test_at_equal_times_deliveries_go_by_the_name_of_the_producer(transfers: str, link: str) -> None:
-    """Two tensors arrive at 20 us, op10's before op9's, though op9 stands first in the graph."""
-    ops = [{"name": name, "outputs": [10_000], "time_us": {"*": 10.0}} for name in ("op9", "op10")]
-    ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in ("op9", "op10")]
-    schedule = simulate(_plain_problem(ops, ("d0", "d1", "d2"), transfers, link), np.array([0, 1, 2, 2]))
-    assert schedule.start_us.tolist() == [0.0, 0.0, 21.0, 20.0]
-
-
-def _plain_problem(ops: list[dict[str, Any]], names: tuple[str, ...], transfers: str, link: str) -> PlacementProblem:
-    """Devices without overhead, links of 1000 bytes/us without latency or gap."""
-    devices, size = tuple(Device(name, "x", 1.0, 1.0, 10**9) for name in names), (len(names), len(names))
-    cluster = Cluster("plain", devices, np.full(size, 1000.0), np.zeros(size), transfers, link, dispatch="fifo")
-    return PlacementProblem(ComputationGraph.from_ops("ties", ops), cluster)
+@pytest.mark.parametrize(
+    ("producers", "size", "names"),
+    [
+        # At 10 us m ends, and a's empty tensor leaves and arrives: m's consumer is first in line, though a's name is.
+        (("a", "m"), 0, ("d0", "d1")),
+        # Two empty tensors leave and arrive at 10 us; '/gpu:10' < '/gpu:2' lets b's arrive before a's.
+        (("a", "b"), 0, ("/gpu:2", "/gpu:10", "/gpu:3")),
+        # Two tensors arrive at 20 us, op10's before op9's, though op9 stands first in the graph.
+        (("op9", "op10"), 10_000, ("d0", "d1", "d2")),
+    ],
+    ids=["deliveries precede links", "links by the name of their device", "deliveries by the name of the producer"],
+)
+def test_at_equal_times(
+    producers: tuple[str, str], size: int, names: tuple[str, ...], transfers: str, link: str
+) -> None:
+    """Each op is on a device of its own, but the two consumers on the last one; links take 1000 bytes/us."""
+    ops = [{"name": name, "outputs": [size], "time_us": {"*": 10.0}} for name in producers]
+    ops += [{"name": f"{op}'", "inputs": [[op, 0]], "time_us": {"*": 1.0}} for op in producers]
+    devices, shape = tuple(Device(name, "x", 1.0, 1.0, 10**9) for name in names), (len(names), len(names))
+    cluster = Cluster("plain", devices, np.full(shape, 1000.0), np.zeros(shape), transfers, link, dispatch="fifo")
+    problem, last = PlacementProblem(ComputationGraph.from_ops("ties", ops), cluster), len(names) - 1
+    arrive = 10.0 + size / 1000.0
+    assert simulate(problem, np.array([0, 1, last, last])).start_us.tolist() == [0.0, 0.0, arrive + 1.0, arrive]
 
 
 def test_unicast_sends_once_per_destination_and_broadcast_once() -> None:

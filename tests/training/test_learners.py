@@ -52,6 +52,11 @@ def test_iterations_keep_the_best_placement_met_and_validation_changes_nothing(t
     numbers = learner.iterate(state, 0.0)
     assert (state.elite_score <= before).all()
     assert numbers["makespan/episode_end"] >= numbers["makespan/episode_best"] >= state.elite_score.min()
+    check_elite_and_validation(learner, state)
+
+
+def check_elite_and_validation(learner, state):
+    """What was kept takes as long as is said, and validation answers the same twice, and changes nothing."""
     for index, problem in enumerate(learner.problems.values()):
         makespan = simulate(problem, learner.best_placement(state, index)).makespan_us
         np.testing.assert_allclose(makespan / problem.single_device_us, state.elite_score[index])
@@ -61,7 +66,7 @@ def test_iterations_keep_the_best_placement_met_and_validation_changes_nothing(t
     assert np.array_equal(one.end, other.end)
     assert np.array_equal(one.best_met, other.best_met)
     assert torch.equal(random, state.torch_random.get_state())
-    assert all(torch.equal(value, parameters[name]) for name, value in state.policy.state_dict().items())
+    assert same(parameters, state.policy.state_dict())
     first = next(iter(learner.validation.values()))
     np.testing.assert_allclose(simulate(first, one.placement).makespan_us / first.single_device_us, one.best_met[0])
 
@@ -78,16 +83,7 @@ def test_one_shot_rounds_keep_the_best_placement_met_and_validation_changes_noth
     for _ in range(6):
         learner.iterate(state, 0.0)
     assert state.simulations == 6 * 2 * 4
-    for index, problem in enumerate(learner.problems.values()):
-        makespan = simulate(problem, learner.best_placement(state, index)).makespan_us
-        np.testing.assert_allclose(makespan / problem.single_device_us, state.elite_score[index])
-    random = state.torch_random.get_state()
-    one, other = learner.validate(state), learner.validate(state)
-    assert np.array_equal(one.end, other.end)
-    assert np.array_equal(one.best_met, other.best_met)
-    assert torch.equal(random, state.torch_random.get_state())
-    first = next(iter(learner.validation.values()))
-    np.testing.assert_allclose(simulate(first, one.placement).makespan_us / first.single_device_us, one.best_met[0])
+    check_elite_and_validation(learner, state)
 
 
 def advantages_of(relative, config, problems, history, fits=None, counts=None):
@@ -171,15 +167,9 @@ def test_one_shot_updates_raise_the_probability_of_what_turned_out_well(placer, 
 
 
 def test_a_one_shot_run_resumes_bit_identically(tmp_path):
-    config = one_shot(tmp_path / "whole")
-    train(config, problems(3), problems(2, 10))
-    with pytest.raises(Stop):
-        train(replace(config, out=str(tmp_path / "half")), problems(3), problems(2, 10), report=stop_at(4))
-    assert load_checkpoint(tmp_path / "half")["iteration"] == 4
-    train(replace(config, out=str(tmp_path / "half")), problems(3), problems(2, 10), resume=True)
-    one, other = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "half")
+    one, stopped, other = whole_stopped_and_resumed(one_shot(tmp_path / "whole"), tmp_path / "half")
+    assert stopped["iteration"] == 4
     assert one["iteration"] == other["iteration"] == 8
-    assert same(one["parameters"], other["parameters"])
     assert same(one["best_parameters"], other["best_parameters"])
     assert {key: float(value) for key, value in one["history"].items()} == {
         key: float(value) for key, value in other["history"].items()
@@ -190,12 +180,21 @@ class Stop(Exception):
     """As if the machine had failed."""
 
 
-def stop_at(iteration):
+def whole_stopped_and_resumed(config, half):
+    """Checkpoints of a run, of one that ends after four iterations, and of that one gone on to the same end."""
+
     def report(done, note):
-        if note.startswith(f"iteration {iteration},"):
+        if note.startswith("iteration 4,"):
             raise Stop
 
-    return report
+    train(config, problems(3), problems(2, 10))
+    with pytest.raises(Stop):
+        train(replace(config, out=str(half)), problems(3), problems(2, 10), report=report)
+    stopped = load_checkpoint(half)
+    train(replace(config, out=str(half)), problems(3), problems(2, 10), resume=True)
+    one, other = load_checkpoint(config.out), load_checkpoint(half)
+    assert same(one["parameters"], other["parameters"])
+    return one, stopped, other
 
 
 @pytest.mark.parametrize("placer", ["placeto", "seq2seq"])
@@ -337,15 +336,8 @@ def test_states_are_remembered_as_they_were(tmp_path):
 
 
 def test_a_run_that_remembers_states_resumes_bit_identically(tmp_path):
-    config = remembering(tmp_path / "whole")
-    train(config, problems(3), problems(2, 10))
-    half = replace(config, out=str(tmp_path / "half"))
-    with pytest.raises(Stop):
-        train(half, problems(3), problems(2, 10), report=stop_at(4))
-    train(half, problems(3), problems(2, 10), resume=True)
-    one, other = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "half")
+    one, _, other = whole_stopped_and_resumed(remembering(tmp_path / "whole"), tmp_path / "half")
     assert one["iteration"] == other["iteration"] == 6
-    assert same(one["parameters"], other["parameters"])
     assert one["replay"].pop("added") == other["replay"].pop("added") == 6 * 4 * 3
     assert same(one["replay"], other["replay"])
 
@@ -375,12 +367,5 @@ def test_the_supervised_stage_begins_where_annealing_has_been(tmp_path):
 def test_what_was_remembered_is_forgotten_with_its_stage(tmp_path):
     config = remembering(tmp_path / "whole")
     config = replace(config, learning=replace(config.learning, reinforcement=0.5, replicas=2, moves=3))
-    half = replace(config, out=str(tmp_path / "half"))
-    train(config, problems(3), problems(2, 10))
-    with pytest.raises(Stop):
-        train(half, problems(3), problems(2, 10), report=stop_at(4))
-    assert load_checkpoint(tmp_path / "half")["replay"] is None
-    train(half, problems(3), problems(2, 10), resume=True)
-    one, other = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "half")
-    assert one["replay"] is other["replay"] is None
-    assert same(one["parameters"], other["parameters"])
+    one, stopped, other = whole_stopped_and_resumed(config, tmp_path / "half")
+    assert one["replay"] is stopped["replay"] is other["replay"] is None

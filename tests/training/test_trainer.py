@@ -107,27 +107,7 @@ def test_curves(uninterrupted):
     events = EventAccumulator(str(uninterrupted))
     events.Reload()
     tags = events.Tags()
-    expected = {
-        "loss/supervised",
-        "loss/ranking",
-        "loss/policy",
-        "return/mean",
-        "policy/entropy",
-        "train/gradient_norm",
-        "train/learning_rate",
-        "makespan/episode_end",
-        "makespan/episode_best",
-        "makespan/best",
-        "validation/end",
-        "validation/to_heuristic",
-        "placements/simulated",
-        "seconds/simulation",
-        "seconds/network",
-        "seconds/other",
-        "seconds/elapsed",
-        "hparam/validation",
-    }
-    assert expected <= set(tags["scalars"])
+    assert "hparam/validation" in tags["scalars"], "others are in test_tags.py"
     assert "schedule/validation" in tags["images"]
     assert [e.step for e in events.Scalars("placements/simulated")] == list(range(1, 9))
     assert len(events.Scalars("loss/policy")) == 4  # the second half
@@ -320,11 +300,14 @@ def test_same_seed_same_run(tmp_path):
     assert np.isfinite(runs[0]["best_validation"])
 
 
-def test_the_average_of_the_last_parameters_is_what_is_judged():
-    policy = torch.nn.Linear(1, 1)
+def state_of(policy):
     optimizer, elite = torch.optim.SGD(policy.parameters(), 0.1), np.zeros((1, 1), np.int64)
-    state = TrainState(policy, optimizer, torch.Generator(), np.random.default_rng(), elite, np.zeros(1))
-    seen = []
+    return TrainState(policy, optimizer, torch.Generator(), np.random.default_rng(), elite, np.zeros(1))
+
+
+def test_the_average_of_the_last_parameters_is_what_is_judged():
+    policy, seen = torch.nn.Linear(1, 1), []
+    state = state_of(policy)
     for value in (1.0, 4.0, 7.0, 7.0):
         torch.nn.init.constant_(policy.weight, value)
         state.iteration += 1

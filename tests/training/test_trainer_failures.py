@@ -6,10 +6,9 @@ import torch
 
 from placeto.problem.files import BusyError
 from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from placeto.training.learners.base import TrainState
 from placeto.training.trainer import TrainingError, _finite, train
 from tests.problem.test_files import held, limited
-from tests.training.test_trainer import config, problems
+from tests.training.test_trainer import config, problems, state_of
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +49,11 @@ def test_numbers_that_are_not_finite_stop_the_run(finished, tmp_path):
     ):
         train(config(tmp_path), problems(2), problems(1, 10), initial=initial)
     policy = torch.nn.Linear(1, 1)
-    optimizer, elite = torch.optim.SGD(policy.parameters(), 0.1), np.zeros((1, 1), np.int64)
-    state = TrainState(policy, optimizer, torch.Generator(), np.random.default_rng(), elite, np.zeros(1))
     with (
         pytest.raises(
             TrainingError, match=r"the parameters are not finite; .*checkpoint\.pt keeps the last good state"
         ),
-        _finite(config(finished), state),
+        _finite(config(finished), state_of(policy)),
     ):
         torch.nn.init.constant_(policy.weight, np.inf)
 

@@ -303,7 +303,7 @@ class Cluster:
     @cached_property
     def host(self) -> np.ndarray:
         """(D,) int64, number of the host that each device is in."""
-        return _frozen(np.array(self.hosts, np.int64))
+        return frozen(np.array(self.hosts, np.int64))
 
     @cached_property
     def paths(self) -> tuple[np.ndarray, np.ndarray]:
@@ -311,26 +311,25 @@ class Cluster:
         crossed = np.array([pairs.ravel() for pairs in crossings(self)], bool).reshape(-1, self.num_devices**2)
         pairs, links = np.nonzero(crossed.T)
         ptr = np.searchsorted(pairs, np.arange(self.num_devices**2 + 1))
-        return _frozen(ptr.astype(np.int64)), _frozen(links.astype(np.int64))
+        return frozen(ptr.astype(np.int64)), frozen(links.astype(np.int64))
 
     @cached_property
     def memory(self) -> np.ndarray:
         """(D,) int64, bytes."""
-        return _frozen(np.array([device.memory for device in self.devices], np.int64))
+        return frozen(np.array([device.memory for device in self.devices], np.int64))
 
     @cached_property
     def overhead_us(self) -> np.ndarray:
         """(D,) float64, microseconds a device stays busy after each op of non-zero cost."""
-        return _frozen(np.array([device.overhead_us for device in self.devices], np.float64))
+        return frozen(np.array([device.overhead_us for device in self.devices], np.float64))
 
     @cached_property
     def device_rank(self) -> np.ndarray:
         """(D,) int64, rank of each device name in string order: the simulator's tie-break."""
-        rank = np.empty(self.num_devices, np.int64)
-        rank[sorted(range(self.num_devices), key=self.device_names.__getitem__)] = np.arange(self.num_devices)
-        return _frozen(rank)
+        return frozen(np.argsort(sorted(range(self.num_devices), key=self.device_names.__getitem__)))
 
 
-def _frozen(array: np.ndarray) -> np.ndarray:
+def frozen(array: np.ndarray) -> np.ndarray:
+    """The array itself, which nobody can write to any more."""
     array.setflags(write=False)
     return array

@@ -128,6 +128,4 @@ class GraphArrays:
     @cached_property
     def name_rank(self) -> np.ndarray:
         """(N,) int64, rank of each op name in string order: the simulator's tie-break."""
-        rank = np.empty(self.num_ops, np.int64)
-        rank[sorted(range(self.num_ops), key=self.op_names.__getitem__)] = np.arange(self.num_ops)
-        return rank
+        return np.argsort(sorted(range(self.num_ops), key=self.op_names.__getitem__))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from placeto.capture import capture_training
+from placeto.capture.trace import capture_training
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import Groups, cut_groups, expand, group_ops, join_groups, split_groups
@@ -104,13 +104,13 @@ def test_unconnected_ops_are_packed() -> None:
 
 @pytest.mark.parametrize("max_groups", [1, 3, 200])
 def test_colocation_is_kept(max_groups: int) -> None:
-    ops = chain(30)
-    for i in range(0, 30, 7):
-        ops[i]["colocation"] = "same"
-    graph = problem(ops)
+    graph = problem([op | ({} if i % 7 else {"colocation": "same"}) for i, op in enumerate(chain(30))])
     result = group_ops(graph, max_groups)
     assert together(result, graph.graph, "op0", "op7", "op14", "op21", "op28")
     assert result.num_groups <= max_groups
+    parts = split_groups(graph, group_ops(graph, 3), 100)
+    assert together(parts, graph.graph, "op0", "op7", "op14", "op21", "op28")
+    assert parts.num_groups == 26
 
 
 def test_ops_of_no_cost_join_producer_or_first_user() -> None:
@@ -276,16 +276,6 @@ def test_groups_are_cut_where_a_placement_does() -> None:
     for group in range(groups.num_groups):
         members = np.unique(cut.group[groups.group == group])
         assert len(members) < 2 or any(np.array_equal(members, each) for each in cut.sets)
-
-
-def test_parts_keep_colocated_ops_together() -> None:
-    ops = chain(30)
-    for i in range(0, 30, 7):
-        ops[i]["colocation"] = "same"
-    graph = problem(ops)
-    parts = split_groups(graph, group_ops(graph, 3), 100)
-    assert together(parts, graph.graph, "op0", "op7", "op14", "op21", "op28")
-    assert parts.num_groups == 26
 
 
 def test_edges_of_no_bytes_tie_nothing_together() -> None:
