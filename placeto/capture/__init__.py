@@ -4,3 +4,14 @@ Input: an `nn.Module`, example inputs and a loss. Output: the `ComputationGraph`
 with the costs of every op. A capture also keeps which traced call each op comes from, so that a placed graph can be
 run.
 """
+
+from placeto.capture.trace import (
+    Capture,
+    CaptureError,
+    capture_inference,
+    capture_training,
+    trace_inference,
+    trace_training,
+)
+
+__all__ = ["Capture", "CaptureError", "capture_inference", "capture_training", "trace_inference", "trace_training"]

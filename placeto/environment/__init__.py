@@ -3,3 +3,29 @@
 Input: problems with their ops in groups, each an `Instance`, and placements. Output: observations with named columns
 (`observe`), and the states of batched episodes (`reset`, `step`). Addanki et al. 2019, section 3.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from placeto.lazily import lazily
+
+if TYPE_CHECKING:
+    from placeto.environment.config import EnvConfig
+    from placeto.environment.instance import Instance, InstanceBatch, make_instance
+    from placeto.environment.mdp import EnvState, reset, step
+    from placeto.environment.observation import observe
+
+__all__ = ["EnvConfig", "EnvState", "Instance", "InstanceBatch", "make_instance", "observe", "reset", "step"]
+
+_MODULES = {
+    "EnvConfig": "config",
+    "EnvState": "mdp",
+    "Instance": "instance",
+    "InstanceBatch": "instance",
+    "make_instance": "instance",
+    "observe": "observation",
+    "reset": "mdp",
+    "step": "mdp",
+}
+__getattr__, __dir__ = lazily(globals(), _MODULES)

@@ -4,3 +4,33 @@ Input: graphs that other programs wrote (PipeDream, dnn-partitioning, DOPPLER, S
 files. Output: placement files, Chrome traces, Gantt charts, exports and reports. A format is a module here and a line
 in a table. `gantt` is only imported where a chart is drawn, because matplotlib takes a second to load.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from placeto.lazily import lazily
+
+if TYPE_CHECKING:
+    from placeto.formats.chrome_trace import save_chrome_trace
+    from placeto.formats.importers import IMPORTERS, find_importer
+    from placeto.formats.placement import PlacementFile, load_placement, save_placement
+
+__all__ = [
+    "IMPORTERS",
+    "PlacementFile",
+    "find_importer",
+    "load_placement",
+    "save_chrome_trace",
+    "save_placement",
+]
+
+_MODULES = {
+    "IMPORTERS": "importers",
+    "PlacementFile": "placement",
+    "find_importer": "importers",
+    "load_placement": "placement",
+    "save_chrome_trace": "chrome_trace",
+    "save_placement": "placement",
+}
+__getattr__, __dir__ = lazily(globals(), _MODULES)  # a file is parsed in a process that starts quickly

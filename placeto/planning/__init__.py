@@ -3,3 +3,8 @@
 Input: a training step in several numbers of micro-batches, and a cluster. Output: the ways to run the step, the fastest
 first, or what is needed to make it fit into the memory of one device.
 """
+
+from placeto.planning.steps import PlannedStep, Plans
+from placeto.planning.ways import PlanningError, plan, plans_of, with_headroom
+
+__all__ = ["PlannedStep", "PlanningError", "Plans", "plan", "plans_of", "with_headroom"]

@@ -5,3 +5,38 @@ and the two together with a cost model (`costs/`) as a `PlacementProblem`, whose
 package also decides which ops stay together (`grouping/`), and checks the fields of JSON files (`fields.py`,
 `files.py`). Nothing here simulates: `placeto.simulator` does.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from placeto.lazily import lazily
+from placeto.problem.cluster import CLUSTERS, Cluster, ClusterError, Device, Link, Topology
+from placeto.problem.graph import ComputationGraph, GraphError, load_graph, save_graph
+from placeto.problem.problem import PlacementProblem, ProblemBatch
+
+if TYPE_CHECKING:
+    from placeto.problem.grouping import Groups, expand, group_ops, join_groups, split_groups
+
+__all__ = [
+    "CLUSTERS",
+    "Cluster",
+    "ClusterError",
+    "ComputationGraph",
+    "Device",
+    "GraphError",
+    "Groups",
+    "Link",
+    "PlacementProblem",
+    "ProblemBatch",
+    "Topology",
+    "expand",
+    "group_ops",
+    "join_groups",
+    "load_graph",
+    "save_graph",
+    "split_groups",
+]
+
+_GROUPING = "Groups", "expand", "group_ops", "join_groups", "split_groups"  # it loads numba
+__getattr__, __dir__ = lazily(globals(), dict.fromkeys(_GROUPING, "grouping"))

@@ -3,3 +3,21 @@
 A `Program` is a captured step as straight-line Python; a `LocalDevice` is a CPU core with a thread of its own, or a
 GPU. `profile` measures the ops of steps and the transfers between devices, and gives a cost model and a cluster.
 """
+
+from placeto.runtime.devices import DeviceError, LocalDevice, open_devices
+from placeto.runtime.profiling import Profile, profile
+from placeto.runtime.program import Program
+from placeto.runtime.steps import RealStep, StepError, real_inference, real_training
+
+__all__ = [
+    "DeviceError",
+    "LocalDevice",
+    "Profile",
+    "Program",
+    "RealStep",
+    "StepError",
+    "open_devices",
+    "profile",
+    "real_inference",
+    "real_training",
+]

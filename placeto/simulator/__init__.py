@@ -4,3 +4,18 @@ Input: a problem and placements. Output: a `Schedule`: what runs where and when,
 device, and the slack of each op. The kernels are compiled, and other compiled code may call them. An `Evaluator` counts
 the simulations of a search against its budget, and keeps the best placement.
 """
+
+from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.memory import MEMORY_PENALTY
+from placeto.simulator.schedule import PlacementError, Schedule, simulate, simulate_batch, slack
+
+__all__ = [
+    "MEMORY_PENALTY",
+    "Evaluator",
+    "PlacementError",
+    "PlacementResult",
+    "Schedule",
+    "simulate",
+    "simulate_batch",
+    "slack",
+]

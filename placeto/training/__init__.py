@@ -4,3 +4,23 @@ Input: problems of a family, and a config. Output: checkpoints and tensorboard c
 In each, a learner rolls out episodes, computes a loss and updates the policy, in one process or in several ranks.
 `trainer.train` is only imported where a policy is trained, because tensorboard and matplotlib take two seconds to load.
 """
+
+from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from placeto.training.config import (
+    LearningConfig,
+    OneShotLearningConfig,
+    OneShotTrainConfig,
+    TrainConfig,
+    default_config,
+)
+
+__all__ = [
+    "CheckpointError",
+    "LearningConfig",
+    "OneShotLearningConfig",
+    "OneShotTrainConfig",
+    "TrainConfig",
+    "default_config",
+    "load_checkpoint",
+    "save_checkpoint",
+]

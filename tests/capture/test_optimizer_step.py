@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from placeto.capture.trace import capture_training
+from placeto.capture import capture_training
 from tests.captures import meta, mlp, record
 
 

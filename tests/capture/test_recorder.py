@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from placeto.capture import CaptureError, capture_training, trace_inference
 from placeto.capture.labels import Label, Labels
 from placeto.capture.recorder import functional, mutates, record
-from placeto.capture.trace import CaptureError, capture_training, trace_inference
 
 
 def targets(traced: torch.fx.GraphModule) -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture.trace import CaptureError, capture_training, trace_training
+from placeto.capture import CaptureError, capture_training, trace_training
 from tests.capture.zoo import Experts
 from tests.captures import meta, mlp
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from placeto.capture.trace import capture_training
+from placeto.capture import capture_training
 from tests.capture.hugging_face import MODELS
 from tests.capture.steps import Entry, Step
 from tests.capture.zoo_flops import ZOO_FLOPS

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from placeto.capture.trace import capture_inference
+from placeto.capture import capture_inference
 from placeto.formats.importers import IMPORTERS, find_importer
 from placeto.formats.onnx_model import load
 from placeto.problem.graph import ComputationGraph, GraphError

@@ -3,3 +3,8 @@
 Input: an `Evaluator` with a budget, and a placement to begin with. Output: better placements, which the evaluator
 keeps. The loop over moves is compiled.
 """
+
+from placeto.heuristics.local_search.annealing import annealing, annealing_of_parts
+from placeto.heuristics.local_search.descents import climb, iterate
+
+__all__ = ["annealing", "annealing_of_parts", "climb", "iterate"]

@@ -3,3 +3,7 @@
 Input: a graph as units with features (`inputs`). Output: sampled placements with their log-probabilities. The table of
 all policies is `placeto.policies.POLICIES`.
 """
+
+from placeto.policies.one_shot.base import OneShotPolicy, Sample
+
+__all__ = ["OneShotPolicy", "Sample"]

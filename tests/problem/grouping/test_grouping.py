@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from placeto.capture.trace import capture_training
+from placeto.capture import capture_training
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import Groups, cut_groups, expand, group_ops, join_groups, split_groups
