@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-WIDTH, HEIGHT = 980, 395
+WIDTH, HEIGHT = 980, 425
 SVG = Path(__file__).with_name("architecture.svg")
 
 
@@ -56,6 +56,13 @@ BOXES = {
     "order": Box(760, 300, 210, "7 order", ("problem/dispatch.py", "heuristics/bounded_orders.py"), STEP),
 }
 SIMULATING = 138, 138, 838, 88  # a frame around the steps that simulate placements: left, top, width, height
+LEGEND = (  # what the colours mean, with the place of each from the left
+    (10, DATA, "data"),
+    (90, STEP, "a step, with its number on the page"),
+    (370, SIMULATED, "simulation"),
+    (480, LEARNED, "learned"),
+    (570, "none", "in the dashed frame: the steps that simulate placements"),
+)
 ARROWS = (  # from x, y to x, y, and what travels
     (160, 52, 200, 52, ""),
     (370, 52, 410, 52, ""),
@@ -102,6 +109,12 @@ def picture() -> str:
         )
         if label:
             parts.append(_text(x + 6, (y + to_y) // 2 + 4, label, 12))
+    for left, colour, meaning in LEGEND:
+        dashes = ' stroke-dasharray="3 2"' if colour == "none" else ""
+        parts.append(
+            f'<rect x="{left}" y="{HEIGHT - 21}" width="14" height="14" rx="3" fill="{colour}" stroke="#777"{dashes}/>'
+        )
+        parts.append(_text(left + 20, HEIGHT - 10, meaning, 12))
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -109,7 +109,8 @@ def main(config: AnytimeConfig) -> None:
     config.out.mkdir(parents=True, exist_ok=True)
     rows = anytime_rows(config)
     panels = {graph: mean_curves(of, "seconds") for (graph,), of in cells(rows, "graph").items()}
-    figure = panel_figure(panels, "seconds", "makespan / one device", f"Best so far, {config.cluster}", log=True)
+    title = f"Makespan of the best placement after so many seconds of a search, on {config.cluster}"
+    figure = panel_figure(panels, "seconds of the search", "makespan / one device", title, log=True)
     lines = [
         f"{config.cluster}, {config.seconds:g} s, {config.seeds} seed{'s' if config.seeds > 1 else ''}; {machine()}. "
         "Mean makespan of the best placement so far, of one device; - where a seed has none yet.",

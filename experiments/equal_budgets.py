@@ -216,8 +216,9 @@ def budget_figure(rows: Sequence[Row], config: BudgetConfig) -> Figure:
             for label in (GUIDED, *config.against)
         }
         levels[f"{family} on {cluster}"] = {name: float(by_label[name]) for name in (PASS, CHEAP)}
-    x_label = "simulations" if config.simulations else "seconds"
-    return panel_figure(panels, x_label, "makespan / one device", "Equal budgets", log=True, steps=False, levels=levels)
+    x_label = "budget, simulations" if config.simulations else "budget, seconds"
+    title = "Makespans of searches at equal budgets; lower is better"
+    return panel_figure(panels, x_label, "makespan / one device", title, log=True, steps=False, levels=levels)
 
 
 def main(config: BudgetConfig) -> None:

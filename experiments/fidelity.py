@@ -226,8 +226,9 @@ def picture(found: Sequence[Measurement]) -> Figure:
     for one in found:
         axes.scatter(one.measured_us / 1e3, one.simulated_us / 1e3, s=10, label=one.name)
     ends = [min(one.measured_us.min() for one in found) / 1e3, max(one.measured_us.max() for one in found) / 1e3]
-    axes.plot(ends, ends, color="0.5", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="simulated, ms")
+    axes.plot(ends, ends, color="0.5", linewidth=1, label="simulated = measured")
+    axes.set(xscale="log", yscale="log", xlabel="measured step, ms", ylabel="simulated step, ms")
+    axes.set_title("Simulated and measured steps; a dot is a placement", loc="left", fontsize="medium")
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     return figure

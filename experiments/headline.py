@@ -146,7 +146,7 @@ def main(config: HeadlineConfig) -> None:
         for family, own in distributions(families).items()
     }
     drawn = {family: own for family, own in panels.items() if own}
-    title = f"Graphs never seen, {config.clusters[0]}"
+    title = f"One pass of policies on {config.clusters[0]}: share of the graphs on which the makespan is at most x"
     figure = panel_figure(drawn, "makespan / one device", "share of graphs", title) if drawn else None
     publish(config.out, "headline", lines, figure)
 

@@ -140,6 +140,8 @@ def messages_figure(rows: Sequence[Row]) -> Figure:
         if place_ == 1:
             axes.set_ylabel("rank correlation, unseen graphs")
             axes.legend(fontsize="small", frameon=False, title="messages", title_fontsize="small")
+    title = "How well networks predict the effects of moves, by what was predicted; a dot is a seed"
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     return figure
 
 

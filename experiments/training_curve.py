@@ -89,7 +89,10 @@ def curve_figure(by_setting: dict[str, list[Row]]) -> Figure:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         if place == 1:
+            axes.set_ylabel("correlation, share of gain")
             axes.legend(fontsize="small", frameon=False)
+    title = "How well networks predict which moves gain most, by the size of the training; a dot is a seed"
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     return figure
 
 
