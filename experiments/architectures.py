@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import transformers
@@ -25,6 +25,7 @@ import placeto
 from experiments.command import command
 from experiments.tables import markdown, rule
 from placeto.capture.errors import CaptureError
+from placeto.placing import PlacedModel
 from placeto.progress import ProgressBar
 
 SIZES: Mapping[str, float | bool] = {
@@ -128,11 +129,12 @@ def outcome(module: nn.Module, inputs: Mapping[str, Tensor], parts: int) -> Outc
     """Capture, place and run a training step."""
     expected = eager(module, inputs, parts)
     random = difference(eager(module, inputs, parts), expected) > SAME
-    own: Any = deepcopy(module)
+    own = deepcopy(module)
     try:
         placed = placeto.place(own, inputs, cluster="2xv100", placer="etf", training=True, micro_batches=parts)
     except CaptureError as error:
         return Outcome(0, 0.0, random, str(error))
+    assert isinstance(placed, PlacedModel)
     placed.compile(devices=["cpu:0", "cpu:1"])(**inputs)
     found = difference([parameter.grad for parameter in own.parameters()], expected)
     return Outcome(placed.problem.num_ops, found, random, "")

@@ -196,6 +196,7 @@ def _values(
     if not small or node.op_type in ("If", "Loop", "Scan") or "Random" in node.op_type:
         return None
     try:
+        made: Any
         if node.op_type == "Unsqueeze" and "axes" in attributes:  # before opset 13, which alone the reference has
             made = [np.expand_dims(values[inputs[0]], tuple(attributes["axes"]))]
         else:
