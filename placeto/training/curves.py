@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from placeto.training.tags import meaning, tags_table
 BY_PLACEMENTS = "by-placements"
 """Folder within a run's, of the same curves against placements simulated."""
 _EVENTS = "events.out.tfevents."  # how names of event files begin
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CurvesError(ValueError):
@@ -41,15 +43,21 @@ class Curves:
         self.out = out
         self._writers: list[SummaryWriter] = []  # none, or one against steps and perhaps one against placements
         self._hook = threading.excepthook
+        self._folders: list[Path] = []
         if out is not None:
-            folders = [Path(out), Path(out) / BY_PLACEMENTS] if by_placements else [Path(out)]
-            first = [after + 1 for after in resumed or (-1, -1)]
-            for folder, step in zip(folders, first, strict=False):
-                _sort_before_new_files(folder)
-                self._writers.append(SummaryWriter(str(folder), purge_step=step))
+            self._folders = [Path(out), Path(out) / BY_PLACEMENTS] if by_placements else [Path(out)]
+        self._first = [after + 1 for after in resumed or (-1, -1)]
 
     def __enter__(self) -> Curves:
-        threading.excepthook = self._unless_told
+        threading.excepthook = self._unless_told  # first: a writer begins to write in a thread of its own
+        try:
+            with self._written() as writers:
+                for folder, step in zip(self._folders, self._first, strict=False):
+                    _sort_before_new_files(folder)
+                    writers.append(SummaryWriter(str(folder), purge_step=step))
+        except BaseException:
+            threading.excepthook = self._hook
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
@@ -103,8 +111,9 @@ class Curves:
         try:
             yield self._writers
         except OSError as problem:
+            advice = "make room" if problem.errno in _FULL else "make the folder writable"
             raise CurvesError(
-                f"{self.out}: curves can't be written ({problem.strerror}); make room: "
+                f"{self.out}: curves can't be written ({problem.strerror}); {advice}: "
                 "--resume goes on from the last checkpoint"
             ) from None
 

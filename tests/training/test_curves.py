@@ -1,3 +1,5 @@
+import errno
+import time
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +97,33 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
         curves.numbers(values, 1)
     assert str(error.value).startswith(f"{tmp_path}: curves can't be written (File too large); make room")
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_from_the_beginning_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tensorboard's thread writes before the first number does."""
+
+    def write_later(curves: Curves) -> None:
+        time.sleep(0.5)
+        curves.numbers({"loss/policy": 0.5}, 1)
+
+    with limited(0):
+        written = Curves(str(tmp_path), by_placements=True)
+        time.sleep(0.5)
+        with pytest.raises(CurvesError, match="make room"), written as curves:
+            write_later(curves)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_folder_that_is_only_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **keywords: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("placeto.training.curves.SummaryWriter", refuse)
+    expected = r"\(Read-only file system\); make the folder writable"
+    with pytest.raises(CurvesError, match=expected), Curves(str(tmp_path)):
+        pass
 
 
 def test_pictures_may_have_letters_that_the_font_lacks(tmp_path: Path) -> None:
