@@ -26,6 +26,7 @@ from placeto.capture.errors import CaptureError, explain, without_logs
 from placeto.capture.flops import UncountedWarning, uncounted
 from placeto.capture.labels import Labels
 from placeto.capture.micro_batches import TRACED, accumulated, batch_length, completed, joined, split_batch
+from placeto.capture.mixing import check_samples, resized
 from placeto.capture.names import with_names
 from placeto.capture.objects import Kept, closed, opened
 from placeto.capture.ops import computation_graph
@@ -184,10 +185,10 @@ def capture_step(
             stack.enter_context(torch.random.fork_rng(devices=[]) if mode_of_torch is None else mode_of_torch)
             yield
 
-    def recorded(leaves: Sequence[Any], spec: Any) -> GraphModule:
+    def recorded(leaves: Sequence[Any], spec: Any, what: Whole | None = None) -> GraphModule:
         def flat(*leaves: Any) -> Any:
             params, buffers, *given = tree_unflatten(leaves, spec)
-            return torch.func.functional_call(whole, {**params, **buffers}, tuple(closed(given)))
+            return torch.func.functional_call(what or whole, {**params, **buffers}, tuple(closed(given)))
 
         with torch.enable_grad(), labels.following(module):
             return record(flat, leaves, labels)
@@ -206,6 +207,18 @@ def capture_step(
         probe = Whole(module, both, others, name)
         torch.func.functional_call(probe, {**params, **buffers}, tuple(closed(given)))
         state.restore()
+
+    def forward_of(count: int) -> GraphModule:
+        def outputs(arguments: Any, extra: Any) -> list[Tensor | None]:
+            leaves = tree_flatten(opened(call_module(module, arguments)))[0]
+            return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+        params, buffers, *given = values()
+        given = resized(given, batch_length(inputs, targets), count)
+        try:
+            return recorded(*tree_flatten((params, buffers, *given)), Whole(module, outputs, others, name))
+        finally:
+            state.restore()
 
     def again() -> Signature:
         with tracing():
@@ -253,6 +266,9 @@ def capture_step(
                             "a buffer that keeps its shape (self.register_buffer), or pass it in and out"
                         )
                 state.restore()
+                if micro_batches > 1 and not run and parts <= TRACED:
+                    length = batch_length(inputs, targets)
+                    check_samples(traced, length // micro_batches, length, forward_of, name)
                 if mutates(traced):
                     traced = functional(traced, tree_flatten(values())[0])
                 if micro_batches == 1 or completed(traced, parts, micro_batches, join):
