@@ -113,10 +113,8 @@ def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:
         problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
     ) -> PlacementResult:
         from placeto.formats.exports import whole_modules
-        from placeto.problem.problem import PlacementProblem
 
-        graph = whole_modules(problem.graph, undivided)
-        whole = PlacementProblem(graph, problem.cluster, problem.costs, problem.dispatch)
+        whole = replace(problem, graph=whole_modules(problem.graph, undivided))
         result = placer(whole, simulations=simulations, seconds=seconds, seed=seed)
         return replace(result, problem=problem.under(result.problem.dispatch))
 

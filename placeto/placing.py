@@ -302,8 +302,7 @@ def with_undivided(problem: PlacementProblem, undivided: Sequence[str] | None) -
         return problem
     from placeto.formats.exports import whole_modules
 
-    graph = whole_modules(problem.graph, tuple(undivided))
-    return PlacementProblem(graph, problem.cluster, problem.costs, problem.dispatch)
+    return replace(problem, graph=whole_modules(problem.graph, tuple(undivided)))
 
 
 def check_budget(simulations: int | None, seconds: float | None, seed: int) -> None:

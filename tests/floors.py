@@ -3,8 +3,6 @@
 ``python -m tests.floors`` prints the rooms, what each imports, and its size.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter

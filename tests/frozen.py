@@ -4,8 +4,6 @@
 other numbers may do.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

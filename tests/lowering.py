@@ -3,8 +3,6 @@
 The result is a graph in which sums and relays are ops like any other, to be simulated by `tests.reference`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Counts the bytes of the tensors that are alive while a program runs, op by op."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Packages that add to Placeto, made up for a test."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Events in a heap, queues in deques, names compared as strings, one delivery per edge. Shares no code with placeto's.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import defaultdict
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Kernels read named tuples of many arrays by reference, and Python gets them back as they were."""
 
-from __future__ import annotations
-
 import sys
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Whoever wants to know hears once that kernels are compiled."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Packages that add policies, rewards and families: those of docs/extending.md as they stand there, and wrong ones."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Kernels depend on the files that they take something in from, and on no others."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

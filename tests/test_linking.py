@@ -1,7 +1,5 @@
 """Large kernels are compiled once, and found by the kernels that call them, in this process and in the next."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Small problems with a known optimum."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

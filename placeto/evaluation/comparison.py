@@ -209,48 +209,34 @@ def evaluate(
         for spec in specs
         for seed in seeds
     ]
+    keys, places = {job.key for job in jobs}, {job.place for job in jobs}
     with locked(out) if out is not None else nullcontext():
-        return _evaluate(jobs, graphs, cluster, costs, out, processes, history, report)
+        old = load_rows(out) if out is not None and Path(out).exists() else []
+        done = {row["key"]: row for row in old if row.get("key") in keys and (not history or "history" in row)}
+        others = [
+            row
+            for row in old
+            if row["cluster"] != cluster.name or (row["graph"], row["placer"], row["seed"]) not in places
+        ]
+        missing = [job for job in jobs if job.key not in done]
+        worker = _Worker({job.graph: graphs[job.graph] for job in missing}, cluster, costs, history)
 
+        def save() -> None:
+            if out is not None:
+                save_rows([*others, *(done[job.key] for job in jobs if job.key in done)], out)
 
-def _evaluate(
-    jobs: Sequence[Job],
-    graphs: Mapping[str, ComputationGraph],
-    cluster: Cluster,
-    costs: CostModel,
-    out: str | Path | None,
-    processes: int | None,
-    history: bool,
-    report: Callable[[int, int, str], None] | None,
-) -> list[Row]:
-    """The same for the jobs that this makes."""
-    wanted = {job.key: job for job in jobs}
-    old = load_rows(out) if out is not None and Path(out).exists() else []
-    done = {row["key"]: row for row in old if row.get("key") in wanted and (not history or "history" in row)}
-    places = {job.place for job in jobs}
-    others = [
-        row for row in old if row["cluster"] != cluster.name or (row["graph"], row["placer"], row["seed"]) not in places
-    ]
-    missing = [job for job in jobs if job.key not in done]
-    needed = {job.graph: graphs[job.graph] for job in missing}
-    worker = _Worker(needed, cluster, costs, history)
-
-    def save() -> None:
-        if out is not None:
-            save_rows([*others, *(done[job.key] for job in jobs if job.key in done)], out)
-
-    saved = time.monotonic()
-    try:
-        for job, row in _work(missing, worker, processes):
-            done[job.key] = row
-            if time.monotonic() - saved > SAVE_EVERY_S:
-                save()
-                saved = time.monotonic()
-            if report is not None:
-                report(len(done), len(jobs), f"{job.spec.label} on {job.graph}")
-    finally:
-        save()
-    return [done[job.key] for job in jobs]
+        saved = time.monotonic()
+        try:
+            for job, row in _work(missing, worker, processes):
+                done[job.key] = row
+                if time.monotonic() - saved > SAVE_EVERY_S:
+                    save()
+                    saved = time.monotonic()
+                if report is not None:
+                    report(len(done), len(jobs), f"{job.spec.label} on {job.graph}")
+        finally:
+            save()
+        return [done[job.key] for job in jobs]
 
 
 def load_rows(path: str | Path) -> list[Row]:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from placeto.simulator.data_parallel import ratio
+
 Row = dict[str, Any]
 COLUMNS = ("placer", "/ one device", "/ best known", "/ lower bound", "wins", "worst", "fits", "simulations", "seconds")
 _TIE = 1e-9  # relative
@@ -95,13 +97,6 @@ def held(row: Row) -> bool:
     return bool(row.get("single_fits", True))
 
 
-def ratio(makespan_us: float, other_us: float) -> float:
-    """Of two makespans; where ops take no time, 1 without transfers and inf with them."""
-    if other_us > 0:
-        return float(makespan_us / other_us)
-    return 1.0 if makespan_us == 0 else math.inf
-
-
 def _best(rows: Sequence[Row]) -> float:
     """Smallest makespan among those that fit, or among all if none does."""
     fitting = [row["makespan_us"] for row in rows if row["fits"]]
@@ -110,20 +105,18 @@ def _best(rows: Sequence[Row]) -> float:
 
 def _winners(rows: Sequence[Row]) -> set[tuple[str, str, str]]:
     """(graph, cluster, placer) of each win."""
-    means: dict[tuple[str, str], dict[str, tuple[bool, float]]] = {}
-    cells: dict[tuple[str, str, str], list[Row]] = {}
+    cells: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in rows:
-        cells.setdefault((row["graph"], row["cluster"], row["placer"]), []).append(row)
-    for (graph, cluster, placer), members in cells.items():
-        unfit = not all(row["fits"] for row in members)
-        mean = float(np.mean([row["makespan_us"] for row in members]))
-        means.setdefault((graph, cluster), {})[placer] = (unfit, mean)
+        cells.setdefault((row["graph"], row["cluster"]), {}).setdefault(row["placer"], []).append(row)
     winners = set()
-    for (graph, cluster), scores in means.items():
+    for cell, placers in cells.items():
+        scores = {
+            placer: (not all(row["fits"] for row in own), float(np.mean([row["makespan_us"] for row in own])))
+            for placer, own in placers.items()
+        }
         unfit, smallest = min(scores.values())
-        for placer, score in scores.items():
-            if score[0] == unfit and score[1] <= smallest * (1 + _TIE):
-                winners.add((graph, cluster, placer))
+        most = unfit, smallest * (1 + _TIE)
+        winners |= {(*cell, placer) for placer, score in scores.items() if score <= most}
     return winners
 
 

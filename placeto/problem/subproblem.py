@@ -5,11 +5,11 @@ Legend: D devices.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
-from placeto.problem.cluster import Cluster
 from placeto.problem.problem import PlacementProblem
 
 
@@ -26,18 +26,16 @@ def on_devices(problem: PlacementProblem, devices: tuple[int, ...]) -> Placement
         sides = tuple(tuple(name for name in side if name in names) for side in (link.senders, link.receivers))
         if any(sender != receiver for sender in sides[0] for receiver in sides[1]):
             shared.append(type(link)(link.name, link.bandwidth, *sides))
-    part = Cluster(
-        f"{cluster.name}[{','.join(map(str, devices))}]",
-        tuple(cluster.devices[device] for device in devices),
-        cluster.bandwidth[np.ix_(own, own)],
-        cluster.latency_us[np.ix_(own, own)],
-        cluster.transfers,
-        cluster.link,
-        cluster.link_gap_us,
-        cluster.dispatch,
-        tuple(shared),
+    part = replace(
+        cluster,
+        name=f"{cluster.name}[{','.join(map(str, devices))}]",
+        devices=tuple(cluster.devices[device] for device in devices),
+        bandwidth=cluster.bandwidth[np.ix_(own, own)],
+        latency_us=cluster.latency_us[np.ix_(own, own)],
+        shared_links=tuple(shared),
+        price_per_hour=None,
         hosts=tuple(np.unique(cluster.host[own], return_inverse=True)[1].tolist()),
     )
-    made = PlacementProblem(problem.graph, part, problem.costs, problem.dispatch)
+    made = replace(problem, cluster=part)
     vars(made)["priority"] = problem.priority  # else means over other devices may order the ops otherwise
     return made

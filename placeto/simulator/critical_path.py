@@ -49,8 +49,6 @@ def critical_path(schedule: Schedule) -> CriticalPath:
     overhead = np.where(schedule.finish_us > schedule.start_us, cluster.overhead_us[schedule.placement], 0.0)
     free = finish + np.append(overhead, np.full(schedule.num_sends, cluster.link_gap_us))
     before = _before(schedule, free)
-    first_edge = np.searchsorted(graph.edge_dst, np.arange(count + 1))
-    made_by = np.repeat(np.arange(count), np.diff(graph.output_ptr))
     sent = {
         (tensor, dst): count + send
         for send, (tensor, dst) in enumerate(
@@ -61,13 +59,13 @@ def critical_path(schedule: Schedule) -> CriticalPath:
     def inputs(step: int) -> list[int]:
         if step >= count:
             tensor, src = int(schedule.send_tensor[step - count]), int(schedule.send_src[step - count])
-            producer = int(made_by[tensor])
+            producer = int(graph.producer[tensor])
             # what comes from another device than its producer's is passed on
             return [producer if schedule.placement[producer] == src else sent[tensor, src]]
         here, found = int(schedule.placement[step]), []
-        for edge in range(first_edge[step], first_edge[step + 1]):
+        for edge in range(graph.input_ptr[step], graph.input_ptr[step + 1]):
             tensor = int(schedule.edge_tensor[edge])
-            producer = int(made_by[tensor])
+            producer = int(graph.producer[tensor])
             remote = schedule.placement[producer] != here
             found.append(sent.get((tensor, here), sent.get((tensor, -1), producer)) if remote else producer)
         return found

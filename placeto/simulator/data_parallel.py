@@ -51,7 +51,7 @@ class DataParallel:
     def gain(self, makespan_us: float) -> tuple[float, float]:
         """How many times the samples a second of a placement: at least, and at most."""
         placed_us = self.batches * makespan_us
-        return _ratio(placed_us, self.most_us), _ratio(placed_us, self.least_us)
+        return ratio(placed_us, self.most_us), ratio(placed_us, self.least_us)
 
 
 def data_parallel(problem: PlacementProblem) -> DataParallel:
@@ -103,7 +103,8 @@ def best_ring(cluster: Cluster, size: int) -> tuple[tuple[int, ...], float]:
     return best[1], 2 * (cluster.num_devices - 1) * best[0]
 
 
-def _ratio(time_us: float, other_us: float) -> float:
+def ratio(time_us: float, other_us: float) -> float:
+    """Of two makespans; where ops take no time, 1 without transfers and inf with them."""
     if other_us > 0:
-        return time_us / other_us
+        return float(time_us / other_us)
     return 1.0 if time_us == 0 else np.inf

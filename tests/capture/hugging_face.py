@@ -1,7 +1,5 @@
 """Models of `transformers` for the zoo, built small from a configuration, without weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

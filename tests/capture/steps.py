@@ -1,7 +1,5 @@
 """A training step to capture, and the same step as PyTorch runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """FLOPs of products by hand, and computing ops that have no formula."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import log2
 from typing import Any

@@ -1,7 +1,5 @@
 """Parameters and buffers that a step doesn't read lie on a device all the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,6 +1,7 @@
 """A step in parts of the batch."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -90,23 +91,21 @@ def test_outputs_that_micro_batches_have_no_rows_of_are_refused() -> None:
     capture_training(Summed(6, 3), [X], lambda made: made[0].mean(), micro_batches=3)
 
 
-def test_constants_that_forward_makes_are_the_same_in_every_part() -> None:
-    class Scaled(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * torch.tensor([1.0, 2.0, 3.0]) + x.new_tensor(0.5)
-
-    step = real_training(Scaled(6, 3), [X], lambda y: y.mean(), micro_batches=4)
-    _, *gradients = Program.of(step.capture.traced).compile()(*step.leaves)
-    assert step.eager is not None
-    assert all(torch.allclose(ours, whole, atol=1e-6) for ours, whole in zip(gradients, step.eager(), strict=True))
+class Constants(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.tensor([1.0, 2.0, 3.0]) + x.new_tensor(0.5)
 
 
-def test_what_has_another_length_is_in_every_part() -> None:
-    class Scaled(nn.Linear):
-        def forward(self, x: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
-            return super().forward(x) * scale
+class Scaled(nn.Linear):
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * scale
 
-    step = real_training(Scaled(6, 3), {"x": X, "scale": torch.rand(3)}, lambda y: y.mean(), micro_batches=2)
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "count"), [(Constants, [X], 4), (Scaled, {"x": X, "scale": torch.rand(3)}, 2)]
+)
+def test_constants_and_what_has_another_length_are_in_every_part(kind: Any, inputs: Any, count: int) -> None:
+    step = real_training(kind(6, 3), inputs, lambda y: y.mean(), micro_batches=count)
     _, *gradients = Program.of(step.capture.traced).compile()(*step.leaves)
     assert step.eager is not None
     assert all(torch.allclose(ours, whole, atol=1e-6) for ours, whole in zip(gradients, step.eager(), strict=True))

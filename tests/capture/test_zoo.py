@@ -1,7 +1,5 @@
 """Of every module in the zoo: what its graph says is what a real step does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 ``python -m tests.capture.zoo`` prints a table: ops, seconds, and FLOPs by those worked out by hand.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable

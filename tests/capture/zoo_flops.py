@@ -5,8 +5,6 @@ input needs no gradient. Fused attention computes its 2 products again in the ba
 as two, in 5 products of which one is shared.
 """
 
-from __future__ import annotations
-
 from math import log2
 
 

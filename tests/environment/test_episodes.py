@@ -1,7 +1,5 @@
 """Episodes side by side: what moves are worth, moves that aren't legal, and padding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

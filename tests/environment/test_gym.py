@@ -1,7 +1,5 @@
 """Environments for gymnasium: their contract, and that they are the placement MDP."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """The table of models in micro-batches, over models, clusters and seeds."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from experiments.models_in_micro_batches import COLUMNS, picture, table

@@ -3,8 +3,6 @@
 ``python -m tests.formats.dispatched`` is a process of its own, since devices are registered for all of a process.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

@@ -1,7 +1,5 @@
 """Small models that are divided between devices, each with something that a device map has to mind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 ``python -m tests.formats.piped RANK FOLDER 'MODEL SPLIT' ...``
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

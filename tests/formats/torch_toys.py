@@ -1,7 +1,5 @@
 """Models in chains, and schedules of plans for them, as torch runs them or can't."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """ETF and m-SCT against a plain loop over all ready ops and devices, and the time that they take on stars."""
 
-from __future__ import annotations
-
 import math
 import time
 

@@ -1,7 +1,5 @@
 """Every placer copes with the shortest and longest times that a problem may have; what is beyond them is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

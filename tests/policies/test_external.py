@@ -1,7 +1,5 @@
 """Learned placers of other packages that don't fit, and one that does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

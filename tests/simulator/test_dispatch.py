@@ -1,7 +1,5 @@
 """Schedules worked out by hand: each dispatch, shared links, links without contention."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

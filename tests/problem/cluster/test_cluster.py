@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace
@@ -22,6 +20,11 @@ DOCUMENT: dict[str, Any] = {
     "latency_us": [[99, 1], [2, 99]],
     "link_gap_us": 3.0,
 }
+
+
+def second(fields: dict[str, Any]) -> dict[str, Any]:
+    """What makes the second of two devices, b, another one."""
+    return {"devices": [DEVICE, {**DEVICE, "name": "b"} | fields]}
 
 
 def _load(tmp_path: Path, document: dict[str, Any]) -> Cluster:
@@ -102,29 +105,20 @@ def test_pickles_with_read_only_arrays() -> None:
         ({"devices": []}, "devices must be a list of objects, at least one"),
         ({"devices": {}}, "devices must be a list of objects"),
         ({"devices": [DEVICE, DEVICE]}, "duplicate name 'gpu:0'"),
-        ({"devices": [DEVICE, {**DEVICE, "name": "b", "speed": 1}]}, "device 'b': unknown field 'speed'"),
+        (second({"speed": 1}), "device 'b': unknown field 'speed'"),
         ({"devices": [DEVICE, {"name": "b", "flops": 1}]}, "device 'b': memory_bandwidth is missing"),
         ({"devices": [DEVICE, {**DEVICE, "name": 7}]}, "device 7: name must be a string"),
-        ({"devices": [DEVICE, {**DEVICE, "name": "b", "flops": 0}]}, "device 'b': flops must be a finite number > 0"),
-        ({"devices": [DEVICE, {**DEVICE, "name": "b", "flops": "9"}]}, "device 'b': flops must be a finite number > 0"),
+        (second({"flops": 0}), "device 'b': flops must be a finite number > 0"),
+        (second({"flops": "9"}), "device 'b': flops must be a finite number > 0"),
         (
-            {"devices": [DEVICE, {**DEVICE, "name": "b", "flops": {"float32": 1e12, "fp16": 2e12}}]},
+            second({"flops": {"float32": 1e12, "fp16": 2e12}}),
             "device 'b': a dtype of flops must be one of float64, float32, tf32, .*, not 'fp16'",
         ),
-        (
-            {"devices": [DEVICE, {**DEVICE, "name": "b", "flops": {"float16": 2e12}}]},
-            "device 'b': flops must give the peak of float32",
-        ),
-        (
-            {"devices": [DEVICE, {**DEVICE, "name": "b", "flops": {"float32": -1}}]},
-            r"device 'b': flops\[float32\] must be a finite number > 0, not -1",
-        ),
-        (
-            {"devices": [DEVICE, {**DEVICE, "name": "b", "memory": 1.5}]},
-            "device 'b': memory must be a whole number of bytes",
-        ),
-        ({"devices": [DEVICE, {**DEVICE, "name": "b", "memory": 1e30}]}, "device 'b': memory must be a whole number"),
-        ({"devices": [DEVICE, {**DEVICE, "name": "b", "overhead_us": -1}]}, "overhead_us must be .* >= 0, not -1"),
+        (second({"flops": {"float16": 2e12}}), "device 'b': flops must give the peak of float32"),
+        (second({"flops": {"float32": -1}}), r"device 'b': flops\[float32\] must be a finite number > 0, not -1"),
+        (second({"memory": 1.5}), "device 'b': memory must be a whole number of bytes"),
+        (second({"memory": 1e30}), "device 'b': memory must be a whole number"),
+        (second({"overhead_us": -1}), "overhead_us must be .* >= 0, not -1"),
         ({"bandwidth": [[0, 1, 1], [1, 0, 1]]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": [[0, 1], [1, 0], [1, 1]]}, "bandwidth must be a 2 x 2 matrix.* 3 rows"),
         ({"bandwidth": "fast"}, "bandwidth must be a 2 x 2 matrix"),
@@ -150,12 +144,9 @@ def test_pickles_with_read_only_arrays() -> None:
         ({"bandwidth": 10**400}, "bandwidth from 'gpu:0' to 'gpu:1' must be finite"),
         ({"bandwidth": [[0, 1], 1]}, "bandwidth must be a 2 x 2 matrix"),
         ({"bandwidth": []}, "bandwidth must be a 2 x 2 matrix"),
-        (
-            {"devices": [DEVICE, {**DEVICE, "name": "b", "memory": 10**400}]},
-            "device 'b': memory must be a whole number",
-        ),
-        ({"devices": [DEVICE, {**DEVICE, "name": "b", "memory": True}]}, "device 'b': memory must be a whole number"),
-        ({"devices": [DEVICE, {**DEVICE, "name": "b", "flops": float("nan")}]}, "device 'b': flops must be a finite"),
+        (second({"memory": 10**400}), "device 'b': memory must be a whole number"),
+        (second({"memory": True}), "device 'b': memory must be a whole number"),
+        (second({"flops": float("nan")}), "device 'b': flops must be a finite"),
         ({"devices": [DEVICE, {**DEVICE, "name": ""}]}, "device '': name must not be empty"),
         ({"devices": [DEVICE, 7]}, "devices must be a list of objects"),
         ({"devices": [{**DEVICE, "count": 0}]}, "device 'gpu:0': count must be an integer from 1 to 4096, not 0"),

@@ -1,7 +1,5 @@
 """Op times from what devices make of their datasheets."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import time
