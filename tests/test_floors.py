@@ -12,7 +12,9 @@ GRAPH = imported_modules(ROOT / "placeto")
 def test_every_room_has_a_floor_and_says_what_lives_there() -> None:
     assert {room(name) for name in GRAPH} == set(FLOORS)
     for path in (ROOT / "placeto").rglob("__init__.py"):
-        assert len(path.read_text().split('"""')[1]) > 80, f"{path}: says nothing of what lives there"
+        text = path.read_text()
+        assert len(text.split('"""')[1]) > 80, f"{path}: says nothing of what lives there"
+        assert "__all__" in text, f"{path}: exports nothing"
 
 
 def test_rooms_import_from_lower_floors_only() -> None:
