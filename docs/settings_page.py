@@ -33,7 +33,7 @@ The page is made of the dataclasses: `python -m docs.settings_page` writes it.
 def page() -> str:
     """The whole page."""
     sections = [_HEAD, "## All placers\n", _table(RunConfig, RunConfig("OUT"), "", required={"out"})]
-    described: dict[type, Any] = {}
+    described: dict[type, tuple[str, Any]] = {}  # kind -> the first placer that has it, and its settings
     for placer in PLACERS:
         config = default_config(placer, "OUT")
         sections.append(f"## {placer}\n")
@@ -41,12 +41,11 @@ def page() -> str:
             settings = getattr(config, part)
             kind = type(settings)
             if kind in described:
-                others = [
-                    f"`{part}.{name}` is `{_shown(value)}`" for name, value in _changed(described[kind], settings)
-                ]
-                sections.append(f"`{part}`: as above{', but ' + ' and '.join(others) if others else ''}.\n")
+                first, before = described[kind]
+                others = [f"`{part}.{name}` is `{_shown(value)}`" for name, value in _changed(before, settings)]
+                sections.append(f"`{part}`: as for `{first}`{', but ' + ' and '.join(others) if others else ''}.\n")
                 continue
-            described[kind] = settings
+            described[kind] = placer, settings
             sections += [
                 f"`{part}`: {' '.join((inspect.getdoc(kind) or '').split())}\n",
                 _table(kind, settings, f"{part}."),

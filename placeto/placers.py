@@ -50,7 +50,7 @@ class Placer(Protocol):
         seconds: float | None = None,
         seed: int = 0,
     ) -> PlacementResult:
-        """Place a graph within a budget of simulations or seconds (None = the placer's own measure)."""
+        """Place a graph within a budget of simulations, of seconds or of both; without one, the placer decides."""
 
 
 def placer_names() -> dict[str, str]:
@@ -69,14 +69,16 @@ def placer_names() -> dict[str, str]:
 def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[str] = False) -> Placer:
     """A placer by its name, or a learned one from a checkpoint or a run directory.
 
-    With `whole_modules` it keeps each block of a model on one device, as `placeto.place` does; paths are further
-    modules.
-
     The name of a learned placer stands for the checkpoint in the package, if there is one. At the first call with a
     budget of seconds, the kernels of a learned placer are compiled and loaded. This time is no part of the budget.
 
+    Args:
+        name_or_checkpoint: a name from `placer_names`, or the path of a checkpoint or of a run directory.
+        whole_modules: True: the placer keeps each block of a model on one device, as `placeto.place` does. A list of
+            paths: it also keeps each of these modules on one device.
+
     Raises:
-        LoadError: neither a known placer nor an existing file.
+        LoadError: there is neither a placer nor a file of this name, or the placer needs a checkpoint.
         ExtensionError: two installed packages have a learned placer of the same name, or one has a name of Placeto's.
         CheckpointError: the file is no checkpoint.
     """
@@ -106,7 +108,7 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
 def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:
     """A placer that keeps each block of a model, or else each module, on one device, and `undivided` modules as well.
 
-    When called it raises an ExportError if a graph has no modules, or not those.
+    When it is called, it raises an ExportError if the graph has no modules, or not those that are named.
     """
 
     def place(
@@ -122,7 +124,7 @@ def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:
 
 
 def zero_shot(placer: Placer, problem: PlacementProblem, seed: int = 0) -> PlacementResult:
-    """What a placer answers without any budget: the one pass of a policy that would go on to search."""
+    """What a placer makes without a search: `placeto` one pass of its policy, others what they make by default."""
     return getattr(placer, "one_pass", placer)(problem, seed=seed)
 
 
@@ -137,7 +139,7 @@ def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str,
     """Name and function of the placer that the command line asks for; `DEFAULT_PLACER` if it asks for none.
 
     Raises:
-        LoadError: no such placer, or one that isn't the checkpoint's.
+        LoadError: there is no such placer, or the checkpoint is of another placer.
         CheckpointError: the file is no checkpoint.
     """
     if checkpoint is None:
@@ -153,7 +155,7 @@ def throughput_placer(name: str | None) -> tuple[str, Placer]:
     """Name and function of a placer of the objective throughput; `free` if none is named.
 
     Raises:
-        LoadError: it has no such placer.
+        LoadError: the objective throughput has no such placer.
     """
     from placeto.heuristics.throughput import THROUGHPUT
 

@@ -37,7 +37,7 @@ PROFILE_SECONDS = 5.0
 
 
 class PlacingError(ValueError):
-    """A budget or a seed that no placer can keep; the message says what would be valid."""
+    """A budget, a seed or an objective that is invalid; the message says what would be valid."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,11 +63,12 @@ class PlacedModel(PlacementResult):
         """The training step, or inference, as a callable; see `PlacedModule`.
 
         Args:
-            devices: devices of this machine, in the order of the cluster's; not needed if it was placed on them.
+            devices: names of devices of this machine, one for each device of the cluster, in the order of the cluster.
+                They are not needed if the module was placed on devices of this machine.
 
         Raises:
-            DeviceError: other than the cluster has, or not here.
-            StepError: a tensor is on "meta".
+            DeviceError: there are more or fewer devices than the cluster has, or this machine hasn't one of them.
+            StepError: a parameter or a buffer of the module is on "meta", where nothing can be run.
         """
         from placeto.runtime.devices import DeviceError, open_devices
         from placeto.runtime.executable import PlacedModule
@@ -242,15 +243,15 @@ def place_problem(
     Args:
         problem: the problem to be placed.
         place_by: the placer.
-        simulations: its budget.
-        seconds: likewise; loading and compiling don't count.
+        simulations: its budget, in simulations.
+        seconds: its budget, in seconds; loading and compiling don't count.
         seed: the seed of its random choices.
         undivided: as `undivided_modules` gives them.
         shown: is entered while the placer is at work.
 
     Raises:
-        PlacingError: such a budget or seed is none.
-        ExportError: whole modules of a graph that has none, or not those.
+        PlacingError: the budget or the seed is invalid.
+        ExportError: modules are to stay whole, but the graph has no modules, or not those that are named.
     """
     check_budget(simulations, seconds, seed)
     simulations = None if simulations is None else int(simulations)
@@ -266,10 +267,11 @@ def undivided_modules(
 ) -> tuple[str, ...] | None:
     """Paths of modules that stay whole beside the blocks; None if all may be divided.
 
-    Those of classes that a module says must not be split are among them, where its graph has ops of theirs.
+    If the model says which classes of modules must not be split, modules of these classes are among them, as far as ops
+    of the graph come from them.
 
     Raises:
-        TypeError: no bool and no paths.
+        TypeError: `whole_modules` is neither a bool nor a list of paths.
     """
     if isinstance(whole_modules, bool):
         if not whole_modules:
@@ -296,7 +298,7 @@ def with_undivided(problem: PlacementProblem, undivided: Sequence[str] | None) -
     """The problem in which blocks, and these modules, must stay whole; the problem itself if None.
 
     Raises:
-        ExportError: the graph has no modules, or not those.
+        ExportError: the graph has no modules, or not those that are named.
     """
     if undivided is None:
         return problem
@@ -306,11 +308,11 @@ def with_undivided(problem: PlacementProblem, undivided: Sequence[str] | None) -
 
 
 def check_budget(simulations: int | None, seconds: float | None, seed: int) -> None:
-    """Refuse a budget and a seed that are none.
+    """Refuse an invalid budget or seed.
 
     Raises:
-        PlacingError: a number of simulations or a seed that isn't from 0 to 2^63 - 1, or seconds that aren't positive
-            and finite.
+        PlacingError: `simulations` or `seed` is no whole number from 0 to 2^63 - 1, or `seconds` is not above 0 and
+            finite.
     """
     for name, value in (("simulations", 0 if simulations is None else simulations), ("seed", seed)):
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool)

@@ -200,7 +200,7 @@ def capture_inference(
 ) -> ComputationGraph:
     """Graph of the forward pass in evaluation mode; see `capture_training` for the rest.
 
-    With several micro-batches it is a stream of requests, whose outputs are joined.
+    Several micro-batches are parts of one batch; what the module returns for each of them is joined.
 
     Raises:
         CaptureError: the module can't be traced, or returns no tensor.

@@ -36,7 +36,7 @@ class TraceOptions:
     """numbers of the run: fp32, the dtypes as they are; tf32, for products of float32; bf16 or fp16, by autocast"""
     micro_batches: int | Literal["auto"] = 1
     """split the batch into so many equal parts, so that devices can work at the same time. auto tries 1, 2, 4, 8 and 16
-    and takes the best; `placeto place` and `placeto plan` take it"""
+    and takes the best; of all commands only `placeto place`, `placeto plan` and `placeto fits` take auto"""
     loss: Annotated[str | None, arg(metavar="NAME")] = None
     """the loss, in place of that of the factory: sum or mean of the output, file.py:function, or a function of
     torch.nn.functional such as cross_entropy; it is called as loss(output, *targets)"""

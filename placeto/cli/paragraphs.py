@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,12 +14,15 @@ Help = str | Callable[[], str | None] | None
 
 
 def paragraphs(text: str) -> str:
-    r"""The text with one line a paragraph; a blank line is between two of them.
+    r"""The text with one line for each paragraph and for each item of a list; a blank line is before each paragraph.
 
     >>> paragraphs("how many to try,\n    at least\n    1\n\n    more is better")
     'how many to try, at least 1\n\nmore is better'
+    >>> paragraphs("what to write\n\n- dot: modules,\n  by device\n- html: a page")
+    'what to write\n- dot: modules, by device\n- html: a page'
     """
-    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(text).split("\n\n") if part.strip())
+    parts = re.split(r"\n\n|\n(?=- )", inspect.cleandoc(text))
+    return "\n\n".join(" ".join(part.split()) for part in parts if part.strip()).replace("\n\n- ", "\n- ")
 
 
 def in_paragraphs() -> ConstructorRegistry:

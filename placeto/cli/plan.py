@@ -45,9 +45,9 @@ class Arguments:
     Each way is shown with the number of micro-batches (M) and the order of execution that are best for it. The
     numbers tried are 1, 2, 4, 8 and 16, or 1 and that of --micro-batches.
 
-    The column "fullest device" says what the device with the least free memory holds: weights (w), gradients (g),
-    optimizer state (o), activations (a), and copies received from other devices (r). The bars show what each device
-    does in the best way.
+    The column "fullest device" says what the device that uses the largest share of its memory holds: weights (w),
+    gradients (g), optimizer state (o), activations (a), and copies received from other devices (r). The bars show
+    what each device does in the best way.
     """
 
     model: Annotated[Positional[str], arg(metavar="FACTORY|CONFIG", help=MODEL_HELP)]

@@ -166,10 +166,12 @@ def placement_of(document: Any) -> PlacementFile:
 
 
 def save_placement(placement: PlacementFile | PlacementResult, path: str | Path) -> None:
-    """Write a placement file; of a placer's result with the memory that the simulator gives it. None is left out.
+    """Write a placement file, of what a placer returned or of a `PlacementFile`; fields that are None are left out.
+
+    Of what a placer returned, the file also has the peak memory of each device.
 
     Raises:
-        PlacementError: the file is not called .json or .json.gz, or it is no placement.
+        PlacementError: the name doesn't end in .json or .json.gz, or `placement` is neither of the two.
         OSError: the file can't be written.
     """
     from placeto.simulator.result import PlacementResult

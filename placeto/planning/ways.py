@@ -92,15 +92,15 @@ def plan(
         costs: a cost model, or its name or file.
         micro_batches: numbers that are tried, as far as they divide the batch.
         headroom: bytes of each device that stay free.
-        simulations: budget of the search for a free placement; 0 = no search.
+        simulations: budget of the search for a free placement, in simulations; 0 = no search.
         seed: seed of that search.
         runnable_by: "torch", "torchtitan" or "megatron" leaves only the pipelines that `placeto export` writes for this
             tool, and no free placement.
 
     Raises:
         CaptureError: the module can't be traced.
-        ClusterError, CostsError: no such cluster or cost model, or a headroom that leaves a device no memory.
-        PlanningError: no number of micro-batches.
+        ClusterError, CostsError: there is no such cluster or cost model, or the headroom leaves a device no memory.
+        PlanningError: `micro_batches` is empty.
     """
     from placeto.capture.micro_batches import batch_length
     from placeto.capture.trace import capture_training

@@ -33,23 +33,27 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class GuidedConfig:
-    """How the sweeps of guided search go. The differences of makespans below are at 50 to 1,000 simulations."""
+    """How the sweeps of guided search go.
+
+    The differences of makespans below are those with 50 to 1,000 simulations, unless seconds are given.
+    """
 
     scales: tuple[Share, ...] = (1.0, 0.5, 0.25, 0.125)
-    """To which shares of their number groups are joined. Without joined groups makespans are 0.4 to 0.7 % longer."""
+    """How far groups are joined: 0.5 leaves half as many. Without joined groups, makespans are 0.4 to 0.7 % longer."""
     worth_rounding: Annotated[float, Range(0.0, 1e9)] = 1.06
-    """A sweep over groups that are joined wherever they are is only made if the makespan, with each of them on one
-    device, is at most this factor longer. It makes the makespan up to 10 % shorter on GNMT, and changes nothing on
-    other graphs."""
+    """A further sweep is over groups that are joined wherever they are. It is only made if the makespan, once each of
+    these joined groups is on one device, is at most this number times as long. The sweep makes the makespan up to 10 %
+    shorter on GNMT, and changes nothing on other graphs."""
     in_vain: Count = 32
-    """A sweep ends after so many tries in a row that found nothing better. With 64 makespans are equal, with 16 they
-    are 1 % longer in 1 to 3 s."""
+    """A sweep ends after so many tries in a row that found nothing better. With 64, makespans are as long as with 32.
+    With 16, they are 1 % longer after 1 to 3 s."""
     tries: Count = 8
-    """At most so many placements are simulated after an evaluation of the policy. With four, of which one is kept,
+    """At most so many placements are simulated after an evaluation of the policy. With four, and one of them kept,
     makespans are 0.6 % longer."""
     kept: Count = 2
-    """At most so many of them are kept. With two, makespans are as with one, and the search takes 55 % of the time.
-    With three, makespans are 0.2 to 0.4 % longer."""
+    """At most so many of the placements that are simulated after an evaluation of the policy are kept. With two,
+    makespans are as long as with one, and the search takes 55 % of the time. With three, makespans are 0.2 to 0.4 %
+    longer."""
 
 
 @dataclass(frozen=True, eq=False)

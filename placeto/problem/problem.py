@@ -41,8 +41,10 @@ class PlacementProblem:
     """A graph to be placed on a cluster. Hashable by identity.
 
     Raises:
-        TypeError: something else than a graph and a cluster; the message says what to write.
-        GraphError: times that are not finite, or memory that may exceed int64; the message names the op or graph.
+        TypeError: the graph, the cluster or the cost model is something else; the message says what to write.
+        ValueError: there is no such dispatch.
+        GraphError: the time of an op is neither 0 nor from 1e-12 to 1e18 us, or times or memory may be too large in
+            all; the message names the op or the graph.
     """
 
     graph: ComputationGraph

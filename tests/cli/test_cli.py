@@ -49,6 +49,13 @@ def test_no_help_of_an_option_is_broken_where_the_source_is(
         assert len(list(following)) == (0 if "  " in lines[number] else 1), lines[number]
 
 
+def test_each_format_of_exports_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("export", "--help") == 0
+    items = re.findall(r"^- ([\w., -]+):", capsys.readouterr().out, flags=re.MULTILINE)
+    assert items[:3] == ["device-map", "stages", "torch-pipeline"]
+    assert items[-2:] == ["trace", "html"]
+
+
 def test_choices_are_listed_in_order_and_without_none(capsys: pytest.CaptureFixture[str]) -> None:
     message = fails(capsys, "place", "x.json", "--cluster", "2xv100", "--dispatch", "first")
     assert "Expected one of 1f1b, earlier-0.02, earlier-0.05, earlier-0.2, fifo, list, priority. " in message

@@ -86,7 +86,8 @@ class Device:
     """One device: how fast it computes and reads memory, and how much it holds.
 
     Raises:
-        ClusterError: a number is not finite, not positive (overhead: negative), or memory is not whole bytes.
+        ClusterError: a number is not finite or not above 0 (the overhead may be 0), or the memory is no whole number of
+            bytes; the message names device and field.
     """
 
     name: str

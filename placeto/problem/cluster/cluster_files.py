@@ -78,10 +78,11 @@ _MATRICES = ("bandwidth", "latency_us")
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
-    """A preset by name, or a cluster file (``.json``, ``.json.gz``; format "placeto.cluster/1").
+    """The preset of that name, or the cluster in a file (``.json``, ``.json.gz``; format "placeto.cluster/1").
 
     Raises:
-        ClusterError: no preset of that name, or not such a file; the message names file and field.
+        ClusterError: there is no preset and no file of that name, or the file is no cluster file; the message names
+            file and field.
         OSError: the file can't be read.
     """
     if not isinstance(name_or_path, str | PathLike):
@@ -109,7 +110,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
     """Write a cluster as ``.json`` or ``.json.gz``; loading it gives the same numbers to the bit.
 
     Raises:
-        ClusterError: the file has another name, or it is no cluster.
+        ClusterError: the name doesn't end in .json or .json.gz, or `cluster` is no `Cluster`.
         OSError: the file can't be written.
     """
     if not isinstance(cluster, Cluster):

@@ -48,7 +48,7 @@ def save_graph(graph: ComputationGraph, path: str | Path) -> None:
     """Write a graph as ``.json`` or ``.json.gz``.
 
     Raises:
-        GraphError: the file has another name, or it is no graph.
+        GraphError: the name doesn't end in .json or .json.gz, or `graph` is no `ComputationGraph`.
         OSError: the file can't be written.
     """
     if not isinstance(graph, ComputationGraph):

@@ -1,4 +1,4 @@
-"""Colocation groups: thousands of ops become 30-300 decisions. The simulator still runs op by op.
+"""Colocation groups: thousands of ops become mostly 30 to 200 decisions. The simulator still runs op by op.
 
 Hard rules: ops that share a `colocation` id stay together (in a captured training step a parameter and the op that
 makes its gradient). By choice a parameter stays with its first user as well. Other ops of no cost join the producer or
