@@ -10,6 +10,7 @@ by running each twice without Placeto. Of these, only that the step runs is chec
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -133,7 +134,7 @@ def outcome(module: nn.Module, inputs: Mapping[str, Tensor], parts: int) -> Outc
     try:
         placed = placeto.place(own, inputs, cluster="2xv100", placer="etf", training=True, micro_batches=parts)
     except CaptureError as error:
-        return Outcome(0, 0.0, random, str(error))
+        return Outcome(0, 0.0, random, re.sub(r"\S*site-packages/", "", str(error)))
     assert isinstance(placed, PlacedModel)
     placed.compile(devices=["cpu:0", "cpu:1"])(**inputs)
     found = difference([parameter.grad for parameter in own.parameters()], expected)

@@ -26,6 +26,7 @@ from experiments.result_pages import main as make_pages
 from experiments.tables import markdown, rule
 
 MINUTES = {
+    "architectures": 10,
     "cost_loss": 3, "cost_models": 15, "cost_models_left_out": 3, "demo": 6, "equal_budgets_64": 10,
     "equal_budgets_targets": 60, "equal_budgets_targets_1s": 20, "equal_budgets_targets_30s": 40,
     "equal_budgets_targets_seconds": 70, "fidelity_micro_batches": 3, "fuzz": 7, "headline": 40, "headline_recipes": 36,
