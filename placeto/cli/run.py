@@ -95,10 +95,10 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
     )
     _, _, schedule = simulate_file(given)
     made = torch_pipeline(schedule)
-    note_other_time(plan, schedule, made.step.makespan_us)
     if len(devices) != made.num_ranks:
         used = f"{made.num_ranks} {'device' if made.num_ranks == 1 else 'devices'}"
         raise UsageError(f"--devices {arguments.devices}: the plan runs on {used}, not on {len(devices)}")
+    note_other_time(plan, schedule, made.step.makespan_us)
     if options.precision != "fp32":
         note(f"the model is trained as the factory makes it, not in {options.precision}")
     with TemporaryDirectory() as folder:

@@ -72,7 +72,8 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
     decided = orders_to_try(problem)
     plans = score_plans(evaluator, lambda plan, _: plan.even(problem)) if even else []
     plans = plans or score_plans(evaluator)
-    plans = _under_further_orders(evaluator, plans, decided)
+    if not even:  # torch runs whole chunks, whose orders these are not
+        plans = _under_further_orders(evaluator, plans, decided)
     choose_order(evaluator, decided)
     if not plans:  # the best placement so far takes no longer than the work alone
         return

@@ -31,7 +31,7 @@ def test_a_plan_trains_as_the_whole_model_does(capsys: pytest.CaptureFixture[str
     assert run(*RUN, "--check", "--steps", "1") == 0
     out = capsys.readouterr().out
     apart = [float(off) for off in re.findall(r"gradients, off by (\S+) at most", out)]
-    assert len(apart) > 1
+    assert apart  # one for each stage
     assert max(apart) < 1e-6
     losses = re.findall(r"^step \d: loss (\S+), \S+ ms; whole model: loss (\S+)$", out, re.MULTILINE)
     assert len(losses) == 3
