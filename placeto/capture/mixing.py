@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_map
 
+from placeto.capture.dependencies import needed_by
 from placeto.capture.errors import CaptureError
 from placeto.capture.labels import Label
 
@@ -106,7 +107,7 @@ def mixing(small: GraphModule, large: GraphModule, count: int) -> tuple[str, str
         count: at least `FEWEST`.
     """
     pairs = dict(_pairs(small, large))
-    needed = _needed(small)
+    needed = needed_by(list(small.graph.nodes)[-1:])
     positions: dict[Node, Positions] = {}
     for node in small.graph.nodes:
         if node.op == "output" or _other(node, pairs) is None:
@@ -241,18 +242,6 @@ def _longer(node: Any, pairs: Mapping[Node, Node]) -> tuple[int, ...]:
 def _shape(node: Any) -> tuple[int, ...]:
     layout = node.meta.get("val") if isinstance(node, Node) else None
     return tuple(layout.shape) if isinstance(layout, Tensor) else ()
-
-
-def _needed(traced: GraphModule) -> set[Node]:
-    """What outputs depend on."""
-    stack = list(traced.graph.nodes)[-1:]
-    found: set[Node] = set()
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-    return found
 
 
 def _line(error: Exception) -> str:

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
+from placeto.capture.dependencies import needed_by
 from placeto.capture.ops import CONSTANT_LIKE
 from placeto.capture.trace import Capture
 from placeto.problem.fields import quote
@@ -37,7 +38,7 @@ from placeto.runtime.crossing import FAILED, Stopped, receiver, sender_to
 from placeto.runtime.devices import LocalDevice
 from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.meter import Meter
-from placeto.runtime.program import Program, draws, needed_by
+from placeto.runtime.program import Program, draws
 from placeto.runtime.state import State
 from placeto.runtime.sums import as_scheduled
 from placeto.simulator.schedule import Schedule

@@ -24,6 +24,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
+from placeto.capture.dependencies import needed_by
 from placeto.runtime.attention import gpu_attention
 
 _LITERALS = (bool, int, float, str, type(None))
@@ -147,17 +148,6 @@ def draws(node: Node) -> bool:
     """Whether a call draws random numbers of a generator that it could be given."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(argument.name == "generator" for argument in schema.arguments)
-
-
-def needed_by(roots: Sequence[Node]) -> set[Node]:
-    """Nodes, and all that they need, directly or not."""
-    needed, stack = set(), list(roots)
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    return needed
 
 
 def _source(value: Any, names: dict[Node, str], constants: dict[str, Any]) -> str:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from placeto.runtime.program import Program, needed_by
+from placeto.capture.dependencies import needed_by
+from placeto.runtime.program import Program
 
 aten = torch.ops.aten
 _BATCH_NORMS = {aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm}

@@ -1,5 +1,6 @@
 """A plan is run by torchrun in one command."""
 
+import json
 import re
 from pathlib import Path
 
@@ -27,11 +28,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return tmp_path
 
 
-def test_a_plan_trains_as_the_whole_model_does(capsys: pytest.CaptureFixture[str]) -> None:
+def two_stages() -> None:
+    """The plan with two layers on either device."""
+    document = json.loads(Path("plan.json").read_text())
+    placement = {op: "cpu:0" if op[0] in "01" else "cpu:1" for op in document["placement"]}
+    kept = {key: document[key] for key in ("format", "graph_hash", "cluster", "costs")}
+    Path("plan.json").write_text(json.dumps(kept | {"placement": placement}))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_plan_trains_as_the_whole_model_does(capsys: pytest.CaptureFixture[str], stages: int) -> None:
+    if stages == 2:
+        two_stages()
     assert run(*RUN, "--check", "--steps", "1") == 0
     out = capsys.readouterr().out
     apart = [float(off) for off in re.findall(r"gradients, off by (\S+) at most", out)]
-    assert apart  # one for each stage
+    assert len(apart) == stages
     assert max(apart) < 1e-6
     losses = re.findall(r"^step \d: loss (\S+), \S+ ms; whole model: loss (\S+)$", out, re.MULTILINE)
     assert len(losses) == 3

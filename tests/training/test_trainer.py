@@ -107,7 +107,27 @@ def test_curves(uninterrupted):
     events = EventAccumulator(str(uninterrupted))
     events.Reload()
     tags = events.Tags()
-    assert "hparam/validation" in tags["scalars"], "others are in test_tags.py"
+    expected = {
+        "loss/supervised",
+        "loss/ranking",
+        "loss/policy",
+        "return/mean",
+        "policy/entropy",
+        "train/gradient_norm",
+        "train/learning_rate",
+        "makespan/episode_end",
+        "makespan/episode_best",
+        "makespan/best",
+        "validation/end",
+        "validation/to_heuristic",
+        "placements/simulated",
+        "seconds/simulation",
+        "seconds/network",
+        "seconds/other",
+        "seconds/elapsed",
+        "hparam/validation",
+    }
+    assert expected <= set(tags["scalars"])
     assert "schedule/validation" in tags["images"]
     assert [e.step for e in events.Scalars("placements/simulated")] == list(range(1, 9))
     assert len(events.Scalars("loss/policy")) == 4  # the second half
