@@ -25,7 +25,7 @@ _COMPUTING = re.compile(
     r"|linalg_(?!cross|vector_norm)|cholesky|(?<!re)solve|qrf|ormqr"
 )
 """In the names of aten's ops that compute products."""
-_COMPUTING_ONNX = re.compile(r"MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|MoE|Einsum|FFT|DFT|Mamba")
+_COMPUTING_ONNX = re.compile(r"MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|MoE|Einsum|FFT|DFT|STFT|Mamba")
 _NO_PRODUCTS = {"", "prims", "rngprims", "profiler", "c10d", "_c10d_functional", "torchvision", "optimizer", "graphs"}
 """Namespaces of ops that compute none, but for those with a formula."""
 
@@ -231,7 +231,10 @@ def _recurrent(x: Tensor, w: Tensor, u: Tensor, *args: Any, out_val: Any, **kwar
 
 
 def _transform(a: Tensor, dims: Sequence[int], *args: Any, out_val: Tensor, **kwargs: Any) -> int:
-    """Fourier transform: 5 n log2 n of complex numbers, half as much where one side is real."""
+    """Fourier transform: 5 n log2 n of complex numbers, half as much where one side is real.
+
+    That is FFTW's convention, https://www.fftw.org/speed/. `torch.stft` is such transforms of frames.
+    """
     whole = a if a.numel() >= out_val.numel() else out_val
     length = prod(whole.shape[dim] for dim in dims)
     real = not (a.is_complex() and out_val.is_complex())

@@ -52,11 +52,16 @@ def run(arguments: Arguments) -> None:
         raise UsageError("give either --cluster or --memory: the devices to try, or the memory of one device")
     counts = COUNTS if isinstance(options.micro_batches, str) else (options.micro_batches,)
     check_step(replace(options, micro_batches=counts[-1]))
+    headroom = size_of(arguments.headroom)
     if arguments.cluster is not None:
         cluster = find_cluster(arguments.cluster, None)
     else:
-        cluster = device_of(size_of(str(arguments.memory), "--memory"))
-    cluster = with_headroom(cluster, size_of(arguments.headroom))
+        memory = size_of(str(arguments.memory), "--memory")
+        if memory <= headroom:
+            why = f"--headroom {arguments.headroom} leaves no memory" if headroom else "give a size such as 16GB"
+            raise UsageError(f"--memory {arguments.memory}: {why}")
+        cluster = device_of(memory)
+    cluster = with_headroom(cluster, headroom)
     name, module, inputs, loss, targets = find_model(arguments.model, options, arguments.batch, arguments.length)
     both = is_config(arguments.model) and can_checkpoint(module)
 

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 FACTORY_HELP = "file.py:function or package.module:function that returns (module, inputs[, loss[, targets]])"
 ANY_GRAPH_HELP = f"{GRAPH_HELP}, or a model to capture: {FACTORY_HELP}"
 
+CHOOSING = ("place", "plan", "fits")  # the commands that take --micro-batches auto
+_CHOOSING = " and ".join((", ".join(f"`placeto {name}`" for name in CHOOSING[:-1]), f"`placeto {CHOOSING[-1]}`"))
+_MICRO_BATCHES_HELP = (
+    "split the batch into so many equal parts, so that devices can work at the same time. auto tries 1, 2, 4, 8 and 16 "
+    f"and takes the best; of all commands only {_CHOOSING} take auto"
+)
+
 GraphArgument = Annotated[Positional[str], arg(metavar="GRAPH", help=ANY_GRAPH_HELP)]
 
 
@@ -34,9 +41,7 @@ class TraceOptions:
     """take the forward pass only, in evaluation mode, in place of a training step"""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """numbers of the run: fp32, the dtypes as they are; tf32, for products of float32; bf16 or fp16, by autocast"""
-    micro_batches: int | Literal["auto"] = 1
-    """split the batch into so many equal parts, so that devices can work at the same time. auto tries 1, 2, 4, 8 and 16
-    and takes the best; of all commands only `placeto place`, `placeto plan` and `placeto fits` take auto"""
+    micro_batches: Annotated[int | Literal["auto"], arg(help=_MICRO_BATCHES_HELP)] = 1
     loss: Annotated[str | None, arg(metavar="NAME")] = None
     """the loss, in place of that of the factory: sum or mean of the output, file.py:function, or a function of
     torch.nn.functional such as cross_entropy; it is called as loss(output, *targets)"""
@@ -203,8 +208,7 @@ def check_step(options: TraceOptions) -> None:
     """
     if isinstance(options.micro_batches, str):
         raise UsageError(
-            "--micro-batches auto: is for `placeto place` and `placeto plan`, which print the number that they choose: "
-            "give that number here"
+            f"--micro-batches auto: is for {_CHOOSING}, which print the number that they choose: give that number here"
         )
     if options.micro_batches < 1:
         raise UsageError(f"--micro-batches must be at least 1, not {options.micro_batches}")

@@ -224,10 +224,32 @@ def _experts(first: int, apart: int) -> Callable[[_Shapes, tuple[int, ...], Mapp
 
 
 def _transform(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """Fourier transform of complex numbers along one axis: 5 n log2 n, and half as much of real ones."""
+    """Fourier transforms along one axis, of x (..., 1 | 2) to out (..., 1 | 2): real numbers, or complex ones."""
     axis = int(attributes.get("axis", 1))
-    length = max(out[axis], 1)
-    return round((5.0 if read[0][-1] == 2 else 2.5) * prod(out[:-1]) * log2(length))
+    length = out[axis]
+    if attributes.get("onesided", 0) and not attributes.get("inverse", 0):  # out has n // 2 + 1 of n
+        length = _whole(length, read[0][axis])
+    return _fourier(prod(out[:-1]) // max(out[axis], 1), length, min(read[0][-1], out[-1]) == 1)
+
+
+def _frames_transform(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
+    """Fourier transforms of frames of x (B, L), (B, L, 1) or, of complex numbers, (B, L, 2); out is (B, frames, n, 2).
+
+    One-sided, as it is unless an attribute says otherwise, out has n // 2 + 1 of n. Input 2 is the window (n,).
+    """
+    window = read[2] if len(read) > 2 else ()
+    length = _whole(out[2], window[0] if window else 0) if attributes.get("onesided", 1) else out[2]
+    return _fourier(out[0] * out[1], length, read[0][2:] != (2,))
+
+
+def _whole(half: int, guess: int) -> int:
+    """The length of a transform of which one side is left, an even one if the guess is wrong."""
+    return guess if guess // 2 + 1 == half else 2 * (half - 1)
+
+
+def _fourier(transforms: int, length: int, real: bool) -> int:
+    """5 n log2 n each, half as much where one side is real: FFTW's convention, https://www.fftw.org/speed/."""
+    return round((2.5 if real else 5.0) * transforms * length * log2(max(length, 1)))
 
 
 _CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "FusedConv": 1, "ConvTranspose": 1, "DeformConv": 1}
@@ -262,4 +284,5 @@ _FORMULAS: dict[str, Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int
     "MoE": _experts(2, 2),
     "QMoE": _experts(2, 3),
     "DFT": _transform,
+    "STFT": _frames_transform,
 }

@@ -1,6 +1,6 @@
 """The simulator's numba kernels for memory, and the score of a placement: makespan and memory over the limit.
 
-They read what `_kernel.run` recorded; see there for how to call them.
+They read what `placeto.simulator.kernel.run` recorded; see there for how to call them.
 
 Legend: N ops, S sends, E edges, T tensors, D devices.
 """

@@ -94,7 +94,11 @@ class Schedule:
 
     @cached_property
     def peak_memory(self) -> np.ndarray:
-        """(D,) int64, most bytes on each device at any time: parameters (times the multiplier) and live tensors."""
+        """(D,) int64, most bytes on each device at any time, of the problem as the placement lowers it.
+
+        Parameters, their gradients and the optimizer's state are there all the time, tensors and received copies while
+        they are needed: see `placeto.simulator.memory.lives`.
+        """
         peak, low = np.zeros(self.problem.num_devices, np.int64), self.lowering
         memory.peak_memory(low.flat, LONE, low.placement, low.record, self.num_sends, peak)
         return peak

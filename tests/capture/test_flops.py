@@ -60,6 +60,12 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], list[Tensor], float]] = {
     "rfft": (torch.fft.rfft, [r(3, 16)], 2.5 * 3 * 16 * log2(16)),
     "irfft": (torch.fft.irfft, [c(3, 9)], 2.5 * 3 * 16 * log2(16)),
     "fft2": (torch.fft.fft2, [c(3, 8, 16)], 5 * 3 * 128 * log2(128)),
+    # 13 frames of 16 numbers, each 4 behind the one before
+    "stft": (
+        lambda x: torch.stft(x, 16, 4, window=torch.ones(16), center=False, return_complex=True),
+        [r(2, 64)],
+        2.5 * 2 * 13 * 16 * log2(16),
+    ),
     "solve": (torch.linalg.solve, [r(2, 6, 6), r(2, 6, 3)], 2 * (2 * 6**3 / 3 + 2 * 6 * 6 * 3)),
     "triangular": (lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), [r(6, 6), r(6, 3)], 6 * 6 * 3),
     "cholesky": (torch.linalg.cholesky, [r(6, 6)], 6**3 / 3),

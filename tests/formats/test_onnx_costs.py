@@ -74,6 +74,20 @@ CASES: dict[str, tuple[str, list[tuple[int, ...] | None], tuple[int, ...], dict[
         2 * 10 * 2 * 2 * 8 * 16,
     ),
     "transform": ("DFT", [(3, 16, 1)], (3, 16, 2), {"axis": 1}, 2.5 * 3 * 16 * log2(16)),
+    "transform, one side": ("DFT", [(3, 16, 1)], (3, 9, 2), {"axis": 1, "onesided": 1}, 2.5 * 3 * 16 * 4),
+    "transform, padded": ("DFT", [(3, 12, 1)], (3, 9, 2), {"axis": 1, "onesided": 1}, 2.5 * 3 * 16 * 4),
+    "back to real numbers": (
+        "DFT",
+        [(3, 9, 2)],
+        (3, 16, 1),
+        {"axis": 1, "onesided": 1, "inverse": 1},
+        2.5 * 3 * 16 * 4,
+    ),
+    # 13 frames of 16 numbers, each 4 behind the one before
+    "transform of frames": ("STFT", [(2, 64, 1), (), (16,)], (2, 13, 9, 2), {}, 2.5 * 2 * 13 * 16 * 4),
+    "transform of frames, no window": ("STFT", [(2, 64), (), None, ()], (2, 13, 9, 2), {}, 2.5 * 2 * 13 * 16 * 4),
+    "transform of frames of 3": ("STFT", [(1, 9, 1), (), (3,)], (1, 3, 2, 2), {}, round(2.5 * 3 * 3 * log2(3))),
+    "of complex frames": ("STFT", [(2, 64, 2), (), (16,)], (2, 13, 16, 2), {"onesided": 0}, 5 * 2 * 13 * 16 * 4),
 }
 
 
