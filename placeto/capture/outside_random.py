@@ -1,16 +1,22 @@
 """Random numbers that a traced step would not draw as the module does.
 
 Of Python and numpy a traced step would have the same ones, or take the same branch, for ever. Where forward seeds the
-generator of torch, a traced step would not seed it.
+generator of torch, a traced step would not seed it. Where it makes or seeds a generator of its own, a traced step would
+go on with the one that it had.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+from torch.fx import GraphModule
+from torch.utils._mode_utils import no_dispatch
+
+from placeto.capture.errors import CaptureError
 
 
 class OutsideRandom:
@@ -50,6 +56,46 @@ class Seeds:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._generator, name)
+
+
+def check_generators(traced: GraphModule, again: Callable[[], GraphModule], name: str) -> None:
+    """Refuse steps whose ops draw from a generator of the module that forward makes or seeds.
+
+    Args:
+        traced: the step.
+        again: traces the step once more.
+        name: of the graph, for the message.
+
+    Raises:
+        CaptureError: forward does.
+    """
+    given = _generators(traced)
+    if not given:
+        return
+    with no_dispatch():  # states have values, as a trace hasn't
+        before = [generator.get_state() for generator in given]
+        for generator in given:
+            generator.seed()
+        seeded = [generator.get_state() for generator in given]
+    try:
+        same = _generators(again()) == given  # the very generators
+        with no_dispatch():
+            kept = all(torch.equal(one.get_state(), other) for one, other in zip(given, seeded, strict=True))
+    finally:
+        with no_dispatch():
+            for generator, state in zip(given, before, strict=True):
+                generator.set_state(state)
+    if not (same and kept):
+        raise CaptureError(
+            f"{name}: forward makes or seeds a torch.Generator, and a placed step would draw on from the one of the "
+            "capture: make it once, when the module is made, or leave it out of forward"
+        )
+
+
+def _generators(traced: GraphModule) -> list[torch.Generator]:
+    """Those that a module gives to its ops, in the order in which the ops draw."""
+    values = (value for node in traced.graph.nodes for value in (*node.args, *node.kwargs.values()))
+    return [value for value in values if isinstance(value, torch.Generator)]
 
 
 def _key(state: Any) -> tuple[bytes, int]:

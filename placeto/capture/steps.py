@@ -30,7 +30,7 @@ from placeto.capture.mixing import check_samples, resized
 from placeto.capture.names import with_names
 from placeto.capture.objects import Kept, closed, opened
 from placeto.capture.ops import computation_graph
-from placeto.capture.outside_random import OutsideRandom, Seeds
+from placeto.capture.outside_random import OutsideRandom, Seeds, check_generators
 from placeto.capture.recorder import functional, mutates, record
 from placeto.capture.state import Snapshot, attribute
 from placeto.capture.watch import Signature, Watch
@@ -257,6 +257,8 @@ def capture_step(
                             "step would not: leave torch.manual_seed out of forward, or have the step computed once, "
                             "by --run or run=True"
                         )
+                if not run:
+                    check_generators(traced, lambda: recorded(*tree_flatten(values())), name)
                 if own:
                     after = Signature.of(recorded(*tree_flatten(values())), held, before)
                     if after.whole != signature.whole:

@@ -1,8 +1,12 @@
-"""Whether a step would be traced as it was: after it has changed its module's attributes, or a user has."""
+"""Whether a step would be traced as it was: after it has changed its module's attributes, or a user has.
+
+Torch's autocast decides what a module computes as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -111,7 +115,28 @@ class Watch:
         own: Iterable[tuple[Any, str]],
     ) -> None:
         self._state, self._trace, self._signature = state, trace, signature.whole
+        self._around = surroundings()
+        self._alike = {self._around}  # surroundings in which the step is the same
         self._free = {(id(container), key) for container, key in own}  # what doesn't matter
+
+    def elsewhere(self) -> str:
+        """How what surrounds the call makes another step than was captured, for a message; empty if it doesn't."""
+        around = surroundings()
+        if around in self._alike:
+            return ""
+        present = Snapshot(self._state.module)
+        try:
+            self._state.restore()
+            with _cuda_as_cpu():
+                same = self._trace().whole == self._signature
+        except Exception:  # whatever the module raises there
+            same = False
+        finally:
+            present.restore()
+        if same:
+            self._alike.add(around)
+            return ""
+        return f"was captured {self._around} and is called {around}"
 
     def change(self) -> str:
         """What was changed so that the step would be another, for a message; empty if nothing was."""
@@ -134,3 +159,22 @@ class Watch:
             self._free |= {key for _, key in found}
             return ""
         return ", ".join(dict.fromkeys(what for what, _ in found[:3]))
+
+
+def surroundings() -> str:
+    """Which autocast is on, in words: it decides which ops a module runs."""
+    cast = [
+        f"torch.autocast({device!r}, {torch.get_autocast_dtype(device)})"
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    ]
+    return f"under {' and '.join(cast)}" if cast else "without torch.autocast"
+
+
+@contextmanager
+def _cuda_as_cpu() -> Iterator[None]:
+    """A GPU's autocast counts on the CPU, where steps are traced."""
+    with ExitStack() as stack:
+        if torch.is_autocast_enabled("cuda"):
+            stack.enter_context(torch.autocast("cpu", torch.get_autocast_dtype("cuda")))
+        yield

@@ -146,6 +146,9 @@ class PlacedModule:
                 raise RunError(f"{name} was captured with other parameters or buffers, {found}: {again}")
         if self.training:
             self._check_gradients(own, leaves)
+        if self.capture.watch is not None and (elsewhere := self.capture.watch.elsewhere()):
+            how = "call it as it was captured, or place it with the precision that you want, as precision='bf16'"
+            raise RunError(f"{name} {elsewhere}, where it computes something else: {how}")
         if self.capture.watch is not None and (change := self.capture.watch.change()):
             raise RunError(f"{name} was changed since it was captured, {change}: {again}, or change it back")
 

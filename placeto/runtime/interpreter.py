@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from placeto.runtime.generators import own_generator
 from placeto.runtime.program import Program, attribute
 
 _ENDS: dict[int, Callable[..., Any]] = {}
@@ -152,7 +153,7 @@ class _Graph:
         schema = target._schema
         values = []
         for place, argument in enumerate(schema.arguments):
-            if argument.name == "generator" and self.program.generator is not None:
+            if argument.name == "generator" and self.program.generator is not None and own_generator(node) is None:
                 values.append(self.graph.insertConstant(self.program.generator))
                 continue
             if argument.name in node.kwargs:

@@ -9,6 +9,7 @@ buffers, inputs and constants, and views of them, are on every device that uses 
 Random numbers, as of dropout, are those of torch's generator where one core draws all of them. Where several do, each
 has a generator of its own, which torch's seeds at every step: a generator serves one thread at a time, and drawing for
 dropout is a quarter of a small transformer's step on a CPU. Numbers depend on seed and placement then, not on timing.
+Generators that a module gives to its ops are drawn from as they are, on one device.
 
 Legend: N ops, D devices.
 """
@@ -36,9 +37,10 @@ from placeto.capture.trace import Capture
 from placeto.problem.fields import quote
 from placeto.runtime.crossing import FAILED, Stopped, receiver, sender_to
 from placeto.runtime.devices import LocalDevice
+from placeto.runtime.generators import Draws, drawn_for_several
 from placeto.runtime.interpreter import Interpreted, executable
 from placeto.runtime.meter import Meter
-from placeto.runtime.program import Program, draws
+from placeto.runtime.program import Program
 from placeto.runtime.state import State
 from placeto.runtime.sums import as_scheduled
 from placeto.simulator.schedule import Schedule
@@ -277,6 +279,8 @@ class _Plan:
             else:
                 self.home |= {nodes[name]: int(placement[op]) for name in names}
         self.of_ops = set(self.home)
+        alone = drawn_for_several(nodes.values(), self.home, needed)
+        self.home |= alone
         stray: dict[int, list[Node]] = defaultdict(list)
         for node in nodes.values():
             if node in needed and node.op == "call_function" and node not in self.home and not is_constant(node):
@@ -293,7 +297,12 @@ class _Plan:
         self.done: list[set[Node]] = [set(self.inputs) for _ in devices]
         self.queues: dict[tuple[Node, int, int], SimpleQueue[Any]] = {}  # of (value, sender, receiver)
         self.owner: dict[Node, int] = {}  # which program gives each output
+        for node, number in alone.items():  # before all ops, so that nobody waits for them
+            self._call(node, number)
         for number, ops in enumerate(order):
+            for node in [node for node in stray[number] if self.done[number].issuperset(node.all_input_nodes)]:
+                self._call(node, number)
+                stray[number].remove(node)
             for op in ops:
                 for node in (nodes[name] for name in capture.nodes[op]):
                     if node in needed and self.home.get(node) == number:
@@ -310,10 +319,13 @@ class _Plan:
 
     def generators(self) -> dict[int, torch.Generator]:
         """Of the cores that draw random numbers, if there are several."""
-        drawing = [
-            number for number, calls in enumerate(self.calls) if self.devices[number].is_cpu and any(map(draws, calls))
-        ]
-        return {number: torch.Generator() for number in drawing} if len(drawing) > 1 else {}
+        drawing = Draws(self.calls, {(taker, node) for node, _, taker in self.queues})
+        if drawing.shares_one():
+            raise RunError(
+                f"{self.capture.graph.name}: forward draws from a torch.Generator of its own on several devices, in an "
+                "order that isn't fixed: place these ops on one device, or draw from torch's generator"
+            )
+        return drawing.for_cores(self.devices)
 
     def programs(self, generators: Mapping[int, torch.Generator], apart: Callable[[], bool]) -> list[Program]:
         """(D,) a program for each device, which returns a list of what it makes of the outputs.

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from placeto.capture.dependencies import needed_by
 from placeto.runtime.attention import gpu_attention
+from placeto.runtime.generators import draws
 
 _LITERALS = (bool, int, float, str, type(None))
 
@@ -142,12 +143,6 @@ class Program:
             if node not in kept:
                 dead[position].append(node)
         return dead
-
-
-def draws(node: Node) -> bool:
-    """Whether a call draws random numbers of a generator that it could be given."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(argument.name == "generator" for argument in schema.arguments)
 
 
 def _source(value: Any, names: dict[Node, str], constants: dict[str, Any]) -> str:

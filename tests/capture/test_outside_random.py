@@ -68,3 +68,27 @@ def test_a_step_that_seeds_what_it_draws_is_refused() -> None:
     assert capture_training(fixed, [x], lambda y: y.sum(), run=True).num_ops
     assert capture_inference(fixed.eval(), [x]).num_ops, "it draws no numbers"
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Generates(nn.Module):
+    """Draws from a generator, which it may make or seed in forward."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how, self.generator = nn.Linear(4, 4), how, torch.Generator()
+
+    def forward(self, x: Tensor) -> Tensor:
+        generator = torch.Generator() if self.how == "made" else self.generator
+        if self.how == "seeded":
+            generator.manual_seed(5)
+        return self.layer(x) + torch.rand(4, generator=generator)
+
+
+def test_generators_that_forward_makes_or_seeds_are_refused() -> None:
+    x, kept = torch.ones(2, 4), Generates("kept")
+    state = kept.generator.get_state()
+    assert capture_inference(kept, [x]).num_ops
+    assert torch.equal(kept.generator.get_state(), state)
+    for how in ("made", "seeded"):
+        with pytest.raises(CaptureError, match=r"^Generates: forward makes or seeds a torch.Generator, .* made, or"):
+            capture_training(Generates(how), [x], lambda y: y.sum())

@@ -135,3 +135,29 @@ def test_a_changed_loss_is_refused() -> None:
             step(x)
         loss.beta = 1.0
         assert torch.equal(step(x), given(module(x)).detach())
+
+
+def test_a_call_in_another_autocast_is_refused() -> None:
+    x = torch.ones(3, 4)
+    step = step_of(nn.Linear(4, 4), [x], loss=square)
+    within = r"^Linear was captured without torch.autocast and is called under torch.autocast\('cpu', torch.bfloat16\)"
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(RunError, match=within):
+            step(x)
+        assert step_of(nn.Tanh(), [x])(x).dtype is torch.float32, "autocast leaves it as it is"
+        cast, elementwise = step_of(nn.Linear(4, 4), [x]), step_of(nn.ReLU(), [x])
+        assert cast(x).dtype is torch.bfloat16
+    with pytest.raises(RunError, match=r"^Linear was captured under .* and is called without torch.autocast, where"):
+        cast(x)
+    assert torch.equal(elementwise(x), x)
+    bf16 = step_of(nn.Linear(4, 4), [x], precision="bf16")
+    torch.set_autocast_enabled("cuda", True)  # as torch.autocast("cuda") does with a GPU
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        assert bf16(x).dtype is torch.bfloat16
+        with pytest.raises(RunError, match=r"is called under torch.autocast\('cuda', torch.bfloat16\)"):
+            step(x)
+    finally:
+        torch.set_autocast_dtype("cuda", torch.float16)
+        torch.set_autocast_enabled("cuda", False)
+    step(x)

@@ -1,0 +1,75 @@
+"""The generators that a placed step draws random numbers from: torch's, one for each core, or the module's own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch.fx import Node
+
+from placeto.runtime.devices import LocalDevice
+
+
+def draws(node: Node) -> bool:
+    """Whether a call draws random numbers of a generator that it could be given, and has none of the module's own."""
+    schema = getattr(node.target, "_schema", None)
+    takes_one = schema is not None and any(argument.name == "generator" for argument in schema.arguments)
+    return takes_one and own_generator(node) is None
+
+
+def own_generator(node: Node) -> torch.Generator | None:
+    """The generator that the module gives to an op; None if it gives none."""
+    values = (*node.args, *node.kwargs.values())
+    return next((value for value in values if isinstance(value, torch.Generator)), None)
+
+
+def drawn_for_several(nodes: Iterable[Node], home: Mapping[Node, int], needed: Collection[Node]) -> dict[Node, int]:
+    """Calls that draw and are no op, as `torch.rand(8)` is none, which several devices need: one draws for all.
+
+    Args:
+        nodes: in the order of the trace.
+        home: the device of each op.
+        needed: nodes that are called.
+
+    Returns:
+        The device that draws, by node: that of the first user.
+    """
+
+    def users(node: Node) -> list[int]:
+        parts = ([home[user]] if user in home else users(user) for user in node.users if user in needed)
+        return [number for part in parts for number in part]
+
+    drawn = {}
+    for node in nodes:
+        if node in needed and node not in home and (draws(node) or own_generator(node) is not None):
+            found = users(node)
+            if len(set(found)) > 1:
+                drawn[node] = found[0]
+    return drawn
+
+
+class Draws:
+    """Which devices draw random numbers.
+
+    Args:
+        calls: (D,) the calls of each device, in order.
+        received: devices with those of their calls that only receive a value.
+    """
+
+    def __init__(self, calls: Sequence[Sequence[Node]], received: Collection[tuple[int, Node]]) -> None:
+        self._calls, self._received = calls, received
+
+    def for_cores(self, devices: Sequence[LocalDevice]) -> dict[int, torch.Generator]:
+        """A generator for each core that draws, if there are several."""
+        drawing = {number for number, call in self._made() if devices[number].is_cpu and draws(call)}
+        return {number: torch.Generator() for number in sorted(drawing)} if len(drawing) > 1 else {}
+
+    def shares_one(self) -> bool:
+        """Whether several devices draw from one generator of the module, in an order that isn't fixed."""
+        drawing: dict[torch.Generator, int] = {}
+        pairs = ((own_generator(call), number) for number, call in self._made())
+        return any(one is not None and drawing.setdefault(one, number) != number for one, number in pairs)
+
+    def _made(self) -> Iterator[tuple[int, Node]]:
+        for number, calls in enumerate(self._calls):
+            yield from ((number, call) for call in calls if (number, call) not in self._received)
