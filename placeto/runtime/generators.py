@@ -19,7 +19,7 @@ def draws(node: Node) -> bool:
 
 def own_generator(node: Node) -> torch.Generator | None:
     """The generator that the module gives to an op; None if it gives none."""
-    values = (*node.args, *node.kwargs.values())
+    values: tuple[object, ...] = (*node.args, *node.kwargs.values())
     return next((value for value in values if isinstance(value, torch.Generator)), None)
 
 
