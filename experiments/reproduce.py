@@ -30,6 +30,7 @@ MINUTES = {
     "cost_loss": 3, "cost_models": 15, "cost_models_left_out": 3, "demo": 6, "equal_budgets_64": 10,
     "equal_budgets_targets": 60, "equal_budgets_targets_1s": 20, "equal_budgets_targets_30s": 40,
     "equal_budgets_targets_seconds": 70, "fidelity_micro_batches": 3, "fuzz": 7, "headline": 40, "headline_recipes": 36,
+    "headline_recipes_seeds": 80,
     "held_out_steps": 1,
     "links": 1, "messages": 40, "micro_batches": 25, "models_in_micro_batches": 30, "models_in_micro_batches_gnmt": 10,
     "models_in_micro_batches_seeds": 20, "orders": 29,
