@@ -124,15 +124,11 @@ class Watch:
         around = surroundings()
         if around in self._alike:
             return ""
-        present = Snapshot(self._state.module)
         try:
-            self._state.restore()
             with _cuda_as_cpu():
-                same = self._trace().whole == self._signature
+                same = self._same()
         except Exception:  # whatever the module raises there
             same = False
-        finally:
-            present.restore()
         if same:
             self._alike.add(around)
             return ""
@@ -147,18 +143,23 @@ class Watch:
         ]
         if not found:
             return ""
-        present = Snapshot(self._state.module)
         try:
-            self._state.restore(only=self._free)
-            same = self._trace().whole == self._signature
+            same = self._same(self._free)
         except Exception as problem:  # whatever the changed module raises
             return f"{found[0][0]} ({type(problem).__name__}: {next(iter(str(problem).splitlines()), '')})"
-        finally:
-            present.restore()
         if same:
             self._free |= {key for _, key in found}
             return ""
         return ", ".join(dict.fromkeys(what for what, _ in found[:3]))
+
+    def _same(self, only: set[tuple[int, str]] | None = None) -> bool:
+        """Whether the step, traced again with the attributes of the capture (or with these alone), is the same."""
+        present = Snapshot(self._state.module)
+        try:
+            self._state.restore(only=only)
+            return self._trace().whole == self._signature
+        finally:
+            present.restore()
 
 
 def surroundings() -> str:
