@@ -16,6 +16,7 @@ from typing import Any
 from llvmlite import binding
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, Flags
+from numba.core.cpu_options import FastMathOptions
 from numba.core.registry import CPUDispatcher
 
 _LARGE = 16_000  # bytes of LLVM code, from which on a kernel is large; 4,000 take as long to compile
@@ -35,7 +36,11 @@ class Kernel(CPUDispatcher):
         collects = gc.isenabled()
         gc.disable()
         try:
-            return super().compile(sig)
+            try:
+                return super().compile(sig)
+            except _OtherSymbol:
+                self._cache.flush()  # type: ignore[attr-defined]
+                return super().compile(sig)
         finally:
             if collects:
                 gc.enable()
@@ -54,7 +59,8 @@ class Kernel(CPUDispatcher):
         ):
             library.__class__ = _Apart
             library.wrapper = compiled.fndesc.llvm_cpython_wrapper_name
-            library._reload_init = {partial(_load, module, name, compiled.signature.args)}
+            symbol = compiled.fndesc.mangled_name
+            library._reload_init = {partial(_load, module, name, compiled.signature.args, symbol)}
 
 
 class KernelCompiler(Compiler):
@@ -78,6 +84,13 @@ class _KernelFlags(Flags):
 
     numba looks up those functions by all flags of the kernel, and compiles them again where any differs.
     """
+
+    def _summary_args(self) -> list[tuple[str, Any]]:
+        """What is set, of which symbols' names are made: the same in each process, as the order of a set is not."""
+        return [
+            (name, sorted(value.flags) if isinstance(value, FastMathOptions) else value)
+            for name, value in super()._summary_args()
+        ]
 
     def __hash__(self) -> int:
         return _HASH
@@ -114,6 +127,13 @@ def _is_global(function: Callable[..., Any]) -> bool:
     return getattr(found, "py_func", None) is function
 
 
-def _load(module: str, name: str, types: tuple[Any, ...]) -> None:
-    """Read a kernel from its file, or compile it, before another that calls it is read."""
-    getattr(import_module(module), name).compile(types)
+class _OtherSymbol(Exception):
+    """A kernel in a file calls another by a name that this one doesn't have: the process would crash."""
+
+
+def _load(module: str, name: str, types: tuple[Any, ...], symbol: str) -> None:
+    """Read a kernel from its file, or compile it, before another that calls it by its symbol is read."""
+    kernel = getattr(import_module(module), name)
+    kernel.compile(types)
+    if kernel.overloads[tuple(types)].fndesc.mangled_name != symbol:
+        raise _OtherSymbol(symbol)

@@ -22,7 +22,7 @@ from placeto.compiling import compiled
 def small(x):
     return x + 1.0
 
-@compiled(inner=True)
+@compiled(inner=True, fastmath={{"contract", "nsz", "arcp", "afn", "reassoc"}})
 def large(x, weight):
     total = 0.0
 {SUM}
@@ -68,17 +68,53 @@ def test_a_large_kernel_is_compiled_once_and_the_next_process_reads_it_from_its_
         assert [line.split()[0] for line in heads if "large" in line] == ["declare"]
         assert not any(line.startswith("declare") for line in heads if "large" not in line), "small ones are taken in"
 
-    def run() -> list[str]:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])}
-        done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, check=True)
-        found, compiled = json.loads(done.stdout)
-        assert found == pytest.approx([expected(1.5), 2.0 * expected(1.5)])
-        return compiled
-
-    assert run() == []
+    assert compiled_by_another(tmp_path) == []
     for index in tmp_path.rglob("*large*.nbi"):
         index.unlink()
-    assert run() == ["large"], "those that call it are read, and find it by its name"
+    assert compiled_by_another(tmp_path) == ["large"], "those that call it are read, and find it by its name"
+
+
+def compiled_by_another(folder: Path, hash_seed: int = 0) -> list[str]:
+    """Which of the toy's kernels a process compiles that runs them all, and finds what it should."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[1])]),
+        "PYTHONHASHSEED": str(hash_seed),
+    }
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, check=True)
+    found, compiled = json.loads(done.stdout)
+    assert found == pytest.approx([expected(1.5), 2.0 * expected(1.5)])
+    return compiled
+
+
+def test_processes_that_compile_at_the_same_time_call_kernels_by_the_same_names(tmp_path: Path) -> None:
+    """Sets of options are in another order in each process; the names that followed it led to a call of address 0."""
+    folders = [tmp_path / str(seed) for seed in range(2)]
+    for seed, folder in enumerate(folders):
+        folder.mkdir()
+        source = folder / "toy_kernels.py"
+        source.write_text(SOURCE)
+        os.utime(source, (0, 0))
+        assert compiled_by_another(folder, seed) == ["large", "between", "one", "other"]
+    take(folders[0], folders[1])
+    assert compiled_by_another(folders[1], 2) == []
+
+
+def test_who_calls_a_kernel_that_is_not_the_one_in_its_file_is_compiled_again(tmp_path: Path) -> None:
+    folders = [tmp_path / "as_it_is", tmp_path / "without_fastmath"]
+    for folder in folders:
+        folder.mkdir()
+        source = SOURCE if folder is folders[0] else SOURCE.replace('"contract", ', "")
+        (folder / "toy_kernels.py").write_text(source)
+        compiled_by_another(folder)
+    take(folders[1], folders[0])
+    assert compiled_by_another(folders[0]) == ["between", "one", "other"]
+    assert compiled_by_another(folders[0]) == []
+
+
+def take(source: Path, target: Path) -> None:
+    """Replace what was compiled of the large kernel in one folder by that of another."""
+    (theirs,), (ours,) = (tuple(folder.rglob("*large*.nbc")) for folder in (source, target))
+    ours.write_bytes(theirs.read_bytes())
 
 
 class Watched(event.Listener):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 
 from placeto.formats.gantt import missing_letters_are_boxes
 from placeto.training.tags import meaning, tags_table
@@ -98,7 +99,11 @@ class Curves:
         """The run's settings with what came of them."""
         with self._written() as writers:
             for writer in writers[:1]:
-                writer.add_hparams(dict(values), dict(final), run_name=".", global_step=step)
+                # Not `add_hparams`: its points are in a second file, which is read first if its name says so.
+                for summary in hparams(dict(values), dict(final)):
+                    writer._get_file_writer().add_summary(summary, step)
+                for tag, value in final.items():
+                    writer.add_scalar(tag, value, step)
 
     def explain(self) -> None:
         """What the tags mean, as a text beside the curves."""

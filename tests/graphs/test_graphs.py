@@ -1,4 +1,3 @@
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,14 +84,8 @@ def test_most_graphs_fit_one_device_and_all_fit_four(shipped: dict[str, Computat
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shipped_data_are_small_and_load_fast(family: str) -> None:
+def test_shipped_data_are_small(family: str) -> None:
     assert (store.DATA / f"{family}.zip").stat().st_size <= 5e6
-    store._archive.cache_clear()
-    start = time.process_time()
-    for split, size in FAMILIES[family].splits.items():
-        for index in range(size):
-            FAMILIES[family].load(split, index)
-    assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,16 @@ def test_without_placements_there_is_one_axis(tmp_path: Path) -> None:
     assert not (tmp_path / BY_PLACEMENTS).exists()
 
 
+def test_settings_are_in_the_same_file_as_the_curves(tmp_path: Path) -> None:
+    """From a file of their own they were read first if its name said so, and hidden by the curves' smaller steps."""
+    with Curves(str(tmp_path)) as curves:
+        curves.numbers({"loss/policy": 0.5}, 1)
+        curves.settings({"lr": 0.1}, {"hparam/validation": 0.75}, 2)
+    assert len(list(tmp_path.glob("events*"))) == 1
+    assert points(tmp_path, "hparam/validation") == [(2, 0.75)]
+    assert "hparams" in read(tmp_path).summary_metadata["_hparams_/experiment"].plugin_data.plugin_name
+
+
 def test_what_tags_mean_stands_beside_the_curves(tmp_path: Path) -> None:
     with Curves(str(tmp_path), by_placements=True) as curves:
         curves.explain()
