@@ -25,7 +25,10 @@ _COMPUTING = re.compile(
     r"|linalg_(?!cross|vector_norm)|cholesky|(?<!re)solve|qrf|ormqr"
 )
 """In the names of aten's ops that compute products."""
-_COMPUTING_ONNX = re.compile(r"MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|MoE|Einsum|FFT|DFT|STFT|Mamba")
+_COMPUTING_ONNX = re.compile(
+    r"MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|MoE|[Ff][Ff][Tt]$|DFT|STFT|Mamba|^CDist$|^Det$|Inverse$|Search$"
+    r"|^Linear|^SVM"
+)
 _NO_PRODUCTS = {"", "prims", "rngprims", "profiler", "c10d", "_c10d_functional", "torchvision", "optimizer", "graphs"}
 """Namespaces of ops that compute none, but for those with a formula."""
 
@@ -64,7 +67,8 @@ def _formula(kind: str, packet: Any) -> Callable[..., int] | None:
 def without_formula(graph: ComputationGraph) -> dict[str, int]:
     """Of the types of captured ops, those that may compute products and have no formula, and how many ops they are.
 
-    They are aten's by their names, and all of packages that aren't torch's own.
+    They are aten's and ONNX's by their names, and all of packages that aren't torch's own, or of domains that aren't
+    ONNX's.
     """
     counts: dict[str, int] = {}
     for kind, counted in zip(graph.op_types, graph.flops.tolist(), strict=True):
