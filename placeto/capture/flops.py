@@ -206,6 +206,11 @@ def _trilinear(
     return 2 * prod(two) + 2 * prod(map(max, kept, shapes[2]))
 
 
+def _grid(theta: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    """Each coordinate is a product of a row of theta (N, 2 | 3, 3 | 4) with a position."""
+    return 2 * out_val.numel() * theta.shape[-1]
+
+
 def _distances(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
     """Of all pairs of rows of (..., P, M) and (..., R, M)."""
     return 2 * prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])) * a.shape[-2] * b.shape[-2] * a.shape[-1]
@@ -265,6 +270,7 @@ _KERNELS: dict[str, Callable[..., int]] = {
     "addmv": _second,
     "addr": _outer,
     "_trilinear": _trilinear,
+    "affine_grid_generator": _grid,
     "_euclidean_dist": _distances,
     "_cdist_forward": _distances,
     "_cdist_backward": _distances_backward,
