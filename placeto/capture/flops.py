@@ -25,7 +25,10 @@ _COMPUTING = re.compile(
     r"|linalg_(?!cross|vector_norm)|cholesky|(?<!re)solve|qrf|ormqr"
 )
 """In the names of aten's ops that compute products."""
-_COMPUTING_ONNX = re.compile(r"MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|MoE|Einsum|FFT|DFT|STFT|Mamba")
+_COMPUTING_ONNX = re.compile(
+    r"MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|MoE|[Ff][Ff][Tt]$|DFT|STFT|Mamba|^CDist$|^Det$|Inverse$|Search$"
+    r"|^Linear|^SVM"
+)
 _NO_PRODUCTS = {"", "prims", "rngprims", "profiler", "c10d", "_c10d_functional", "torchvision", "optimizer", "graphs"}
 """Namespaces of ops that compute none, but for those with a formula."""
 
@@ -64,7 +67,8 @@ def _formula(kind: str, packet: Any) -> Callable[..., int] | None:
 def without_formula(graph: ComputationGraph) -> dict[str, int]:
     """Of the types of captured ops, those that may compute products and have no formula, and how many ops they are.
 
-    They are aten's by their names, and all of packages that aren't torch's own.
+    They are aten's and ONNX's by their names, and all of packages that aren't torch's own, or of domains that aren't
+    ONNX's.
     """
     counts: dict[str, int] = {}
     for kind, counted in zip(graph.op_types, graph.flops.tolist(), strict=True):
@@ -202,6 +206,11 @@ def _trilinear(
     return 2 * prod(two) + 2 * prod(map(max, kept, shapes[2]))
 
 
+def _grid(theta: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    """Each coordinate is a product of a row of theta (N, 2 | 3, 3 | 4) with a position."""
+    return 2 * out_val.numel() * theta.shape[-1]
+
+
 def _distances(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
     """Of all pairs of rows of (..., P, M) and (..., R, M)."""
     return 2 * prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])) * a.shape[-2] * b.shape[-2] * a.shape[-1]
@@ -261,6 +270,7 @@ _KERNELS: dict[str, Callable[..., int]] = {
     "addmv": _second,
     "addr": _outer,
     "_trilinear": _trilinear,
+    "affine_grid_generator": _grid,
     "_euclidean_dist": _distances,
     "_cdist_forward": _distances,
     "_cdist_backward": _distances_backward,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -247,7 +249,13 @@ def import_onnx(file: str, options: CaptureOptions, name: str) -> ComputationGra
         if not symbol or not (size.isascii() and size.isdigit()):
             raise UsageError(f"--dim {given!r}: must be name=size, such as batch=8")
         sizes[symbol] = int(size)
-    return onnx_model.load(file, sizes, name)
+    graph = onnx_model.load(file, sizes, name)
+    if find_spec("torch") is not None:
+        from placeto.capture.flops import UncountedWarning, uncounted
+
+        if line := uncounted(graph):
+            warnings.warn(f"{file}: {line}", UncountedWarning, stacklevel=2)
+    return graph
 
 
 def refuse_options(options: CaptureOptions, graph: str, why: str, but: Sequence[str]) -> None:

@@ -38,7 +38,9 @@ def find_model(
         made = make_model(argument, batch or DEFAULT_BATCH, length or DEFAULT_LENGTH)
         return (path.absolute().parent.name if path.name == "config.json" else path.stem), *made
     if not is_factory(argument):
-        raise UsageError(f"{argument!r}: a plan needs a model, which it splits into micro-batches: {MODEL_HELP}")
+        raise UsageError(
+            f"{argument!r}: a model is needed, whose step is split into micro-batches, and no graph: {MODEL_HELP}"
+        )
     if batch is not None or length is not None:
         raise UsageError("--batch and --length are for a config.json; a factory says how large its inputs are")
     from placeto.cli.factory import make, parted

@@ -18,18 +18,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from placeto.formats.lines import read_lines
+from placeto.formats.lines import head, plain_name, read_lines
 from placeto.problem.fields import quote, within
 from placeto.problem.graph import ComputationGraph, GraphError
 
 
 def recognises(path: Path) -> bool:
     """Whether it is a text file that is called ``nodes.txt``, or begins with a number and a list of numbers."""
-    if path.suffix != ".txt" or not path.is_file():
+    name = plain_name(path)
+    if not name.endswith(".txt") or not path.is_file():
         return False
-    with open(path, "rb") as file:
-        head = file.read(200)
-    return path.name.endswith("nodes.txt") or re.match(rb"\s*\d+\s*\n\s*\d+\s*,", head) is not None
+    return name.endswith("nodes.txt") or re.match(rb"\s*\d+\s*\n\s*\d+\s*,", head(path, 200)) is not None
 
 
 def load(path: str | Path) -> ComputationGraph:
@@ -45,7 +44,7 @@ def load(path: str | Path) -> ComputationGraph:
     """
     lines = read_lines(path, "DOPPLER graph")
     with within(GraphError, path):
-        return ComputationGraph.from_ops(Path(path).name.removesuffix(".txt"), _ops(lines), "inference")
+        return ComputationGraph.from_ops(plain_name(path).removesuffix(".txt"), _ops(lines), "inference")
 
 
 def _ops(lines: list[str]) -> list[dict[str, Any]]:

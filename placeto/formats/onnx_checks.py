@@ -24,6 +24,7 @@ SMALL = 1024
 _MOST_RANK = 64
 _MOST_NODES = 1_000_000
 _CLUE = 200  # characters
+_ONNX = "", "ai.onnx"  # the names of ONNX's own domain
 _DATA = "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"
 
 
@@ -70,6 +71,43 @@ def check_functions(model: onnx.ModelProto) -> None:
             sizes[key] = sum(sizes.get(call, 1) for call in calls)
     if sum(sizes.get((node.domain, node.op_type), 1) for node in _nodes(model.graph.node)) > _MOST_NODES:
         raise GraphError(f"its functions make more than {_MOST_NODES} nodes")
+
+
+def with_one_opset(model: onnx.ModelProto) -> None:
+    """Let functions of another opset than the model's have that of the model, where their ops are the same in both.
+
+    The model also gets the opsets of those domains that only functions name.
+    """
+    from onnx import defs
+
+    def since(node: onnx.NodeProto, opset: int) -> int:
+        try:
+            return int(defs.get_schema(node.op_type, opset, "").since_version)
+        except defs.SchemaError:
+            return -opset
+
+    own = next((opset.version for opset in model.opset_import if opset.domain in _ONNX), 0)
+    for function in model.functions:
+        nodes = [node for node in _nodes(function.node) if node.domain in _ONNX]
+        for opset in (opset for opset in function.opset_import if opset.domain in _ONNX):
+            if own and all(since(node, opset.version) == since(node, own) for node in nodes):
+                opset.version = own
+    named = {opset.domain for opset in model.opset_import}
+    others = {opset.domain: opset for function in model.functions for opset in function.opset_import}
+    model.opset_import.extend(opset for domain, opset in others.items() if domain not in named | set(_ONNX))
+
+
+def check_inlined(model: onnx.ModelProto) -> None:
+    """Refuse calls of local functions that the package onnx left: their bodies would count as nothing.
+
+    Raises:
+        GraphError: the first of them.
+    """
+    functions = {(found.domain, found.name) for found in model.functions}
+    for node in _nodes(model.graph.node):
+        if (node.domain, node.op_type) in functions:
+            advice = "convert the model to one opset, by onnx.version_converter"
+            raise GraphError(f"{title(node)}: its function {quote(node.op_type)} is of another opset; {advice}")
 
 
 def one_line(text: str) -> str:

@@ -84,9 +84,10 @@ def dtype_of(kind: str, read: Sequence[Operand], written: Sequence[Operand], com
 def kernel(kind: str, read: Sequence[Operand], attributes: Mapping[str, Any]) -> str:
     """Whether an op is a convolution of groups of channels, or of each channel by itself."""
     groups = attributes.get("group", 1)
-    if kind not in _CONVOLUTIONS or groups == 1:
+    if kind not in (*_CONVOLUTIONS, *_CHANNELS_LAST) or groups == 1:
         return ""
-    return "depthwise" if read[0].shape[1] == groups else "grouped"
+    last = attributes.get("channels_last") or kind in _CHANNELS_LAST
+    return "depthwise" if read[0].shape[-1 if last else 1] == groups else "grouped"
 
 
 def flops(kind: str, read: Sequence[Operand | None], written: Sequence[Operand], attributes: Mapping[str, Any]) -> int:
@@ -109,12 +110,21 @@ def _convolution(weight: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str
     """Of the weight (M, C / groups, *kernel), the input of that number: each output takes a product with it."""
 
     def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
+        if attributes.get("channels_last"):
+            return _convolution_channels_last(read, out, attributes, weight)
         groups, channels, each = attributes.get("group", 1), read[0][1], read[weight][1]
         if channels != groups * each:
             raise ValueError(f"{channels} channels in, but {groups} x {each} in its weight")
         return 2 * prod(out) * prod(read[weight][1:])
 
     return formula
+
+
+def _convolution_channels_last(
+    read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any], weight: int = 1
+) -> int:
+    """Of x (B, *size, C); the weight begins with M, and has C / groups behind it or at its end."""
+    return 2 * prod(out) * prod(read[weight][1:])
 
 
 def _transposed(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
@@ -142,22 +152,41 @@ def _recurrent(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any
 
 
 def _einsum(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """A product, for each value of all indices together, with each further input."""
+    """Products of the inputs so far with the next one, from left to right, as ONNX Runtime computes them.
+
+    What only one of the two has, and nothing after them, is summed before it is multiplied.
+    """
     equation = attributes["equation"]
     equation = equation.decode() if isinstance(equation, bytes) else equation
-    terms = equation.replace(" ", "").partition("->")[0].split(",")
-    if len(terms) != len(read) or len(read) < 2:
-        return 0
-    sizes: dict[Any, int] = {}
-    for term, shape in zip(terms, read, strict=True):
-        before, dots, after = term.partition("...")
-        hidden = range(len(shape) - len(before) - len(after), 0, -1) if dots else ()  # as broadcasting counts them
-        indices = [*before, *hidden, *after]
-        if len(indices) != len(shape):
-            return 0
-        for index, size in zip(indices, shape, strict=True):
+    before, arrow, after = equation.replace(" ", "").partition("->")
+    terms = before.split(",")
+    if len(terms) != len(read):
+        raise ValueError(f"{len(terms)} terms, but {len(read)} inputs")
+    indices = [_indices(term, shape) for term, shape in zip(terms, read, strict=True)]
+    sizes: dict[str | int, int] = {}
+    for own, shape in zip(indices, read, strict=True):
+        for index, size in zip(own, shape, strict=True):
             sizes[index] = max(size, sizes.get(index, 1))
-    return 2 * prod(sizes.values()) * (len(read) - 1)
+    each = [index for own in indices for index in own]
+    made = set(after) if arrow else {index for index in sizes if each.count(index) == 1}
+    made |= {index for index in sizes if isinstance(index, int)}
+    work, left = 0, set(indices[0])
+    for number, own in enumerate(indices[1:], start=2):
+        kept, right = made.union(*indices[number:]), set(own)
+        left, right = left & (right | kept), right & (left | kept)
+        work += 2 * prod(sizes[index] for index in left | right)
+        left = (left | right) & kept
+    return work
+
+
+def _indices(term: str, shape: tuple[int, ...]) -> list[str | int]:
+    """The index of each dimension: a letter, or of those of an ellipsis the place from the right, as they broadcast."""
+    before, dots, after = term.partition("...")
+    hidden = range(len(shape) - len(before) - len(after), 0, -1) if dots else ()
+    indices = [*before, *hidden, *after]
+    if len(indices) != len(shape):
+        raise ValueError(f"the term {term!r} has {len(indices)} indices for {len(shape)} dimensions")
+    return indices
 
 
 def _attention(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
@@ -195,7 +224,8 @@ def _self_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[st
 def _multi_head_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
     """Of projected queries (B, L, D) and keys (B, S, D) or (B, heads, S, E); input number `past` has keys of the past.
 
-    Where keys are left out, queries hold all three: (B, L, heads, 3, E) or (B, L, D + keys + values).
+    Where keys are left out, queries hold all three: (B, L, heads, 3, E) or (B, L, D + keys + values). Where they are
+    there, values may have another width than they.
     """
 
     def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
@@ -203,7 +233,7 @@ def _multi_head_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapp
         k = read[1] if len(read) > 1 else ()
         keys = length if not k else k[2] if len(k) == 4 else k[1]
         keys += read[past][2] if len(read) > past and len(read[past]) == 4 else 0
-        return _scores_and_sums(batch * length, keys, out[-1], out[-1])
+        return _scores_and_sums(batch * length, keys, read[0][-1] if k else out[-1], out[-1])
 
     return formula
 
@@ -253,8 +283,10 @@ def _fourier(transforms: int, length: int, real: bool) -> int:
 
 
 _CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3, "FusedConv": 1, "ConvTranspose": 1, "DeformConv": 1}
+_CHANNELS_LAST = ("NhwcConv", "NhwcFusedConv")
 _FORMULAS: dict[str, Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]] = {
     **{kind: _convolution(weight) for kind, weight in _CONVOLUTIONS.items()},
+    **dict.fromkeys(_CHANNELS_LAST, _convolution_channels_last),
     "ConvTranspose": _transposed,
     "MatMul": _product,
     "MatMulInteger": _product,

@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from placeto.formats.apart import Apart, DiedError, RaisedError
-from placeto.formats.onnx_checks import check_functions, check_model, drop_weights, one_line, read_external, title
+from placeto.formats.onnx_checks import (
+    check_functions,
+    check_inlined,
+    check_model,
+    drop_weights,
+    one_line,
+    read_external,
+    title,
+    with_one_opset,
+)
 from placeto.formats.onnx_costs import PASSING, Operand, bytes_accessed, dtype_of, flops, item_bytes, kernel
-from placeto.formats.onnx_shapes import bind, shapes_of, with_reshapes, with_shapes
+from placeto.formats.onnx_shapes import bind, integer_of, shapes_of, with_reshapes, with_shapes
 from placeto.problem.fields import quote, within
 from placeto.problem.graph import ComputationGraph, GraphError
 
@@ -27,7 +36,9 @@ if TYPE_CHECKING:
 _SCOPES = "pkg.torch.onnx.name_scopes"  # from the whole model to the op
 _LONGEST_SCOPES = 10_000  # characters
 _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
+_KNOWN = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}  # domains; ops of others are named with theirs
 _STORED = {*PASSING, "Transpose"}  # of weights: done once, when a model is loaded
+_AXIS_IS_INPUT = 20  # the opset since when that of a DFT is one
 _SIZED = {"Resize", "Upsample"}  # only their first input is data
 _PARSER = Apart(__name__, "onnx.inliner", "onnx.reference", "onnx.version_converter")
 _SECONDS, _BYTES_PER_S = 3.0, 5e3  # a node takes some 100 bytes and, at worst, some ms
@@ -110,7 +121,9 @@ def read_records(path: str, dimensions: dict[str, int]) -> list[dict[str, Any]]:
     model.ir_version = max(model.ir_version, 4)  # before that, weights had to be inputs: some files leave them out
     if model.functions:
         check_functions(model)
+        with_one_opset(model)
         model = inliner.inline_local_functions(model)
+        check_inlined(model)
     check_model(model)
     drop_weights(model.graph)
     read_external(model.graph, Path(path).parent)
@@ -124,6 +137,7 @@ class _Importer:
     def __init__(self, model: onnx.ModelProto, known: set[str]) -> None:
         graph = model.graph
         self.graph = graph
+        self.opset = max((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0)
         self.operands = {name: Operand(*found) for name, found in shapes_of(graph).items()}
         self.weights: dict[str, Operand] = {}  # not yet used
         self.stored: dict[str, str] = {}  # a weight, or another shape of it -> the weight
@@ -206,6 +220,8 @@ class _Importer:
         title = node.name.strip("/") or f"{node.op_type}"
         read, written = ([self.operands[name] for name in names] for names in (inputs, outputs))
         attributes = _attributes(node)
+        if node.op_type == "DFT" and self.opset >= _AXIS_IS_INPUT:
+            attributes["axis"] = integer_of(self.graph, node.input[2]) if len(node.input) > 2 and node.input[2] else -2
         work = flops(node.op_type, [self.operands.get(name) for name in node.input], written, attributes)
         first = {name: number for number, name in reversed(list(enumerate(node.input)))}
         once = [self.operands.get(name) if first[name] == i else None for i, name in enumerate(node.input)]
@@ -214,7 +230,7 @@ class _Importer:
         sources = [self.made.get(name) for name in stored]
         op = {
             "name": self._unique(title),
-            "type": f"onnx.{node.op_type}",
+            "type": f"onnx.{node.op_type}" if node.domain in _KNOWN else f"onnx.{node.domain}.{node.op_type}",
             "module": _module(node),
             "flops": float(work),
             "bytes_accessed": float(bytes_accessed(node.op_type, once, written)),

@@ -155,9 +155,8 @@ def _computed(model: onnx.ModelProto, known: Mapping[str, np.ndarray]) -> dict[s
     fresh: dict[str, np.ndarray] = {}
     kept = []
     for node in graph.node:
-        tensors = [attribute.t for attribute in node.attribute if attribute.name == "value"]
-        if node.op_type == "Constant" and tensors and prod(tensors[0].dims) <= SMALL:
-            values[node.output[0]] = numpy_helper.to_array(tensors[0])
+        if node.op_type == "Constant" and (constant := _constant(node)) is not None:
+            values[node.output[0]] = constant
         made = _values(node, values, shapes, versions)
         if made is None:
             kept.append(node)
@@ -172,6 +171,36 @@ def _computed(model: onnx.ModelProto, known: Mapping[str, np.ndarray]) -> dict[s
         graph.value_info.extend(others)
         graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in fresh.items())
     return fresh
+
+
+def integer_of(graph: onnx.GraphProto, name: str) -> int:
+    """The integer that a tensor of one element holds.
+
+    Raises:
+        GraphError: it isn't known before anything is run.
+    """
+    from onnx import numpy_helper
+
+    stored = (numpy_helper.to_array(each) for each in graph.initializer if each.name == name and prod(each.dims) == 1)
+    made = (_constant(node) for node in graph.node if node.op_type == "Constant" and node.output[0] == name)
+    value = next((each for each in (*stored, *made) if each is not None and each.size == 1), None)
+    if value is None:
+        raise GraphError(f"{quote(name)} must be a constant: the shapes and the work depend on it")
+    return int(value.reshape(()))
+
+
+def _constant(node: onnx.NodeProto) -> np.ndarray | None:
+    """What a node of type Constant holds, if it is numbers, and few."""
+    from onnx import helper, numpy_helper
+
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        if attribute.name == "value" and prod(value.dims) <= SMALL and value.data_location != value.EXTERNAL:
+            return numpy_helper.to_array(value)
+        kind = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
+        if attribute.name in kind and np.size(value) <= SMALL:
+            return np.array(value, kind[attribute.name])
+    return None
 
 
 def _values(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from placeto.formats.lines import read_lines
+from placeto.formats.lines import head, plain_name, read_lines
 from placeto.problem.fields import quote, within
 from placeto.problem.graph import ComputationGraph, GraphError
 
@@ -28,12 +28,10 @@ _MOST_TENSORS = 100  # of one activation; each consumer reads them all
 
 def recognises(path: Path) -> bool:
     """Whether the name ends as PipeDream's profiles do, or it is a text file that begins with a layer."""
-    if path.name.endswith("graph.txt"):
+    name = plain_name(path)
+    if name.endswith("graph.txt"):
         return True
-    if path.suffix != ".txt" or not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return re.match(rb"\s*\S+ -- .+ -- forward_compute_time=", file.read(1000)) is not None
+    return name.endswith(".txt") and re.match(rb"\s*\S+ -- .+ -- forward_compute_time=", head(path, 1000)) is not None
 
 
 def load(path: str | Path) -> ComputationGraph:
@@ -55,7 +53,7 @@ def load(path: str | Path) -> ComputationGraph:
         OSError: the file can't be read.
     """
     lines = read_lines(path, "PipeDream profile")
-    name = Path(path).name.removesuffix("graph.txt").removesuffix(".txt").rstrip(".") or "pipedream"
+    name = plain_name(path).removesuffix("graph.txt").removesuffix(".txt").rstrip(".") or "pipedream"
     with within(GraphError, path):
         return ComputationGraph.from_ops(name, _ops(*_parse(lines)))
 
@@ -107,13 +105,13 @@ def _layer(line: str) -> _Layer:
     if match is None:
         raise GraphError('neither a layer ("name -- description -- times and sizes") nor an edge ("name -- name")')
     name, description, numbers = match.groups()
-    fields = dict(item.split("=", 1) for item in numbers.split(", ") if "=" in item)
+    fields = dict(re.findall(r"\b(\w+)=(\[[^][]*\]|[^,]*)", numbers))
     missing = [field for field in _FIELDS if field not in fields]
     if missing:
         raise GraphError(f"layer {quote(name)} has no {missing[0]}")
     forward, backward = (_number(fields[field], field, name) * _US_PER_MS for field in _FIELDS[:2])
     kind, _, arguments = description.partition("(")
-    sizes = fields["activation_size"].strip("[]").split(";")
+    sizes = re.split("[;,]", fields["activation_size"].strip().strip("[]"))
     if len(sizes) > _MOST_TENSORS:
         raise GraphError(
             f"layer {quote(name)}: activation_size must be at most {_MOST_TENSORS} sizes, not {len(sizes)}"
@@ -183,9 +181,10 @@ def _record(layer: _Layer, name: str, time_us: float, outputs: list[int]) -> dic
 
 def _reads(producer: _Layer, consumer: _Layer) -> list[int]:
     """Which of the producer's tensors the consumer reads."""
-    every = list(range(len(producer.activations)))
-    one = [output for output in every if consumer.type == "__getitem__" and consumer.arguments == str(output)]
-    return one or every
+    count = len(producer.activations)
+    if consumer.type == "__getitem__" and consumer.arguments in map(str, range(-count, count)):
+        return [int(consumer.arguments) % count]
+    return list(range(count))
 
 
 def _homes(layers: dict[str, _Layer], first: dict[str, str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from placeto.formats.lines import read_lines
+from placeto.formats.lines import plain_name, read_lines
 from placeto.problem.fields import quote, within
 from placeto.problem.graph import ComputationGraph, GraphError
 
@@ -29,7 +29,7 @@ _DUMMIES = 2
 
 def recognises(path: Path) -> bool:
     """Whether the name ends as those of the set do."""
-    return path.name.endswith(".stg")
+    return plain_name(path).endswith(".stg")
 
 
 def load(path: str | Path) -> ComputationGraph:
@@ -47,7 +47,7 @@ def load(path: str | Path) -> ComputationGraph:
     lines = [(row, line.partition("#")[0].split()) for row, line in enumerate(text, start=1)]
     with within(GraphError, path):
         ops = _ops([(row, words) for row, words in lines if words])
-        return ComputationGraph.from_ops(Path(path).name.removesuffix(".stg"), ops, "inference")
+        return ComputationGraph.from_ops(plain_name(path).removesuffix(".stg"), ops, "inference")
 
 
 def _ops(lines: list[tuple[int, list[str]]]) -> list[dict[str, Any]]:

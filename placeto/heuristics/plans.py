@@ -142,15 +142,31 @@ def _under_further_orders(evaluator: Evaluator, plans: list[Scored], orders: Seq
     return sorted(((score, *plan[1:]) for score, plan in zip(scores, plans, strict=True)), key=lambda each: each[0])
 
 
-def move_borders(evaluator: Evaluator, problem: PlacementProblem, plan: Plan, score: float) -> Plan:
-    """Move borders of stages by a layer, each move that helps at once, until none does; returns the plan."""
+def move_borders(
+    evaluator: Evaluator,
+    problem: PlacementProblem,
+    plan: Plan,
+    score: float,
+    keep: Callable[[Plan, np.ndarray], bool] = lambda plan, placement: True,
+) -> Plan:
+    """Move borders of stages by a layer, each move that helps at once, until none does; returns the plan.
+
+    Args:
+        evaluator: scores, and keeps the best.
+        problem: the evaluator's.
+        plan: where it begins.
+        score: that of the plan, in microseconds.
+        keep: which plans count, each with its placement.
+    """
     better = True
     while better and not evaluator.exhausted:
         better = False
         for border in range(len(plan.borders)):
             for step in (-1, 1):
                 moved = plan.moved(border, step)
-                if moved is not None and (after := evaluator.score_ops(moved.placement(problem))) < score:
+                if moved is None or not keep(moved, placement := moved.placement(problem)):
+                    continue
+                if (after := evaluator.score_ops(placement)) < score:
                     plan, score, better = moved, after, True
     return plan
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_bytes
 from placeto.simulator.evaluator import Evaluator, PlacementResult, best_single
-from placeto.simulator.memory_timeline import peak_by_category
+from placeto.simulator.memory_timeline import CATEGORIES, memory_by_category, peak_by_category
 from placeto.simulator.schedule import Schedule, simulate
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ DEFAULT_SIMULATIONS = 300
 """Of the search for a free placement."""
 SHOWN = 3
 """Shapes of each kind, at most."""
+_TRIED = 2 * SHOWN  # a tool may be unable to run some
 RunnableBy = Tool | None
 """A tool that a plan is for; None = any plan."""
 
@@ -202,18 +204,32 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
     for _, plan, _ in score_plans(Evaluator(problem, groups), kept):
         shape = _shape(plan, problem.num_devices)
         others = best.setdefault(_kind(plan), [])
-        if len(others) < SHOWN and shape not in [known for known, _ in others]:
+        if len(others) < _TRIED and shape not in [known for known, _ in others]:
             others.append((shape, plan))
-    for kind, shape, plan in ((kind, *each) for kind, those in best.items() for each in those):
-        result = _in_best_order(problem, groups, orders, plan)
-        if kind == Kind.REPLICAS:
-            found += _replicas(problem, plan, shape, count, result, batch)
-            continue
-        made = as_run(runnable_by or "torch", result, groups)
-        if made is not None or runnable_by is None:
-            placed, run = made or (result, result)
-            found.append(replace(_planned(kind, shape, count, run, batch), placement=placed))
+    for kind, those in best.items():
+        shown = 0
+        for shape, plan in those:
+            if shown == SHOWN:
+                break
+            result, steps = _in_best_order(problem, groups, orders, plan), list[PlannedStep]()
+            if kind == Kind.REPLICAS:
+                steps = _replicas(problem, plan, shape, count, result, batch)
+            elif made := _as_run(problem, plan, result, groups, runnable_by):
+                steps = [replace(_planned(kind, shape, count, made[1], batch), placement=made[0])]
+            shown += bool(steps)
+            found += steps
     return found
+
+
+def _as_run(
+    problem: PlacementProblem, plan: Plan, result: PlacementResult, groups: Groups, runnable_by: RunnableBy
+) -> tuple[PlacementResult, PlacementResult] | None:
+    """A pipeline as it is placed, and as a tool or our runtime runs it; None if the tool can't.
+
+    A stage of the loss alone is none: torch computes the loss with the stage before.
+    """
+    made = as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result))
+    return made if made and _works(problem, plan, made[0].placement) else None
 
 
 def _works(problem: PlacementProblem, plan: Plan, placement: np.ndarray) -> bool:
@@ -228,7 +244,7 @@ def _in_best_order(problem: PlacementProblem, groups: Groups, orders: tuple[str,
     evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
     evaluator.score_ops(placement)
     choose_order(evaluator, orders)
-    moved = move_borders(evaluator, problem, plan, evaluator.score_ops(placement))
+    moved = move_borders(evaluator, problem, plan, evaluator.score_ops(placement), partial(_works, problem))
     if moved != plan:
         choose_order(evaluator, orders)
     for each in dict.fromkeys((plan, moved)) if orders else ():
@@ -309,15 +325,17 @@ def _replicas(
 def _with_all(step: PlannedStep, problem: PlacementProblem, kind: Kind) -> PlannedStep:
     """The step as frameworks keep it: each replica has all weights and gradients, and the optimizer's state or a part.
 
-    What is received becomes weights, and what is given to a gradient becomes the gradient.
+    What is received becomes weights, and what is given to a gradient becomes the gradient. So the fullest moment is
+    that of the most activations.
     """
     schedule, graph = step.schedule, problem.graph
     used = np.unique(schedule.placement).tolist()
     weights, trained = int(graph.param_bytes.sum()), int(graph.trained_bytes.sum())
     state = int(problem.resident_bytes.sum()) - weights - trained
     whole = {"weights": weights, "gradients": trained, "optimizer": state // (len(used) if kind == Kind.SHARDED else 1)}
-    memory = problem.cluster.memory
-    held = {device: peak_by_category(schedule, device) | whole | {"received": 0} for device in used}
+    memory, at = problem.cluster.memory, CATEGORIES.index("activations")
+    most = {device: int(memory_by_category(schedule, device)[1][:, at].max()) for device in used}
+    held = {device: whole | {"activations": most[device], "received": 0} for device in used}
     fullest = max(held, key=lambda device: sum(held[device].values()) / int(memory[device]))
     return replace(step, kind=kind, memory=held[fullest], room=int(memory[fullest]))
 

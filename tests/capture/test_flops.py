@@ -52,6 +52,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], list[Tensor], float]] = {
     "mm with activation": (torch._addmm_activation, [r(5), r(3, 4), r(4, 5)], 2 * 3 * 4 * 5),
     # (6, 5, 3) by weights for 4 second features, then the sum over these
     "bilinear": (F.bilinear, [r(6, 3), r(6, 4), r(5, 3, 4)], 2 * 6 * 5 * 3 * 4 + 2 * 6 * 5 * 4),
+    "affine grid": (lambda t: F.affine_grid(t, [2, 3, 5, 6], align_corners=False), [r(2, 2, 3)], 2 * 2 * 30 * 2 * 3),
     "cdist by mm": (torch.cdist, [r(60, 8), r(70, 8)], 2 * 60 * 70 * 8),
     "cdist of a batch": (torch.cdist, [r(2, 6, 8), r(7, 8)], 2 * 2 * 6 * 7 * 8),
     "pdist": (torch.pdist, [r(6, 8)], 2 * 15 * 8),

@@ -78,7 +78,7 @@ def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str
         (("net.py:net", "--memory", "1GB", "--inference"), "Unrecognized options: --inference"),
         (("net.py:net", "--memory", "1GB", "--batch", "3"), "--batch and --length are for a config.json"),
         (("net.py:net", "--memory", "1GB", "--tensor-parallel", "2"), "Unrecognized options: --tensor-parallel"),
-        (("cifar10:test:0", "--memory", "1GB"), "a plan needs a model"),
+        (("cifar10:test:0", "--memory", "1GB"), "a model is needed, whose step is split"),
     ],
 )
 def test_what_is_wrong_is_refused(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ def test_a_page_has_the_table_the_sentence_and_the_grid(folder: Path, capsys: py
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("cifar10:test:0",), "a plan needs a model"),
+        (("cifar10:test:0",), "a model is needed, whose step is split"),
         (("net.py:net", "--inference"), "Unrecognized options: --inference"),
         (("net.py:net", "--headroom", "much"), "must be a size such as 1GB"),
         (("net.py:net", "--headroom", "1"), "--headroom 1: means 1 bytes; did you mean 1GB?"),

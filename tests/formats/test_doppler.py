@@ -1,5 +1,6 @@
 """A hand-written graph of DOPPLER's format with a known schedule, bad ones, and the real ones where they lie near."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,10 @@ def test_recognised_by_name_or_beginning(sample: Path) -> None:
     assert find_importer(other) is None, "not there"
     other.write_text(sample.read_text())
     assert find_importer(other) is IMPORTERS["doppler"]
+    packed = sample.with_name("tiny.txt.gz")
+    packed.write_bytes(gzip.compress(("\ufeff" + sample.read_text()).encode()))
+    assert find_importer(packed) is IMPORTERS["doppler"]
+    assert load(packed).hash == load(sample).hash
     other.write_text("6 apples\n0, 1\n")
     assert find_importer(other) is None
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from placeto.formats.onnx_costs import Operand, bytes_accessed, dtype_of, flops, item_bytes
+from placeto.formats.onnx_costs import Operand, bytes_accessed, dtype_of, flops, item_bytes, kernel
 
 FLOAT, UINT8, INT8, INT32, INT4, INT2 = 1, 2, 3, 6, 22, 26  # as ONNX numbers them
 
@@ -17,6 +17,18 @@ CASES: dict[str, tuple[str, list[tuple[int, ...] | None], tuple[int, ...], dict[
     "deformed convolution": ("DeformConv", [(1, 2, 6, 6), (3, 2, 3, 3)], (1, 3, 4, 4), {}, 2 * 3 * 16 * 18),
     "ellipsis": ("Einsum", [(2, 3, 4, 5), (2, 3, 6, 5)], (2, 3, 4, 6), {"equation": "...id,...jd->...ij"}, 1440),
     "broadcast": ("Einsum", [(2, 3, 4, 5), (5, 6)], (2, 3, 4, 6), {"equation": b"...d, df -> ...f"}, 2 * 24 * 30),
+    "chain": ("Einsum", [(3, 4), (4, 5), (5, 6)], (3, 6), {"equation": "ij,jk,kl->il"}, 2 * 3 * 4 * 5 + 2 * 3 * 5 * 6),
+    "implicit output": ("Einsum", [(3, 4), (4, 5)], (3, 5), {"equation": "ij,jk"}, 2 * 3 * 4 * 5),
+    "summed before": ("Einsum", [(3, 4), (4, 5)], (5,), {"equation": "ij,jk->k"}, 2 * 4 * 5),
+    "channels last": ("NhwcConv", [(1, 6, 6, 2), (3, 2, 3, 3)], (1, 4, 4, 3), {}, 2 * 3 * 16 * 18),
+    "integers, channels last": (
+        "QLinearConv",
+        [(1, 6, 6, 2), (), (), (3, 2, 3, 3)],
+        (1, 4, 4, 3),
+        {"channels_last": 1},
+        2 * 3 * 16 * 18,
+    ),
+    "heads with other values": ("MultiHeadAttention", [(2, 5, 8), (2, 7, 8), (2, 7, 12)], (2, 5, 12), {}, 140 * 20),
     "attention with a past": (
         "Attention",
         [(2, 8, 1, 16), (2, 8, 1, 16), (2, 8, 1, 16), None, (2, 8, 99, 16), (2, 8, 99, 16)],
@@ -96,6 +108,13 @@ def test_flops_of_ops_by_hand(name: str) -> None:
     kind, read, written, attributes, expected = CASES[name]
     operands = [None if shape is None else Operand(shape, FLOAT) for shape in read]
     assert flops(kind, operands, [Operand(written, FLOAT)], attributes) == expected
+
+
+def test_channels_are_where_the_layout_has_them() -> None:
+    x, weight = Operand((1, 6, 6, 4), FLOAT), Operand((8, 1, 3, 3), FLOAT)
+    assert kernel("NhwcConv", [x, weight], {"group": 4}) == "depthwise"
+    assert kernel("NhwcConv", [x, weight], {"group": 2}) == "grouped"
+    assert kernel("Conv", [Operand((1, 4, 6, 6), FLOAT), weight], {"group": 4}) == "depthwise"
 
 
 QUANTIZED: dict[str, tuple[str, list[int], int]] = {  # dtypes that are read, and the one that is written

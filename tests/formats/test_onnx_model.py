@@ -116,6 +116,25 @@ def test_flops_of_each_op(tmp_path: Path) -> None:
     assert one(tmp_path, "Add", [[2, 3], [2, 3]], [2, 3]) == 0
 
 
+@pytest.mark.parametrize(("axis", "length"), [(None, 4), (1, 8), (2, 4), (-3, 8), (0, 3)])
+@pytest.mark.parametrize("node", [True, False])
+def test_the_axis_of_a_transform_may_be_an_input(tmp_path: Path, axis: int | None, length: int, node: bool) -> None:
+    """It is one since opset 20; without it, it is the last but one."""
+    shape, out = [3, 8, 4, 1], [3, 8, 4, 2]
+    stored = () if axis is None or node else (helper.make_tensor("axis", onnx.TensorProto.INT64, [], [axis]),)
+    nodes = [] if axis is None or not node else [helper.make_node("Constant", [], ["axis"], value_int=axis)]
+    nodes.append(helper.make_node("DFT", ["x"] if axis is None else ["x", "", "axis"], ["y"]))
+    graph = load(written(tmp_path, nodes, {"x": shape}, {"y": out}, stored))
+    assert graph.flops.sum() == round(2.5 * 3 * 8 * 4 * np.log2(length))
+
+
+def test_the_axis_of_a_transform_must_be_known(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Cast", ["z"], ["axis"], to=onnx.TensorProto.INT64)]
+    nodes.append(helper.make_node("DFT", ["x", "", "axis"], ["y"]))
+    with pytest.raises(GraphError, match="'axis' must be a constant: the shapes and the work depend on it"):
+        load(written(tmp_path, nodes, {"x": [3, 8, 4, 1], "z": []}, {"y": [3, 8, 4, 2]}))
+
+
 def test_recurrent_nets_compute_as_much_as_pytorchs(tmp_path: Path) -> None:
     expected = capture_inference(nn.LSTM(4, 6), [torch.zeros(7, 2, 4)]).flops.sum()
     weights = (weight("w", 1, 24, 4), weight("r", 1, 24, 6))

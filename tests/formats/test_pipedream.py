@@ -1,5 +1,6 @@
 """Two hand-written profiles with every oddity of the real ones, and the real ones where they lie beside the project."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -185,11 +186,39 @@ def test_real_profiles(name: str, layers: int, inputs: int) -> None:
     assert not graph.time_us["*"][is_input].any()
 
 
-@pytest.mark.parametrize("argument", ["²", "9" * 5000, "01", "-1", "2"])
+@pytest.mark.parametrize("argument", ["²", "9" * 5000, "01", "-3", "2"])
 def test_what_is_no_item_reads_all(tmp_path: Path, argument: str) -> None:
     path = tmp_path / "odd.graph.txt"
     path.write_text("\n".join(SAMPLE).replace("__getitem__(1)", f"__getitem__({argument})"))
     assert ops_of(load(path))["node4"]["inputs"] == [["node2", 0], ["node2", 1]]
+
+
+def test_items_may_be_counted_from_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "end.graph.txt"
+    path.write_text("\n".join(SAMPLE).replace("__getitem__(1)", "__getitem__(-1)"))
+    assert ops_of(load(path))["node4"]["inputs"] == [["node2", 1]]
+
+
+@pytest.mark.parametrize("comma", [", ", ","])
+def test_sizes_of_a_list_may_have_commas_between(sample: Path, comma: str) -> None:
+    graph = load(sample)
+    sample.write_text("\n".join(SAMPLE).replace("; ", comma))
+    assert load(sample).hash == graph.hash
+
+
+def test_other_ways_to_store_text(sample: Path) -> None:
+    """With the mark of some editors before it, and lines that end as on Windows; compressed."""
+    graph, packed, text = load(sample), sample.with_name("tiny.graph.txt.gz"), "\ufeff" + "\r\n".join(SAMPLE)
+    sample.write_bytes(text.encode())
+    packed.write_bytes(gzip.compress(text.encode()))
+    other = sample.with_name("other.txt.gz")
+    other.write_bytes(packed.read_bytes())
+    for path in (sample, packed, other):
+        assert find_importer(path) is IMPORTERS["pipedream"]
+        assert load(path).hash == graph.hash
+    assert load(packed).name == "tiny"
+    other.write_bytes(b"\x1f\x8b damaged")
+    assert find_importer(other) is None
 
 
 def test_long_numbers_in_names(tmp_path: Path) -> None:

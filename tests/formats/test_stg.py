@@ -1,5 +1,6 @@
 """Hand-written task graphs of the Standard Task Graph Set's format with known schedules, and bad ones."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,7 +93,11 @@ def test_bad_files(tmp_path: Path, lines: list[str], message: str) -> None:
 
 
 def test_recognised_by_name(tmp_path: Path) -> None:
-    assert find_importer(written(tmp_path, PLAIN)) is IMPORTERS["stg"]
+    path, packed = written(tmp_path, PLAIN), tmp_path / "rand0000.stg.gz"
+    packed.write_bytes(gzip.compress(("\ufeff" + path.read_text()).encode()))
+    assert find_importer(path) is find_importer(packed) is IMPORTERS["stg"]
+    assert load(packed).hash == load(path).hash
+    assert load(packed).name == "rand0000"
 
 
 def test_time_grows_as_the_number_of_tasks(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ FORMAT = "placeto.efficiency/1"
 ANY = "*"
 """In place of a device: the mean over those measured. In place of a dtype: all that have no entry of their own."""
 KINDS = {
-    "convolution": r"(_|cudnn_|mkldnn_)?convolution|(fused|qlinear|deform)?conv|conv\d?d|conv(transpose|integer)",
+    "convolution": r"(_|cudnn_|mkldnn_)?convolution|(fused|qlinear|deform|nhwc|nhwcfused)?conv|conv\d?d|"
+    r"conv(transpose|integer)",
     "matmul": r"mm|addmm|linear|mv|addmv|v?dot|addbmm|_addmm_activation|_trilinear|_int_mm|_scaled_mm\w*|"
     r"_weight_int\dpack_mm\w*|_native_multi_head_attention|_transformer_encoder_layer_fwd|einsum|q?moe|"
     r"(fused|qlinear|transpose|dynamicquantize)?matmul(integer|integertofloat|nbits|bnb4|fpq4|activation)?|"
