@@ -19,7 +19,6 @@ from typing import Annotated
 
 import numpy as np
 import tyro
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.command import command
@@ -169,7 +168,6 @@ def table(of_split: Mapping[str, Sequence[Row]], runs: Mapping[tuple[str, int], 
 def difference_figure(of_split: Mapping[str, Sequence[Row]], names: Sequence[str], title: str) -> Figure:
     """A dot for each variant and split, with the larger of its two standard errors."""
     figure = Figure(figsize=(8.0, 1.4 + 0.35 * len(names)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for number, (split, rows) in enumerate(of_split.items()):
         changes = [difference(rows, name) for name in names]

@@ -17,13 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
 
 from experiments.command import command
+from experiments.tables import markdown, rule
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem, ProblemBatch
@@ -172,30 +173,19 @@ def start(count: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A table, its columns padded and all but the words right-aligned."""
-    width = [max(3, *map(len, column)) for column in zip(head, *rows, strict=True)]
-    words = [not rows[0][i][0].isdigit() and rows[0][i] != "-" for i in range(len(head))]
-    rule = ["-" * w if word else "-" * (w - 1) + ":" for w, word in zip(width, words, strict=True)]
-    lines = [
-        [text.ljust(w) if word else text.rjust(w) for text, w, word in zip(row, width, words, strict=True)]
-        for row in (head, rule, *rows)
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def main(config: BenchConfig) -> None:
     """Print the machine, the start times and the table."""
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
-    print(markdown(("cache", "import s", "first simulate s", "first simulate_batch s"), start(config.starts)) + "\n")
-    rows = []
+    head = ("cache", "import s", "first simulate s", "first simulate_batch s")
+    print(markdown([head, rule(len(head)), *start(config.starts)]) + "\n")
+    rows: list[Sequence[str]] = [HEAD, rule(len(HEAD))]
     for num_ops in config.sizes:
         graph = random_graph(num_ops)
         for num_devices in config.devices:
             for mode in MODES:
                 rows.append(bench(graph, num_devices, mode, config.seconds))
                 print(f"{num_ops:,} ops, {num_devices} devices, {mode}", file=sys.stderr)
-    print(markdown(HEAD, rows))
+    print(markdown(rows))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from experiments.command import command
 from experiments.published_models import training_step
 from experiments.tables import markdown, rule
 from placeto.capture.trace import capture_training
-from placeto.problem.cluster import Cluster
+from placeto.problem.cluster import Cluster, Device
 from placeto.problem.cluster.devices import A100, K80, P100, V100
 from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostModel
 from placeto.problem.graph import ComputationGraph, load_graph, save_graph
@@ -130,14 +130,15 @@ def _update(graph: ComputationGraph, ops: int) -> ComputationGraph:
 
 def predict(steps: Sequence[Step], costs: CostModel) -> np.ndarray:
     """(S, 2) milliseconds of steps on their boards, op after op: the ops, and the overheads behind them."""
-    found = []
-    for step in steps:
-        device = BOARDS[step.board]
-        alone = Cluster("alone", (device,), np.ones((1, 1)), np.zeros((1, 1)))
-        graphs = [step.graph] if step.update is None else [step.graph, step.update]
-        time = np.concatenate([costs.op_time_us(graph, alone)[:, 0] for graph in graphs])
-        found.append([time.sum() / 1e3, device.overhead_us * np.count_nonzero(time) / 1e3])
-    return np.array(found)
+    graphs = [(step.graph,) if step.update is None else (step.graph, step.update) for step in steps]
+    return np.array([alone_ms(BOARDS[step.board], costs, *of) for step, of in zip(steps, graphs, strict=True)])
+
+
+def alone_ms(device: Device, costs: CostModel, *graphs: ComputationGraph) -> tuple[float, float]:
+    """Milliseconds of graphs on a device, op after op: the ops, and the overheads behind them."""
+    alone = Cluster("alone", (device,), np.ones((1, 1)), np.zeros((1, 1)))
+    time = np.concatenate([costs.op_time_us(graph, alone)[:, 0] for graph in graphs])
+    return float(time.sum()) / 1e3, device.overhead_us * np.count_nonzero(time) / 1e3
 
 
 def best_constant(roofline: np.ndarray, measured: np.ndarray) -> float:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.command import command
@@ -247,7 +246,6 @@ def external_table(rows: Sequence[Row]) -> Table:
 def figure_of(rows: Mapping[tuple[str, str], Sequence[Row]], comparisons: Sequence[str]) -> Figure:
     """A panel for each comparison: a group of bars for each set of graphs, a bar for each training."""
     figure = Figure(figsize=(5.0 * len(comparisons), 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
     for axes, comparison in zip(figure.subplots(1, len(comparisons), squeeze=False)[0], comparisons, strict=True):
         targets = list(COMPARISONS[comparison].placed)
         names = [*COMPARISONS[comparison].trained, PRETRAINED]

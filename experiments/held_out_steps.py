@@ -21,12 +21,11 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.command import command
-from experiments.cost_models import FEWEST, captured, over_constant, summary
+from experiments.cost_models import FEWEST, alone_ms, captured, over_constant, summary
 from experiments.tables import markdown, rule
-from placeto.problem.cluster import Cluster, Device
+from placeto.problem.cluster import Device
 from placeto.problem.cluster.devices import A10, A100, A100_40GB, H100, RTX3090, RTX4090, T4, V100
-from placeto.problem.costs import EFFICIENCY, ROOFLINE, CostModel
-from placeto.problem.graph import ComputationGraph
+from placeto.problem.costs import EFFICIENCY, ROOFLINE
 from placeto.progress import ProgressBar
 
 
@@ -111,13 +110,6 @@ def steps() -> Iterator[Step]:
                 yield Step("timm", "RTX 3090", "fp16", layout, model, 64, 1e3 * 64 / per_second)
 
 
-def predict(graph: ComputationGraph, device: Device, costs: CostModel) -> tuple[float, float]:
-    """Milliseconds op after op: the ops, and the overheads behind them."""
-    alone = Cluster("alone", (device,), np.ones((1, 1)), np.zeros((1, 1)))
-    time = costs.op_time_us(graph, alone)[:, 0]
-    return float(time.sum()) / 1e3, device.overhead_us * np.count_nonzero(time) / 1e3
-
-
 def main(config: HeldOutSteps) -> None:
     """Predict, print."""
     found = list(steps())
@@ -126,8 +118,8 @@ def main(config: HeldOutSteps) -> None:
         for step in found:
             last = step.layout == "channels last"
             graph = captured(f"{step.model}_b{step.batch}", step.precision, last, config.out / "graphs")
-            roofline.append(predict(graph, BOARDS[step.board], ROOFLINE))
-            table.append(sum(predict(graph, BOARDS[step.board], EFFICIENCY)))
+            roofline.append(alone_ms(BOARDS[step.board], ROOFLINE, graph))
+            table.append(sum(alone_ms(BOARDS[step.board], EFFICIENCY, graph)))
             bar.advance(note=step.model)
     measured = np.array([step.measured_ms for step in found])
     ratios = {

@@ -22,7 +22,6 @@ from typing import Annotated
 
 import numpy as np
 import tyro
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.command import command
@@ -124,7 +123,6 @@ def messages_figure(rows: Sequence[Row]) -> Figure:
     """A panel for each view: rank correlations under each kind of labels, a dot for each seed."""
     panels = cells(rows, "view")
     figure = Figure(figsize=(3.2 * len(panels), 3.2), layout="constrained")
-    FigureCanvasAgg(figure)
     for place_, ((view,), of) in enumerate(panels.items(), 1):
         axes, labels = figure.add_subplot(1, len(panels), place_), list(dict.fromkeys(row["label"] for row in of))
         for number, rounds in enumerate(ROUNDS):

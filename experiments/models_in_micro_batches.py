@@ -26,7 +26,6 @@ from typing import Annotated
 import numpy as np
 import torch
 import tyro
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
@@ -226,7 +225,6 @@ def picture(names: Sequence[tuple[str, str]], values: np.ndarray) -> Figure:
     columns = min(3, len(clusters))
     lines = -(-len(clusters) // columns)
     figure = Figure(figsize=(3.4 * columns + 2.0, 3.3 * lines + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
     shown: dict[str, Line2D] = {}
     for number, cluster in enumerate(clusters, 1):
         axes = figure.add_subplot(lines, columns, number)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -42,7 +41,6 @@ def panel_figure(
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(3.4 * columns + 2.0, 2.9 * rows + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
     names = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
     color = {name: palette(number % palette.N) for number, name in enumerate(names)}

@@ -23,7 +23,6 @@ from typing import Annotated
 import numpy as np
 import torch
 import tyro
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -241,7 +240,6 @@ def figure(cells: Sequence[Cell]) -> Figure:
     columns = len(dict.fromkeys(cell.cluster for cell in cells))
     rows = -(-len(cells) // columns)
     drawn = Figure(figsize=(4.6 * columns + 1.8, 3.0 * rows + 0.5), layout="constrained")
-    FigureCanvasAgg(drawn)
     for number, cell in enumerate(cells, 1):
         axes = drawn.add_subplot(rows, columns, number)
         found = [curve(run.config.out) for run in cell.trained]

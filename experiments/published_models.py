@@ -227,7 +227,7 @@ class Attention(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.heads, self.causal, self.fused = sizes.heads, sizes.kind != "bert", sizes.kind == "gpt2"
+        self.heads, self.fused = sizes.heads, sizes.kind == "gpt2"
         parts = 1 if self.fused else 3
         self.inputs = nn.ModuleList([nn.Linear(sizes.width, sizes.width * 3 // parts) for _ in range(parts)])
         self.output, self.dropout = nn.Linear(sizes.width, sizes.width), nn.Dropout(0.1)

@@ -16,7 +16,6 @@ from typing import Annotated
 
 import numpy as np
 import tyro
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -79,7 +78,6 @@ def table(curves: Sequence[Curve], minutes: Sequence[float]) -> Table:
 def cost_figure(curves: Sequence[Curve]) -> Figure:
     """A line for each seed."""
     figure = Figure(figsize=(6.0, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for seed, points in enumerate(curves):
         x, y = zip((0.0, 0.0), *points, strict=True)

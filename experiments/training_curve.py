@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.command import command
@@ -74,7 +73,6 @@ def table(by_setting: dict[str, list[Row]]) -> Table:
 def curve_figure(by_setting: dict[str, list[Row]]) -> Figure:
     """A panel for each setting: means over seeds, a dot for each."""
     figure = Figure(figsize=(2.9 * len(by_setting), 3.2), layout="constrained")
-    FigureCanvasAgg(figure)
     first = None
     for place, (name, rows) in enumerate(by_setting.items(), 1):
         axes = first = figure.add_subplot(1, len(by_setting), place, sharey=first)

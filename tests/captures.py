@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import capture_training
 from placeto.problem.graph import ComputationGraph
@@ -39,6 +40,19 @@ def kept(graph: ComputationGraph, name: str) -> set[str]:
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+class Checkpointed(nn.Module):
+    """Layers of some width, each in a checkpoint."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x.square().mean()
 
 
 class Shared(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -63,9 +63,7 @@ def _lengths(layers: Mapping[str, nn.Module]) -> Iterator[Lengths]:
 
         return hook
 
-    handles = [part.register_forward_pre_hook(noting(path), with_kwargs=True) for path, part in layers.items()]
-    try:
+    with ExitStack() as hooks:
+        for path, part in layers.items():
+            hooks.enter_context(part.register_forward_pre_hook(noting(path), with_kwargs=True))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()

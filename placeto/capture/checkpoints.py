@@ -5,13 +5,16 @@ Reentrant ones are traced as the other kind: gradients are the same, and only th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpoints
 from torch import Tensor
+
+from placeto.capture.meanwhile import meanwhile
 
 
 class _WithoutReentry:
@@ -25,26 +28,17 @@ class _WithoutReentry:
         return checkpoints.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
 
 
-@contextmanager
-def without_reentrant_checkpoints() -> Iterator[None]:
+def without_reentrant_checkpoints() -> AbstractContextManager[None]:
     """While this is open, checkpoints aren't reentrant."""
-    names = vars(checkpoints)
-    original = names["CheckpointFunction"]
-    names["CheckpointFunction"] = _WithoutReentry
-    try:
-        yield
-    finally:
-        names["CheckpointFunction"] = original
+    return checkpointing_by(_WithoutReentry, "CheckpointFunction")
 
 
-@contextmanager
-def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
     """Checkpoints that are made while this is open compute again within a context, when and wherever they do.
 
     torch restores its own autocast for that, but no mode for functions: `torch.autograd.grad` runs with them off.
     """
-    names = vars(checkpoints)
-    original = names["_checkpoint_without_reentrant_generator"]
+    original = checkpoints._checkpoint_without_reentrant_generator
 
     def made(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def again(*args: Any, **kwargs: Any) -> Any:
@@ -53,8 +47,9 @@ def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> I
 
         return original(again, *args, **kwargs)
 
-    names["_checkpoint_without_reentrant_generator"] = made
-    try:
-        yield
-    finally:
-        names["_checkpoint_without_reentrant_generator"] = original
+    return checkpointing_by(made)
+
+
+def checkpointing_by(made: Any, name: str = "_checkpoint_without_reentrant_generator") -> AbstractContextManager[None]:
+    """While this is open, torch's checkpoints use `made` in place of their own function of that name."""
+    return meanwhile(partial(setattr, checkpoints, name), made, getattr(checkpoints, name))

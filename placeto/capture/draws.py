@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from placeto.capture.checkpoints import checkpointing_by
 from placeto.capture.lifetimes import SOURCE
 
 DRAWN = "drawn"
@@ -44,11 +45,9 @@ class Draws:
         for noted in self._noting:
             noted.append(node.meta.get(DRAWN, node))
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
+    def following(self) -> AbstractContextManager[None]:
         """Checkpoints that are made while this is open tell what they draw, and what they draw again."""
-        names = vars(checkpoints)
-        original = names["_checkpoint_without_reentrant_generator"]
+        original = checkpoints._checkpoint_without_reentrant_generator
 
         def made(
             function: Callable[..., Any], preserve: bool = True, *args: Any, **named: Any
@@ -70,11 +69,7 @@ class Draws:
                 finally:
                     self._noting = [other for other in self._noting if other is not noted]
 
-        names["_checkpoint_without_reentrant_generator"] = made
-        try:
-            yield
-        finally:
-            names["_checkpoint_without_reentrant_generator"] = original
+        return checkpointing_by(made)
 
 
 def draws(node: Node) -> bool:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map
+
+from placeto.capture.meanwhile import meanwhile
 
 _LARGEST = 2**14  # elements of a tensor that is really made
 # the most that a tensor's sizes are, and other whole numbers: which of these fit together depends on the op
@@ -107,12 +109,6 @@ def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-@contextmanager
-def onednn(enabled: bool) -> Iterator[None]:
+def onednn(enabled: bool) -> AbstractContextManager[None]:
     """Within it torch uses oneDNN, as by default, or doesn't: with it, `nn.LSTM` on the cpu is a single op."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(enabled)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
+    return meanwhile(torch._C._set_mkldnn_enabled, enabled, torch._C._get_mkldnn_enabled())

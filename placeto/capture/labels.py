@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -73,32 +73,17 @@ class Labels:
         """What is run from now on gets the label of this node."""
         self.source = source
 
-    @contextmanager
-    def within(self, module: str, call: int) -> Iterator[None]:
+    def within(self, module: str, call: int) -> AbstractContextManager[None]:
         """What is run within it belongs to a call of a module."""
-        self._enter(self._place._replace(module=module, call=call))
-        try:
-            yield
-        finally:
-            self._leave()
+        return self._at(module=module, call=call)
 
-    @contextmanager
-    def of_micro_batch(self, number: int) -> Iterator[None]:
+    def of_micro_batch(self, number: int) -> AbstractContextManager[None]:
         """What is run within it belongs to a micro-batch."""
-        self._enter(self._place._replace(micro_batch=number))
-        try:
-            yield
-        finally:
-            self._leave()
+        return self._at(micro_batch=number)
 
-    @contextmanager
-    def backward(self) -> Iterator[None]:
+    def backward(self) -> AbstractContextManager[None]:
         """What is run within it is part of the backward pass."""
-        self._enter(self._place._replace(backward=True))
-        try:
-            yield
-        finally:
-            self._leave()
+        return self._at(backward=True)
 
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:
@@ -115,15 +100,11 @@ class Labels:
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:
             self._leave()
 
-        handles = []
-        for path, submodule in module.named_modules():
-            handles.append(submodule.register_forward_pre_hook(enter(path), prepend=True))
-            handles.append(submodule.register_forward_hook(leave, always_call=True))
-        try:
+        with ExitStack() as hooks:
+            for path, submodule in module.named_modules():
+                hooks.enter_context(submodule.register_forward_pre_hook(enter(path), prepend=True))
+                hooks.enter_context(submodule.register_forward_hook(leave, always_call=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def tag_backward(self, loss: Tensor) -> None:
         """Let everything run in an op's backward know the op's forward."""
@@ -147,6 +128,14 @@ class Labels:
             node.register_prehook(before(node._sequence_nr()))
             node.register_hook(after)
             stack.extend(parent for parent, _ in node.next_functions)
+
+    @contextmanager
+    def _at(self, **place: Any) -> Iterator[None]:
+        self._enter(self._place._replace(**place))
+        try:
+            yield
+        finally:
+            self._leave()
 
     def _enter(self, place: _Place) -> None:
         self._left.append(self._place)

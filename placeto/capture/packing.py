@@ -8,8 +8,9 @@ no input have values all the same: they are computed here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,11 +19,12 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
+from placeto.capture.meanwhile import meanwhile
+
 _WHERE, _FIND = "transformers.masking_utils", "find_packed_sequence_indices"
 
 
-@contextmanager
-def packing_seen(nodes: Mapping[Tensor, Node]) -> Iterator[None]:
+def packing_seen(nodes: Mapping[Tensor, Node]) -> AbstractContextManager[None]:
     """Within it models of transformers see that positions which depend on no input are those of one sequence a row.
 
     Args:
@@ -31,8 +33,7 @@ def packing_seen(nodes: Mapping[Tensor, Node]) -> Iterator[None]:
     module = sys.modules.get(_WHERE)
     find = getattr(module, _FIND, None)
     if find is None:
-        yield
-        return
+        return nullcontext()
 
     def found(position_ids: Tensor) -> Tensor | None:
         node = nodes.get(position_ids)
@@ -42,11 +43,7 @@ def packing_seen(nodes: Mapping[Tensor, Node]) -> Iterator[None]:
                 return None
         return find(position_ids)
 
-    setattr(module, _FIND, found)
-    try:
-        yield
-    finally:
-        setattr(module, _FIND, find)
+    return meanwhile(partial(setattr, module, _FIND), found, find)
 
 
 def _value(node: Node) -> Tensor | None:

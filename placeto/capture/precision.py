@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from placeto.capture.checkpoints import recomputing_within
+from placeto.capture.meanwhile import meanwhile
 from placeto.problem.dtypes import PRECISIONS
 
 _HALVES = torch.bfloat16, torch.float16
@@ -89,15 +90,10 @@ def _as_on_a_gpu() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _attention_in_16_bits() -> Iterator[None]:
+def _attention_in_16_bits() -> AbstractContextManager[None]:
     """Attention that is written out (with dropout, or a mask) multiplies as a GPU's kernels do; a CPU's in 32 bits."""
     before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
-    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
+    return meanwhile(torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp, True, before)
 
 
 class _In32Bits(TorchFunctionMode):

@@ -7,8 +7,8 @@ the time: tensors may be fake or real, shapes are numbers, and of each tensor on
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,7 @@ from placeto.capture.draws import carry_draws
 from placeto.capture.dtypes import check_dtypes
 from placeto.capture.labels import Label, Labels
 from placeto.capture.lifetimes import SOURCE, Lifetimes, carry_over
+from placeto.capture.meanwhile import meanwhile
 from placeto.capture.packing import packing_seen
 
 aten = torch.ops.aten
@@ -226,12 +227,6 @@ def _layouts(value: Any) -> Any:
         return whole.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
-@contextmanager
-def _without_autocast_cache() -> Iterator[None]:
+def _without_autocast_cache() -> AbstractContextManager[None]:
     """A cached copy of a parameter would be the output of no op."""
-    enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(enabled)
+    return meanwhile(torch.set_autocast_cache_enabled, False, torch.is_autocast_cache_enabled())

@@ -25,6 +25,7 @@ from placeto.capture.dtypes import onednn
 from placeto.capture.errors import CaptureError, explain, without_logs
 from placeto.capture.flops import UncountedWarning, uncounted
 from placeto.capture.labels import Labels
+from placeto.capture.meanwhile import meanwhile
 from placeto.capture.micro_batches import TRACED, accumulated, batch_length, completed, joined, split_batch
 from placeto.capture.mixing import check_samples, resized
 from placeto.capture.names import with_names
@@ -336,16 +337,10 @@ def _uncompiled() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-@contextmanager
-def _unvalidated() -> Iterator[None]:
+def _unvalidated() -> AbstractContextManager[None]:
     """torch.distributions don't look at the values of their parameters, unless they are asked to by name."""
     kind = torch.distributions.Distribution
-    before = kind._validate_args
-    kind.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        kind.set_default_validate_args(before)
+    return meanwhile(kind.set_default_validate_args, False, kind._validate_args)
 
 
 @contextmanager

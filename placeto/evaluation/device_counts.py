@@ -29,7 +29,7 @@ class DeviceCount(NamedTuple):
 
 
 def device_counts(
-    problem: PlacementProblem, placer: Placer, simulations: int, known_us: float, known_fits: bool, seed: int = 0
+    problem: PlacementProblem, placer: Placer, simulations: int, known_us: float, known_fits: bool
 ) -> list[DeviceCount]:
     """Place on 1, 2, 4, ... of the devices, the closest and fastest, each within a budget, and on all of them.
 
@@ -42,7 +42,7 @@ def device_counts(
             alone = best_single(problem)
             found = (alone is None, problem.single_device_us if alone is None else alone.makespan_us)
         else:
-            result = placer(part, simulations=simulations, seed=seed)
+            result = placer(part, simulations=simulations)
             found = (not result.fits, result.makespan_us)
         if len(devices) == problem.num_devices:
             found = min(found, (not known_fits, known_us))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -38,7 +37,6 @@ def curve_figure(
         title: the title of the picture.
     """
     figure = Figure(figsize=(11, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
     left = figure.add_subplot(1, 2, 1)
     right = figure.add_subplot(1, 2, 2, sharey=left)
     names = sorted(simulations, key=lambda placer: simulations[placer][-1][1])
@@ -70,7 +68,6 @@ def machine_figure(machines: Sequence[Machine], title: str) -> Figure:
     What doesn't fit in memory is hatched. Prices are written next to the bars of clusters that have one.
     """
     figure = Figure(figsize=(9, 1.1 + 0.85 * len(machines)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     longest = max(max(m.result.makespan_us, m.replicas.most_us / m.replicas.batches) for m in machines) or 1.0
     scale, unit = (1e3, "ms") if longest >= 2e3 else (1.0, "µs")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -64,7 +63,6 @@ def gantt_panels(schedules: Mapping[str, Schedule], title: str | None = None) ->
     row_inches = min(_ROW_INCHES, _MOST_INCHES / sum(rows))
     height = max(0.6 + 0.7 * len(rows) + row_inches * sum(rows), _LEGEND_INCHES * len(shown))
     figure = Figure(figsize=(11, height), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
     for axes, (heading, schedule) in zip(panels, schedules.items(), strict=True):
         _draw(axes, schedule, labels, colors, end_us, row_inches == _ROW_INCHES)

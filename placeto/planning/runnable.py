@@ -19,7 +19,6 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 
 Tool = Literal["torch", "torchtitan", "megatron"]
-TOOLS: tuple[Tool, ...] = ("torch", "torchtitan", "megatron")
 
 
 def may_run(tool: Tool, plan: Plan, problem: PlacementProblem) -> bool:

@@ -46,13 +46,13 @@ class Starts:
     score: np.ndarray  # (S,) penalised makespan relative to the best single device
 
 
-def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP, seed: int = 0) -> Starts:
+def cheap_starts(instance: Instance, rules: Sequence[Rule] = CHEAP) -> Starts:
     """Place by each cheap heuristic; ops of a group follow the device that has most of the group's work."""
     problem, groups = instance.problem, instance.groups
     rows = []
     for rule in rules:
         evaluator = Evaluator(problem, groups)
-        rule(evaluator, seed)
+        rule(evaluator, 0)
         if evaluator.best is not None:
             rows.append(round_to_groups(problem, groups, evaluator.best))
     placement = np.unique(np.array(rows, np.int64), axis=0)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 
-def mlp(sizes: list[int], *, last_activation: bool = False) -> nn.Sequential:
-    """Linear layers of the given sizes with ReLU between them (and after the last, if asked)."""
+def mlp(sizes: list[int]) -> nn.Sequential:
+    """Linear layers of the given sizes with ReLU between them."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*(layers if last_activation else layers[:-1]))
+    return nn.Sequential(*layers[:-1])
 
 
 class EdgeMessagePassing(nn.Module):

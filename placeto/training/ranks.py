@@ -40,12 +40,11 @@ class Ranks:
     opened: bool = False  # whether the process group is ours to end
 
     @classmethod
-    def from_environment(cls, device: str = "cpu", timeout: timedelta = TIMEOUT) -> Ranks:
+    def from_environment(cls, device: str = "cpu") -> Ranks:
         """The ranks that ``torchrun`` started, joined by gloo, and on GPUs by nccl; else one alone.
 
         Args:
             device: where the policy computes; with "cuda" each rank takes the GPU of its local number.
-            timeout: longest wait for the other ranks.
 
         Raises:
             RanksError: the others can't be reached, or there are fewer GPUs than ranks.
@@ -64,7 +63,7 @@ class Ranks:
             torch.cuda.set_device(local)
             backend = "cpu:gloo,cuda:nccl"
         try:
-            dist.init_process_group(backend, timeout=timeout)
+            dist.init_process_group(backend, timeout=TIMEOUT)
         except (RuntimeError, ValueError) as problem:
             raise RanksError(f"can't join the {size} ranks ({_brief(problem)}); start them with torchrun") from problem
         return cls(dist.get_rank(), size, opened=True)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from placeto.capture.trace import capture_training
 from placeto.problem.graph import ComputationGraph
+from tests.captures import Checkpointed
 
 Pair = tuple[tuple[str, str], tuple[str, str]]
 
@@ -63,17 +63,7 @@ def test_micro_batches_need_nothing_of_each_other(optimizer_step: bool) -> None:
 
 
 def test_what_is_computed_again_waits_for_the_gradient_of_its_own_block() -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
-            return x.square().mean()
-
-    graph = capture_training(Checkpointed(), [torch.randn(8, 6)], micro_batches=4)
+    graph = capture_training(Checkpointed(6, 3), [torch.randn(8, 6)], micro_batches=4)
     needs, part = closure(graph), graph.micro_batches
     block = np.array([int(name.split(".")[1]) if name.startswith("blocks") else 3 for name in graph.modules])
     passes = np.array(graph.passes)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from experiments.held_out_steps import BOARDS, Step, predict, steps
+from experiments.cost_models import alone_ms
+from experiments.held_out_steps import BOARDS, Step, steps
 from experiments.published_models import MODELS
 from placeto.problem.cluster.devices import V100
 from placeto.problem.costs import ROOFLINE
@@ -23,6 +24,6 @@ def test_the_steps_are_those_of_the_sources() -> None:
 
 def test_a_step_runs_op_after_op() -> None:
     ops = [{"name": name, "type": "aten.add", "bytes_accessed": 900e6} for name in "ab"]
-    time_ms, overhead_ms = predict(ComputationGraph.from_ops("g", [*ops, {"name": "c"}]), V100, ROOFLINE)
+    time_ms, overhead_ms = alone_ms(V100, ROOFLINE, ComputationGraph.from_ops("g", [*ops, {"name": "c"}]))
     assert time_ms == pytest.approx(2.0)
     assert overhead_ms == pytest.approx(2 * V100.overhead_us / 1e3)

@@ -7,7 +7,7 @@ def test_points_may_be_joined_instead_of_steps() -> None:
     assert axes.lines[0].get_drawstyle() == "default"
     assert axes.lines[0].get_marker() == "o"
     assert axes.get_xticks().tolist() == [300.0, 1000.0]
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     assert [text.get_text() for text in axes.get_xticklabels()] == ["300", "1000"]
 
 

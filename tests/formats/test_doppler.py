@@ -13,6 +13,7 @@ from placeto.formats.importers import IMPORTERS, find_importer
 from placeto.problem.graph import GraphError
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.formats.refusals import assert_refused
 from tests.growth import assert_in_proportion
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "doppler"
@@ -85,11 +86,7 @@ def test_names_sort_by_number(tmp_path: Path) -> None:
 )
 def test_bad_files(sample: Path, line: int, text: str, message: str) -> None:
     sample.write_text("\n".join([*SAMPLE[:line], text, *SAMPLE[line + 1 :]]))
-    with pytest.raises(GraphError, match=message) as caught:
-        load(sample)
-    assert str(caught.value).count(str(sample)) == 1
-    assert len(str(caught.value)) < 400
-    assert "\n" not in str(caught.value)
+    assert_refused(load, sample, message)
 
 
 def test_neither_text_nor_lines(sample: Path) -> None:

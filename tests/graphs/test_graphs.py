@@ -17,6 +17,7 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import group_ops
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
+from tests.graphs.learning import assert_learns
 
 ALL = [
     (name, split, index)
@@ -143,17 +144,7 @@ def test_models_really_train(family: str) -> None:
     step = small(family)
     for parameter in step.module.parameters():
         nn.init.normal_(parameter, std=0.3)
-    inputs = [torch.randn_like(x) if x.is_floating_point() else torch.randint_like(x, 7) for x in step.inputs]
-    targets = [torch.randint_like(y, 7) for y in step.targets]
-    optimizer = torch.optim.Adam(step.module.parameters(), 0.05)
-    losses = []
-    for _ in range(10):
-        optimizer.zero_grad()
-        value = step.loss(step.module(*inputs), *targets)
-        value.backward()
-        optimizer.step()
-        losses.append(float(value.detach()))
-    assert losses[-1] < 0.9 * losses[0]
+    assert_learns(step, 7, 0.05, 10)
 
 
 def test_softmax_blocks_and_input_feeding() -> None:

@@ -35,6 +35,7 @@ from graphs.models import deal
 from graphs.recurrent import LSTMCell
 from graphs.training_step import TrainingStep
 from placeto.capture.trace import capture_training
+from tests.graphs.learning import assert_learns
 
 NAMES = ["inception_v3", "nasnet", "resnet", "amoebanet"]
 NAMES += ["rnnlm", "rnnlm-2", "rnnlm-4", "rnnlm-8", "gnmt", "gnmt-2", "gnmt-4", "gnmt-8"]
@@ -189,18 +190,7 @@ def test_small_members_learn(name: str) -> None:
             nn.init.normal_(buffer)
         elif buffer_name.endswith("mask"):
             buffer.fill_(False)
-    inputs = [torch.randn_like(x) if x.is_floating_point() else torch.randint_like(x, 2) for x in step.inputs]
-    targets = [torch.randint_like(y, 2) for y in step.targets]
-    optimizer = torch.optim.Adam(step.module.parameters(), 0.01)
-    losses = []
-    for _ in range(6):
-        optimizer.zero_grad()
-        value = step.loss(step.module(*inputs), *targets)
-        value.backward()
-        assert all(p.grad is not None for p in step.module.parameters())
-        optimizer.step()
-        losses.append(float(value.detach()))
-    assert losses[-1] < 0.9 * losses[0]
+    assert_learns(step, 2, 0.01, 6)
 
 
 def test_the_first_test_graph_of_gnmt_8_has_over_50000_ops() -> None:

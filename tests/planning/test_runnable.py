@@ -1,5 +1,7 @@
 """Plans for a tool are such as its export takes, as it runs them."""
 
+from typing import get_args
+
 import pytest
 
 from placeto.formats.exports.layer_tools import megatron
@@ -7,7 +9,7 @@ from placeto.formats.exports.torch_stages import torch_stages
 from placeto.formats.exports.torchtitan import torchtitan
 from placeto.formats.exports.whole_layers import whole_layers
 from placeto.heuristics.plans import Plan
-from placeto.planning.runnable import TOOLS, Tool, as_run, may_run
+from placeto.planning.runnable import Tool, as_run, may_run
 from placeto.planning.steps import PIPELINES, Kind
 from placeto.planning.ways import plans_of
 from placeto.problem.cluster import load_cluster
@@ -17,6 +19,7 @@ from placeto.simulator.evaluator import Evaluator
 from tests.formats.test_whole_layers import TRAINING
 from tests.formats.torch_toys import captured, chain
 
+TOOLS: tuple[Tool, ...] = get_args(Tool)
 PROBLEM = PlacementProblem(captured(chain(8), 4), load_cluster("4xv100"))
 IN_TURNS = ((0,), (1,), (0,), (1,))
 BACK = ((0,), (1,), (1,), (0,))

@@ -24,6 +24,5 @@ def test_messages_with_features_of_arcs_depend_on_no_order():
     torch.testing.assert_close(layer(z[order], place[EDGES[:, arcs]], attr[arcs]), layer(z, EDGES, attr)[order])
 
 
-def test_mlp_ends_without_activation_unless_asked():
+def test_mlp_ends_without_activation():
     assert isinstance(mlp([2, 3, 4])[-1], nn.Linear)
-    assert isinstance(mlp([2, 3, 4], last_activation=True)[-1], nn.ReLU)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -138,7 +137,6 @@ def test_a_folder_that_is_only_read_is_one_sentence(tmp_path: Path, monkeypatch:
 
 def test_pictures_may_have_letters_that_the_font_lacks(tmp_path: Path) -> None:
     figure = Figure()
-    FigureCanvasAgg(figure)
     figure.suptitle("日本")
     with Curves(str(tmp_path)) as curves:
         curves.picture("schedule/validation", figure, 3)

@@ -59,9 +59,9 @@ class OneShotPolicy(nn.Module):
     def decide(self, graphs: Sequence[OneShotInput], noise: Sequence[Noise]) -> list[Sample]:
         """Placements of several graphs, without gradients: noise is added to logits before the largest is chosen."""
 
-    @abstractmethod
     def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
-        """Shapes of the random numbers that each placement takes, in the order of the draws."""
+        """Shapes of the random numbers that each placement takes, in the order of the draws: one for (unit, device)."""
+        return ((graph.num_units, graph.num_devices),)
 
     @abstractmethod
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,10 +98,6 @@ class IndependentPolicy(OneShotPolicy):
             action = (logits + each).argmax(-1)
             samples.append(Sample(action, log_prob_and_entropy(logits, action)[0], action))
         return samples
-
-    def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
-        """A number for each unit and device."""
-        return ((graph.num_units, graph.num_devices),)
 
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (K, U) and mean entropies (K,), from one forward pass."""

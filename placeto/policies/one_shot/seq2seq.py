@@ -57,10 +57,6 @@ class Seq2SeqPolicy(OneShotPolicy):
         drawn = self.placer.sample([self._elements(graph) for graph in graphs], [each for (each,) in noise])
         return [Sample(action, log_prob, action) for action, log_prob in drawn]
 
-    def noise_shapes(self, graph: OneShotInput) -> tuple[tuple[int, int], ...]:
-        """A number for each unit and device."""
-        return ((graph.num_units, graph.num_devices),)
-
     def score(self, graph: OneShotInput, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (K, U) and mean entropies (K,), without a loop over units."""
         log_prob, entropy = self.placer.score(self._elements(graph), action)

@@ -3,14 +3,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from placeto.capture import capture_training
 from placeto.problem.cluster import load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.grouping import Groups, cut_groups, expand, group_ops, join_groups, split_groups
 from placeto.problem.problem import PlacementProblem
+from tests.captures import Checkpointed
 from tests.growth import assert_in_proportion
 from tests.toys import random_graph
 
@@ -282,18 +281,7 @@ def test_groups_are_cut_where_a_placement_does() -> None:
 
 def test_edges_of_no_bytes_tie_nothing_together() -> None:
     """What only says what waits for what, here recomputation, leaves the groups as they are."""
-
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
-            return x.square().mean()
-
-    waiting = capture_training(Twice().to("meta"), [torch.empty(1024, 512, device="meta")])
+    waiting = capture_training(Checkpointed(512, 8).to("meta"), [torch.empty(1024, 512, device="meta")])
     ops = waiting.to_ops()
     size = {op["name"]: op["outputs"] for op in ops}
     for op in ops:
