@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -45,8 +45,12 @@ class Draws:
             noted.append(node.meta.get(DRAWN, node))
 
     @contextmanager
-    def following(self) -> Iterator[None]:
-        """Checkpoints that are made while this is open tell what they draw, and what they draw again."""
+    def following(self, place: Callable[[], Callable[[], AbstractContextManager[None]]]) -> Iterator[None]:
+        """Checkpoints that are made while this is open tell what they draw, and what they draw again.
+
+        Args:
+            place: called where a checkpoint is made; gives what makes the contexts to compute it again in.
+        """
         names = vars(checkpoints)
         original = names["_checkpoint_without_reentrant_generator"]
 
@@ -54,15 +58,13 @@ class Draws:
             function: Callable[..., Any], preserve: bool = True, *args: Any, **named: Any
         ) -> Generator[None, None, None]:
             noted: list[Node] = []
+            there = place()
 
             def again(*args: Any, **named: Any) -> Any:
-                self._again.append(iter(noted))
-                try:
+                with there(), self._reading(noted) if preserve else nullcontext():
                     return function(*args, **named)
-                finally:
-                    self._again.pop()
 
-            steps = original(again if preserve else function, preserve, *args, **named)
+            steps = original(again, preserve, *args, **named)
             for _ in steps:  # it yields once, for the first pass
                 self._noting.append(noted)
                 try:
@@ -75,6 +77,14 @@ class Draws:
             yield
         finally:
             names["_checkpoint_without_reentrant_generator"] = original
+
+    @contextmanager
+    def _reading(self, noted: list[Node]) -> Iterator[None]:
+        self._again.append(iter(noted))
+        try:
+            yield
+        finally:
+            self._again.pop()
 
 
 def draws(node: Node) -> bool:

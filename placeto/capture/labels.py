@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -99,6 +99,11 @@ class Labels:
             yield
         finally:
             self._leave()
+
+    def here(self) -> Callable[[], AbstractContextManager[None]]:
+        """What makes contexts within which what is run is of the module that is being called now: it is run again."""
+        there = self._place
+        return lambda: self.within(there.module or "", there.call)
 
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:

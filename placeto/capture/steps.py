@@ -176,7 +176,7 @@ def capture_step(
                 onednn(False),
                 without_logs(),
                 without_reentrant_checkpoints(),
-                labels.draws.following(),
+                labels.draws.following(labels.here),
                 _uncompiled(),
                 _unvalidated(),
                 _keeping_tensors(module),
