@@ -205,6 +205,32 @@ def test_a_failed_step_leaves_buffers_as_the_module_does() -> None:
         assert all(torch.equal(a, b) for a, b in zip(module.buffers(), other.buffers(), strict=True))
 
 
+def shifted_in_place(self: Any, x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    return self.layer(x) + y
+
+
+def test_tensors_that_share_memory_are_refused_where_one_is_changed() -> None:
+    class Two(Layer):
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return self.compute(self, x, y)
+
+    rows = torch.randn(8, 4)
+    step = step_of(Two(shifted_in_place), [rows[:3], rows[3:6]], loss=square)
+    step(rows[:3], rows[3:6])
+    for other in (rows[:3], rows[2:5]):
+        before = rows.clone()
+        with pytest.raises(RunError, match=r"^Two changes value 0 of its arguments .* value 1 .* by \.clone"):
+            step(rows[:3], other)
+        assert torch.equal(rows, before)
+    step(rows[:3], rows[:3].clone())
+    step_of(Two(lambda self, x, y: self.layer(x) + y), [rows, rows], loss=square)(rows, rows)  # nothing is changed
+    module = Layer(averaged, mean=torch.zeros(4), count=torch.tensor(0))
+    module.mean = module.layer.bias.detach()
+    with pytest.raises(RunError, match=r"^Layer changes .mean. in place, and .layer\.bias. shares its memory"):
+        step_of(module, [torch.ones(3, 4)], loss=square)(torch.ones(3, 4))
+
+
 def test_threads_take_turns() -> None:
     module = nn.Sequential(*[nn.Linear(16, 16) for _ in range(6)])
     step = step_of(module, [torch.ones(4, 16)])
