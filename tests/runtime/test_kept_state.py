@@ -159,6 +159,49 @@ def test_attributes_that_no_step_reads_are_left_alone() -> None:
     assert not hasattr(module, "last")
 
 
+NOTED: list[Any] = []
+
+
+def test_what_hooks_note_is_left_alone() -> None:
+    class Noting:
+        def __init__(self) -> None:
+            self.outputs: list[Any] = []
+
+        def note(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+            self.outputs.append(output)
+
+    listed, by_name, noting = [], {}, Noting()  # type: ignore[var-annotated]
+    hooks = (
+        lambda module, inputs, output: listed.append(output),
+        lambda module, inputs, output: by_name.update(last=output),
+        lambda module, inputs, output: NOTED.append(output),
+        noting.note,
+    )
+
+    def noted(module: Any) -> None:
+        for hook in hooks:
+            module.layer.register_forward_hook(hook)
+
+    module = Layer(lambda self, x: self.layer(x))
+    noted(module)
+    step = step_of(module, [torch.ones(3, 4)], loss=square)
+    assert [len(found) for found in (listed, by_name, NOTED, noting.outputs)] == [0, 0, 0, 0]
+    wanted = square(module(torch.ones(3, 4)))
+    assert torch.equal(step(torch.ones(3, 4)), wanted.detach())
+    assert [len(found) for found in (listed, by_name, NOTED, noting.outputs)] == [1, 1, 1, 1]
+    calls = [0]
+
+    def counting(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        calls[0] += 1
+        return output * calls[0]
+
+    module.layer.register_forward_hook(counting)
+    with pytest.raises(
+        CaptureError, match=r"forward changes .*, \.calls of a hook of module 'layer' \(Linear\), and the"
+    ):
+        step_of(module, [torch.ones(3, 4)], loss=square)
+
+
 def test_what_is_made_once_is_made_again_by_every_step() -> None:
     def lazily(self: Any, x: Tensor) -> Tensor:
         if self.plain is None:
