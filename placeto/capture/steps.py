@@ -190,8 +190,17 @@ def capture_step(
             params, buffers, *given = tree_unflatten(leaves, spec)
             return torch.func.functional_call(what or whole, {**params, **buffers}, tuple(closed(given)))
 
+        before = [_shape(leaf) for leaf in leaves]
         with torch.enable_grad(), labels.following(module):
-            return record(flat, leaves, labels)
+            made = record(flat, leaves, labels)
+        for leaf, shape in zip(leaves, before, strict=True):
+            if _shape(leaf) != shape:
+                raise CaptureError(
+                    f"{name}: forward changes the shape of a tensor {shape[0]} that it is given, or holds, to "
+                    f"{_shape(leaf)[0]}, as by resize_, t_ or unsqueeze_: a placed step leaves shapes as they are, so "
+                    "change that of a new tensor, as by reshape, t or unsqueeze"
+                )
+        return made
 
     def check_layers() -> None:
         layers = sequence_first(module) if micro_batches > 1 else {}
@@ -309,6 +318,10 @@ def _fake(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+
+def _shape(value: Any) -> tuple[Any, ...]:
+    return (tuple(value.shape), value.stride()) if isinstance(value, Tensor) else ()
 
 
 def _asking(traced: Any, given: Any) -> Any:

@@ -103,6 +103,11 @@ def made_anew(self: Any, x: Tensor) -> Tensor:
     return self.layer(x)
 
 
+def narrowed(self: Any, x: Tensor) -> Tensor:
+    self.mean.resize_(2)
+    return self.layer(x)
+
+
 def shared(function: Any) -> Layer:
     """Its buffer is the very tensor that its layer has as well."""
     module = Layer(function, mean=torch.zeros(4))
@@ -133,9 +138,21 @@ def test_a_shared_buffer_that_all_assign_anew_is_as_in_eager() -> None:
         (Layer(listed, plain_list=[]), r"forward changes \.plain_list of the module"),
         (Layer(counted, plain=0), r"forward changes \.plain of the module, and the next step"),
         (shared(moved), r"the module assigns its buffer 'mean' anew, which module 'layer' \(Linear\) shares as 'own'"),
+        (
+            Layer(lambda self, x: self.layer(x.unsqueeze_(0))),
+            r"forward changes the shape of a tensor \(3, 4\) .* as by resh",
+        ),
+        (
+            Layer(narrowed, mean=torch.zeros(4)),
+            r"forward changes the shape of a tensor \(4,\) .* to \(2,\), as by resize_",
+        ),
+        (
+            Layer(lambda self, x: torch.tanh(self.layer(x), out=x)),
+            r".*out=.*; do it under torch.no_grad\(\) in forward, al",
+        ),
         (Layer(made_anew), r"module 'layer' \(Linear\) assigns its parameter 'weight' anew"),
     ],
-    ids=["grown", "none", "tensor", "list", "number", "shared", "parameter"],
+    ids=["grown", "none", "tensor", "list", "number", "shared", "input", "resized", "out", "parameter"],
 )
 def test_state_that_would_be_lost_is_refused(module: nn.Module, message: str) -> None:
     before = copy.copy(vars(module))
