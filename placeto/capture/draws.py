@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -45,23 +45,27 @@ class Draws:
         for noted in self._noting:
             noted.append(node.meta.get(DRAWN, node))
 
-    def following(self) -> AbstractContextManager[None]:
-        """Checkpoints that are made while this is open tell what they draw, and what they draw again."""
+    def following(
+        self, place: Callable[[], Callable[[], AbstractContextManager[None]]]
+    ) -> AbstractContextManager[None]:
+        """Checkpoints that are made while this is open tell what they draw, and what they draw again.
+
+        Args:
+            place: called where a checkpoint is made; gives what makes the contexts to compute it again in.
+        """
         original = checkpoints._checkpoint_without_reentrant_generator
 
         def made(
             function: Callable[..., Any], preserve: bool = True, *args: Any, **named: Any
         ) -> Generator[None, None, None]:
             noted: list[Node] = []
+            there = place()
 
             def again(*args: Any, **named: Any) -> Any:
-                self._again.append(iter(noted))
-                try:
+                with there(), self._reading(noted) if preserve else nullcontext():
                     return function(*args, **named)
-                finally:
-                    self._again.pop()
 
-            steps = original(again if preserve else function, preserve, *args, **named)
+            steps = original(again, preserve, *args, **named)
             for _ in steps:  # it yields once, for the first pass
                 self._noting.append(noted)
                 try:
@@ -70,6 +74,14 @@ class Draws:
                     self._noting = [other for other in self._noting if other is not noted]
 
         return checkpointing_by(made)
+
+    @contextmanager
+    def _reading(self, noted: list[Node]) -> Iterator[None]:
+        self._again.append(iter(noted))
+        try:
+            yield
+        finally:
+            self._again.pop()
 
 
 def draws(node: Node) -> bool:

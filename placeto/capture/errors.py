@@ -31,8 +31,15 @@ NO_LAYOUT = (
     "embedding by sparse=False"
 )
 _NO_KERNEL = "cast a tensor, as by .long() or .float()"
+_NO_GRADIENT = (
+    "do it under torch.no_grad() in forward, also in inference, or by functions that return a new tensor, without out= "
+    "and resize_"
+)
 _ADVICE = {  # part of the exception's type and message -> advice
     "DataDependentOutput": _NO_VALUES,
+    "out=... arguments don't support automatic": _NO_GRADIENT,
+    "cannot resize variables that require grad": _NO_GRADIENT,
+    "leaf Variable that requires grad is being used in an in-place": _NO_GRADIENT,
     "cannot be called on meta tensors": _NO_VALUES,
     "Tensor.__format__": _NO_VALUES,
     "numpy() is not supported": _NO_VALUES,

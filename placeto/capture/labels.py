@@ -85,6 +85,11 @@ class Labels:
         """What is run within it is part of the backward pass."""
         return self._at(backward=True)
 
+    def here(self) -> Callable[[], AbstractContextManager[None]]:
+        """What makes contexts within which what is run is of the module that is being called now: it is run again."""
+        there = self._place
+        return lambda: self.within(there.module or "", there.call)
+
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:
         """Within it, what a module and its submodules run gets their paths, and the number of the call."""

@@ -266,7 +266,8 @@ def _visit(builder: _Builder, node: Node) -> Any:
     if cast is not None:  # for all micro-batches
         label = replace(label, micro_batch=NO_MICRO_BATCH)
     inputs = [t for t in (_tensor(builder, source) for source in sources) if t is not None]
-    used = [o if isinstance(o, Tensor) and o.numel() else None for o in outputs]
+    nothing = isinstance(outputs[0], Tensor) and not outputs[0].numel()  # and not just what a kernel leaves empty
+    used = [o if isinstance(o, Tensor) and (o.numel() or nothing) else None for o in outputs]
     op = builder.add(node, label, kind, title, inputs, [tensor_bytes(o) for o in used if o is not None])
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         builder.random.add(op)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterator
+from inspect import getclosurevars
 from operator import is_
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from placeto.capture.objects import has_attributes
 _DEEPEST = 3  # containers within containers of a module
 _LARGEST = 10_000  # items of a container that is looked into
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -100,13 +103,32 @@ class Snapshot:
                 self._seen.add(id(part))
                 self._kept.append((where, part, part.copy()))
                 continue
-            inside = part if type(part) in (dict, list, set, deque) or isinstance(part, dict) else None
-            if inside is None and not isinstance(part, _PLAIN) and has_attributes(part):
-                inside = getattr(part, "__dict__", None)
-            if inside is None or id(inside) in self._seen or depth == _DEEPEST or len(inside) > _LARGEST:
-                continue
+            if key in _HOOKS and depth == 0:
+                for name, held in (pair for hook in part.values() for pair in _held(hook)):
+                    self._enter(f"a hook of {where}, .{name}", held, 1)
+            if depth < _DEEPEST:
+                self._enter(f"{where}, .{key}" if depth == 0 else where, part, depth + 1)
+
+    def _enter(self, where: str, part: Any, depth: int) -> None:
+        """Keep what a container or an object holds."""
+        inside = part if type(part) in (dict, list, set, deque) or isinstance(part, dict) else None
+        if inside is None and not isinstance(part, _PLAIN) and has_attributes(part):
+            inside = getattr(part, "__dict__", None)
+        if inside is not None and id(inside) not in self._seen and len(inside) <= _LARGEST:
             self._seen.add(id(inside))
-            self._keep(f"{where}, .{key}" if depth == 0 else where, inside, depth + 1)
+            self._keep(where, inside, depth)
+
+
+def _held(hook: Any) -> list[tuple[str, Any]]:
+    """The containers that a hook reads by name, and the object that it is a method of."""
+    found = [(type(hook.__self__).__name__, hook.__self__)] if isinstance(hook, MethodType) else []
+    function = getattr(hook, "__func__", hook)
+    filled = all(cell != CellType() for cell in getattr(function, "__closure__", None) or ())
+    if isinstance(function, FunctionType) and filled:
+        names = getclosurevars(function)
+        variables = {**names.globals, **names.nonlocals}
+        found += [(name, value) for name, value in variables.items() if isinstance(value, dict | list | set | deque)]
+    return found
 
 
 def _unchanged(container: Any, copy: Any) -> bool:

@@ -177,7 +177,7 @@ def capture_step(
                 onednn(False),
                 without_logs(),
                 without_reentrant_checkpoints(),
-                labels.draws.following(),
+                labels.draws.following(labels.here),
                 _uncompiled(),
                 _unvalidated(),
                 _keeping_tensors(module),
@@ -191,8 +191,17 @@ def capture_step(
             params, buffers, *given = tree_unflatten(leaves, spec)
             return torch.func.functional_call(what or whole, {**params, **buffers}, tuple(closed(given)))
 
+        before = [_shape(leaf) for leaf in leaves]
         with torch.enable_grad(), labels.following(module):
-            return record(flat, leaves, labels)
+            made = record(flat, leaves, labels)
+        for leaf, shape in zip(leaves, before, strict=True):
+            if _shape(leaf) != shape:
+                raise CaptureError(
+                    f"{name}: forward changes the shape of a tensor {shape[0]} that it is given, or holds, to "
+                    f"{_shape(leaf)[0]}, as by resize_, t_ or unsqueeze_: a placed step leaves shapes as they are, so "
+                    "change that of a new tensor, as by reshape, t or unsqueeze"
+                )
+        return made
 
     def check_layers() -> None:
         layers = sequence_first(module) if micro_batches > 1 else {}
@@ -310,6 +319,10 @@ def _fake(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+
+def _shape(value: Any) -> tuple[Any, ...]:
+    return (tuple(value.shape), value.stride()) if isinstance(value, Tensor) else ()
 
 
 def _asking(traced: Any, given: Any) -> Any:

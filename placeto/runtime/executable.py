@@ -112,6 +112,7 @@ class PlacedModule:
         own = self._own()
         self._check(own, leaves)
         values = [*own.values(), *leaves]
+        self._check_memory(values)
         given = [value.detach() if isinstance(value, Tensor) else value for value in values]
         outputs = self.step.run(given)
         trained = self.capture.trained
@@ -151,6 +152,18 @@ class PlacedModule:
             raise RunError(f"{name} {elsewhere}, where it computes something else: {how}")
         if self.capture.watch is not None and (change := self.capture.watch.change()):
             raise RunError(f"{name} was changed since it was captured, {change}: {again}, or change it back")
+
+    def _check_memory(self, values: Sequence[Any]) -> None:
+        """Refuse tensors that share memory, where the step changes one: it reads the others as they were."""
+        if found := self.step.shared(values):
+            paths = self.capture.paths
+            one, other = (
+                quote(paths[p]) if p < len(paths) else f"value {p - len(paths)} of its arguments" for p in found
+            )
+            raise RunError(
+                f"{self.capture.graph.name} changes {one} in place, and {other} shares its memory, which a placed step "
+                "doesn't follow: give one of them memory of its own, by .clone()"
+            )
 
     def _check_gradients(self, own: dict[str, Tensor], leaves: Sequence[Any]) -> None:
         name, captured = self.capture.graph.name, self.capture.trained

@@ -85,6 +85,7 @@ class PlacedStep:
         self._stamps = stamps
         self._process = os.getpid()
         self._state = State(self.capture.traced, self.updates)
+        self.shared = self._state.shared
         self._functions = [executable(program, stamp) for program, stamp in self._each()]
         self.stamps: list[Any] = []  # of the last step, for each device
 

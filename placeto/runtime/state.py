@@ -43,6 +43,19 @@ class State:
             for place in self._changed
         }
 
+    def shared(self, leaves: Sequence[Any]) -> tuple[int, int] | None:
+        """A tensor that the step changes and another one that shares its memory, which would change with it: places."""
+        changed = {*self._changed, *(self.places[buffer] for buffer, _ in self.updates)}
+        if not changed:
+            return None
+        spans = {place: _span(leaves[place]) for node, place in self.places.items() if node.users}
+        for one in sorted(changed):
+            device, first, end = spans[one]
+            for other, (its_device, its_first, its_end) in spans.items():
+                if other != one and its_device == device and first < its_end and its_first < end:
+                    return one, other
+        return None
+
     def save(self, leaves: Sequence[Any]) -> list[Tensor]:
         """What ops change while the step runs, as it was."""
         return [leaves[place].clone() for place in self._changed]
@@ -111,6 +124,15 @@ class State:
         with torch.no_grad():
             for (buffer, _), value in zip(updates, program.compile()(*leaves), strict=True):
                 leaves[self.places[buffer]].copy_(value)
+
+
+def _span(leaf: Any) -> tuple[Any, int, int]:
+    """Device, first byte and end of what a tensor may touch; nothing for what is no tensor or has no elements."""
+    if not isinstance(leaf, Tensor) or not leaf.numel():
+        return None, 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))
+    first = leaf.data_ptr()
+    return leaf.device, first, first + (last + 1) * leaf.element_size()
 
 
 def _momentum(norm: Node) -> float:

@@ -40,6 +40,7 @@ CALLS: dict[str, Callable[[Block, Tensor], Tensor]] = {
     "reentrant": again,
     "nested": lambda block, x: once(lambda y: once(block, y) + block(y), x),
     "another draw between": lambda block, x: once(block, x) * torch.rand(8),
+    "a draw of no module": lambda block, x: once(lambda y: block(nn.functional.dropout(y, 0.5)), x),
     "draws that make tensors": lambda block, x: once(lambda y: block(y) * torch.rand(8) + torch.randn_like(y), x),
 }
 
@@ -109,4 +110,11 @@ def test_masks_agree_where_several_cores_draw(micro_batches: int) -> None:
 def test_the_graph_draws_again() -> None:
     graph = capture_training(Dropped(once, 3), [torch.empty(4, 8)], square)
     parts = [part for kind, part in zip(graph.op_types, graph.passes, strict=True) if kind == "aten.bernoulli"]
+    assert parts.count("forward") == parts.count("recomputation") == 3
+
+
+def test_what_no_module_runs_is_computed_again_too() -> None:
+    module = Dropped(lambda block, x: once(lambda y: block(y.sin()), x), 3)
+    graph = capture_training(module, [torch.empty(4, 8)], square)
+    parts = [part for kind, part in zip(graph.op_types, graph.passes, strict=True) if kind == "aten.sin"]
     assert parts.count("forward") == parts.count("recomputation") == 3

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import compress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +184,19 @@ def test_torch_is_told_that_what_is_sent_is_contiguous() -> None:
         node = next(node for node in cut.get_stage_module(stage).graph.nodes if node.op == op)
         end = node.args[0] if op == "output" else node
         assert end.meta["val"].stride() == (9, 3, 1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_inputs_that_nobody_reads_are_not_given_to_the_first_stage() -> None:
+    class Two(nn.Sequential):
+        def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    given = [torch.zeros(2), torch.ones(2, 3)]
+    model = torch_run.OfTensors(Two(nn.Linear(3, 3), nn.Linear(3, 3)), given)
+    cut = torch_run.stages_of(model, given, {"split_points": [["1", "beginning"]]})
+    assert torch_run.taken_by(cut) == [False, True]
+    cut.get_stage_module(0)(*compress(given, torch_run.taken_by(cut)))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -105,6 +105,29 @@ def test_loss_gradients_and_buffers_are_those_of_eager_execution(case: str, devi
             assert torch.equal(ours, theirs), name
 
 
+def test_tensors_of_no_elements_go_from_core_to_core(devices: list[LocalDevice]) -> None:
+    class Split(nn.Module):
+        """Its second branch has the rows behind the fifth one."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.one(x[:5]), self.other(x[5:])])
+
+    for rows in (0, 5, 7):
+        module, x = Split(), torch.randn(rows, 8)
+        for seed in range(3):
+            step = placed(module, trace_training(module, [x], lambda y: y.sum()), [x], [], devices, seed)
+            module.zero_grad()
+            wanted = module(x).sum()
+            assert torch.equal(step(x), wanted.detach())
+            mine = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+            assert len(mine) == 4
+            assert all(map(torch.equal, mine, torch.autograd.grad(wanted, module.parameters())))
+
+
 class Noise(nn.Module):
     """Ops that make random tensors; torch's other overloads of them take a generator."""
 

@@ -103,6 +103,11 @@ def made_anew(self: Any, x: Tensor) -> Tensor:
     return self.layer(x)
 
 
+def narrowed(self: Any, x: Tensor) -> Tensor:
+    self.mean.resize_(2)
+    return self.layer(x)
+
+
 def shared(function: Any) -> Layer:
     """Its buffer is the very tensor that its layer has as well."""
     module = Layer(function, mean=torch.zeros(4))
@@ -133,9 +138,21 @@ def test_a_shared_buffer_that_all_assign_anew_is_as_in_eager() -> None:
         (Layer(listed, plain_list=[]), r"forward changes \.plain_list of the module"),
         (Layer(counted, plain=0), r"forward changes \.plain of the module, and the next step"),
         (shared(moved), r"the module assigns its buffer 'mean' anew, which module 'layer' \(Linear\) shares as 'own'"),
+        (
+            Layer(lambda self, x: self.layer(x.unsqueeze_(0))),
+            r"forward changes the shape of a tensor \(3, 4\) .* as by resh",
+        ),
+        (
+            Layer(narrowed, mean=torch.zeros(4)),
+            r"forward changes the shape of a tensor \(4,\) .* to \(2,\), as by resize_",
+        ),
+        (
+            Layer(lambda self, x: torch.tanh(self.layer(x), out=x)),
+            r".*out=.*; do it under torch.no_grad\(\) in forward, al",
+        ),
         (Layer(made_anew), r"module 'layer' \(Linear\) assigns its parameter 'weight' anew"),
     ],
-    ids=["grown", "none", "tensor", "list", "number", "shared", "parameter"],
+    ids=["grown", "none", "tensor", "list", "number", "shared", "input", "resized", "out", "parameter"],
 )
 def test_state_that_would_be_lost_is_refused(module: nn.Module, message: str) -> None:
     before = copy.copy(vars(module))
@@ -157,6 +174,49 @@ def test_attributes_that_no_step_reads_are_left_alone() -> None:
     assert not module.notes
     assert not module.things
     assert not hasattr(module, "last")
+
+
+NOTED: list[Any] = []
+
+
+def test_what_hooks_note_is_left_alone() -> None:
+    class Noting:
+        def __init__(self) -> None:
+            self.outputs: list[Any] = []
+
+        def note(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+            self.outputs.append(output)
+
+    listed, by_name, noting = [], {}, Noting()  # type: ignore[var-annotated]
+    hooks = (
+        lambda module, inputs, output: listed.append(output),
+        lambda module, inputs, output: by_name.update(last=output),
+        lambda module, inputs, output: NOTED.append(output),
+        noting.note,
+    )
+
+    def noted(module: Any) -> None:
+        for hook in hooks:
+            module.layer.register_forward_hook(hook)
+
+    module = Layer(lambda self, x: self.layer(x))
+    noted(module)
+    step = step_of(module, [torch.ones(3, 4)], loss=square)
+    assert [len(found) for found in (listed, by_name, NOTED, noting.outputs)] == [0, 0, 0, 0]
+    wanted = square(module(torch.ones(3, 4)))
+    assert torch.equal(step(torch.ones(3, 4)), wanted.detach())
+    assert [len(found) for found in (listed, by_name, NOTED, noting.outputs)] == [1, 1, 1, 1]
+    calls = [0]
+
+    def counting(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        calls[0] += 1
+        return output * calls[0]
+
+    module.layer.register_forward_hook(counting)
+    with pytest.raises(
+        CaptureError, match=r"forward changes .*, \.calls of a hook of module 'layer' \(Linear\), and the"
+    ):
+        step_of(module, [torch.ones(3, 4)], loss=square)
 
 
 def test_what_is_made_once_is_made_again_by_every_step() -> None:
@@ -203,6 +263,32 @@ def test_a_failed_step_leaves_buffers_as_the_module_does() -> None:
             with pytest.raises(IndexError):
                 other(right, last)
         assert all(torch.equal(a, b) for a, b in zip(module.buffers(), other.buffers(), strict=True))
+
+
+def shifted_in_place(self: Any, x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    return self.layer(x) + y
+
+
+def test_tensors_that_share_memory_are_refused_where_one_is_changed() -> None:
+    class Two(Layer):
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return self.compute(self, x, y)
+
+    rows = torch.randn(8, 4)
+    step = step_of(Two(shifted_in_place), [rows[:3], rows[3:6]], loss=square)
+    step(rows[:3], rows[3:6])
+    for other in (rows[:3], rows[2:5]):
+        before = rows.clone()
+        with pytest.raises(RunError, match=r"^Two changes value 0 of its arguments .* value 1 .* by \.clone"):
+            step(rows[:3], other)
+        assert torch.equal(rows, before)
+    step(rows[:3], rows[:3].clone())
+    step_of(Two(lambda self, x, y: self.layer(x) + y), [rows, rows], loss=square)(rows, rows)  # nothing is changed
+    module = Layer(averaged, mean=torch.zeros(4), count=torch.tensor(0))
+    module.mean = module.layer.bias.detach()
+    with pytest.raises(RunError, match=r"^Layer changes .mean. in place, and .layer\.bias. shares its memory"):
+        step_of(module, [torch.ones(3, 4)], loss=square)(torch.ones(3, 4))
 
 
 def test_threads_take_turns() -> None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import compress
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -161,6 +162,11 @@ class _WithSentGradient(torch.autograd.Function):
         return gradients[0].contiguous()
 
 
+def taken_by(cut: Any) -> list[bool]:
+    """For each input whether the first stage takes it: torch leaves out those that nobody reads."""
+    return [bool(node.users) for node in cut.split_gm.graph.nodes if node.op == "placeholder"]
+
+
 def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> Any:
     """The model cut into its stages, traced on the tensors of a micro-batch."""
     where = {"beginning": SplitPoint.BEGINNING, "end": SplitPoint.END}
@@ -234,6 +240,7 @@ def main() -> None:
     whole = copy.deepcopy(module).to(device) if given.check else None
     model = OfTensors(module, inputs)
     cut = stages_of(model, tensors_of(part(inputs, torch.arange(size), length)), plan)
+    taken = taken_by(cut)
 
     # Groups: the ranks of a replica, in the order of the rows of its schedule, and those of a stage, of all replicas.
     of_replica = [dist.new_group(replica["ranks"]) for replica in plan["replicas"]]
@@ -251,7 +258,7 @@ def main() -> None:
         """Of a micro-batch; torch passes on the numbers of its rows in place of targets."""
         return loss(returned.whole(output), *part(now["targets"], rows, length))
 
-    batched = [leaf.dim() > 0 and len(leaf) == length for leaf in tensors_of(inputs)]
+    batched = [leaf.dim() > 0 and len(leaf) == length for leaf in compress(tensors_of(inputs), taken)]
     schedule = _PipelineScheduleRuntime(
         stages,
         len(mine["micro_batches"]),
@@ -275,7 +282,7 @@ def main() -> None:
             optimizer.zero_grad()
         losses: list[Tensor] = []
         first, last = any(stage.is_first for stage in stages), any(stage.is_last for stage in stages)
-        args = [leaf.to(device) for leaf in tensors_of(part(batch, rows, length))] if first else []
+        args = [leaf.to(device) for leaf in compress(tensors_of(part(batch, rows, length)), taken)] if first else []
         schedule.step(*args, target=rows if last else None, losses=losses, return_outputs=False)
         sums = [
             dist.all_reduce(parameter.grad, group=of_stage[stage.stage_index], async_op=True)
