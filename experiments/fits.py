@@ -231,7 +231,7 @@ def neighbours(instance: Instance) -> np.ndarray:
     return near
 
 
-@njit(cache=True, parallel=True)
+@njit(parallel=True)  # not kept: what is kept here wouldn't be forgotten where the simulator changes
 def _values(
     flat: FlatProblems,
     group_of: np.ndarray,
@@ -254,7 +254,7 @@ def _values(
     return value
 
 
-@njit(cache=True)
+@njit
 def _value(
     flat: FlatProblems,
     p: int,
@@ -290,7 +290,7 @@ def _value(
     return best
 
 
-@njit(cache=True)
+@njit
 def _simulated(flat: FlatProblems, p: int, of: np.ndarray, row: np.ndarray) -> float:
     makespan, overflow = score(flat, p, row[of], np.inf)
     return penalised_makespan(makespan, overflow)

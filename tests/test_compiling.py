@@ -97,6 +97,14 @@ def test_every_kernel_is_in_a_kernel_file(codes: list[CodeType]) -> None:
     assert {Path(code.co_filename) for code in codes} <= set(kernel_files(Path(placeto.__file__).parent))
 
 
+def test_kernels_outside_the_package_are_not_kept() -> None:
+    """Nobody would forget them where kernels of placeto, which they take in, change: answers would be of before."""
+    root = Path(placeto.__file__).parents[1]
+    files = [path for name in ("experiments", "graphs", "examples") for path in (root / name).rglob("*.py")]
+    assert [path.name for path in files if "njit" in path.read_text()] == ["fits.py"]
+    assert [path.name for path in files if "cache=True" in path.read_text()] == []
+
+
 def test_what_kernel_files_hold_decides_whether_they_are_compiled_again(tmp_path: Path) -> None:
     tmp_path = tmp_path / "toy"
     kernel, other = tmp_path / "simulator" / "kernel.py", tmp_path / "cli" / "command.py"
