@@ -22,7 +22,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from placeto.runtime.generators import own_generator
-from placeto.runtime.program import Program, attribute
+from placeto.runtime.program import Program, attribute, in_any_layout
 
 _ENDS: dict[int, Callable[..., Any]] = {}
 """What takes or gives the values that cross, by a number that stands in the graph."""
@@ -147,7 +147,7 @@ class _Graph:
             self._op(node)
 
     def _op(self, node: Node) -> None:
-        target = node.target
+        target = in_any_layout(node.target)
         if not isinstance(target, torch._ops.OpOverload):
             raise NotInterpreted(f"{node.name} calls {target}")
         schema = target._schema

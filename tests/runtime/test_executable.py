@@ -105,6 +105,26 @@ def test_loss_gradients_and_buffers_are_those_of_eager_execution(case: str, devi
             assert torch.equal(ours, theirs), name
 
 
+@pytest.mark.parametrize("case", ["conv", "attention"])
+def test_tensors_may_lie_in_memory_in_another_way_than_at_the_capture(case: str, devices: list[LocalDevice]) -> None:
+    """As images whose channels were moved to the front: eager PyTorch copies them where it can't view them."""
+    torch.manual_seed(0)
+    make, data = CASES[case]
+    module, x = make(), data()
+    target = torch.randint(3, tuple(module(x).flatten(0, -2).shape[:1]))
+    step = placed(module, trace_training(module, [x], loss_of, targets=[target]), [x], [target], devices, 0)
+    inside_out = tuple(range(x.dim() - 1, -1, -1))
+    x = torch.randn(x.shape[::-1]).permute(inside_out)
+    assert not x.is_contiguous()
+    module.zero_grad()
+    found, gradients = step(x, target), [parameter.grad for parameter in module.parameters()]
+    module.zero_grad()
+    expected = loss_of(module(x), target)
+    expected.backward()
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(gradients, [parameter.grad for parameter in module.parameters()])
+
+
 def test_tensors_of_no_elements_go_from_core_to_core(devices: list[LocalDevice]) -> None:
     class Split(nn.Module):
         """Its second branch has the rows behind the fifth one."""
