@@ -113,9 +113,7 @@ def test_tensors_may_lie_in_memory_in_another_way_than_at_the_capture(case: str,
     module, x = make(), data()
     target = torch.randint(3, tuple(module(x).flatten(0, -2).shape[:1]))
     step = placed(module, trace_training(module, [x], loss_of, targets=[target]), [x], [target], devices, 0)
-    inside_out = tuple(range(x.dim() - 1, -1, -1))
-    x = torch.randn(x.shape[::-1]).permute(inside_out)
-    assert not x.is_contiguous()
+    x = torch.randn_like(x).movedim(1, -1).contiguous().movedim(-1, 1)
     module.zero_grad()
     found, gradients = step(x, target), [parameter.grad for parameter in module.parameters()]
     module.zero_grad()
