@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import hashlib
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from placeto.problem.graph.graph import ComputationGraph
+from placeto.problem.graph.arrays import GraphArrays
 
 _LABELS = ("op_types", "flops", "bytes_accessed", "param_bytes", "trained_bytes", "state_bytes", "dtypes", "kernels",
            "passes", "micro_batches")  # fmt: skip
 
 
-def likeness(graph: ComputationGraph) -> str:
+def likeness(graph: GraphArrays) -> str:
     """Hash of a graph's content without its names, 64 hex digits; the order in which ops are listed doesn't matter.
 
     Left out are the names of ops and modules, colocation, and how long tensors are held. Each op is hashed with all
@@ -43,7 +41,7 @@ def likeness(graph: ComputationGraph) -> str:
     return hashlib.sha256(graph.mode.encode() + b"".join(together)).hexdigest()
 
 
-def _own(graph: ComputationGraph) -> list[bytes]:
+def _own(graph: GraphArrays) -> list[bytes]:
     """(N,) hashes of what each op is by itself."""
     columns = [np.asarray(getattr(graph, label)).tolist() for label in _LABELS]
     columns += [graph.time_us[kind].tolist() for kind in sorted(graph.time_us)]
