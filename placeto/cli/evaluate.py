@@ -89,6 +89,7 @@ def run(arguments: Arguments) -> None:
     """Evaluate, print the tables, write what was asked for."""
     _check(arguments)
     from placeto.evaluation.comparison import evaluate, parse_spec
+    from placeto.evaluation.seen import seen_before
     from placeto.evaluation.summary import markdown_table, summarize
 
     clusters, budget, costs = _clusters(arguments), arguments.budget, load_costs(arguments.costs)
@@ -103,6 +104,8 @@ def run(arguments: Arguments) -> None:
             f"--seeds {arguments.seeds}: these are {total} placements of {_count(len(graphs[0]), 'graph')} by "
             f"{_count(len(specs), 'placer')}, at most {_MOST} are made; give fewer seeds"
         )
+    for sentence in seen_before(specs, {name: graph for own in graphs for name, graph in own.items()}):
+        note(sentence)
     rows: list[Row] = []
     own_file = locked(arguments.output) if arguments.output is not None else nullcontext()  # for all clusters together
     with own_file, ProgressBar("evaluating", total=total) as bar:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from placeto.policies.base import PolicyError
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.threads import one_thread
@@ -16,6 +20,7 @@ class LearnedPlacer(ABC):
     """A trained policy as a placer; networks work in one thread, since their tensors are small."""
 
     name: str  # that results have
+    most_devices: float = math.inf  # on which the policy has learned to place, if it knows devices by their number
 
     def __call__(
         self, problem: PlacementProblem, *, simulations: int | None = None, seconds: float | None = None, seed: int = 0
@@ -23,8 +28,13 @@ class LearnedPlacer(ABC):
         """Place a graph within a budget of simulations or seconds, which begin once all is compiled; see the class.
 
         Raises:
-            PolicyError: the cluster has more devices than the policy knows.
+            PolicyError: the cluster has more devices than the policy knows, or has learned to place on.
         """
+        if problem.num_devices > self.most_devices:
+            raise PolicyError(
+                f"the policy was trained on {self.most_devices:g} devices at most, the cluster {problem.cluster.name} "
+                f"has {problem.num_devices}: it has learned nothing about the others; train on a cluster of as many"
+            )
         if seconds is not None:
             warm_up(self, problem, simulations, seconds)
         began = time.perf_counter()
@@ -36,3 +46,8 @@ class LearnedPlacer(ABC):
         self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
     ) -> PlacementResult:
         """The same; `began` is what `time.perf_counter` said when the seconds began."""
+
+
+def trained_devices(checkpoint: Mapping[str, Any]) -> float:
+    """On how many devices at most the policy of a checkpoint was trained; infinite where an older one doesn't say."""
+    return int(checkpoint.get("devices") or 0) or math.inf

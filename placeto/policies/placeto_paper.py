@@ -30,7 +30,8 @@ class PlacetoPaperConfig:
     rounds: Depth = 8
     """Rounds of messages; 0 = none, an ablation of the paper."""
     devices: Width = 4
-    """Width of the head: clusters of up to so many devices can be placed on."""
+    """Width of the head: clusters of up to so many devices can be trained on.
+    The policy then places on as many devices as the largest cluster of its training has, or fewer."""
 
 
 @dataclass(frozen=True, eq=False)

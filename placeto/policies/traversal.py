@@ -5,6 +5,7 @@ Legend: B episodes, T = G moves of a traversal, D devices, F features of a group
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from placeto.environment.instance import make_instance
 from placeto.environment.walk import Walk, WalkState
-from placeto.policies.placer import LearnedPlacer
+from placeto.policies.placer import LearnedPlacer, trained_devices
 from placeto.policies.placeto_paper import PlacetoPaperPolicy, Surroundings
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
@@ -42,8 +43,8 @@ class TraversalPlacer(LearnedPlacer):
 
     name = "placeto-paper"
 
-    def __init__(self, policy: PlacetoPaperPolicy) -> None:
-        self.policy = policy.eval()
+    def __init__(self, policy: PlacetoPaperPolicy, most_devices: float = math.inf) -> None:
+        self.policy, self.most_devices = policy.eval(), most_devices
 
     def place(
         self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
@@ -127,4 +128,4 @@ def decide(
 def traversal_placer(checkpoint: Mapping[str, Any], policy: PlacetoPaperPolicy) -> TraversalPlacer:
     """A placer from a checkpoint and a policy of its config, with the parameters that validated best."""
     policy.load_state_dict(checkpoint["best_parameters"])
-    return TraversalPlacer(policy)
+    return TraversalPlacer(policy, trained_devices(checkpoint))

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter, softmax
 
+LEAST_DEVIATION = 1e-6
+"""Of advantages that say something; rewards are float32, about 1."""
+
 
 @dataclass(frozen=True, eq=False)
 class Advantages:
@@ -59,8 +62,8 @@ def replica_advantages(returns: Tensor, graph: Tensor, graphs: int) -> Tensor:
         (T, B) advantages.
     """
     count = torch.bincount(graph, minlength=graphs).clamp(min=1).to(returns.dtype)
-    total = returns.new_zeros(returns.shape[0], graphs).index_add_(1, graph, returns)
-    return returns - (total / count)[:, graph]
+    total = returns.new_zeros(returns.shape[0], graphs, dtype=torch.float64).index_add_(1, graph, returns.double())
+    return returns - (total / count).to(returns.dtype)[:, graph]  # exactly 0 where the returns of a graph are equal
 
 
 def step_baseline(history: Tensor, returns: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
@@ -81,8 +84,15 @@ def step_baseline(history: Tensor, returns: Tensor, rounds: int) -> tuple[Tensor
 
 
 def normalise(advantages: Tensor) -> Tensor:
-    """Advantages divided by their standard deviation (the mean is left to the reward baseline)."""
-    return advantages / (advantages.std(unbiased=False) + 1e-8)
+    """Advantages divided by their standard deviation (the mean is left to the reward baseline).
+
+    Zeros where that is below `LEAST_DEVIATION`: dividing would make advantages of 6 of rounding errors of 6e-8.
+
+    >>> normalise(torch.tensor([6e-8, 6e-8, 0.0])).tolist()
+    [0.0, 0.0, 0.0]
+    """
+    deviation = advantages.std(unbiased=False)
+    return advantages / (deviation + 1e-8) if deviation > LEAST_DEVIATION else torch.zeros_like(advantages)
 
 
 def reinforce_loss(log_prob: Tensor, advantages: Tensor, entropy: Tensor, entropy_weight: float) -> Tensor:

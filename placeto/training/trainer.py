@@ -95,7 +95,8 @@ def train(
     Raises:
         ConfigError: a setting out of its range.
         CurvesError: the tensorboard events can't be written.
-        TrainingError: no problem to train on or to validate on, a graph that is in both sets, numbers that are not
+        TrainingError: no problem to train on or to validate on, a graph that is in both sets, be it with ops of other
+            names, numbers that are not
             finite, or a checkpoint that can't be written; the last one that was written stays.
         BusyError: another process trains in ``config.out``.
         CheckpointError: nothing to resume, or a checkpoint of another configuration or policy.
@@ -131,6 +132,7 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
     learner = LEARNERS[find_policy(config.placer).kind](run)
     state = learner.initial_state()
     state.controls = _controls(learner, state, saved, run, prepared)
+    state.devices, state.graphs = _seen(run, saved if initial is None else initial, alone)
     if initial is not None:
         with matching("the checkpoint to begin with"):
             _begin_with(state, initial, config)
@@ -180,6 +182,20 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
         curves.settings(_flat(asdict(config)), final, state.iteration + 1)  # a run that goes on hides them
     report(1.0, "stopped by a signal, saved" if stopped else f"validation {state.best_validation:.4f}")
     return last | final
+
+
+def _seen(run: Run, before: Mapping[str, Any] | None, alone: bool) -> tuple[int, dict[str, dict[str, str]]]:
+    """Devices of the largest training problem, 0 = unknown, and names by likeness of the graphs of "training" and
+    "validation"; those of the checkpoint that the parameters come from are among them.
+    """
+    devices = max(problem.num_devices for problem in run.problems.values())
+    graphs: dict[str, dict[str, str]] = {}
+    for part, problems in {"training": run.problems, "validation": {} if alone else run.validation}.items():
+        earlier = (before or {}).get("graphs", {}).get(part, {})
+        graphs[part] = dict(earlier) | {problem.graph.likeness: name for name, problem in problems.items()}
+    if before is not None:
+        devices = max(devices, before["devices"]) if before.get("devices") else 0
+    return devices, graphs
 
 
 def _controls(
@@ -235,11 +251,12 @@ def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, Pl
     if not problems or (validation is not None and not validation):
         raise TrainingError("training needs at least one graph to train on and one to validate on")
     validation = validation or {}
-    hashes = {problem.graph.hash: name for name, problem in problems.items()}
+    alike = {problem.graph.likeness: name for name, problem in problems.items()}
     for name, problem in validation.items():
-        if problem.graph.hash in hashes:
-            raise TrainingError(f"graph {name!r} is in the validation set and, as {hashes[problem.graph.hash]!r}, "
-                                "in the training set; they must be disjoint")  # fmt: skip
+        if (also := alike.get(problem.graph.likeness)) is not None:
+            names = "" if problem.graph.hash == problems[also].graph.hash else ", but for the names of its ops"
+            raise TrainingError(f"graph {name!r} is in the validation set and, as {also!r}, "
+                                f"in the training set{names}; they must be disjoint")  # fmt: skip
     lonely = [name for name, problem in {**problems, **validation}.items() if problem.num_devices < 2]
     if lonely:
         raise TrainingError(f"graph {lonely[0]!r}: there is nothing to place on a cluster of one device")
@@ -323,6 +340,8 @@ def _save(config: AnyTrainConfig, state: TrainState, learner: Learner) -> None:
         "placer": config.placer,
         "config": asdict(config),
         "problems": fingerprint(learner.problems, learner.validation),
+        "devices": state.devices,
+        "graphs": state.graphs,
     }
     path = Path(config.out) / FILE_NAME
     try:

@@ -46,6 +46,25 @@ def test_evaluate_says_which_budgets(
     assert says in capsys.readouterr().out
 
 
+def test_evaluate_says_that_a_policy_was_trained_on_its_graphs(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, out = ("--cluster", "2xv100"), tmp_path / "run"
+    assert run("train", graph_file, *cluster, "--placer", "mlp", "--iterations", 1, "--out", out) == 0
+    renamed = tmp_path / "renamed.json"
+    ops = [op | {"name": op["name"] * 2, "inputs": [[n * 2, o] for n, o in op.get("inputs", [])]} for op in OPS]
+    save_graph(ComputationGraph.from_ops("renamed", ops), renamed)
+    other = tmp_path / "other.json"
+    save_graph(ComputationGraph.from_ops("other", OPS[:3]), other)
+    capsys.readouterr()
+    placers = ("--placers", "etf,mlp,mlp@3", "--checkpoint", out, "--processes", "1")
+    assert run("evaluate", renamed, other, *cluster, *placers) == 0
+    says = f"note: the policy in {out} was trained on 1 of these 2 graphs: {renamed} (as {graph_file})\n"
+    assert capsys.readouterr().err.count(says) == 1
+    assert run("evaluate", other, *cluster, *placers) == 0
+    assert "was trained on" not in capsys.readouterr().err
+
+
 def test_evaluate_refuses_more_placements_than_a_table_can_hold(
     graph_file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,10 +1,13 @@
 """What learned placers share."""
 
+import math
 import time
 
+import pytest
 import torch
 
-from placeto.policies.placer import LearnedPlacer
+from placeto.policies.base import PolicyError
+from placeto.policies.placer import LearnedPlacer, trained_devices
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from tests.toys import fork_of_chains
@@ -29,3 +32,13 @@ def test_it_works_in_one_thread_and_its_results_have_its_name() -> None:
     result = OnTheFirst()(fork_of_chains(2, 3), simulations=5)
     assert (result.placer, result.simulations) == ("first", 1)
     assert result.seconds < 10.0
+
+
+def test_more_devices_than_it_was_trained_on_are_refused() -> None:
+    """The rest of its output is as it was drawn: it once put whole graphs on a device that it had never met."""
+    placer = OnTheFirst()
+    placer.most_devices = trained_devices({"devices": 2})
+    assert placer(fork_of_chains(2, 3, 2), simulations=5).simulations == 1
+    with pytest.raises(PolicyError, match="trained on 2 devices at most, the cluster toy has 3"):
+        placer(fork_of_chains(2, 3, 3), simulations=5)
+    assert trained_devices({}) == trained_devices({"devices": 0}) == math.inf

@@ -113,6 +113,14 @@ def test_advantages_in_closed_form():
     torch.testing.assert_close(advantages_of(relative, linear, [0], {}).advantage, torch.tensor([[6.0, 3.0, -9.0]]))
 
 
+@pytest.mark.parametrize("makespan", [0.5, 0.7, 3.3, 97.1])
+def test_equal_placements_have_no_advantage(makespan):
+    """Not even that of a rounding error, which would be divided by its deviation."""
+    relative, fits = np.full((3, 14), makespan), np.ones((3, 14), bool)
+    worth = advantages(relative, fits, fits, OneShotLearningConfig(), range(3), {})
+    assert not worth.advantage.any()
+
+
 def test_the_baseline_of_all_trials_is_their_plain_mean():
     config, history = OneShotLearningConfig(baseline="trials", reward="linear"), {}
     rounds = [np.array([[1.0, 3.0]]), np.array([[4.0, 4.0]]), np.array([[0.0, 2.0]])]

@@ -168,6 +168,31 @@ def test_training_and_validation_graphs_are_disjoint(tmp_path):
         train(config(tmp_path), {}, problems(1))
 
 
+def test_a_validation_graph_that_is_a_training_graph_with_other_names_is_refused(tmp_path):
+    graph = random_graph(1, 20)
+    renamed = replace(graph, name="other", op_names=tuple(f"x{name}" for name in graph.op_names))
+    held_out = {"other": PlacementProblem(renamed, toy_cluster(2))}
+    with pytest.raises(TrainingError, match=r"'other' .* as 'r1', in the training set, but for the names of its ops;"):
+        train(config(tmp_path), problems(3), held_out)
+
+
+def test_a_checkpoint_says_on_what_it_was_trained_also_before_fine_tuning(tmp_path):
+    learning = replace(default_config("mlp", "").learning, samples=2)
+    first = replace(default_config("mlp", str(tmp_path / "a")), iterations=1, learning=learning)
+    three = {"three": PlacementProblem(random_graph(7, 20), toy_cluster(3))}
+    train(first, three, problems(1, 5))
+    saved = load_checkpoint(tmp_path / "a")
+    assert saved["devices"] == 3
+    train(replace(first, out=str(tmp_path / "b")), problems(2), None, initial=saved)
+    tuned = load_checkpoint(tmp_path / "b")
+    assert tuned["devices"] == 3, "it has learned to place on three, and still may"
+    assert sorted(tuned["graphs"]["training"].values()) == ["r0", "r1", "three"]
+    assert list(tuned["graphs"]["validation"].values()) == ["r5"]
+    del saved["devices"]  # of an earlier version
+    train(replace(first, out=str(tmp_path / "c")), problems(2), None, initial=saved)
+    assert load_checkpoint(tmp_path / "c")["devices"] == 0
+
+
 def test_learns_to_spread_independent_ops(tmp_path):
     """Trained on small forks it spreads an unseen, larger one optimally over more devices than it has seen."""
     sizes = ((4, 2), (6, 2), (3, 3), (6, 3), (9, 3))

@@ -42,7 +42,8 @@ class GdpConfig:
     superposition: bool = True
     """Whether dense layers are gated by the graph's embedding."""
     max_devices: Width = 8
-    """Clusters of up to so many devices can be placed on."""
+    """Clusters of up to so many devices can be trained on.
+    The policy then places on as many devices as the largest cluster of its training has, or fewer."""
 
 
 class GdpPolicy(IndependentPolicy):

@@ -45,7 +45,8 @@ class GrouperConfig:
     temperature: Temperature = 1.0
     """Logits over devices are divided by this before they are bounded."""
     max_devices: Width = 8
-    """Clusters of up to so many devices can be placed on."""
+    """Clusters of up to so many devices can be trained on.
+    The policy then places on as many devices as the largest cluster of its training has, or fewer."""
 
 
 class GrouperPolicy(OneShotPolicy):

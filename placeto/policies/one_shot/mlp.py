@@ -29,7 +29,8 @@ class MlpConfig:
     hidden: Width = 64
     """Width of the layers."""
     max_devices: Width = 8
-    """Clusters of up to so many devices can be placed on."""
+    """Clusters of up to so many devices can be trained on.
+    The policy then places on as many devices as the largest cluster of its training has, or fewer."""
 
 
 class MlpPolicy(IndependentPolicy):

@@ -18,7 +18,7 @@ from placeto.heuristics.local_search.starts import best_cheap, round_best
 from placeto.heuristics.repair import repair
 from placeto.policies.one_shot.base import OneShotPolicy
 from placeto.policies.one_shot.inputs import OneShotInput, make_input
-from placeto.policies.placer import LearnedPlacer
+from placeto.policies.placer import LearnedPlacer, trained_devices
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
 from placeto.simulator.schedule import simulate
@@ -36,9 +36,9 @@ class SamplingPlacer(LearnedPlacer):
     the other learned placers, never worse than the best cheap one.
     """
 
-    def __init__(self, policy: OneShotPolicy, name: str = "") -> None:
+    def __init__(self, policy: OneShotPolicy, name: str = "", most_devices: float = math.inf) -> None:
         self.policy = policy.eval()
-        self.name = name
+        self.name, self.most_devices = name, most_devices
 
     def place(
         self, problem: PlacementProblem, simulations: int | None, seconds: float | None, seed: int, began: float
@@ -85,4 +85,4 @@ class SamplingPlacer(LearnedPlacer):
 def sampling_placer(checkpoint: Mapping[str, Any], policy: OneShotPolicy) -> SamplingPlacer:
     """A placer from a checkpoint and a policy of its config, with the parameters that validated best."""
     policy.load_state_dict(checkpoint["best_parameters"])
-    return SamplingPlacer(policy, checkpoint["placer"])
+    return SamplingPlacer(policy, checkpoint["placer"], trained_devices(checkpoint))

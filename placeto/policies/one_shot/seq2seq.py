@@ -40,7 +40,8 @@ class Seq2SeqConfig:
     normalised: bool = True
     """Whether logits are computed from the normalised output of the decoder, or from its hyperbolic tangent."""
     max_devices: Width = 8
-    """Clusters of up to so many devices can be placed on."""
+    """Clusters of up to so many devices can be trained on.
+    The policy then places on as many devices as the largest cluster of its training has, or fewer."""
 
 
 class Seq2SeqPolicy(OneShotPolicy):

@@ -18,6 +18,7 @@ from placeto.problem.graph import memory_fields
 from placeto.problem.graph.arrays import GraphArrays
 from placeto.problem.graph.graph_checks import validate
 from placeto.problem.graph.labels import LABELS, NO_MICRO_BATCH
+from placeto.problem.graph.likeness import likeness
 from placeto.problem.graph.op_records import fields_of_ops, ops_of
 from placeto.problem.units import format_bytes
 
@@ -75,6 +76,11 @@ class ComputationGraph(GraphArrays):
             digest.update(kind.encode())
             digest.update(np.where(np.isnan(self.time_us[kind]), np.nan, self.time_us[kind]).tobytes())
         return digest.hexdigest()
+
+    @cached_property
+    def likeness(self) -> str:
+        """Hash of the content without names, whatever the order of the ops: `placeto.problem.graph.likeness`."""
+        return likeness(self)
 
     @classmethod
     def from_ops(cls, name: str, ops: Sequence[Mapping[str, Any]], mode: str = "training") -> ComputationGraph:

@@ -49,6 +49,8 @@ class TrainState:
     # (simulations, seconds, elite_score) after each iteration that improved on a training problem, by its number
     improvements: dict[int, list[tuple[int, float, float]]] = field(default_factory=dict)
     controls: dict[str, float] = field(default_factory=dict)  # what doesn't change while training, by tag
+    devices: int = 0  # of the largest cluster that the policy has learned on, 0 = unknown
+    graphs: dict[str, dict[str, str]] = field(default_factory=dict)  # "training", "validation": names by likeness
 
     def average_parameters(self, decay: float) -> None:
         """Let the moving average follow the parameters; it forgets as much as `decay` says, at first more."""

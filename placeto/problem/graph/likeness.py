@@ -1,0 +1,64 @@
+"""Whether two graphs are the same but for names: how graphs are told apart where one must not be learned from.
+
+Legend: N ops, E edges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+
+import numpy as np
+
+from placeto.problem.graph.arrays import GraphArrays
+
+_LABELS = ("op_types", "flops", "bytes_accessed", "param_bytes", "trained_bytes", "state_bytes", "dtypes", "kernels",
+           "passes", "micro_batches")  # fmt: skip
+
+
+def likeness(graph: GraphArrays) -> str:
+    """Hash of a graph's content without its names, 64 hex digits; the order in which ops are listed doesn't matter.
+
+    Left out are the names of ops and modules, colocation, and how long tensors are held. Each op is hashed with all
+    that comes before it, and with all that comes after it; the graph is what its ops are together.
+
+    >>> from placeto.problem.graph import ComputationGraph
+    >>> one, other = (ComputationGraph.from_ops("g", [{"name": a, "type": "mm", "flops": 1.0, "outputs": [8]},
+    ...     {"name": b, "type": "add", "flops": 2.0, "inputs": [[a, 0]]}]) for a, b in ("xy", "uv"))
+    >>> one.hash == other.hash, likeness(one) == likeness(other)
+    (False, True)
+    """
+    own, order = _own(graph), graph.topological_order.tolist()
+    into: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
+    out: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
+    for src, dst, output in zip(
+        *(a.tolist() for a in (graph.edge_src, graph.edge_dst, graph.edge_output)), strict=True
+    ):
+        into[dst].append((src, output))
+        out[src].append((dst, output))
+    before, after = _along(order, own, into), _along(order[::-1], own, out)
+    together = sorted(b + a for b, a in zip(before, after, strict=True))
+    return hashlib.sha256(graph.mode.encode() + b"".join(together)).hexdigest()
+
+
+def _own(graph: GraphArrays) -> list[bytes]:
+    """(N,) hashes of what each op is by itself."""
+    columns = [np.asarray(getattr(graph, label)).tolist() for label in _LABELS]
+    columns += [graph.time_us[kind].tolist() for kind in sorted(graph.time_us)]
+    ptr, size, resident = graph.output_ptr.tolist(), graph.output_bytes.tolist(), graph.resident_outputs.tolist()
+    outputs = [(size[start:end], resident[start:end]) for start, end in pairwise(ptr)]
+    kinds = sorted(graph.time_us)
+    return [_digest(repr((kinds, *op)).encode()) for op in zip(*columns, outputs, strict=True)]
+
+
+def _along(order: list[int], own: list[bytes], others: list[list[tuple[int, int]]]) -> list[bytes]:
+    """(N,) hashes of each op with all ops that come before it in this order, by the edges between them."""
+    found = list(own)
+    for op in order:
+        read = sorted(found[other] + output.to_bytes(8) for other, output in others[op])
+        found[op] = _digest(own[op] + b"".join(read))
+    return found
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
