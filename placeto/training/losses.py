@@ -62,8 +62,8 @@ def replica_advantages(returns: Tensor, graph: Tensor, graphs: int) -> Tensor:
         (T, B) advantages.
     """
     count = torch.bincount(graph, minlength=graphs).clamp(min=1).to(returns.dtype)
-    total = returns.new_zeros(returns.shape[0], graphs, dtype=torch.float64).index_add_(1, graph, returns.double())
-    return returns - (total / count).to(returns.dtype)[:, graph]  # exactly 0 where the returns of a graph are equal
+    total = returns.new_zeros(returns.shape[0], graphs).index_add_(1, graph, returns)
+    return returns - (total / count)[:, graph]
 
 
 def step_baseline(history: Tensor, returns: Tensor, rounds: int) -> tuple[Tensor, Tensor]:

@@ -251,7 +251,7 @@ def advantages(
         upper = rewards.masked_fill(~kept, -torch.inf).quantile(config.quantile, 1, keepdim=True).nan_to_num(neginf=0.0)
         return Advantages(rewards, rewards, upper, (rewards - upper).clamp(min=0).masked_fill(~kept, 0.0))
     number = kept.sum(1)
-    mean = (rewards.double().masked_fill(~kept, 0.0).sum(1) / number.clamp(min=1)).float()  # exact where all are equal
+    mean = rewards.masked_fill(~kept, 0.0).sum(1) / number.clamp(min=1)
     baseline = mean
     if config.baseline in ("moving", "trials"):
         baseline = mean.clone()
