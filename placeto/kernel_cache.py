@@ -11,6 +11,7 @@ import hashlib
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ class _Nowhere(NullCache):
         _tell("neither the folder of the package nor the user's folder for caches can be written")
 
 
+@cache
 def _tell(reason: str) -> None:
+    """Once in a process; numba resets what Python remembers of warnings."""
     sentence = "what is compiled is not kept, and the next process compiles it again"
     warnings.warn(f"{sentence}: {reason}; set NUMBA_CACHE_DIR to a folder with room", NotKeptWarning, stacklevel=1)
 

@@ -11,7 +11,7 @@ import numba
 import pytest
 
 from placeto import compiling
-from placeto.kernel_cache import NotKeptWarning, _SealedFiles
+from placeto.kernel_cache import NotKeptWarning, _SealedFiles, _tell
 
 SOURCE = "from placeto.compiling import compiled\n@compiled()\ndef half(x):\n    return x / 2\n"
 
@@ -19,6 +19,7 @@ SOURCE = "from placeto.compiling import compiled\n@compiled()\ndef half(x):\n   
 @pytest.fixture
 def half(tmp_path: Path) -> Callable[[], Any]:
     """A kernel, made anew as by each process."""
+    _tell.cache_clear()
     file = tmp_path / "toy.py"
     file.write_text(SOURCE)
     return lambda: runpy.run_path(str(file))["half"]
@@ -109,6 +110,7 @@ def test_a_full_disk_is_told_and_no_error(half: Callable[[], Any], monkeypatch: 
     monkeypatch.setattr(_SealedFiles, "_open_for_write", full)
     with pytest.warns(NotKeptWarning, match="No space left on device; set NUMBA_CACHE_DIR to a folder with room"):
         assert compiles(half())
+    assert compiles(half()), "without a second warning"
 
 
 def test_where_no_folder_can_be_written_kernels_are_compiled_each_time(
