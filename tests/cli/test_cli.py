@@ -188,3 +188,20 @@ def test_what_torch_geometric_scripts_on_import_is_not_told(capsys: pytest.Captu
     with cli.warnings_told():
         warnings.warn("`torch.jit.script` is deprecated.", FutureWarning, stacklevel=1)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_a_shell_has_closed_is_no_error(tmp_path: Path, closed: str) -> None:
+    file = tmp_path / "devices.json"
+    command = f"exec {sys.executable} -m placeto cluster 4xv100 -o {file} {closed}"
+    done = subprocess.run(["sh", "-c", command], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert file.exists()
+
+
+def test_a_current_folder_that_was_removed_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert "the current folder is not there any more" in fails(capsys, "list", "placers")
