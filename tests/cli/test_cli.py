@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -205,3 +206,11 @@ def test_a_current_folder_that_was_removed_is_named(
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     assert "the current folder is not there any more" in fails(capsys, "list", "placers")
+
+
+def test_an_interruption_of_the_first_imports_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    command = [sys.executable, "-m", "placeto", "list", "placers"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
