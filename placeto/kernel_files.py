@@ -8,7 +8,10 @@ across imports. What runs in Python around a kernel has no say.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +23,40 @@ class Mention(NamedTuple):
 
     name: str
     attribute: str | None
+
+
+def digest_of_kernels(folder: Path) -> str:
+    """Of all that the kernels of a package's folder are compiled from. What the files hold decides, not their dates.
+
+    It is remembered in the folder: where no file of the package has changed, nobody looks up which of them have a say,
+    see `kernel_files`. Files that were compiled from others are dropped there. In a folder that can't be written all
+    files of the package have a say.
+    """
+    stamp, before = folder / "__pycache__" / "kernels.sha256", ["", ""]
+    with suppress(OSError, ValueError):
+        before = stamp.read_text().split()
+    everything = _digest(folder, sorted(folder.rglob("*.py")))
+    if len(before) == 2 and before[0] == everything and len(before[1]) == len(everything):
+        return before[1]
+    with suppress(OSError):
+        stamp.parent.mkdir(exist_ok=True)
+    if not os.access(stamp.parent, os.W_OK):
+        return everything
+    kernels = _digest(folder, kernel_files(folder))
+    with suppress(OSError):  # of a full disk: it is looked up again next time
+        for made in folder.glob("**/*.nb[ci]") if before[1:] != [kernels] else ():
+            made.unlink(missing_ok=True)
+        written = stamp.with_suffix(f".{os.getpid()}")
+        written.write_text(f"{everything}\n{kernels}\n")
+        written.replace(stamp)
+    return kernels
+
+
+def _digest(folder: Path, files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(repr((path.relative_to(folder).as_posix(), path.read_bytes())).encode())
+    return digest.hexdigest()
 
 
 def kernel_files(folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ FLOORS = {
     "by_reference": 0,
     "cores": 0,
     "extensions": 0,
+    "kernel_cache": 0,
     "kernel_files": 0,
     "linking": 0,
     "lazily": 0,

@@ -2,10 +2,8 @@
 
 import gc
 import importlib
-import os
 import pkgutil
 import runpy
-import time
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
@@ -103,41 +101,3 @@ def test_kernels_outside_the_package_are_not_kept() -> None:
     files = [path for name in ("experiments", "graphs", "examples") for path in (root / name).rglob("*.py")]
     assert [path.name for path in files if "njit" in path.read_text()] == ["fits.py"]
     assert [path.name for path in files if "cache=True" in path.read_text()] == []
-
-
-def test_what_kernel_files_hold_decides_whether_they_are_compiled_again(tmp_path: Path) -> None:
-    tmp_path = tmp_path / "toy"
-    kernel, other = tmp_path / "simulator" / "kernel.py", tmp_path / "cli" / "command.py"
-    index, maker = tmp_path / "heuristics" / "__pycache__" / "moves.nbi", tmp_path / "compiling.py"
-    for path in (kernel, other, index, maker):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("one")
-    text = "from toy.compiling import compiled\n@compiled()\ndef kernel():\n    return "
-    kernel.write_text(f"{text}1")
-    assert compiling.drop_stale_caches(tmp_path)
-    assert not index.exists()
-
-    def dropped(path: Path | None = None, text: str = "", age: float = 0.0) -> bool:
-        index.write_text("compiled")
-        if path is not None:
-            path.write_text(text)
-            os.utime(path, (time.time() - age,) * 2)
-        assert compiling.drop_stale_caches(tmp_path) is not index.exists()
-        return not index.exists()
-
-    assert not dropped()
-    assert not dropped(kernel, f"{text}1", age=-1e8), "it is dated in the future"
-    assert not dropped(other, "two")
-    assert dropped(kernel, f"{text}2", age=-1e8)
-    assert not dropped()
-    assert dropped(kernel, f"{text}3", age=1e8)
-    kernel.rename(kernel.with_name("renamed.py"))
-    assert dropped()
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="everything can be written")
-def test_a_folder_that_cant_be_written_is_left_alone(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    assert compiling.drop_stale_caches(tmp_path)
-    tmp_path.chmod(0o700)
-    assert list(tmp_path.iterdir()) == []

@@ -1,13 +1,14 @@
 """Kernels depend on the files that they take something in from, and on no others."""
 
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 import placeto
-from placeto.compiling import drop_stale_caches
-from placeto.kernel_files import kernel_files
+from placeto.kernel_files import digest_of_kernels, kernel_files
 
 PACKAGE = Path(placeto.__file__).parent
 
@@ -62,15 +63,65 @@ def test_what_kernels_take_in_is_followed_across_files(toy: Path) -> None:
 def test_policies_rewards_and_heuristics_have_no_say_but_kernels_and_their_constants_have(tmp_path: Path) -> None:
     folder = tmp_path / "placeto"
     shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("__pycache__", "pretrained", "data"))
-    assert drop_stale_caches(folder)
 
     def drops(*edited: str) -> bool:
+        before = digest_of_kernels(folder)
         for name in edited:
             (folder / name).write_text((folder / name).read_text() + "\n# edited\n")
-        return drop_stale_caches(folder)
+        return digest_of_kernels(folder) != before
 
     python = "policies/placeto.py", "policies/placeto_paper.py", "policies/guided_search.py", "policies/one_shot/gdp.py"
     assert not drops(*python, "environment/rewards.py", "heuristics/naive.py")
     assert drops("policies/scales.py")
     taken_in = {"policies/compiled.py", "problem/flat_sums.py", "environment/columns.py", "simulator/kernel.py"}
     assert taken_in < names(folder)
+
+
+def test_what_kernel_files_hold_decides_whether_they_are_compiled_again(tmp_path: Path) -> None:
+    tmp_path = tmp_path / "toy"
+    kernel, other = tmp_path / "simulator" / "kernel.py", tmp_path / "cli" / "command.py"
+    index, maker = tmp_path / "heuristics" / "__pycache__" / "moves.nbi", tmp_path / "compiling.py"
+    for path in (kernel, other, index, maker):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("one")
+    text = "from toy.compiling import compiled\n@compiled()\ndef kernel():\n    return "
+    kernel.write_text(f"{text}1")
+    assert digest_of_kernels(tmp_path)
+    assert not index.exists()
+
+    def dropped(path: Path | None = None, text: str = "", age: float = 0.0) -> bool:
+        before = digest_of_kernels(tmp_path)
+        index.write_text("compiled")
+        if path is not None:
+            path.write_text(text)
+            os.utime(path, (time.time() - age,) * 2)
+        assert (digest_of_kernels(tmp_path) == before) is index.exists()
+        return not index.exists()
+
+    assert not dropped()
+    assert not dropped(kernel, f"{text}1", age=-1e8), "it is dated in the future"
+    assert not dropped(other, "two")
+    assert dropped(kernel, f"{text}2", age=-1e8)
+    assert not dropped()
+    assert dropped(kernel, f"{text}3", age=1e8)
+    found = digest_of_kernels(tmp_path)
+    kernel.rename(kernel.with_name("renamed.py"))
+    assert digest_of_kernels(tmp_path) != found
+    assert not index.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"0", b"{everything}", b"{everything}\n12", bytes(129)])
+def test_a_remembered_digest_that_is_not_whole_is_made_again(toy: Path, content: bytes) -> None:
+    found, stamp = digest_of_kernels(toy), toy / "__pycache__" / "kernels.sha256"
+    whole = stamp.read_bytes()
+    stamp.write_bytes(content.replace(b"{everything}", whole.split()[0]))
+    assert digest_of_kernels(toy) == found
+    assert stamp.read_bytes() == whole
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="everything can be written")
+def test_a_folder_that_cant_be_written_is_left_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert digest_of_kernels(tmp_path)
+    tmp_path.chmod(0o700)
+    assert list(tmp_path.iterdir()) == []

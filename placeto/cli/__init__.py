@@ -4,6 +4,12 @@ Input: the words of a command line. Output: files, tables on stdout, and message
 the exit status is 2, and one line on stderr says what to do.
 """
 
-from placeto.cli.command import main
+import sys
+
+try:
+    from placeto.cli.command import main
+except KeyboardInterrupt:  # while numpy is imported
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
 
 __all__ = ["main"]

@@ -46,10 +46,26 @@ _EXAMPLE = """\
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 2 user error (one line on stderr), 130 interrupted."""
+    _open_streams()
     with user_errors(), compiling_told(), warnings_told():
+        _in_a_folder()
         _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     sys.exit(0)
+
+
+def _open_streams() -> None:
+    """Python has no stream where a shell has closed it (`>&-`): what is written to it is dropped."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 # until the process ends
+
+
+def _in_a_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder is not there any more: change to another") from None
 
 
 @contextlib.contextmanager

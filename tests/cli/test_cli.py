@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -188,3 +189,28 @@ def test_what_torch_geometric_scripts_on_import_is_not_told(capsys: pytest.Captu
     with cli.warnings_told():
         warnings.warn("`torch.jit.script` is deprecated.", FutureWarning, stacklevel=1)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_a_shell_has_closed_is_no_error(tmp_path: Path, closed: str) -> None:
+    file = tmp_path / "devices.json"
+    command = f"exec {sys.executable} -m placeto cluster 4xv100 -o {file} {closed}"
+    done = subprocess.run(["sh", "-c", command], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert file.exists()
+
+
+def test_a_current_folder_that_was_removed_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert "the current folder is not there any more" in fails(capsys, "list", "placers")
+
+
+def test_an_interruption_of_the_first_imports_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt\n")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    command = [sys.executable, "-m", "placeto", "list", "placers"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
