@@ -170,7 +170,7 @@ def _one_line(report: str) -> str:
         body = body[1:]
     rules = [i for i, line in enumerate(body) if set(line) <= set("─-")]
     sentence = " ".join(body[: rules[0]] if rules else body)
-    return re.sub(r"Expected one of \(([^)]*)\)", _choices, sentence) or "the arguments can't be read"
+    return re.sub(r"Expected one of \(([^)]*)\)(?: (?=\.))?", _choices, sentence) or "the arguments can't be read"
 
 
 def _choices(listed: re.Match[str]) -> str:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from placeto.policies.base import PolicyError
-from placeto.problem.problem import PlacementProblem
+from placeto.problem.problem import PlacementProblem, check_problem
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.threads import one_thread
 from placeto.simulator.warming import warm_up
@@ -29,8 +28,12 @@ class LearnedPlacer(ABC):
 
         Raises:
             PolicyError: the cluster has more devices than the policy knows, or has learned to place on.
+            TypeError: no problem.
         """
+        check_problem(problem)
         if problem.num_devices > self.most_devices:
+            from placeto.policies.base import PolicyError  # it imports torch
+
             raise PolicyError(
                 f"the policy was trained on {self.most_devices:g} devices at most, the cluster {problem.cluster.name} "
                 f"has {problem.num_devices}: it has learned nothing about the others; train on a cluster of as many"

@@ -57,9 +57,14 @@ def test_each_format_of_exports_has_a_line_of_its_own(capsys: pytest.CaptureFixt
     assert items[-2:] == ["trace", "html"]
 
 
-def test_choices_are_listed_in_order_and_without_none(capsys: pytest.CaptureFixture[str]) -> None:
-    message = fails(capsys, "place", "x.json", "--cluster", "2xv100", "--dispatch", "first")
-    assert "Expected one of 1f1b, earlier-0.02, earlier-0.05, earlier-0.2, fifo, list, priority. " in message
+def test_choices_are_listed_in_order_and_without_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the line is broken."""
+    for columns in range(70, 130):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        message = fails(capsys, "place", "x.json", "--cluster", "2xv100", "--dispatch", "first")
+        assert "Expected one of 1f1b, earlier-0.02, earlier-0.05, earlier-0.2, fifo, list, priority. " in message
     message = fails(capsys, "plan", "net.py:net", "--cluster", "2xv100", "--runnable-by", "tensorflow")
     assert "Expected one of megatron, torch, torchtitan. " in message
 
