@@ -95,9 +95,9 @@ def train(
     Raises:
         ConfigError: a setting out of its range.
         CurvesError: the tensorboard events can't be written.
-        TrainingError: no problem to train on or to validate on, a graph that is in both sets, be it with ops of other
-            names, numbers that are not
-            finite, or a checkpoint that can't be written; the last one that was written stays.
+        TrainingError: no problem to train on or to validate on, a graph that is in both sets (be it with other names
+            or another order of ops), numbers that are not finite, or a checkpoint that can't be written; the last
+            one that was written stays.
         BusyError: another process trains in ``config.out``.
         CheckpointError: nothing to resume, or a checkpoint of another configuration or policy.
         RanksError: the other processes can't be reached, or one of them ended.
