@@ -46,6 +46,18 @@ def test_placing_a_file_and_simulating_the_placement(graph_file: Path, tmp_path:
     assert not imported_by_command("simulate", graph_file, *CLUSTER, "--placement", placement) & set(HEAVY)
 
 
+def test_placing_an_onnx_file_with_ops_that_nobody_counts(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [8, 8]) for name in "xy")
+    node = onnx.helper.make_node("Mine", ["x"], ["y"], domain="own")
+    opset = onnx.helper.make_opsetid("own", 1)
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y]), opset_imports=[opset])
+    onnx.save(model, tmp_path / "net.onnx")
+    names = imported_by_command("place", tmp_path / "net.onnx", *CLUSTER, "--placer", "single")
+    assert {"formula", "onnx.own.Mine"} < names  # of the note on stderr
+    assert not names & set(HEAVY)
+
+
 def test_comparing_placers_on_a_file_and_writing_a_page(graph_file: Path, tmp_path: Path) -> None:
     placers = ("--placers", "etf,placeto", "--simulations", 20, "--seeds", 1, "--processes", 1)
     assert not imported_by_command("evaluate", graph_file, *CLUSTER, *placers, "-o", tmp_path / "t.json") & set(HEAVY)

@@ -7,7 +7,6 @@ take 4 times as many.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from math import log2, prod
 from typing import Any
@@ -19,22 +18,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flo
 
 from placeto.capture.linalg_flops import DECOMPOSING
 from placeto.problem.graph import ComputationGraph
-
-_COMPUTING = re.compile(
-    r"mm(_|$)|mv(_|$)|matmul|conv(?!ert)|linear(?!\dd)|attention|_rnn|lstm(?!_cell)|gru(?!_cell)|transformer"
-    r"|linalg_(?!cross|vector_norm)|cholesky|(?<!re)solve|qrf|ormqr"
-)
-"""In the names of aten's ops that compute products."""
-_COMPUTING_ONNX = re.compile(
-    r"MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|MoE|[Ff][Ff][Tt]$|DFT|STFT|Mamba|^CDist$|^Det$|Inverse$|Search$"
-    r"|^Linear|^SVM"
-)
-_NO_PRODUCTS = {"", "prims", "rngprims", "profiler", "c10d", "_c10d_functional", "torchvision", "optimizer", "graphs"}
-"""Namespaces of ops that compute none, but for those with a formula."""
-
-
-class UncountedWarning(UserWarning):
-    """A captured step has computing ops whose FLOPs are not counted."""
+from placeto.problem.graph.uncounted import told, without_formula
 
 
 def flops_of(packet: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
@@ -64,31 +48,16 @@ def _formula(kind: str, packet: Any) -> Callable[..., int] | None:
     return FORMULAS.get(kind) or flop_registry.get(packet)
 
 
-def without_formula(graph: ComputationGraph) -> dict[str, int]:
-    """Of the types of captured ops, those that may compute products and have no formula, and how many ops they are.
-
-    They are aten's and ONNX's by their names, and all of packages that aren't torch's own, or of domains that aren't
-    ONNX's.
-    """
-    counts: dict[str, int] = {}
-    for kind, counted in zip(graph.op_types, graph.flops.tolist(), strict=True):
-        namespace, _, name = kind.rpartition(".")
-        named = {"aten": _COMPUTING, "onnx": _COMPUTING_ONNX}.get(namespace)
-        computes = named.search(name) if named else namespace not in _NO_PRODUCTS
-        if computes and not counted and not _formula(kind, getattr(getattr(torch.ops, namespace, None), name, None)):
-            counts[kind] = counts.get(kind, 0) + 1
-    return counts
-
-
 def uncounted(graph: ComputationGraph) -> str:
     """One line about the computing ops of a captured graph that have no formula, "" where there is none."""
-    found = without_formula(graph)
-    if not found:
-        return ""
-    kinds = ", ".join(f"{kind} ({count} op{'s' * (count > 1)})" for kind, count in found.items())
+    found = without_formula(graph, lambda kind: _formula(kind, _packet(kind)) is not None)
     advice = "; torch.utils.flop_counter.register_flop_formula gives them one"
-    line = f"there is no formula for the FLOPs of {kinds}: only bytes count there"
-    return line if all(kind.startswith("onnx.") for kind in found) else line + advice
+    return told(found) + advice * any(not kind.startswith("onnx.") for kind in found)
+
+
+def _packet(kind: str) -> Any:
+    namespace, _, name = kind.rpartition(".")
+    return getattr(getattr(torch.ops, namespace, None), name, None)
 
 
 def convolution_backward(

@@ -23,7 +23,7 @@ from placeto.capture.checks import check_arguments, check_module
 from placeto.capture.draws import draws, to_be_run
 from placeto.capture.dtypes import onednn
 from placeto.capture.errors import CaptureError, explain, without_logs
-from placeto.capture.flops import UncountedWarning, uncounted
+from placeto.capture.flops import uncounted
 from placeto.capture.labels import Labels
 from placeto.capture.meanwhile import meanwhile
 from placeto.capture.micro_batches import TRACED, accumulated, batch_length, completed, joined, split_batch
@@ -39,6 +39,7 @@ from placeto.capture.whole import Whole
 from placeto.problem.dtypes import PRECISIONS
 from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.graph.uncounted import UncountedWarning
 
 _SEED = 0  # of the random numbers of a step that is computed
 _AGAIN = 4  # traces that are compared with the first, if numbers were drawn outside of torch

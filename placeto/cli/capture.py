@@ -9,11 +9,12 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from placeto.capture.flops import UncountedWarning, uncounted
+from placeto.capture.flops import uncounted
 from placeto.cli.common import check_output, say
 from placeto.cli.graphs import Captured, CaptureOptions, capture_factory, import_onnx
 from placeto.problem.graph import save_graph
 from placeto.problem.graph.graph_memory import assumed
+from placeto.problem.graph.uncounted import UncountedWarning
 from placeto.problem.units import format_bytes, format_flop
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -15,6 +14,7 @@ from tyro.conf import Positional, Suppress, UseAppendAction, arg
 
 from placeto.cli.common import UsageError
 from placeto.placers import GRAPH_HELP, LoadError, families, load_family, resolve_graph
+from placeto.problem.graph.uncounted import UncountedWarning, told, without_formula
 
 if TYPE_CHECKING:
     from torch import nn
@@ -250,11 +250,8 @@ def import_onnx(file: str, options: CaptureOptions, name: str) -> ComputationGra
             raise UsageError(f"--dim {given!r}: must be name=size, such as batch=8")
         sizes[symbol] = int(size)
     graph = onnx_model.load(file, sizes, name)
-    if find_spec("torch") is not None:
-        from placeto.capture.flops import UncountedWarning, uncounted
-
-        if line := uncounted(graph):
-            warnings.warn(f"{file}: {line}", UncountedWarning, stacklevel=2)
+    if found := without_formula(graph):
+        warnings.warn(f"{file}: {told(found)}", UncountedWarning, stacklevel=2)
     return graph
 
 

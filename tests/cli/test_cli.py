@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from placeto.capture.flops import UncountedWarning
 from placeto.cli import command as cli
 from placeto.problem.cluster import load_cluster, save_cluster
+from placeto.problem.graph.uncounted import UncountedWarning
 from tests.command_line import fails, run
 
 

@@ -198,7 +198,7 @@ def test_onnx_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert message in fails(capsys, *arguments)
 
 
-@pytest.mark.filterwarnings("default::placeto.capture.flops.UncountedWarning")
+@pytest.mark.filterwarnings("default::placeto.problem.graph.uncounted.UncountedWarning")
 def test_ops_of_other_domains_in_onnx_files_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx = pytest.importorskip("onnx")
     infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [8, 8]) for name in "xy"]

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placeto.capture.flops import without_formula
 from placeto.formats.onnx_model import load
 from placeto.problem.graph import ComputationGraph, GraphError
+from placeto.problem.graph.uncounted import without_formula
 
 onnx = pytest.importorskip("onnx")
 helper, FLOAT = onnx.helper, onnx.TensorProto.FLOAT
