@@ -1,9 +1,10 @@
-"""Attention that was captured on a CPU, by the memory-efficient kernel that GPUs have.
+"""Attention that was captured on a CPU, by the kernels that GPUs have.
 
-Captured on a CPU, `scaled_dot_product_attention` is an op that only CPUs have. The memory-efficient kernel (Rabe and
-Staats, "Self-attention does not need O(n^2) memory", 2021, arXiv 2112.05682) takes the same tensors and makes the same
-ones. It lays them out in another way: outputs are brought into the layout of the capture, because later calls may view
-them. Either one's logsumexp can go to the other one's backward pass.
+Captured on a CPU, `scaled_dot_product_attention` is an op that only CPUs have. Two kernels of GPUs take the same
+tensors and make the same ones: the memory-efficient one (Rabe and Staats, "Self-attention does not need O(n^2) memory",
+2021, arXiv 2112.05682), and the faster FlashAttention (Dao, "FlashAttention-2", 2023, arXiv 2307.08691), which has 16
+bits and no masks. They lay them out in another way: outputs are brought into the layout of the capture, because later
+calls may view them. The logsumexp of each can go to the backward pass of each other.
 
 Legend: B batch, H heads, L queries, S keys, W width of a head.
 """
@@ -24,6 +25,8 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _WIDTH = 8  # divides the width of a head, or heads aren't aligned in memory
 _ROWS = 32  # divides the number of rows of the kernel's logsumexp
 _ALIGNED = 16  # rows of a mask begin at multiples of so many numbers
+_FLASH_WIDTH = 192  # wider heads have no backward pass by FlashAttention on some GPUs
+_FLASH_CAPABILITY = (8, 0)  # that a GPU must have for FlashAttention
 
 
 def gpu_attention(node: Node) -> Callable[..., Any] | None:
@@ -60,10 +63,13 @@ def _forward(
 
     The output has these strides.
     """
-    mask = _aligned(attn_mask, query, key)
-    made = aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, True, dropout_p, is_causal, scale=scale
-    )
+    if _takes_flash(query, key, is_causal, attn_mask):
+        made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+    else:
+        mask = _aligned(attn_mask, query, key)
+        made = aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, True, dropout_p, is_causal, scale=scale
+        )
     output = made[0]
     if output.stride() != strides:
         output = torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device).copy_(output)
@@ -83,14 +89,50 @@ def _backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values."""
-    rows = functional.pad(logsumexp, (0, -logsumexp.shape[-1] % _ROWS), value=float("inf")).contiguous()
+    """Gradients of queries, keys and values.
+
+    In 16 bits the memory-efficient kernel reads the output as if it were laid out like (B, L, H, W), whatever its
+    strides are.
+    """
     seed = torch.zeros((), dtype=torch.int64, device=query.device)  # of dropout, which the CPU's attention hasn't
+    if _takes_flash(query, key, is_causal, attn_mask):
+        lengths = None, None, query.shape[-2], key.shape[-2]
+        made = aten._scaled_dot_product_flash_attention_backward(
+            gradient,
+            query,
+            key,
+            value,
+            output,
+            logsumexp.contiguous(),
+            *lengths,
+            dropout_p,
+            is_causal,
+            seed,
+            seed,
+            scale=scale,
+        )
+        return made[0], made[1], made[2]
+    output = output.transpose(1, 2).contiguous().transpose(1, 2)
+    rows = functional.pad(logsumexp, (0, -logsumexp.shape[-1] % _ROWS), value=float("inf")).contiguous()
     mask, wanted = _aligned(attn_mask, query, key), [True, True, True, False]
     made = aten._scaled_dot_product_efficient_attention_backward(
         gradient, query, key, value, mask, output, rows, seed, seed, dropout_p, wanted, is_causal, scale=scale
     )
     return made[0], made[1], made[2]
+
+
+def _takes_flash(query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None) -> bool:
+    """Whether FlashAttention computes the same; it aligns a causal mask with the last key, the CPU with the first."""
+    return (
+        query.dtype != torch.float32
+        and mask is None
+        and query.shape[-1] <= _FLASH_WIDTH
+        and (not is_causal or query.shape[-2] == key.shape[-2])
+        and query.device.type == "cuda"
+        and torch.version.cuda is not None
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(query.device) >= _FLASH_CAPABILITY
+    )
 
 
 def _aligned(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
