@@ -26,7 +26,7 @@ ALL_MODES = [(transfers, link, False) for transfers, link in [*MODES, ("unicast"
     ("unicast", "pair", True),
 ]
 
-GRAPHS = 20  # an example of hypothesis is this many graphs, of which each mode sees 16 times as many
+GRAPHS = 5  # an example of hypothesis is this many graphs, of which each mode sees 16 times as many
 
 
 @pytest.mark.parametrize("dispatch", DISPATCHES)
