@@ -128,6 +128,18 @@ def test_numbers_that_the_placer_refuses_are_left_out() -> None:
     assert chosen.count == min(chosen.first, key=lambda count: chosen.first[count].makespan_us)
 
 
+def test_a_sequence_in_dimension_0_is_kept_whole() -> None:
+    result = placeto.place(
+        nn.LSTM(4, 6),
+        [torch.empty(8, 4, 4)],
+        loss=lambda output: loss(output[0]),
+        cluster="2xv100",
+        micro_batches="auto",
+        simulations=60,
+    )
+    assert (result.problem.graph.micro_batches < 0).all()
+
+
 def test_a_placement_keeps_the_order_that_was_chosen() -> None:
     placed = placeto.place(
         chain(), (meta(8192, 1024),), cluster="2xv100", loss=loss, micro_batches=8, placer="pipeline"

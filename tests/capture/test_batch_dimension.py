@@ -45,13 +45,6 @@ def test_a_sequence_in_dimension_0_is_not_split(module: nn.Module, where: str) -
     capture_training(module, [x], loss)
 
 
-def test_auto_keeps_a_sequence_whole() -> None:
-    result = placeto.place(
-        nn.LSTM(4, 6), [torch.empty(8, 4, 4)], loss=loss, cluster="2xv100", micro_batches="auto", simulations=60
-    )
-    assert (result.problem.graph.micro_batches < 0).all()
-
-
 def test_a_layer_whose_batch_is_brought_to_dimension_1_is_split() -> None:
     torch.manual_seed(0)
     module, x = Turned(nn.GRU(4, 6)), torch.randn(8, 5, 4)
