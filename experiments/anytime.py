@@ -21,7 +21,7 @@ import tyro
 from experiments.command import command
 from experiments.equal_budgets import GUIDED
 from experiments.panels import panel_figure
-from experiments.runs import kept_rows, place_key, problem_of, result_row
+from experiments.rows import kept_rows, place_key, problem_of, result_row
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from placeto.evaluation.summary import Row, mean_curves
 from placeto.placers import load_placer, warm_up

@@ -19,7 +19,7 @@ import tyro
 
 from experiments.bench_simulator import best_of
 from experiments.command import command
-from experiments.runs import problem_of
+from experiments.rows import problem_of
 from experiments.tables import Table, machine, markdown
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.observation import look

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 
 from experiments.command import command
 from experiments.panels import panel_figure
-from experiments.runs import CHEAP, cheap_rows
+from experiments.rows import CHEAP, cheap_rows
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, save_rows
 from placeto.placers import load_placer, load_split

@@ -25,7 +25,7 @@ from numba import njit, prange
 from scipy.stats import spearmanr
 
 from experiments.recipes import Recipe, training_problems
-from experiments.runs import problem_of
+from experiments.rows import problem_of
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, make_instance
 from placeto.environment.mdp import reset

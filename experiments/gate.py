@@ -20,7 +20,7 @@ import numpy as np
 import tyro
 
 from experiments.micro_batches import transformer
-from experiments.runs import problem_of
+from experiments.rows import problem_of
 from experiments.tables import markdown, rule
 from placeto.evaluation.comparison import in_processes, start_process
 from placeto.placers import load_placer

@@ -18,7 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.command import command
-from experiments.runs import CHEAP, PRETRAINED, Run, cheap_rows, problem_of, train_runs
+from experiments.rows import CHEAP, cheap_rows, problem_of
+from experiments.runs import PRETRAINED, Run, train_runs
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, save_rows
 from placeto.evaluation.summary import ratio

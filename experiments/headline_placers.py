@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import torch
 
+from experiments.guided import shipped, untrained
 from experiments.trajectories import Clock, Met, Placer
 from placeto.formats.placement import load_placement
 from placeto.heuristics import HEURISTICS
@@ -19,9 +19,7 @@ from placeto.heuristics.local_search.annealing import annealing, annealing_of_pa
 from placeto.heuristics.local_search.starts import Method
 from placeto.heuristics.naive import try_single
 from placeto.placers import load_placer
-from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.guided_search import GuidedPlacer
-from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.policies.placeto_paper import PlacetoPaperConfig
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
@@ -119,24 +117,6 @@ def from_one_device(placer: object) -> FromOneDevice:
     """The same policy and search from one device."""
     assert isinstance(placer, GuidedPlacer)
     return FromOneDevice(placer.policy, placer.env, placer.search)
-
-
-@cache
-def shipped() -> GuidedPlacer:
-    """The placer that comes with the package."""
-    placer = load_placer("placeto")
-    assert isinstance(placer, GuidedPlacer)
-    return placer
-
-
-@cache
-def untrained(seed: int) -> GuidedPlacer:
-    """The same with fresh parameters."""
-    config = PlacetoConfig(**load_checkpoint("pretrained")["config"]["policy"])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        policy = CompiledPolicy.of(PlacetoPolicy(config))
-    return GuidedPlacer(policy, shipped().env, shipped().search)
 
 
 def _checkpoint(problem: PlacementProblem) -> object:

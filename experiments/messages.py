@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from experiments.command import command
 from experiments.equal_budgets import GUIDED, PASS, BudgetConfig, place
 from experiments.fits import LABELS, VIEWS, Fit, FitConfig, fit_rows
-from experiments.runs import CHEAP
+from experiments.rows import CHEAP
 from experiments.tables import Table, cells, machine, markdown, mean_and_spread, publish, rule
 from placeto.evaluation.summary import Row
 

@@ -23,7 +23,7 @@ import torch
 import tyro
 
 from experiments.command import command
-from experiments.headline_placers import untrained
+from experiments.guided import untrained
 from experiments.tables import markdown, rule
 from graphs.llama import Network, Size, training_step
 from placeto.capture.trace import capture_training

@@ -32,7 +32,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor, nn
 
 from experiments.command import command
-from experiments.headline_placers import untrained
+from experiments.guided import untrained
 from experiments.micro_batches import UNTRAINED, shares
 from experiments.tables import Table, machine, markdown, mean_and_spread, publish, rule
 from graphs import bert, gnmt, llama, moe, recurrent, unet

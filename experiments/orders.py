@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from experiments.command import command
-from experiments.runs import problem_of
+from experiments.rows import problem_of
 from experiments.tables import markdown, rule
 from placeto.evaluation.summary import ratio
 from placeto.placers import load_placer

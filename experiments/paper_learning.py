@@ -27,7 +27,8 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments.command import command
-from experiments.runs import Run, problem_of, train_runs
+from experiments.rows import problem_of
+from experiments.runs import Run, train_runs
 from experiments.tables import Table, machine, markdown, mean_and_spread, publish, rule
 from placeto.environment.instance import make_instance
 from placeto.environment.walk import Walk

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.command import command
-from experiments.runs import problem_of
+from experiments.rows import problem_of
 from experiments.tables import machine, markdown, rule
 from placeto.placers import resolve_graph
 from placeto.problem.cluster import Cluster, Device, Link, Topology

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.command import commit
-from experiments.runs import problem_of
+from experiments.rows import problem_of
 from placeto.cores import cores
 from placeto.evaluation.comparison import in_processes, start_process
 from placeto.problem.cluster import load_cluster

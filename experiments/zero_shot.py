@@ -24,16 +24,8 @@ import tyro
 
 from experiments.command import command
 from experiments.panels import panel_figure
-from experiments.runs import (
-    PRETRAINED,
-    Run,
-    cheap_rows,
-    kept_rows,
-    problem_of,
-    result_row,
-    train_runs,
-    training_row,
-)
+from experiments.rows import cheap_rows, kept_rows, problem_of, result_row
+from experiments.runs import PRETRAINED, Run, train_runs, training_row
 from experiments.tables import Table, cells, machine, markdown, publish, rule
 from graphs import SHIPPED
 from placeto.evaluation.comparison import PlacerSpec, Row, evaluate, parse_spec, save_rows

@@ -6,11 +6,13 @@ Legend: V nodes of all graphs of a batch together, B graphs, G nodes of the larg
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 
 class PolicyError(ValueError):

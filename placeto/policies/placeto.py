@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
 
 from placeto.environment.columns import EDGE, NODE, PAIR
 from placeto.policies.message_passing import EdgeMessagePassing, mlp
 from placeto.policies.scales import FINE, FINE_RANGE
 from placeto.ranges import Depth, Weight, Width
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 
 @dataclass(frozen=True)

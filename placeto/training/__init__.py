@@ -2,17 +2,33 @@
 
 Input: problems of a family, and a config. Output: checkpoints and tensorboard curves. The trainer repeats iterations.
 In each, a learner rolls out episodes, computes a loss and updates the policy, in one process or in several ranks.
-`trainer.train` is only imported where a policy is trained, because tensorboard and matplotlib take two seconds to load.
+`trainer.train` is only imported where a policy is trained, because torch-geometric and tensorboard take seconds.
 """
 
-from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from placeto.training.config import (
-    LearningConfig,
-    OneShotLearningConfig,
-    OneShotTrainConfig,
-    TrainConfig,
-    default_config,
-)
+from typing import TYPE_CHECKING
+
+from placeto.lazily import lazily
+
+if TYPE_CHECKING:
+    from placeto.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+    from placeto.training.config import (
+        LearningConfig,
+        OneShotLearningConfig,
+        OneShotTrainConfig,
+        TrainConfig,
+        default_config,
+    )
+
+_MODULES = {
+    "CheckpointError": "checkpoint",
+    "LearningConfig": "config",
+    "OneShotLearningConfig": "config",
+    "OneShotTrainConfig": "config",
+    "TrainConfig": "config",
+    "default_config": "config",
+    "load_checkpoint": "checkpoint",
+    "save_checkpoint": "checkpoint",
+}
 
 __all__ = [
     "CheckpointError",
@@ -24,3 +40,5 @@ __all__ = [
     "load_checkpoint",
     "save_checkpoint",
 ]
+
+__getattr__, __dir__ = lazily(globals(), _MODULES)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from experiments.equal_budgets import BudgetConfig, difference, main, overall, pass_gain, specs
-from experiments.runs import CHEAP
+from experiments.rows import CHEAP
 from placeto.evaluation.comparison import load_rows
 from placeto.placers import LoadError
 

@@ -13,7 +13,8 @@ from experiments.generalisation import (
     main,
     training_runs,
 )
-from experiments.runs import CHEAP, PRETRAINED, problem_of
+from experiments.rows import CHEAP, problem_of
+from experiments.runs import PRETRAINED
 from placeto.evaluation.comparison import Row, load_rows
 from placeto.training.config import LearningConfig, TrainConfig
 

@@ -16,7 +16,7 @@ from experiments.headline_placers import (
     trained,
     untrained,
 )
-from experiments.runs import problem_of
+from experiments.rows import problem_of
 from experiments.trajectories import Clock
 from placeto.problem.problem import PlacementProblem
 from placeto.training.config import AnyTrainConfig, OneShotLearningConfig

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs import CHEAP, Run, cheap_row, kept_rows, problem_of, train_run, train_runs, training_row
+from experiments.rows import CHEAP, cheap_row, kept_rows, problem_of
+from experiments.runs import Run, train_run, train_runs, training_row
 from placeto.evaluation.comparison import Row
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import LearningConfig, TrainConfig

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs import problem_of
+from experiments.rows import problem_of
 from experiments.trajectories import Cell, Clock, Met, Placer, Trajectory, run_cells, stored, trajectory
 from placeto.problem.problem import PlacementProblem
 

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs import CHEAP, PRETRAINED
+from experiments.rows import CHEAP
+from experiments.runs import PRETRAINED
 from experiments.zero_shot import ZeroShotConfig, distribution, main, pretraining, table
 from placeto.evaluation.comparison import Row, load_rows
 from placeto.training.config import LearningConfig, OneShotLearningConfig, TraversalLearningConfig, default_config

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import SAGEConv
 
 from placeto.policies.one_shot.base import IndependentPolicy
 from placeto.policies.one_shot.inputs import OneShotInput, UnitKind
@@ -77,5 +76,7 @@ class GdpPolicy(IndependentPolicy):
 
 def _sage(config: GdpConfig, flow: str) -> nn.ModuleList:
     """GraphSAGE with max-pooling (Hamilton et al. 2017, arXiv 1706.02216), one way along the arcs."""
+    from torch_geometric.nn import SAGEConv  # it takes seconds to import
+
     width = config.hidden
     return nn.ModuleList(SAGEConv(width, width, aggr="max", project=True, flow=flow) for _ in range(config.rounds))
