@@ -83,6 +83,12 @@ def test_names_of_families_import_none_of_them() -> None:
     assert models(names) == set()
 
 
+def test_settings_and_checkpoints_of_placers_that_learn() -> None:
+    names = imported_by("from placeto.training import default_config, load_checkpoint; load_checkpoint('pretrained')")
+    assert "torch" in names
+    assert not names & {"torch_geometric", "tensorboard", "matplotlib"}
+
+
 def test_the_package_itself_is_light() -> None:
     names = imported_by("import placeto, placeto.cli.command")
     assert not names & {*HEAVY, "numba", "scipy", "networkx"}
