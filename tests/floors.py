@@ -5,6 +5,7 @@
 
 import ast
 from collections.abc import Iterable
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def modules(package: Path) -> dict[str, Path]:
     return names
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Full names that a file imports, also inside functions and for type checking only."""
     found: set[str] = set()

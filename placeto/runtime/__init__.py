@@ -4,10 +4,28 @@ A `Program` is a captured step as straight-line Python; a `LocalDevice` is a CPU
 GPU. `profile` measures the ops of steps and the transfers between devices, and gives a cost model and a cluster.
 """
 
-from placeto.runtime.devices import DeviceError, LocalDevice, open_devices
-from placeto.runtime.profiling import Profile, profile
-from placeto.runtime.program import Program
-from placeto.runtime.steps import RealStep, StepError, real_inference, real_training
+from typing import TYPE_CHECKING
+
+from placeto.lazily import lazily
+
+if TYPE_CHECKING:
+    from placeto.runtime.devices import DeviceError, LocalDevice, open_devices
+    from placeto.runtime.profiling import Profile, profile
+    from placeto.runtime.program import Program
+    from placeto.runtime.steps import RealStep, StepError, real_inference, real_training
+
+_MODULES = {
+    "DeviceError": "devices",
+    "LocalDevice": "devices",
+    "Profile": "profiling",
+    "Program": "program",
+    "RealStep": "steps",
+    "StepError": "steps",
+    "open_devices": "devices",
+    "profile": "profiling",
+    "real_inference": "steps",
+    "real_training": "steps",
+}
 
 __all__ = [
     "DeviceError",
@@ -21,3 +39,5 @@ __all__ = [
     "real_inference",
     "real_training",
 ]
+
+__getattr__, __dir__ = lazily(globals(), _MODULES)

@@ -22,7 +22,6 @@ from placeto.problem.problem import PlacementProblem
 from placeto.runtime.devices import DeviceError, LocalDevice
 from placeto.runtime.fitting import Sample, fit, held_out
 from placeto.runtime.measure import Measured, measure
-from placeto.runtime.process_links import process_links
 from placeto.runtime.steps import RealStep
 from placeto.runtime.transfers import matrices, peaks
 
@@ -64,7 +63,11 @@ def profile(
         if not of:
             raise DeviceError(f"{first[kind].name}: none of the steps has an op that runs there")
     fits = {kind: fit(of) for kind, of in samples.items()}
-    links = process_links(devices) if processes else None
+    links = None
+    if processes:
+        from placeto.runtime.process_links import process_links  # torch's pipelines take seconds to import
+
+        links = process_links(devices)
     if links is not None:
         fits = {kind: {**of, **links.fits} for kind, of in fits.items()}
     costs = Profiled(torch_version(), _machine(), _costs(samples), fits)
