@@ -6,6 +6,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_OPTIONS ?=
 OUT ?= demo
+MARK ?= not slow
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,15 +17,16 @@ STAMP := $(VENV)/installed
 demo: $(STAMP)
 	$(BIN)/python -m experiments.demo --out $(OUT) --results $(OUT)/results.md
 
+# All tests but the slow ones, which take five seconds or more each. MARK=slow: only these; MARK=: all.
 # ROOM=problem: only the tests of one room, or of one folder or file below tests/.
 # Two processes: one compiles or waits while the other works; a file's tests stay together, with what they share.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS) $(if $(ROOM),tests/$(ROOM) $(wildcard placeto/$(ROOM)))
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$(MARK)" $(PYTEST_OPTIONS) $(if $(ROOM),tests/$(ROOM) $(wildcard placeto/$(ROOM)))
 
 # Which lines of the package the tests execute, of all or of one ROOM. Kernels, functions below @compiled, are left out:
 # numba runs them as machine code. So is what tests run in processes of their own, such as torchrun.
 coverage: $(STAMP)
-	$(MAKE) test PYTEST_OPTIONS="--cov=placeto --cov=graphs $(PYTEST_OPTIONS)"
+	$(MAKE) test MARK= PYTEST_OPTIONS="--cov=placeto --cov=graphs $(PYTEST_OPTIONS)"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

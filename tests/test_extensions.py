@@ -56,6 +56,7 @@ def extended(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     forget()
 
 
+@pytest.mark.slow
 def test_policies_of_packages_are_listed_by_the_command(installed: Path) -> None:
     command, env = [sys.executable, "-m", "placeto", "list", "placers"], {"PYTHONPATH": f"{installed}:{ROOT}"}
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)

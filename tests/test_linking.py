@@ -55,6 +55,7 @@ def expected(x: float) -> float:
     return sum(n / (x + n) for n in range(TERMS) if n > x)
 
 
+@pytest.mark.slow
 def test_a_large_kernel_is_compiled_once_and_the_next_process_reads_it_from_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +88,7 @@ def compiled_by_another(folder: Path, hash_seed: int = 0) -> list[str]:
     return compiled
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_the_same_time_call_kernels_by_the_same_names(tmp_path: Path) -> None:
     """Sets of options are in another order in each process; the names that followed it led to a call of address 0."""
     folders = [tmp_path / str(seed) for seed in range(2)]
@@ -100,6 +102,7 @@ def test_processes_that_compile_at_the_same_time_call_kernels_by_the_same_names(
     assert compiled_by_another(folders[1], 2) == []
 
 
+@pytest.mark.slow
 def test_who_calls_a_kernel_that_is_not_the_one_in_its_file_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

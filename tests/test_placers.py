@@ -44,6 +44,7 @@ print(*late)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["placeto", "multilevel", "heft"])
 def test_nothing_is_compiled_once_the_clock_has_started(name: str) -> None:
     """Nor loaded, on a graph for which kernels are needed that a tiny one needs not: the first seconds are for work."""

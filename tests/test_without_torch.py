@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 WORKS = (
     "list placers",
@@ -40,6 +42,7 @@ for line in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_graphs_in_files_are_placed_and_what_needs_torch_says_so(tmp_path: Path) -> None:
     (tmp_path / "tiny.json").write_text(GRAPH)
     (tmp_path / "model.py").write_text("def factory(): pass")

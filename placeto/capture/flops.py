@@ -51,8 +51,9 @@ def _formula(kind: str, packet: Any) -> Callable[..., int] | None:
 def uncounted(graph: ComputationGraph) -> str:
     """One line about the computing ops of a captured graph that have no formula, "" where there is none."""
     found = without_formula(graph, lambda kind: _formula(kind, _packet(kind)) is not None)
-    advice = "; torch.utils.flop_counter.register_flop_formula gives them one"
-    return told(found) + advice * any(not kind.startswith("onnx.") for kind in found)
+    if all(kind.startswith("onnx.") for kind in found):
+        return told(found)
+    return f"{told(found)}; torch.utils.flop_counter.register_flop_formula gives them one"
 
 
 def _packet(kind: str) -> Any:

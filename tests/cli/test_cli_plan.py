@@ -28,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
     program, *commands = re.findall(r"^```\w*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)

@@ -36,6 +36,7 @@ def two_stages() -> None:
     Path("plan.json").write_text(json.dumps(kept | {"placement": placement}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_plan_trains_as_the_whole_model_does(capsys: pytest.CaptureFixture[str], stages: int) -> None:
     if stages == 2:

@@ -66,6 +66,7 @@ def is_partial(rows: list[Row]) -> bool:
     return 0 < len(rows) < 16 and all(row["simulations"] in (2, 100_000) for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_killed_it_leaves_a_valid_file_and_no_process(command: list[str], tmp_path: Path) -> None:
     process = started(command, tmp_path)
@@ -76,6 +77,7 @@ def test_killed_it_leaves_a_valid_file_and_no_process(command: list[str], tmp_pa
     assert all_end(process.pid), "workers outlive their parent"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_ctrl_c_ends_it_at_once_and_keeps_what_is_done(command: list[str], tmp_path: Path) -> None:
     process = started(command, tmp_path)
@@ -97,6 +99,7 @@ def test_ctrl_c_ends_it_at_once_and_keeps_what_is_done(command: list[str], tmp_p
     assert all(row in rows for row in kept if row["placer"] == "random"), "made again though they were there"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_a_worker_that_is_killed_is_told_of(command: list[str], tmp_path: Path) -> None:
     process = started(command, tmp_path)

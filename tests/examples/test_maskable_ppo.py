@@ -3,7 +3,10 @@
 import runpy
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_it_learns_more_than_random_moves_are_worth() -> None:
     main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "maskable_ppo.py"))["main"]
     found = main(4_000)

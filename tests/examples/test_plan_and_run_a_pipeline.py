@@ -9,6 +9,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plan_and_run_a_pipeline.py"
 
 
+@pytest.mark.slow
 def test_the_pipeline_trains_as_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

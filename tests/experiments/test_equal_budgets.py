@@ -12,6 +12,7 @@ def small(out, **changes):
     return BudgetConfig(out, families=("ptb",), **budget | changes)
 
 
+@pytest.mark.slow
 def test_one_command_makes_rows_table_and_picture(tmp_path, capsys):
     main(small(tmp_path))
     out = capsys.readouterr().out

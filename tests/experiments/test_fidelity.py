@@ -20,6 +20,7 @@ def test_placements_are_distinct() -> None:
     assert all(result.makespan_us == result.schedule().makespan_us for result in found)
 
 
+@pytest.mark.slow
 def test_the_table_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fidelity.main(Fidelity(tmp_path, placements=10, seconds=0.1, profile_seconds=0.1, models=("MLP",)))
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| MLP"))

@@ -127,6 +127,7 @@ def test_measured_ops_are_read() -> None:
     assert len(long_enough(forward)) > 50
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_costs_read(tmp_path: Path) -> None:
     head = "source,device,dtype,kind,op,phase,flops,bytes,us,floor,shape,model"
     rows = [

@@ -17,6 +17,7 @@ def problem():
     return PlacementProblem(random_graph(3, 40), toy_cluster(3))
 
 
+@pytest.mark.slow
 def test_labels_are_what_the_moves_lead_to(problem):
     states = collect([problem], False, 4, 6, LABELS, 0)
     group, near = make_instance(problem).groups.group, neighbours(make_instance(problem))

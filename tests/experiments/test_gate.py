@@ -22,6 +22,7 @@ def test_the_record_is_of_the_present_problems() -> None:
         assert kept[cell][0] == problem(cell).hash
 
 
+@pytest.mark.slow
 def test_it_places_and_fails_where_a_cell_became_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell, file = CELLS[0], tmp_path / "record.json"
     assert main(Gate(record=True, cells=(cell,), file=file, workers=1)) == 0

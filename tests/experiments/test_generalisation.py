@@ -82,6 +82,7 @@ def test_a_run_on_several_clusters_has_each_graph_on_each(tmp_path: Path, monkey
     assert len(validation) == 2 * len(run.validation)
 
 
+@pytest.mark.slow
 def test_one_command_makes_tables_and_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ def test_seed_0_of_everything_on_the_first_cluster_comes_first() -> None:
     assert all(cell.seed == 0 for cell in cells if cell.placer in ("expert", ON_IT))
 
 
+@pytest.mark.slow
 def test_one_command_makes_tables_and_picture_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = replace(SMALL, out=tmp_path, cells=tmp_path / "cells")
     main(replace(config, minutes=0.0))

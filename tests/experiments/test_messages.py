@@ -13,6 +13,7 @@ def small(out, **changes):
     return MessagesConfig(out, **settings | changes)
 
 
+@pytest.mark.slow
 def test_one_command_fits_places_and_makes_tables_and_picture(tmp_path, capsys):
     main(small(tmp_path, views=("groups",)))
     printed = capsys.readouterr().out

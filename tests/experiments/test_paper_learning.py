@@ -30,6 +30,7 @@ def test_table_by_hand() -> None:
     assert line[-2:] == ["75 %", "0.450; there the family's 0.400 ± 0.141"]
 
 
+@pytest.mark.slow
 def test_one_command_makes_table_and_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_test_graphs_are_unseen() -> None:
         assert not set(run.graphs) & set(run.validation)
 
 
+@pytest.mark.slow
 def test_one_command_makes_tables_and_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

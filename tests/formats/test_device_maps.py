@@ -34,6 +34,7 @@ def results() -> dict[str, dict[str, Any]]:
     return {result["name"]: result for result in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*divided.MODELS, "Llama", "GPT2", "T5"])
 def test_accelerate_runs_a_model_on_two_devices(name: str, results: dict[str, dict[str, Any]]) -> None:
     if name not in divided.MODELS and find_spec("transformers") is None:

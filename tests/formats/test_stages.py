@@ -31,6 +31,7 @@ def stages(model: nn.Module, count: int | None = None, devices: int = 2, micro_b
     return pipeline_stages(simulate(problem, np.zeros(graph.num_ops, np.int64)), count)
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_stages_as_the_whole_model(tmp_path: Path) -> None:
     split = {name: stages(make()).split_points for name, make in piped.MODELS.items()}
     assert all(len(points) == 1 for points in split.values()), split

@@ -24,6 +24,7 @@ from tests.command_line import run
 PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

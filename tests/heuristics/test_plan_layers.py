@@ -80,6 +80,7 @@ def recurrent(cells: int, steps: int) -> ComputationGraph:
     return capture_training(module, [x], lambda y: y.square().mean(), micro_batches=8)
 
 
+@pytest.mark.slow
 def test_recurrent_networks_are_cut_between_steps_or_between_cells() -> None:
     problem = PlacementProblem(recurrent(4, 6), load_cluster("2x4xv100"))
     cut = {whole: layers(problem, whole) for whole in (False, True)}

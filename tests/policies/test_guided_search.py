@@ -47,6 +47,7 @@ def quality(result):
     return overflow > 0, result.makespan_us * (1.0 + MEMORY_PENALTY * overflow)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 1000), speeds=st.sampled_from([(1.0, 1.0, 1.0), (1.0, 1.5)]), memory=st.sampled_from([9, 4, 2])

@@ -32,6 +32,7 @@ def test_what_is_mutated_is_accepted_before(tmp_path: Path, name: str) -> None:
         assert outcome(name, path) == "accepted"
 
 
+@pytest.mark.slow
 def test_the_table_counts_every_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(FuzzConfig(documents=60, seed=1, out=tmp_path / "fuzz"))
     table = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]

@@ -16,6 +16,7 @@ from placeto.runtime.steps import real_training
 from placeto.runtime.torchrun import TorchrunError
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_two_processes_send_to_each_other() -> None:
     step = real_training(nn.Linear(4, 4), [torch.randn(4, 4)], lambda y: y.square().mean(), name="layer")

@@ -19,6 +19,7 @@ if rank == "0":
 """
 
 
+@pytest.mark.slow
 def test_steps_are_read_and_failures_are_told(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(PROGRAM)
     lines: list[str] = []

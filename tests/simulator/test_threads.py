@@ -2,6 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import os
@@ -51,6 +53,7 @@ assert torch.get_num_threads() == 3
 """
 
 
+@pytest.mark.slow
 def test_learned_placers_have_one_thread_from_their_first_call_on() -> None:
     """In a process of its own: numba starts its threads with the first parallel kernel, and would set torch's, too."""
     subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, check=True)

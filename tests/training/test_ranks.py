@@ -46,6 +46,7 @@ def ranks(out):
     return [torch.load(out / f"rank-{rank}.pt") for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [*PLACERS, "stopped", "resumed"])
 def test_ranks_end_with_the_same(ranks, run):
     one, other = ranks[0][run], ranks[1][run]
@@ -56,6 +57,7 @@ def test_ranks_end_with_the_same(ranks, run):
     assert one["numbers"] == other["numbers"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placer", PLACERS)
 def test_two_ranks_learn_what_one_learns(ranks, placer, tmp_path, monkeypatch):
     """Uneven shares of the same episodes: the same but for rounding, which Adam makes larger where gradients are 0."""
@@ -87,6 +89,7 @@ def remembered_states(monkeypatch):
     return distributed_worker.STATES
 
 
+@pytest.mark.slow
 def test_one_rank_validates_reports_and_writes(out, ranks):
     for placer in PLACERS:
         assert load_checkpoint(out / placer)["iteration"] == distributed_worker.ITERATIONS
@@ -101,6 +104,7 @@ def test_one_rank_validates_reports_and_writes(out, ranks):
         assert ranks[1][placer]["said"] == 0
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_and_resuming_ends_the_same(ranks):
     assert ranks[0]["stopped"]["iteration"] == ranks[1]["stopped"]["iteration"] == 2
     whole, resumed = ranks[0]["placeto"], ranks[0]["resumed"]
@@ -124,6 +128,7 @@ def test_a_rank_that_dies_leaves_no_rank_waiting(out):
     assert not (out / "error-1.txt").exists()
 
 
+@pytest.mark.slow
 def test_train_command_under_torchrun_speaks_once(tmp_path):
     for seed in range(2):
         save_graph(random_graph(seed, 12), tmp_path / f"g{seed}.json")

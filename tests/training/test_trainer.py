@@ -61,6 +61,7 @@ def uninterrupted(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(uninterrupted, tmp_path):
     """kill -9 half way, resume: bit-identical parameters, optimizer and random states."""
     script = textwrap.dedent(
@@ -133,6 +134,7 @@ def test_curves(uninterrupted):
     assert len(events.Scalars("loss/policy")) == 4  # the second half
 
 
+@pytest.mark.slow
 def test_checkpoint_needs_no_graphs_package_and_runs_no_code(uninterrupted):
     script = textwrap.dedent(
         f"""
@@ -193,6 +195,7 @@ def test_a_checkpoint_says_on_what_it_was_trained_also_before_fine_tuning(tmp_pa
     assert load_checkpoint(tmp_path / "c")["devices"] == 0
 
 
+@pytest.mark.slow
 def test_learns_to_spread_independent_ops(tmp_path):
     """Trained on small forks it spreads an unseen, larger one optimally over more devices than it has seen."""
     sizes = ((4, 2), (6, 2), (3, 3), (6, 3), (9, 3))
@@ -320,6 +323,7 @@ def test_settings_of_the_paper_out_of_range_are_refused(tmp_path):
         train(replace(paper, learning=TraversalLearningConfig(episodes=0)), problems(2), problems(1, 10))
 
 
+@pytest.mark.slow
 def test_numba_does_not_give_torch_its_threads(tmp_path):
     """In a fresh process the first parallel kernel would set torch's threads, and sums would differ in the last bit."""
     script = textwrap.dedent(

@@ -211,6 +211,7 @@ def test_max_groups_below_one_is_refused() -> None:
         group_ops(problem(chain(4)), 0)
 
 
+@pytest.mark.slow
 def test_time_grows_as_the_number_of_ops() -> None:
     def grouping(steps: int) -> Callable[[], object]:
         graph = problem(recurrent(steps))
@@ -321,6 +322,7 @@ def test_time_to_group_a_star_grows_as_its_leaves(centre_first: bool) -> None:
     assert_in_proportion(grouping, 8000)
 
 
+@pytest.mark.slow
 def test_time_to_group_a_star_with_gradients_grows_as_its_leaves() -> None:
     """What reads the centre in the backward pass was compared with all leaves: 50,000 took a minute."""
 
