@@ -259,9 +259,6 @@ class Pages:
 def main(config: Pages, root: Path = ROOT) -> None:
     """Write or check all pages, and print what could not be looked up; refuses as :class:`PageError`."""
     made = {page: render(root, name) for name, page in PAGES.items()}
-    for page, (_, marks) in made.items():
-        print(f"{page}: {len(marks.used)} results files")
-    print("Not looked up:", *(f"- {line}" for _, marks in made.values() for line in marks.exceptions), sep="\n")
     for page, (text, _) in made.items():
         path = root / page
         if page == PAGES[SECTION]:
@@ -273,6 +270,9 @@ def main(config: Pages, root: Path = ROOT) -> None:
             pairs = enumerate(zip_longest(there, text.splitlines()), 1)
             line = next((number for number, (found, should) in pairs if found != should), len(there))
             raise PageError(f"{page}: line {line} is not what its text and the results files give: run `make pages`")
+    for page, (_, marks) in made.items():
+        print(f"{page}: {len(marks.used)} results files")
+    print("Not looked up:", *(f"- {line}" for _, marks in made.values() for line in marks.exceptions), sep="\n")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ def test_train_place_simulate_agree_exactly(tmp_path: Path, capsys: pytest.Captu
     assert "| mine " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placer", list(LEARNED))
 def test_train_for_one_graph_then_fine_tune(placer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = (tmp_path / f"fork{i}.json" for i in range(2))

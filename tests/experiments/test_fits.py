@@ -54,6 +54,7 @@ def test_neighbours_exchange_most_first(problem):
     )
 
 
+@pytest.mark.slow
 def test_a_fit_depends_on_its_seed_alone_and_learns(problem):
     states = collect([problem], False, 16, 12, ("single",), 0)
     long, again = (fit(states, Fit(steps=100), 8) for _ in range(2))

@@ -27,6 +27,7 @@ def test_one_command_fits_places_and_makes_tables_and_picture(tmp_path, capsys):
     assert made == {path: path.stat().st_mtime_ns for path in made}, "fitted again though it was there"
 
 
+@pytest.mark.slow
 def test_judged_alone(tmp_path, capsys):
     main(small(tmp_path, views=tuple(VIEWS)[1:2], labels=("set",), families=()))
     assert "multilevel" not in capsys.readouterr().out

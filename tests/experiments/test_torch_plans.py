@@ -7,6 +7,7 @@ from placeto.cli.graphs import CaptureOptions, capture_factory
 from placeto.formats.exports import torch_pipeline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_is_exported_as_it_was_made(name: str) -> None:
     case = CASES[name]

@@ -73,6 +73,7 @@ def optimum(problem: PlacementProblem, group: np.ndarray) -> tuple[float, bool]:
 problems = given(seed=st.integers(0, 10**6), ops=st.integers(2, 7), devices=st.integers(2, 3), colocated=st.booleans())
 
 
+@pytest.mark.slow
 @problems
 @settings(max_examples=40, deadline=None)
 def test_no_placer_beats_the_optimum_or_the_lower_bound(seed: int, ops: int, devices: int, colocated: bool) -> None:
@@ -90,6 +91,7 @@ def test_no_placer_beats_the_optimum_or_the_lower_bound(seed: int, ops: int, dev
             assert result.makespan_us == ran.makespan_us or result.order is not None, name
 
 
+@pytest.mark.slow
 @problems
 @settings(max_examples=40, deadline=None)
 def test_exact_is_the_optimum_over_groups(seed: int, ops: int, devices: int, colocated: bool) -> None:

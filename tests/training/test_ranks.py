@@ -114,6 +114,7 @@ def test_a_signal_to_one_rank_stops_all_and_resuming_ends_the_same(ranks):
     assert torch.equal(whole["torch_random"], resumed["torch_random"])
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_where_two_stopped(out, tmp_path, monkeypatch):
     shutil.copytree(out / "placeto", tmp_path / "run")
     remembered_states(monkeypatch)
@@ -122,6 +123,7 @@ def test_one_process_goes_on_where_two_stopped(out, tmp_path, monkeypatch):
     assert distributed_worker.trained(config, resume=True)["iteration"] == longer
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_leaves_no_rank_waiting(out):
     message = (out / "error-0.txt").read_text()
     assert message.startswith("rank 0 of 2 lost the others (")
