@@ -17,7 +17,7 @@ STAMP := $(VENV)/installed
 demo: $(STAMP)
 	$(BIN)/python -m experiments.demo --out $(OUT) --results $(OUT)/results.md
 
-# All tests but the slow ones, which take five seconds or more each. MARK=slow: only these; MARK=: all.
+# All tests but the slow ones, most of which take five seconds or more. MARK=slow: only these; MARK=: all.
 # ROOM=problem: only the tests of one room, or of one folder or file below tests/.
 # Two processes: one compiles or waits while the other works; a file's tests stay together, with what they share.
 test: $(STAMP)

@@ -1,6 +1,6 @@
 """Graphs on clusters by their names, and rows of evaluations that are kept in files.
 
-What the experiments share that place, but don't train.
+All experiments that place graphs use these, also those that train nothing.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ LAST = {"test_batch_dimension.py", "test_idle.py", "test_micro_batches.py"}  # t
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process compiles the kernels; the other begins with tests that need none, and compiles none."""
+    """One process compiles the kernels; the other begins with tests that need none."""
     items.sort(key=lambda item: (item.path.name in LAST) - (item.path.name in FIRST))
 
 

@@ -23,7 +23,7 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 
 placer, cluster = load_placer(sys.argv[1]), load_cluster("4xv100")
-problem = PlacementProblem(resolve_graph("llama:train:3")[1], cluster)
+problem = PlacementProblem(resolve_graph("llama:test:0")[1], cluster)
 compile, begin, late, begun = Dispatcher.compile, Evaluator.__init__, [], []
 
 
