@@ -57,6 +57,7 @@ _ADVICE = {  # part of the exception's type and message -> advice
     "Expected dtype": _NO_KERNEL,
     "tensors used as": _NO_KERNEL,
     "bias type": _NO_KERNEL,
+    "DeviceMismatch": _NO_DEVICE,
     "cuda": _NO_DEVICE,
     "CUDA": _NO_DEVICE,
     "NVIDIA driver": _NO_DEVICE,
