@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placeto.formats.exports.torch_stages import torch_refusal
 from placeto.heuristics.common import device_speeds
 from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.plans import (
@@ -156,7 +157,7 @@ def plans_of(
     from placeto.capture.errors import CaptureError
 
     left_out: dict[int, str] = {}
-    found: list[PlannedStep] = []
+    found, refusals = list[PlannedStep](), list[str]()
     refused: CaptureError | None = None
     problems: dict[int, PlacementProblem] = {}
     for count in dict.fromkeys(counts):
@@ -165,7 +166,7 @@ def plans_of(
         except CaptureError as error:
             refused, left_out[count] = refused or error, str(error)
             continue
-        found += _in_parts(problems[count], count, batch, runnable_by)
+        found += _in_parts(problems[count], count, batch, runnable_by, refusals)
     if not problems:
         raise refused or PlanningError("no number of micro-batches: give at least one, such as 8")
     best: dict[Kind, dict[str, PlannedStep]] = {}
@@ -178,7 +179,7 @@ def plans_of(
         free = _searched(problems, steps[0], simulations, seed)
         if (not free.fits, free.step_us) < (not steps[0].fits, steps[0].step_us * (1.0 - GAIN)):
             steps = [free, *steps]
-    return Plans(tuple(steps), left_out, search)
+    return Plans(tuple(steps), left_out, next(iter(refusals), ""), search)
 
 
 def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
@@ -187,8 +188,10 @@ def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
     return (not step.fits, time if step.fits else float(step.used - step.room), [*Kind].index(step.kind), step.used)
 
 
-def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: RunnableBy) -> list[PlannedStep]:
-    """All ways in one number of micro-batches: of each shape the best."""
+def _in_parts(
+    problem: PlacementProblem, count: int, batch: int, runnable_by: RunnableBy, refusals: list[str]
+) -> list[PlannedStep]:
+    """All ways in one number of micro-batches: of each shape the best; `refusals` grows by why torch can't run some."""
     single = best_single(problem)
     if single is None:
         busy = problem.busy_us.sum(axis=0)
@@ -216,6 +219,8 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
                 steps = _replicas(problem, plan, shape, count, result, batch)
             elif made := _as_run(problem, plan, result, groups, runnable_by):
                 steps = [replace(_planned(kind, shape, count, made[1], batch), placement=made[0])]
+            elif runnable_by == "torch" and (why := torch_refusal(problem, result.placement)):
+                refusals.append(why)
             shown += bool(steps)
             found += steps
     return found

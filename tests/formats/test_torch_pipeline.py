@@ -5,14 +5,16 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
+from placeto.heuristics.plans import PlanError
 from placeto.placers import load_placer
-from placeto.problem.cluster import load_cluster
+from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.problem import PlacementProblem
 from tests.command_line import fails, run
-from tests.formats.torch_toys import captured, chain, planned
+from tests.formats.torch_toys import captured, chain, planned, tied
 from tests.problem.test_files import limited
 
 MODEL = """import torch
@@ -50,6 +52,21 @@ def test_the_placer_finds_what_torch_runs(cluster: str, micro_batches: int) -> N
     made = torch_pipeline(found.schedule())
     assert made.order.moved < 0.1
     assert made.num_ranks > 1
+
+
+def test_the_placer_keeps_a_shared_weight_in_one_stage_or_refuses() -> None:
+    made = torch_pipeline(
+        load_placer("torch-pipeline")(PlacementProblem(captured(tied()), load_cluster("2xk80"))).schedule()
+    )
+    assert made.num_ranks == 2  # replicas
+    assert len(made.stages.modules) == 1
+    slow, fast = Device("a", "slow", 1e12, 1e12, 10**9), Device("b", "fast", 3e12, 1e12, 10**9)
+    uneven = Cluster("uneven", (slow, fast), np.full((2, 2), 1e4), np.zeros((2, 2)))
+    message = (
+        "^torch runs no pipeline of this step on uneven: .* is read in stage 0 by 0 and in stage 1 by 3; .* untie it"
+    )
+    with pytest.raises(PlanError, match=message):
+        load_placer("torch-pipeline")(PlacementProblem(captured(tied()), uneven))
 
 
 def test_ranks_are_the_devices_that_have_a_stage(tmp_path: Path) -> None:
