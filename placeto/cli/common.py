@@ -185,6 +185,8 @@ def _of_one_device(schedule: Schedule) -> str:
     if single is None:
         return "no single device holds the graph"
     relative = f"{ratio(schedule.makespan_us, single.makespan_us):.4f} of the best single device"
+    if (count := int(problem.graph.micro_batches.max(initial=0)) + 1) > 1:
+        relative += f" in {count} micro-batches"
     if single.makespan_us <= problem.single_device_us:
         return relative
     return f"{relative} that holds the graph ({problem.cluster.device_names[single.placement[0]]})"
