@@ -190,7 +190,8 @@ class Plans:
         if second := next(different, None):
             ratio, held = second.step_us / best.step_us, format_bytes(second.used)
             longer = f"{100.0 * (ratio - 1.0):.1f} % longer" if ratio >= 1.0005 else "as long"
-            text += f" Next is {second.name}: {longer if ratio < 2.0 else f'{ratio:.2f} times as long'}"
+            which = "Next is" if second is others[0] else "The best way of another kind is"
+            text += f" {which} {second.name}: {longer if ratio < 2.0 else f'{ratio:.2f} times as long'}"
             if held != (before := format_bytes(best.used)):
                 text += f", and {held} on the fullest device in place of {before}"
             text += "."

@@ -8,6 +8,7 @@ Legend: D devices, M micro-batches.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -205,7 +206,7 @@ def _in_parts(
         return _works(problem, plan, placement) and (runnable_by is None or may_run(runnable_by, plan, problem))
 
     for _, plan, _ in score_plans(Evaluator(problem, groups), kept):
-        shape = _shape(plan, problem.num_devices)
+        shape = _shape(plan, problem.cluster)
         others = best.setdefault(_kind(plan), [])
         if len(others) < _TRIED and shape not in [known for known, _ in others]:
             others.append((shape, plan))
@@ -261,18 +262,26 @@ def _kind(plan: Plan) -> Kind:
     return Kind.REPLICAS if len(plan.devices) == 1 else Kind.INTERLEAVED if plan.interleaved else Kind.PIPELINE
 
 
-def _shape(plan: Plan, devices: int) -> str:
-    """Such as "2 stages x 4", "stages of 6, 2", "8 replicas"; where not all devices are used, also how many."""
+def _shape(plan: Plan, cluster: Cluster) -> str:
+    """Such as "2 stages x 4", "stages of 6, 2", "8 replicas"; where some devices are idle, also which are used."""
     sizes = [len(own) for own in plan.devices]
-    used = len({device for own in plan.devices for device in own})
-    some = "" if used == devices else f" on {used} devices"
+    used = {device for own in plan.devices for device in own}
+    some = "" if len(used) == len(cluster.devices) else f" {_on(used, cluster)}"
     if len(sizes) == 1:
-        return f"{sizes[0]} replicas"
+        return f"{sizes[0]} replicas{some if len({device.kind for device in cluster.devices}) > 1 else ''}"
     shape = f"{len(sizes)} stages x {sizes[0]}" if len(set(sizes)) == 1 else f"stages of {', '.join(map(str, sizes))}"
     if not plan.interleaved:
         return shape + some
     turns = [number for number, own in enumerate(plan.devices) if own == plan.devices[0]]
     return f"{shape}, {'and back' if turns[1] != len(sizes) // len(turns) else 'again'}{some}"
+
+
+def _on(devices: Iterable[int], cluster: Cluster) -> str:
+    """Such as "on 2 devices"; where devices differ, "on 2 x v100 + 1 x p100"."""
+    counts = Counter(cluster.devices[device].kind for device in sorted(devices))
+    if len({device.kind for device in cluster.devices}) == 1:
+        return f"on {counts.total()} devices"
+    return f"on {' + '.join(f'{count} x {kind}' for kind, count in counts.items())}"
 
 
 def _alone(schedule: Schedule) -> PlacementResult:
@@ -305,7 +314,7 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
         except ExportError:  # no modules
             return []
         if len(np.unique(mapped.placement)) == count:
-            found.append(_planned(Kind.WHOLE, f"on {count} devices", 1, _alone(mapped), batch))
+            found.append(_planned(Kind.WHOLE, _on(order[:count], problem.cluster), 1, _alone(mapped), batch))
     return found
 
 
@@ -356,5 +365,5 @@ def _searched(
     placer, problem = load_placer("placeto"), problems[before.micro_batches]
     warm_up(placer, problem, simulations, None)
     result = placer(problem, simulations=simulations, seed=seed)
-    devices = len(np.unique(result.placement))
-    return _planned(Kind.FREE, f"on {devices} devices", before.micro_batches, result, before.batch)
+    shape = _on(np.unique(result.placement).tolist(), problem.cluster)
+    return _planned(Kind.FREE, shape, before.micro_batches, result, before.batch)
