@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
+from placeto.formats.placement import load_placement
+from placeto.formats.plan import PlanFile, save_plan
 from placeto.heuristics.plans import PlanError
 from placeto.placers import load_placer
 from placeto.problem.cluster import Cluster, Device, load_cluster
@@ -119,7 +121,17 @@ def test_the_command_writes_the_folder_and_says_how_to_run_it(
     plan = json.loads(Path("out/plan.json").read_text())
     assert (plan["factory"], plan["settings"], plan["micro_batches"]) == ("net.py:net", {"layers": 5}, 4)
     assert run(*export) == 0
-    assert "run.py was there already and stays as it is" in capsys.readouterr().err
+    told_again = capsys.readouterr().err
+    assert "run.py was there already and stays as it is" in told_again
+    assert "stages" not in told_again
+    placement, stages = load_placement("placement.json"), len(plan["split_points"]) + 1
+    for number in (stages, stages + 1):
+        way = "interleaved pipeline", f"{number} stages x 1, and back", 4, "own list", "torch-pipeline", 16, 1234.5
+        hashed = load_cluster("2xk80").hash
+        save_plan(PlanFile(*way, {"weights": 1}, 2, True, hashed, placement), "placement.json")
+        assert run(*export) == 0
+        merged = f"the plan has {way[1]}: neighbouring stages on one device are one stage here"
+        assert (merged in capsys.readouterr().err) == (number > stages)
 
 
 def test_a_graph_file_needs_a_factory_later_and_other_placements_are_refused(
