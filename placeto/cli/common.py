@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -101,7 +102,17 @@ def find_cluster(name: str, dispatch: str | None) -> Cluster:
     from placeto.problem.cluster import load_cluster
 
     cluster = load_cluster(name)
+    note_links(name)
     return cluster if dispatch is None else replace(cluster, dispatch=dispatch)
+
+
+@cache
+def note_links(name: str) -> None:
+    """Say once which links a cluster has by assumption, as one of boards in no preset."""
+    from placeto.problem.cluster import CLUSTERS, of_kinds
+
+    if name not in CLUSTERS and (made := of_kinds(name)) is not None:
+        note(made[1])
 
 
 def check_output(option: str, path: Path | None, json: bool = False) -> None:

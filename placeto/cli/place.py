@@ -159,9 +159,8 @@ def run(arguments: Arguments) -> None:
         for count, why in chosen.left_out.items():
             say(f"  {count:>2}         not tried: {why}")
         single_us = min(first.problem.single_device_us for first in chosen.first.values())
-        say(
-            f"             {schedule.makespan_us / single_us:.4f} of the best single device in any of these numbers of micro-batches"
-        )
+        share = f"{schedule.makespan_us / single_us:.4f} of the best single device"
+        say(f"             {share} in any of these numbers of micro-batches")
         note(f"give --micro-batches {chosen.count} where this placement is simulated, run or reported")
     say(describe(schedule))
     show_devices(schedule)
