@@ -316,3 +316,8 @@ def test_what_is_not_an_argument_is_a_constant_also_on_meta() -> None:
             module, x, loss = factory()
         graphs.append(capture_training(module, [x], loss, name="masked"))
     assert graphs[0].hash == graphs[1].hash
+
+
+def test_a_module_that_fails_itself_is_named() -> None:
+    with pytest.raises(CaptureError, match=r"^net: the module \(Linear\): RuntimeError: .*have shapes \(2, 4\)"):
+        capture_training(nn.Linear(5, 4), [torch.ones(2, 4)], torch.sum, name="net")
