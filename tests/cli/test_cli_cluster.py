@@ -28,6 +28,15 @@ def test_presets(preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert load_cluster(tmp_path / "again.json").hash == cluster.hash
 
 
+def test_boards_without_a_preset_are_written_and_their_links_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mine.json"
+    assert run("cluster", "3xl4", "-o", out) == 0
+    assert capsys.readouterr().err == "note: 3xl4 is no preset: its links are assumed, as in the preset 4xl4\n"
+    assert load_cluster(out).bandwidth[0, 2] == load_cluster("4xl4").bandwidth[0, 2]
+
+
 def test_machines(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     machine, out = tmp_path / "machine.txt", tmp_path / "mine.json"
     machine.write_text(MACHINE)

@@ -212,7 +212,9 @@ def test_the_command_writes_each_format(
         assert run("export", *on, "--format", name, "-o", tmp_path / name) == 0
         assert (tmp_path / name).stat().st_size > 10
     assert run("export", *on, "--format", "html", "-o", tmp_path / "page.html") == 0
-    assert "in program order" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert re.search(r"^the placement +\S+ \w+$", printed, re.MULTILINE)
+    assert re.search(r"^in program order +\S+ \w+, \S+ times the placement's$", printed, re.MULTILINE)
     assert set(json.loads((tmp_path / "stages").read_text())) == {"split_points", "stages"}
     assert run("export", *on, "--format", "device-map", "--names", "cpu,disk", "-o", tmp_path / "named") == 0
     assert set(json.loads((tmp_path / "named").read_text()).values()) <= {"cpu", "disk"}
