@@ -47,7 +47,8 @@ class Arguments:
 
     With GRAPHs and neither --family nor --validation-graphs, the placer is trained for these graphs alone. They also
     choose the parameters, and the best placement found for each is written to --out. A checkpoint and tensorboard
-    curves are always written there. Ctrl-C saves a checkpoint and ends the training; --resume continues it.
+    curves are always written there. Ctrl-C or SIGTERM saves a checkpoint and ends the training, with exit status 130 or
+    143; --resume continues it.
     """
 
     config: AvoidSubcommands[Annotated[AnyTrainConfig, arg(name="")]]
