@@ -51,7 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     with user_errors(), compiling_told(), warnings_told():
         _in_a_folder()
         _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
     sys.exit(0)
 
 
@@ -75,6 +74,7 @@ def user_errors() -> Iterator[None]:
     try:
         with sigterm_interrupts():
             yield
+            sys.stdout.flush()  # here, where it is known what to do if nobody reads it
     except Interruption as stop:
         print(printable(str(stop)), file=sys.stderr)
         sys.exit(128 + stop.number)

@@ -232,6 +232,21 @@ def test_a_reader_that_goes_away_is_no_error(graph_file: str) -> None:
     assert result.stderr == ""
 
 
+def test_a_reader_that_goes_away_is_no_error_of_other_programs_either() -> None:
+    """Those of experiments, which print to a pipe as late as when they end."""
+    code = "from placeto.cli.command import user_errors\nwith user_errors(): print('a line')"
+    here, there = os.pipe()
+    os.close(here)
+    try:
+        environment = os.environ | {"PYTHONUNBUFFERED": ""}
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=there, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    finally:
+        os.close(there)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_our_warnings_are_notes_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with cli.warnings_told():
         warnings.simplefilter("always")
