@@ -91,8 +91,8 @@ def run(arguments: Arguments) -> None:
     from placeto.evaluation.seen import seen_before
     from placeto.evaluation.summary import markdown_table, summarize
 
-    on = [name.strip() for name in arguments.cluster.split(",") if name.strip()]
-    clusters, budget = find_clusters("--cluster", on, arguments.dispatch), arguments.budget
+    where = [name.strip() for name in arguments.cluster.split(",") if name.strip()]
+    clusters, budget = find_clusters("--cluster", where, arguments.dispatch), arguments.budget
     costs = load_costs(arguments.costs)
     graphs = _timed(_graphs(arguments), clusters, costs)
     names = [name for name in arguments.placers.split(",") if name.strip()]
