@@ -26,7 +26,9 @@ class LearningConfig:
     """How an iterative policy learns: a supervised stage, then reinforcement if `reinforcement` is above 0.
 
     The supervised stage fits the exact effect of single moves in states that episodes and annealing have met.
-    Reinforcement improves whole episodes.
+    Reinforcement improves whole episodes. If `reinforcement` is 0, these settings have no effect: `lr`, `replicas`,
+    `moves`, `reward`, `discount`, `clip`, `epochs`, `minibatch`, `entropy`. If it is 1, these have none:
+    `supervised_lr`, `supervised_replicas`, `supervised_moves`, `labels`, `replay`, `fits`, `annealed`.
     """
 
     reinforcement: Share = 0.0
