@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -101,8 +102,9 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
         raise LoadError(f"placer {name!r} is learned: give a checkpoint made by `placeto train` (--checkpoint PATH)")
     if Path(name).exists():
         return _load_learned(name)[1]
-    known = ", ".join([*HEURISTICS, *learned])
-    raise LoadError(f"no placer and no checkpoint is called {name!r}; placers: {known}")
+    known, near = ", ".join([*HEURISTICS, *learned]), get_close_matches(name.lower(), [*HEURISTICS, *learned], 1)
+    meant = f"; did you mean {near[0]}? Placers" if near else "; placers"
+    raise LoadError(f"no placer and no checkpoint is called {name!r}{meant}: {known}")
 
 
 def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:

@@ -65,8 +65,10 @@ def test_numbers_that_dont_divide_the_batch_are_left_out_and_all_results_are_tol
     assert " not tried: net: a batch of 4100 can't be split into 8 micro-batches" in lines["8"]
     tried = {count: float(lines[count].split()[1]) for count in ("1", "2", "4")}
     best = min(tried, key=tried.__getitem__)
-    assert lines["micro-batches"] == f"micro-batches {best}, the best of these:"
+    assert lines["micro-batches"] == f"micro-batches {best}, the best of these after a third of the budget:"
     assert f"give --micro-batches {best} where" in told
+    assert "of the best single device in any of these numbers of micro-batches\n" in printed
+    assert (f"of the best single device in {best} micro-batches, " in printed) == (best != "1")
     again = many, best, "--set", "batch=4100", "--placement", tmp_path / "placement.json"
     assert run("simulate", step, *on, *again) == 0
     assert lines["makespan"] in capsys.readouterr().out

@@ -188,7 +188,11 @@ def test_memory_is_by_name_of_device() -> None:
         ({"loss": "mse"}, CaptureError, "the loss must be a function of the module's output, not a str"),
         ({"loss": nn.MSELoss}, CaptureError, "the loss is the class MSELoss: give an instance"),
         ({"loss": torch.sum, "optimizer": "sdg"}, ValueError, "optimizer must be one of sgd, .*, not 'sdg'"),
-        ({"placer": "hefty"}, LoadError, "no placer and no checkpoint is called 'hefty'; placers: single"),
+        (
+            {"placer": "hefty"},
+            LoadError,
+            "no placer and no checkpoint is called 'hefty'; did you mean heft\\? Placers: ",
+        ),
         ({"simulations": -1}, PlacingError, "simulations must be a whole number, at least 0, not -1"),
         ({"simulations": "100"}, PlacingError, "simulations must be a whole number, at least 0, not '100'"),
         ({"simulations": 1.5}, PlacingError, "simulations must be a whole number, at least 0, not 1.5"),

@@ -112,6 +112,27 @@ def check_no_objects(arguments: Any, micro_batches: int, name: str) -> None:
             raise CaptureError(f"{name}: tensors in a {kind} can't be split into micro-batches: give them as arguments")
 
 
+def check_loss_tensors(tensors: Sequence[Tensor], length: int, name: str) -> None:
+    """Refuse micro-batches of a batch of which the loss has values of its own, which can't be split.
+
+    Args:
+        tensors: what the loss reads though it isn't given it.
+        length: how many samples the batch has.
+        name: the name of the graph, for messages.
+
+    Raises:
+        CaptureError: a tensor is as long as the batch.
+    """
+    for tensor in tensors:
+        if tensor.dim() > 0 and len(tensor) == length:
+            raise CaptureError(
+                f"{name}: the loss uses a tensor of shape {tuple(tensor.shape)} that isn't an argument of it, so that "
+                "micro-batches can't split it: give it as a target (a factory returns (module, inputs, loss, "
+                "targets)), and the loss is called as loss(output, *targets); if it isn't of "
+                "samples, make it a buffer of a loss that is a module"
+            )
+
+
 def _is_without_strides(tensor: Tensor) -> bool:
     return tensor.layout is not torch.strided or tensor.is_nested
 

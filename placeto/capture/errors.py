@@ -57,6 +57,7 @@ _ADVICE = {  # part of the exception's type and message -> advice
     "Expected dtype": _NO_KERNEL,
     "tensors used as": _NO_KERNEL,
     "bias type": _NO_KERNEL,
+    "DeviceMismatch": _NO_DEVICE,
     "cuda": _NO_DEVICE,
     "CUDA": _NO_DEVICE,
     "NVIDIA driver": _NO_DEVICE,
@@ -84,6 +85,8 @@ def explain(error: BaseException, module: nn.Module | None = None, otherwise: st
         otherwise: a phrase.
     """
     places = [place for place in (_module(error, module), _line(error)) if place]
+    if not places and module is not None:
+        places = [f"the module ({type(module).__name__})"]
     if isinstance(error, SystemExit):
         what = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
     else:

@@ -1,4 +1,4 @@
-"""Modules that a loss function brings along: itself, or what it closes over."""
+"""Modules and tensors that a loss function brings along: itself, or what it closes over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from placeto.capture.objects import has_attributes
 
@@ -34,6 +34,8 @@ def modules_of(loss: Callable[..., Any] | None, module: nn.Module) -> dict[str, 
         found[name] = part
 
     for part in _held(loss, 0):
+        if isinstance(part, Tensor):
+            continue
         tensors = [*part.parameters(), *part.buffers()]
         if own := [tensor for tensor in tensors if id(tensor) not in known]:
             known |= set(map(id, own))
@@ -45,8 +47,13 @@ def modules_of(loss: Callable[..., Any] | None, module: nn.Module) -> dict[str, 
     return found
 
 
-def _held(thing: Any, depth: int) -> Iterator[nn.Module]:
-    if isinstance(thing, nn.Module):
+def tensors_of(loss: Callable[..., Any] | None) -> list[Tensor]:
+    """Tensors that a loss reads though they are neither arguments of it nor a module's: constants of the step."""
+    return [part for part in _held(loss, 0) if isinstance(part, Tensor) and not isinstance(part, nn.Parameter)]
+
+
+def _held(thing: Any, depth: int) -> Iterator[nn.Module | Tensor]:
+    if isinstance(thing, nn.Module | Tensor):
         yield thing
         return
     inside: list[Any] = []

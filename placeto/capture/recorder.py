@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, autograd_would_have_decomposed
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from placeto.capture.costs import DECOMPOSITIONS
@@ -96,6 +96,8 @@ class _Recorder(TorchDispatchMode):
         self.graph = Graph()
         self.root = nn.Module()  # of constants
         self.constants = 0
+        self.is_fake = False  # whether shapes are traced
+        self.stand_ins: Any = WeakTensorKeyDictionary()  # constant on "meta" -> a fake tensor on the cpu
         self.nodes: Any = WeakTensorKeyDictionary()  # tensor -> the node that makes it
         self.lifetimes = Lifetimes()
         self.inputs: list[tuple[Tensor, Node]] = []
@@ -104,6 +106,7 @@ class _Recorder(TorchDispatchMode):
         node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
         node.meta |= {"val": _layouts(value), "label": Label()}
         if isinstance(value, Tensor):
+            self.is_fake |= isinstance(value, FakeTensor)
             self.nodes[value] = node
             self.lifetimes.ignore(value)
             self.inputs.append((value, node))
@@ -137,6 +140,8 @@ class _Recorder(TorchDispatchMode):
         if decomposed is not NotImplemented:
             return decomposed
         sources = tuple(map(self._argument, args)), self._argument(kwargs)
+        if len(self.stand_ins):
+            args, kwargs = tree_map(self._on_cpu, (args, kwargs))
         result = _SHAPES.get(func, func)(*args, **kwargs)
         leaves = result if isinstance(result, list | tuple) else (result,)
         if _is_mutable(func) or any(isinstance(leaf, Tensor) for leaf in leaves):
@@ -217,7 +222,12 @@ class _Recorder(TorchDispatchMode):
         node.meta |= {"val": _layouts(value), "label": Label()}
         self.nodes[value] = node
         self.lifetimes.ignore(value, shared=True)  # its module has it
+        if self.is_fake and value.is_meta and not isinstance(value, FakeTensor):  # as a factory makes it for a command
+            self.stand_ins[value] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         return node
+
+    def _on_cpu(self, value: Any) -> Any:
+        return self.stand_ins.get(value, value) if isinstance(value, Tensor) else value
 
 
 class _Replay(Interpreter):

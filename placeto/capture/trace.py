@@ -14,12 +14,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from placeto.capture.arguments import Inputs, call_module, own_loss, plain
-from placeto.capture.checks import check_arguments, check_loss, check_micro_batches, check_no_objects, describe
+from placeto.capture.checks import (
+    check_arguments,
+    check_loss,
+    check_loss_tensors,
+    check_micro_batches,
+    check_no_objects,
+    describe,
+)
 from placeto.capture.errors import CaptureError, call_loss
 from placeto.capture.gradients import asking, gradients_of
 from placeto.capture.labels import Labels
-from placeto.capture.losses import modules_of
-from placeto.capture.micro_batches import check_split
+from placeto.capture.losses import modules_of, tensors_of
+from placeto.capture.micro_batches import batch_length, check_split
 from placeto.capture.objects import Kept, holds_tensors
 from placeto.capture.optimizer_step import with_optimizer_step
 from placeto.capture.precision import autocast
@@ -158,6 +165,8 @@ def trace_training(
     check_arguments(inputs, targets, name)
     check_no_objects((inputs, targets), micro_batches, name)
     check_split(inputs, targets, micro_batches, name)
+    if micro_batches > 1:
+        check_loss_tensors(tensors_of(loss), batch_length(inputs, targets), name)
     labels, kept = Labels(), Kept()
     others = modules_of(loss, module) if isinstance(module, nn.Module) else {}
     replaced = {id(p): path for path, p in module.named_parameters()} if isinstance(module, nn.Module) else {}

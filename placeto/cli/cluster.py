@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from placeto.cli.common import OptionalText, UsageError, check_output, say
+from placeto.cli.common import OptionalText, UsageError, check_output, find_cluster, say
 from placeto.cli.list import describe_cluster
 
 
@@ -32,16 +33,17 @@ def run(arguments: Arguments) -> None:
     """Read, write, say what it is."""
     check_output("--out", arguments.output, json=True)
     from placeto.formats.nvidia import HOW, load_machine
-    from placeto.problem.cluster import CLUSTERS, load_cluster, save_cluster
+    from placeto.problem.cluster import CLUSTERS, of_kinds, save_cluster
 
     source, name = arguments.source, arguments.output.name.split(".")[0]
-    if source in CLUSTERS or source.endswith((".json", ".json.gz")):
+    if source in CLUSTERS or of_kinds(source) is not None or source.endswith((".json", ".json.gz")):
         if arguments.kind is not None:
             raise UsageError(f"--kind is for what nvidia-smi prints; {source} says what its devices are")
-        cluster = replace(load_cluster(source), name=name)
+        cluster = replace(find_cluster(source, None), name=name)
     elif not Path(source).is_file():
-        known = ", ".join(CLUSTERS)
-        raise UsageError(f"{source!r} is no preset and no file; presets are {known}; for this machine {HOW}")
+        near = get_close_matches(source.lower(), CLUSTERS, 1, 0.75)
+        meant, known = f": did you mean {near[0]}? Presets" if near else "; presets", ", ".join(CLUSTERS)
+        raise UsageError(f"{source!r} is no preset and no file{meant} are {known}; for this machine {HOW}")
     else:
         kinds = [kind.strip() for kind in (arguments.kind or "").split(",") if kind.strip()]
         cluster = load_machine(source, kinds, name)

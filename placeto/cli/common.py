@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -103,6 +104,7 @@ def find_cluster(name: str, dispatch: str | None) -> Cluster:
     from placeto.problem.cluster import load_cluster
 
     cluster = load_cluster(name)
+    note_links(name)
     return cluster if dispatch is None else replace(cluster, dispatch=dispatch)
 
 
@@ -120,6 +122,15 @@ def find_clusters(option: str, names: Sequence[str], dispatch: str | None) -> li
     if count > 1:
         raise UsageError(f"{option} {','.join(names)}: {count} clusters are called {name!r}; their names must differ")
     return clusters
+
+
+@cache
+def note_links(name: str) -> None:
+    """Say once which links a cluster has by assumption, as one of boards in no preset."""
+    from placeto.problem.cluster import CLUSTERS, of_kinds
+
+    if name not in CLUSTERS and (made := of_kinds(name)) is not None:
+        note(made[1])
 
 
 def check_output(option: str, path: Path | None, json: bool = False) -> None:
@@ -218,6 +229,8 @@ def _of_one_device(schedule: Schedule) -> str:
     if single is None:
         return "no single device holds the graph"
     relative = f"{ratio(schedule.makespan_us, single.makespan_us):.4f} of the best single device"
+    if (count := int(problem.graph.micro_batches.max(initial=0)) + 1) > 1:
+        relative += f" in {count} micro-batches"
     if single.makespan_us <= problem.single_device_us:
         return relative
     return f"{relative} that holds the graph ({problem.cluster.device_names[single.placement[0]]})"

@@ -35,7 +35,7 @@ class Arguments:
     """
 
     graph: GraphArgument
-    clusters: Annotated[str, arg(metavar="NAMES")]
+    clusters: Annotated[str, arg(aliases=["--cluster"], metavar="NAMES")]
     """clusters to compare: names from `placeto list clusters` and cluster files, such as 2xv100,8xh100,mine.json"""
     placer: OptionalText = None
     """a name from `placeto list placers`; if not given, that of the checkpoint, or placeto with its trained policy"""

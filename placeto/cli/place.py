@@ -154,14 +154,15 @@ def run(arguments: Arguments) -> None:
     say(f"cluster      {cluster.name}, dispatch {result.problem.dispatch if result.order is None else 'list'}")
     say(f"placer       {placer_name}: {result.simulations} simulations in {result.seconds:.2f} s")
     if chosen is not None:
-        say(f"micro-batches {chosen.count}, the best of these:")
+        say(f"micro-batches {chosen.count}, the best of these after a third of the budget:")
         for count, first in chosen.first.items():
             much = "" if first.fits else ", does not fit into memory"
             say(f"  {count:>2}         {format_us(first.makespan_us)}{much}")
         for count, why in chosen.left_out.items():
             say(f"  {count:>2}         not tried: {why}")
         single_us = min(first.problem.single_device_us for first in chosen.first.values())
-        say(f"             {schedule.makespan_us / single_us:.4f} of the best single device in any of these numbers")
+        share = f"{schedule.makespan_us / single_us:.4f} of the best single device"
+        say(f"             {share} in any of these numbers of micro-batches")
         note(f"give --micro-batches {chosen.count} where this placement is simulated, run or reported")
     say(describe(schedule))
     show_devices(schedule)

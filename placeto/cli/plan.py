@@ -114,7 +114,8 @@ def run(arguments: Arguments) -> None:
     if set(plans.left_out) == set(counts[1:]) and all(batch % count for count in counts[1:]):
         note(f"give --micro-batches a number that divides the batch of {batch} for ways to run it on several devices")
     elif by is not None and len(cluster.devices) > 1 and not any(step.kind in PIPELINES for step in plans.steps):
-        note(f"no pipeline of {name} was found that {by} runs: `placeto export` says of a placement what it refuses")
+        why = plans.refused or "`placeto export` says of a placement what it refuses"
+        note(f"no pipeline of {name} was found that {by} runs: {why}")
     say(f"{name} on {cluster.name}: batch {plans.best.batch}, {options.precision}, {options.optimizer}")
     say(str(plans))
     if plans.left_out:

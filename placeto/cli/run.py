@@ -81,6 +81,8 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
     from placeto.runtime.torchrun import torchrun
 
     options, cluster, way = arguments.options, arguments.cluster or load_placement(plan).cluster, load_plan(plan)
+    if way is not None and way.kind == "free placement":
+        raise UsageError(f"{plan}: its way is a {way.kind}, which torch can't run: give the file as --placement {plan}")
     if way is not None and way.micro_batches == 1:
         raise UsageError(
             f"{plan}: its way is {way.kind}, which is no pipeline of micro-batches: run it with {way.run_by}, or "

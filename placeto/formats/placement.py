@@ -137,8 +137,16 @@ class PlacementFile:
         if self.graph_hash is not None and self.graph_hash != graph.hash:
             theirs, ours = quote(self.graph_hash[:12]), quote(graph.hash[:12])
             what = f"the placement is for another graph: its hash begins {theirs}, not {ours} as that of"
-            how = "; a model must be captured with the same options and sizes with which it was placed"
-            raise PlacementError(f"{what} {quote(graph.name)}{how}")
+            how = "a model must be captured with the same options and sizes with which it was placed"
+            raise PlacementError(f"{what} {quote(graph.name)}; {self._differences(graph)}: {how}")
+
+    def _differences(self, graph: ComputationGraph) -> str:
+        """What can be said of the file's graph, of which it has the names of ops."""
+        if other := next((op for op in self.placement if op not in graph.index), None):
+            return f"that one has an op {quote(other)}, which isn't in this one"
+        if new := next((op for op in graph.op_names if op not in self.placement), None):
+            return f"this one has an op {quote(new)}, which isn't in that one"
+        return "both have the same ops, so that sizes differ, such as the batch, or the precision or the optimizer"
 
 
 def load_placement(path: str | Path) -> PlacementFile:

@@ -18,9 +18,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
+from placeto.formats.exports.torch_stages import torch_refusal
+from placeto.formats.exports.units import LOSS
 from placeto.heuristics.bounded_orders import bounded_orders
 from placeto.heuristics.common import device_speeds
 from placeto.heuristics.naive import try_single
@@ -50,6 +53,10 @@ def try_all_plans(evaluator: Evaluator, seed: int) -> None:
     try_plans(evaluator, seed)
 
 
+class PlanError(ValueError):
+    """A step of which torch runs no plan; the message says why."""
+
+
 def try_even_plans(evaluator: Evaluator, seed: int) -> None:
     """As pipeline, but only plans that torch.distributed can run, with equally many replicas; see `placeto export`."""
     try_plans(evaluator, seed, even=True)
@@ -66,12 +73,20 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
     Args:
         evaluator: scores, and keeps the best.
         seed: has no say.
-        even: of plans whose stages deal the micro-batches in the same way, equally many to each replica, if there are.
+        even: of plans whose stages deal the micro-batches in the same way, equally many to each replica, if there are;
+            of a captured step in micro-batches, of those that torch can run.
+
+    Raises:
+        PlanError: torch can run none of the plans.
     """
-    problem = evaluator.problem
+    problem, refusals = evaluator.problem, list[str]()
+    keep = partial(_torch_runs, problem, refusals) if even else _any
     decided = orders_to_try(problem)
-    plans = score_plans(evaluator, lambda plan, _: plan.even(problem)) if even else []
-    plans = plans or score_plans(evaluator)
+    plans = score_plans(evaluator, keep)
+    if even and not plans:
+        if refusals:
+            raise PlanError(f"torch runs no pipeline of this step on {problem.cluster.name}: {refusals[0]}")
+        plans, keep = score_plans(evaluator), _any
     if not even:  # torch runs whole chunks, whose orders these are not
         plans = _under_further_orders(evaluator, plans, decided)
     choose_order(evaluator, decided)
@@ -80,7 +95,7 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
     (_, best, placement), *_ = plans
     placements = [placement for _, _, placement in plans[:_BEST]]
     if not evaluator.exhausted:
-        moved = move_borders(evaluator, problem, best, evaluator.score_ops(placement))
+        moved = move_borders(evaluator, problem, best, evaluator.score_ops(placement), keep)
         if moved != best:
             choose_order(evaluator, decided)
             placements = [moved.placement(problem), *placements]
@@ -88,9 +103,20 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
         try_bounded_orders(evaluator, placement)
 
 
-def score_plans(
-    evaluator: Evaluator, keep: Callable[[Plan, np.ndarray], bool] = lambda plan, placement: True
-) -> list[Scored]:
+def _any(plan: Plan, placement: np.ndarray) -> bool:
+    return True
+
+
+def _torch_runs(problem: PlacementProblem, refusals: list[str], plan: Plan, placement: np.ndarray) -> bool:
+    """Whether torch can run a plan; `refusals` grows by why it can't."""
+    if not plan.even(problem) or LOSS not in problem.graph.modules or num_micro_batches(problem.graph) == 1:
+        return plan.even(problem)
+    why = torch_refusal(problem, placement)
+    refusals += [why] if why else []
+    return not why
+
+
+def score_plans(evaluator: Evaluator, keep: Callable[[Plan, np.ndarray], bool] = _any) -> list[Scored]:
     """Simulate all plans under the likeliest orders: their scores in microseconds, and their placements (N,).
 
     The best come first. Plans on a part of the cluster are tried where its devices could do the work in less time than
@@ -147,7 +173,7 @@ def move_borders(
     problem: PlacementProblem,
     plan: Plan,
     score: float,
-    keep: Callable[[Plan, np.ndarray], bool] = lambda plan, placement: True,
+    keep: Callable[[Plan, np.ndarray], bool] = _any,
 ) -> Plan:
     """Move borders of stages by a layer, each move that helps at once, until none does; returns the plan.
 

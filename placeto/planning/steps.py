@@ -127,7 +127,9 @@ class PlannedStep:
     @cached_property
     def torch_refusal(self) -> str:
         """Of a pipeline: why `placeto export` can't say it for torch; "" where it can."""
-        return torch_refusal(self.placed)
+        from placeto.formats.exports.torch_stages import torch_refusal
+
+        return torch_refusal(self.placed.problem, self.placed.placement)
 
     def file(self, cluster: Cluster) -> PlanFile:
         """What a plan file says of it.
@@ -154,6 +156,7 @@ class Plans:
 
     steps: tuple[PlannedStep, ...]
     left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
+    refused: str = ""  # why the tool that is to run them can't run a pipeline that was tried
     searched: bool = False  # whether a free placement was sought; it is among the steps if it gains `GAIN`
 
     @property
@@ -187,7 +190,8 @@ class Plans:
         if second := next(different, None):
             ratio, held = second.step_us / best.step_us, format_bytes(second.used)
             longer = f"{100.0 * (ratio - 1.0):.1f} % longer" if ratio >= 1.0005 else "as long"
-            text += f" Next is {second.name}: {longer if ratio < 2.0 else f'{ratio:.2f} times as long'}"
+            which = "Next is" if second is others[0] else "The best way of another kind is"
+            text += f" {which} {second.name}: {longer if ratio < 2.0 else f'{ratio:.2f} times as long'}"
             if held != (before := format_bytes(best.used)):
                 text += f", and {held} on the fullest device in place of {before}"
             text += "."
@@ -222,15 +226,3 @@ class Plans:
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         )
-
-
-def torch_refusal(schedule: Schedule) -> str:
-    """Why the export for torch doesn't take it; "" where it does."""
-    from placeto.formats.exports import ExportError
-    from placeto.formats.exports.torch_stages import torch_stages
-
-    try:
-        torch_stages(schedule)
-    except ExportError as error:
-        return str(error)
-    return ""

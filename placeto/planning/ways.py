@@ -8,6 +8,7 @@ Legend: D devices, M micro-batches.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placeto.formats.exports.torch_stages import torch_refusal
 from placeto.heuristics.common import device_speeds
 from placeto.heuristics.plan_layers import layers
 from placeto.heuristics.plans import (
@@ -156,7 +158,7 @@ def plans_of(
     from placeto.capture.errors import CaptureError
 
     left_out: dict[int, str] = {}
-    found: list[PlannedStep] = []
+    found, refusals = list[PlannedStep](), list[str]()
     refused: CaptureError | None = None
     problems: dict[int, PlacementProblem] = {}
     for count in dict.fromkeys(counts):
@@ -165,7 +167,7 @@ def plans_of(
         except CaptureError as error:
             refused, left_out[count] = refused or error, str(error)
             continue
-        found += _in_parts(problems[count], count, batch, runnable_by)
+        found += _in_parts(problems[count], count, batch, runnable_by, refusals)
     if not problems:
         raise refused or PlanningError("no number of micro-batches: give at least one, such as 8")
     best: dict[Kind, dict[str, PlannedStep]] = {}
@@ -178,7 +180,7 @@ def plans_of(
         free = _searched(problems, steps[0], simulations, seed)
         if (not free.fits, free.step_us) < (not steps[0].fits, steps[0].step_us * (1.0 - GAIN)):
             steps = [free, *steps]
-    return Plans(tuple(steps), left_out, search)
+    return Plans(tuple(steps), left_out, next(iter(refusals), ""), search)
 
 
 def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
@@ -187,8 +189,10 @@ def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
     return (not step.fits, time if step.fits else float(step.used - step.room), [*Kind].index(step.kind), step.used)
 
 
-def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: RunnableBy) -> list[PlannedStep]:
-    """All ways in one number of micro-batches: of each shape the best."""
+def _in_parts(
+    problem: PlacementProblem, count: int, batch: int, runnable_by: RunnableBy, refusals: list[str]
+) -> list[PlannedStep]:
+    """All ways in one number of micro-batches: of each shape the best; `refusals` grows by why torch can't run some."""
     single = best_single(problem)
     if single is None:
         busy = problem.busy_us.sum(axis=0)
@@ -202,7 +206,7 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
         return _works(problem, plan, placement) and (runnable_by is None or may_run(runnable_by, plan, problem))
 
     for _, plan, _ in score_plans(Evaluator(problem, groups), kept):
-        shape = _shape(plan, problem.num_devices)
+        shape = _shape(plan, problem.cluster)
         others = best.setdefault(_kind(plan), [])
         if len(others) < _TRIED and shape not in [known for known, _ in others]:
             others.append((shape, plan))
@@ -216,6 +220,8 @@ def _in_parts(problem: PlacementProblem, count: int, batch: int, runnable_by: Ru
                 steps = _replicas(problem, plan, shape, count, result, batch)
             elif made := _as_run(problem, plan, result, groups, runnable_by):
                 steps = [replace(_planned(kind, shape, count, made[1], batch), placement=made[0])]
+            elif runnable_by == "torch" and (why := torch_refusal(problem, result.placement)):
+                refusals.append(why)
             shown += bool(steps)
             found += steps
     return found
@@ -256,18 +262,26 @@ def _kind(plan: Plan) -> Kind:
     return Kind.REPLICAS if len(plan.devices) == 1 else Kind.INTERLEAVED if plan.interleaved else Kind.PIPELINE
 
 
-def _shape(plan: Plan, devices: int) -> str:
-    """Such as "2 stages x 4", "stages of 6, 2", "8 replicas"; where not all devices are used, also how many."""
+def _shape(plan: Plan, cluster: Cluster) -> str:
+    """Such as "2 stages x 4", "stages of 6, 2", "8 replicas"; where some devices are idle, also which are used."""
     sizes = [len(own) for own in plan.devices]
-    used = len({device for own in plan.devices for device in own})
-    some = "" if used == devices else f" on {used} devices"
+    used = {device for own in plan.devices for device in own}
+    some = "" if len(used) == len(cluster.devices) else f" {_on(used, cluster)}"
     if len(sizes) == 1:
-        return f"{sizes[0]} replicas"
+        return f"{sizes[0]} replicas{some if len({device.kind for device in cluster.devices}) > 1 else ''}"
     shape = f"{len(sizes)} stages x {sizes[0]}" if len(set(sizes)) == 1 else f"stages of {', '.join(map(str, sizes))}"
     if not plan.interleaved:
         return shape + some
     turns = [number for number, own in enumerate(plan.devices) if own == plan.devices[0]]
     return f"{shape}, {'and back' if turns[1] != len(sizes) // len(turns) else 'again'}{some}"
+
+
+def _on(devices: Iterable[int], cluster: Cluster) -> str:
+    """Such as "on 2 devices"; where devices differ, "on 2 x v100 + 1 x p100"."""
+    counts = Counter(cluster.devices[device].kind for device in sorted(devices))
+    if len({device.kind for device in cluster.devices}) == 1:
+        return f"on {counts.total()} devices"
+    return f"on {' + '.join(f'{count} x {kind}' for kind, count in counts.items())}"
 
 
 def _alone(schedule: Schedule) -> PlacementResult:
@@ -300,7 +314,7 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
         except ExportError:  # no modules
             return []
         if len(np.unique(mapped.placement)) == count:
-            found.append(_planned(Kind.WHOLE, f"on {count} devices", 1, _alone(mapped), batch))
+            found.append(_planned(Kind.WHOLE, _on(order[:count], problem.cluster), 1, _alone(mapped), batch))
     return found
 
 
@@ -351,5 +365,5 @@ def _searched(
     placer, problem = load_placer("placeto"), problems[before.micro_batches]
     warm_up(placer, problem, simulations, None)
     result = placer(problem, simulations=simulations, seed=seed)
-    devices = len(np.unique(result.placement))
-    return _planned(Kind.FREE, f"on {devices} devices", before.micro_batches, result, before.batch)
+    shape = _on(np.unique(result.placement).tolist(), problem.cluster)
+    return _planned(Kind.FREE, shape, before.micro_batches, result, before.batch)

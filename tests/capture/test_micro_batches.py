@@ -150,3 +150,19 @@ def test_arguments_that_forward_changes_are_refused() -> None:
         capture_inference(module, arguments, micro_batches=2)
     assert capture_training(module, arguments, lambda y: y.mean()).num_ops
     assert arguments[1] == []
+
+
+def test_a_loss_with_a_tensor_of_the_batch_is_not_split() -> None:
+    def loss(output: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, Y)
+
+    assert capture_training(model(), [X], loss).num_ops > 0
+    for count in (2, 12):  # parts of one sample would be compared with all targets
+        with pytest.raises(CaptureError, match=r"tensor of shape \(12,\) that isn't an argument .*give it as a target"):
+            capture_training(model(), [X], loss, micro_batches=count)
+
+    def weighted(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, target, weights)
+
+    weights = torch.ones(3)
+    assert capture_training(model(), [X], weighted, targets=[Y], micro_batches=2).num_ops > 0

@@ -293,3 +293,31 @@ def test_inference_errors() -> None:
         capture_inference(nn.Identity(), [meta(2)])
     with pytest.raises(CaptureError, match=r"function: a torch\.nn\.Module can be captured, not a function"):
         capture_inference(lambda x: x, [meta(2)])  # type: ignore[arg-type]
+
+
+def test_what_is_not_an_argument_is_a_constant_also_on_meta() -> None:
+    """A factory that a command calls makes all its tensors there; batch norms change tensors."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm, self.mask = nn.Linear(4, 4), nn.BatchNorm1d(4), torch.ones(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.layer(x) * self.mask)
+
+    def factory() -> tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]:
+        target = torch.zeros(2, 4)
+        return Masked(), torch.ones(2, 4), lambda y: F.mse_loss(y, target)
+
+    graphs = []
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            module, x, loss = factory()
+        graphs.append(capture_training(module, [x], loss, name="masked"))
+    assert graphs[0].hash == graphs[1].hash
+
+
+def test_a_module_that_fails_itself_is_named() -> None:
+    with pytest.raises(CaptureError, match=r"^net: the module \(Linear\): RuntimeError: .*have shapes \(2, 4\)"):
+        capture_training(nn.Linear(5, 4), [torch.ones(2, 4)], torch.sum, name="net")

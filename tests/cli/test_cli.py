@@ -142,7 +142,7 @@ def test_unknown_graphs(graph: str, says: str, capsys: pytest.CaptureFixture[str
 def test_unknown_commands_and_clusters(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "commands: train, plan, fits, place" in fails(capsys, "plaice")
     assert "commands: train, plan, fits, place" in fails(capsys, "--plaice")
-    assert "4xv100" in fails(capsys, "place", graph_file, "--cluster", "5xv100", "--placer", "single")
+    assert "4xv100" in fails(capsys, "place", graph_file, "--cluster", "5xq100", "--placer", "single")
     assert "families" in fails(capsys, "list", "everything")
 
 

@@ -45,7 +45,7 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     out = ("-o", tmp_path / "mine.json")
     for words, says in (
         (("2xv100", "-o", tmp_path / "mine.txt"), "mine.txt: must end in .json or .json.gz"),
-        (("3xv100", *out), "'3xv100' is no preset and no file; presets are 2xk80"),
+        (("3xq100", *out), "'3xq100' is no preset and no file; presets are 2xk80"),
         ((tmp_path / "machine.txt", *out), "no numbers for GPU 0, 'Tesla T5': give the kind that is nearest (--kind)"),
         ((__file__, *out), "connections, as nvidia-smi topo -m prints it"),
         (("2xv100", "--kind", "t4", *out), "--kind is for what nvidia-smi prints; 2xv100 says what its devices are"),

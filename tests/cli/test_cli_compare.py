@@ -33,7 +33,8 @@ def test_mistakes_are_told_in_one_line(graph_file: str, tmp_path: Path, capsys: 
         save_cluster(replace(load_cluster("2xp100"), name="mine"), tmp_path / folder / "mine.json")
     two = f"{tmp_path}/one/mine.json,{tmp_path}/other/mine.json"
     assert "2 clusters are called 'mine'; their names must differ" in fails(capsys, *common, "--clusters", two)
-    assert "unknown cluster '3xv100'" in fails(capsys, *common, "--clusters", "2xv100,3xv100")
+    assert "--clusters names no cluster" in fails(capsys, *common, "--cluster", ",")
+    assert "unknown cluster '3xq100'" in fails(capsys, *common, "--clusters", "2xv100,3xq100")
     assert "a picture's name must end in" in fails(capsys, *common, "--clusters", "2xv100", "--plot", tmp_path / "a.b")
     assert "--simulations must be at least 0" in fails(capsys, *common, "--clusters", "2xv100", "--simulations", "-1")
     (tmp_path / "free.json").write_text(

@@ -76,6 +76,10 @@ def test_why_a_step_takes_another_time_than_the_file_says(
     way = "data parallel", "2 replicas", 2, "program", "torch DDP", 16, 1234.5
     save_plan(PlanFile(*way, {"weights": 1}, 2, True, cluster_hash, placement), "plan.json")
     assert note() == "note: plan.json says 1.23 ms, for data parallel as torch DDP runs it; "
+    way = "free placement", "on 2 devices", 2, "own list", "placeto run", 16, 1234.5
+    save_plan(PlanFile(*way, {"weights": 1}, 2, True, cluster_hash, placement), "plan.json")
+    message = "plan.json: its way is a free placement, which torch can't run: give the file as --placement plan.json"
+    assert message in fails(capsys, *RUN)
 
 
 def test_mistakes_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +98,7 @@ def test_mistakes_are_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_plan_without_micro_batches_is_no_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = ("--micro-batches", "1")
+    whole = ("--micro-batches", "1", "--simulations", "0")
     assert run("plan", "net.py:net", "--cluster", "2xcpu-core", *whole, "-o", "whole.json") == 0
     capsys.readouterr()
     message = fails(capsys, "run", "net.py:net", "--plan", "whole.json", "--devices", "cpu:0,cpu:1")

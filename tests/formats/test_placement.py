@@ -77,6 +77,9 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path, change: dict[str,
             r"op 'b': device '\\x1b\[2J' is not in cluster '2xp100', which has",
         ),
         ({"a": "gpu:0", "b": "gpu:0"}, "0" * 64, "another graph: its hash begins '000000000000', not '"),
+        ({"a": "gpu:0", "b": "gpu:0"}, "0" * 64, "that of 'pair'; both have the same ops, so that sizes differ"),
+        ({"a": "gpu:0", "b": "gpu:0", "c": "gpu:0"}, "0" * 64, "; that one has an op 'c', which isn't in this one"),
+        ({"a": "gpu:0"}, "0" * 64, "; this one has an op 'b', which isn't in that one"),
     ],
 )
 def test_placements_of_something_else(placement: dict[str, str], graph_hash: str | None, message: str) -> None:

@@ -5,14 +5,18 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
+from placeto.formats.placement import load_placement
+from placeto.formats.plan import PlanFile, save_plan
+from placeto.heuristics.plans import PlanError
 from placeto.placers import load_placer
-from placeto.problem.cluster import load_cluster
+from placeto.problem.cluster import Cluster, Device, load_cluster
 from placeto.problem.problem import PlacementProblem
 from tests.command_line import fails, run
-from tests.formats.torch_toys import captured, chain, planned
+from tests.formats.torch_toys import captured, chain, planned, tied
 from tests.problem.test_files import limited
 
 MODEL = """import torch
@@ -50,6 +54,21 @@ def test_the_placer_finds_what_torch_runs(cluster: str, micro_batches: int) -> N
     made = torch_pipeline(found.schedule())
     assert made.order.moved < 0.1
     assert made.num_ranks > 1
+
+
+def test_the_placer_keeps_a_shared_weight_in_one_stage_or_refuses() -> None:
+    made = torch_pipeline(
+        load_placer("torch-pipeline")(PlacementProblem(captured(tied()), load_cluster("2xk80"))).schedule()
+    )
+    assert made.num_ranks == 2  # replicas
+    assert len(made.stages.modules) == 1
+    slow, fast = Device("a", "slow", 1e12, 1e12, 10**9), Device("b", "fast", 3e12, 1e12, 10**9)
+    uneven = Cluster("uneven", (slow, fast), np.full((2, 2), 1e4), np.zeros((2, 2)))
+    message = (
+        "^torch runs no pipeline of this step on uneven: .* is read in stage 0 by 0 and in stage 1 by 3; .* untie it"
+    )
+    with pytest.raises(PlanError, match=message):
+        load_placer("torch-pipeline")(PlacementProblem(captured(tied()), uneven))
 
 
 def test_ranks_are_the_devices_that_have_a_stage(tmp_path: Path) -> None:
@@ -102,7 +121,17 @@ def test_the_command_writes_the_folder_and_says_how_to_run_it(
     plan = json.loads(Path("out/plan.json").read_text())
     assert (plan["factory"], plan["settings"], plan["micro_batches"]) == ("net.py:net", {"layers": 5}, 4)
     assert run(*export) == 0
-    assert "run.py was there already and stays as it is" in capsys.readouterr().err
+    told_again = capsys.readouterr().err
+    assert "run.py was there already and stays as it is" in told_again
+    assert "stages" not in told_again
+    placement, stages = load_placement("placement.json"), len(plan["split_points"]) + 1
+    for number in (stages, stages + 1):
+        way = "interleaved pipeline", f"{number} stages x 1, and back", 4, "own list", "torch-pipeline", 16, 1234.5
+        hashed = load_cluster("2xk80").hash
+        save_plan(PlanFile(*way, {"weights": 1}, 2, True, hashed, placement), "placement.json")
+        assert run(*export) == 0
+        merged = f"the plan has {way[1]}: neighbouring stages on one device are one stage here"
+        assert (merged in capsys.readouterr().err) == (number > stages)
 
 
 def test_a_graph_file_needs_a_factory_later_and_other_placements_are_refused(

@@ -67,6 +67,10 @@ def test_the_check_finds_gradients_that_differ(
     """The first replica of a stage says so, of all of them."""
     other = 0.0  # how far another replica's gradients are off
 
+    def draw() -> None:
+        if draws:
+            torch.rand(1)
+
     def all_reduce(off: Tensor, op: object, group: int) -> None:
         off.clamp_(min=other)
 
@@ -82,6 +86,7 @@ def test_the_check_finds_gradients_that_differ(
         loss = nn.functional.mse_loss
         value = loss(model(x), target)
         value.backward()
+        whole.register_forward_hook(lambda *_: draw())
         model.bias.grad += added  # type: ignore[operator]
         found: float = torch_run.compare(
             whole,
@@ -96,6 +101,7 @@ def test_the_check_finds_gradients_that_differ(
         assert found == pytest.approx(value.item(), abs=1e-6)
         return capsys.readouterr().out
 
+    draws = False
     off = re.search(r"2 gradients, off by (\S+) at most", step(0.0))
     assert off is not None
     assert float(off[1]) < 1e-6
@@ -103,7 +109,11 @@ def test_the_check_finds_gradients_that_differ(
     assert "2 gradients, off by nan at most" in step(math.nan)
     assert step(0.25, [1]) == step(0.25, None) == ""
     other = 0.5
-    assert "2 gradients, off by 0.5 at most" in step(0.25)
+    told = step(0.25)
+    assert "2 gradients, off by 0.5 at most" in told
+    assert "random" not in told
+    draws = True
+    assert step(0.25).startswith("note: the model draws random numbers, as for dropout; ")
 
 
 def test_inputs_of_all_kinds_are_taken_apart() -> None:

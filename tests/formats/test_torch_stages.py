@@ -128,6 +128,12 @@ def test_models_that_torch_cannot_cut_are_refused() -> None:
     refused(planned(captured(Skip()), [(0,), (1,), (2,)]), "of stage 0 is read by .* of stage 2; .* fewer devices")
     refused(planned(captured(Late()), [(0,), (1,)]), "of stage 1 reads the model's input x; .* first stage only")
     refused(planned(captured(tied()), [(0,), (1,)]), "is read in stage 0 by 0 and in stage 1 by 3; .* untie it")
+    two_ways = planned(captured(tied()), [(0,), (1,)])
+    moved_too = two_ways.placement.copy()
+    graph = two_ways.problem.graph
+    first = next(op for op, path in enumerate(graph.modules) if path == "1" and graph.micro_batches[op] == 1)
+    moved_too[first] = 2  # torch can't run that either, but untying comes first
+    refused(simulate(two_ways.problem, moved_too), "is read in stage 0 by 0 and in stage .* by 3; .* untie it")
     refused(planned(captured(Again()), [(0,), (1,)]), "no module that is called once begins or ends between them")
     assert len(torch_stages(planned(captured(Skip()), [(0,), (1,)])).splits) == 1
 

@@ -323,12 +323,14 @@ def compare(
     Both are sums over micro-batches, divided at the end, as torch does it: so they are rounded alike.
     """
     device, total = next(whole.parameters()).device, 0.0
+    before = random_state(device)
     for rows in torch.arange(length).chunk(count):
         model = OfTensors(whole, inputs)
         output = model(*(leaf.to(device) for leaf in tensors_of(part(inputs, rows, length))))
         value = loss(model.output.whole(output), *part(targets, rows, length))
         value.backward()
         total += value.item()
+    drawn = not torch.equal(before, random_state(device))
     for parameter in whole.parameters():
         if parameter.grad is not None:
             parameter.grad /= count
@@ -343,8 +345,18 @@ def compare(
             off, group = torch.tensor([0.0, *apart], device=device).max(), groups[stage.stage_index]
             dist.all_reduce(off, dist.ReduceOp.MAX, group=group)
             if dist.get_rank(group) == 0:
+                if stage.stage_index == 0 and drawn:
+                    print(
+                        "note: the model draws random numbers, as for dropout; ranks draw other ones than the whole "
+                        "model, so that gradients and losses differ: check with dropout 0"
+                    )
                 print(f"stage {stage.stage_index}: {len(apart)} gradients, off by {off.item():.2g} at most")
     return total / count
+
+
+def random_state(device: torch.device) -> Tensor:
+    """Of torch's generator of a device; it changes with each draw."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 if __name__ == "__main__":

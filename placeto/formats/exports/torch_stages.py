@@ -18,6 +18,7 @@ from placeto.formats.exports.splits import called_again
 from placeto.formats.exports.units import LOSS, ExportError, in_forward, inside, paths_of
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import BACKWARD_PASSES, NO_MICRO_BATCH
+from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule
 
 BEGINNING, END = "beginning", "end"
@@ -49,7 +50,25 @@ def torch_stages(schedule: Schedule) -> TorchStages:
     Raises:
         ExportError: the step has no micro-batches, or torch can't run the placement; the message says where and why.
     """
-    graph, placement = schedule.problem.graph, schedule.placement
+    return stages_of(schedule.problem, schedule.placement)
+
+
+def torch_refusal(problem: PlacementProblem, placement: np.ndarray) -> str:
+    """Why torch can't run a placement (N,) of a training step; "" where it can."""
+    try:
+        stages_of(problem, placement)
+    except ExportError as error:
+        return str(error)
+    return ""
+
+
+def stages_of(problem: PlacementProblem, placement: np.ndarray) -> TorchStages:
+    """As `torch_stages`, of a placement (N,).
+
+    Raises:
+        ExportError: see `torch_stages`.
+    """
+    graph = problem.graph
     name = graph.name
     paths_of(graph)  # which refuses graphs without modules
     of = graph.micro_batches
@@ -60,10 +79,11 @@ def torch_stages(schedule: Schedule) -> TorchStages:
         raise ExportError(f"{name}: the model computes its loss itself; let it return its output, and give a loss")
     _check_loss(graph)
     program = _forward_ops(graph, count)
-    busy = schedule.problem.op_time[np.arange(len(of)), placement] > 0.0
+    busy = problem.op_time[np.arange(len(of)), placement] > 0.0
     computing = np.flatnonzero(busy[program[0]])  # (C,) places in F
     if not len(computing):
         raise ExportError(f"{name}: no op of the forward pass takes time, so there are no stages: give its ops times")
+    _check_first(graph, program[0, computing], placement)
     starts, devices = _runs(graph, program[:, computing], placement)
     replicas, groups = replicas_of(name, devices)
     splits, cuts = [], []
@@ -217,9 +237,7 @@ def _check(graph: ComputationGraph, stage: np.ndarray) -> None:
     """Refuse tensors, parameters, inputs and outputs that torch doesn't bring to where they are needed."""
     name, first = graph.name, graph.micro_batches == 0
     forward = in_forward(graph) & first
-    users: dict[int, list[int]] = {}  # of parameters, and of slices of them
     for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
-        users.setdefault(src, []).append(dst)
         if forward[src] and forward[dst] and not 0 <= stage[dst] - stage[src] <= 1:
             one, other = graph.op_names[src], graph.op_names[dst]
             raise ExportError(
@@ -238,6 +256,24 @@ def _check(graph: ComputationGraph, stage: np.ndarray) -> None:
                 f"{graph.module_inputs[op][0]}; torch gives inputs to the first stage only: pass it on through the "
                 "modules before, or place on fewer devices"
             )
+    _check_parameters(graph, stage, forward)
+
+
+def _check_first(graph: ComputationGraph, ops: np.ndarray, placement: np.ndarray) -> None:
+    """Refuse tied parameters of several stages, among the ops (C,) of a micro-batch that compute.
+
+    That comes before all else: with such a parameter, no other cut between its users is better.
+    """
+    stage = np.full(graph.num_ops, -1, np.int64)
+    stage[ops] = np.cumsum(np.append(False, placement[ops][1:] != placement[ops][:-1]))
+    _check_parameters(graph, stage, stage >= 0, tied=True)
+
+
+def _check_parameters(graph: ComputationGraph, stage: np.ndarray, forward: np.ndarray, tied: bool = False) -> None:
+    """Refuse a parameter that ops of `forward` (N,), with `tied` of two modules, read in two stages (N,)."""
+    users: dict[int, list[int]] = {}  # of parameters, and of slices of them
+    for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
+        users.setdefault(src, []).append(dst)
     for op in (op for op, kind in enumerate(graph.op_types) if kind == "parameter"):
         found: dict[int, str] = {}
         pending = [op]
@@ -247,10 +283,10 @@ def _check(graph: ComputationGraph, stage: np.ndarray) -> None:
                     found.setdefault(int(stage[user]), graph.modules[user] or "the model itself")
                 elif graph.micro_batches[user] == NO_MICRO_BATCH and graph.passes[user] == "forward":
                     pending.append(user)
-        if len(found) > 1:
+        if len(found) > 1 and not (tied and len(set(found.values())) == 1):
             (one, first_user), (other, next_user), *_ = sorted(found.items())
             raise ExportError(
-                f"{name}: {graph.op_names[op]} is read in stage {one} by {first_user} and in stage {other} by "
+                f"{graph.name}: {graph.op_names[op]} is read in stage {one} by {first_user} and in stage {other} by "
                 f"{next_user}; torch would train two copies of it: untie it, or place on fewer devices"
             )
 

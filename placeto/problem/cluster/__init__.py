@@ -3,6 +3,7 @@
 Input: files, presets and topologies. Output: a checked `Cluster`. Nothing here depends on graphs.
 """
 
+from placeto.problem.cluster.by_kinds import of_kinds
 from placeto.problem.cluster.cluster import (
     BYTES_PER_US,
     DISPATCHES,
@@ -32,5 +33,6 @@ __all__ = [
     "Topology",
     "crossings",
     "load_cluster",
+    "of_kinds",
     "save_cluster",
 ]

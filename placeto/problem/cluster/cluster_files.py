@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from placeto.problem.cluster.by_kinds import KINDS, of_kinds
 from placeto.problem.cluster.cluster import (
     BYTES_PER_US,
     DEVICE_FIELDS,
@@ -80,6 +82,8 @@ _MATRICES = ("bandwidth", "latency_us")
 def load_cluster(name_or_path: str | Path) -> Cluster:
     """The preset of that name, or the cluster in a file (``.json``, ``.json.gz``; format "placeto.cluster/1").
 
+    A name such as 4xrtx3090 or 2xh100+1xl4 stands for boards of one host, with assumed links: see `by_kinds`.
+
     Raises:
         ClusterError: there is no preset and no file of that name, or the file is no cluster file; the message names
             file and field.
@@ -90,6 +94,8 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         raise ClusterError(f"{what}, not {quote(name_or_path)}")
     if str(name_or_path) in CLUSTERS:
         return CLUSTERS[str(name_or_path)]()
+    if (made := of_kinds(str(name_or_path))) is not None:
+        return made[0]
     path = Path(name_or_path)
     if not path.name.endswith((".json", ".json.gz")):
         if path.is_file():
@@ -97,8 +103,13 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
                 f"cluster {quote(str(name_or_path))}: the name of a cluster file must end in .json or .json.gz "
                 "(`placeto cluster` makes one of what nvidia-smi prints)"
             )
-        known = f"presets are {', '.join(CLUSTERS)}, or name a .json file"
-        raise ClusterError(f"unknown cluster {quote(str(name_or_path))}: {known}")
+        near = get_close_matches(str(name_or_path).lower(), CLUSTERS, 1, 0.75)
+        meant = f"; did you mean {near[0]}? Presets" if near else ": presets"
+        raise ClusterError(
+            f"unknown cluster {quote(str(name_or_path))}{meant} are {', '.join(CLUSTERS)}; others are "
+            f"numbers of boards, such as 4xrtx3090, of the kinds {', '.join(KINDS)}; or name a .json file, as "
+            "`placeto cluster` writes it"
+        )
     if not path.exists():
         raise ClusterError(f"cluster {quote(str(path))}: there is no such file; presets are {', '.join(CLUSTERS)}")
     document = read_json(path, ClusterError)

@@ -67,13 +67,14 @@ def _cluster(
     dispatch: str = "priority",
 ) -> Cluster:
     """A preset: devices named "gpu:0"... (or "cpu:0"...) in order; bandwidth in bytes/s, one number or (D, D)."""
-    named = _named(devices)
+    named = named_devices(devices)
     size = (len(named), len(named))
     matrix = np.broadcast_to(bandwidth, size) / 1e6  # bytes/us
     return Cluster(name, named, matrix, np.broadcast_to(latency_us, size), transfers, link, link_gap_us, dispatch)
 
 
-def _named(devices: Sequence[Device]) -> tuple[Device, ...]:
+def named_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Devices with the names "gpu:0"... (or "cpu:0"...), in order."""
     named: list[Device] = []
     for device in devices:
         prefix = "cpu" if device.kind.startswith("cpu") else "gpu"
@@ -82,7 +83,7 @@ def _named(devices: Sequence[Device]) -> tuple[Device, ...]:
     return tuple(named)
 
 
-def _k80(name: str, count: int) -> Cluster:
+def k80s(name: str, count: int) -> Cluster:
     """The published Placeto simulator: 7600 bytes/us, and 25 us of link time after each delivery."""
     return _cluster(name, [K80] * count, 7.6e9, 0.0, "broadcast", "egress", 25.0, "fifo")
 
@@ -104,7 +105,7 @@ def _mixed(name: str) -> Cluster:
 
 def _hosts(name: str, device: Device, topology: Topology) -> Cluster:
     """Alike devices on several hosts, whose network cards they share."""
-    return Cluster.from_topology(name, _named([device] * topology.num_devices), topology)
+    return Cluster.from_topology(name, named_devices([device] * topology.num_devices), topology)
 
 
 # Two hosts, each with four V100 like a quad of the DGX-1: 8 NVLinks among 6 pairs, here spread evenly. 25 Gb/s Ethernet
@@ -124,9 +125,9 @@ def _dgx_h100(hosts: int) -> Topology:
 
 
 CLUSTERS: dict[str, Callable[[], Cluster]] = {
-    "2xk80": partial(_k80, "2xk80", 2),
-    "4xk80": partial(_k80, "4xk80", 4),
-    "8xk80": partial(_k80, "8xk80", 8),
+    "2xk80": partial(k80s, "2xk80", 2),
+    "4xk80": partial(k80s, "4xk80", 4),
+    "8xk80": partial(k80s, "8xk80", 8),
     "2xp100": partial(_cluster, "2xp100", [P100] * 2, PCIE3, PCIE_LATENCY_US),
     "4xp100": partial(_cluster, "4xp100", [P100] * 4, PCIE3, PCIE_LATENCY_US),
     "2xv100": partial(_dgx1, "2xv100", 2),

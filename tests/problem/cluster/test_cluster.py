@@ -173,8 +173,8 @@ def test_missing_bandwidth_and_broken_json(tmp_path: Path) -> None:
 
 
 def test_unknown_names_and_missing_files() -> None:
-    with pytest.raises(ClusterError, match="unknown cluster '3xk80': presets are 2xk80, 4xk80"):
-        load_cluster("3xk80")
+    with pytest.raises(ClusterError, match="unknown cluster '3xq80': presets are 2xk80, 4xk80"):
+        load_cluster("3xq80")
     with pytest.raises(ClusterError, match="there is no such file; presets are 2xk80"):
         load_cluster("nowhere.json")
 
