@@ -1,4 +1,4 @@
-"""Networks of the policy fitted to labelled states and judged on unseen graphs: behind `messages` and `training_curve`.
+"""Networks of the policy fitted to labelled states and judged on unseen graphs: behind `messages`.
 
 Labels are exact values of a move, as relative changes of the makespan:
 

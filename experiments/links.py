@@ -19,7 +19,8 @@ from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 
-HEAD = ("graph", "cluster", "placer", "believed / true", "loss, %", "of one device, placed with them")
+HEAD = ("graph", "cluster", "placer", "believed / true", "loss, %", "of one device, placed with them", "hosts used")
+FORMS = ".3f", ".1f", ".3f", ".2g"
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,11 @@ class Links:
     """0, 1, ..."""
 
 
-def measure(graph: str, cluster: str, placer: str, simulations: int, seed: int) -> tuple[float, float, float]:
-    """Believed over true makespan of what is placed without the shared links, its loss in per cent, and the other's."""
+def measure(graph: str, cluster: str, placer: str, simulations: int, seed: int) -> tuple[float, float, float, int]:
+    """Believed over true makespan of what is placed without the shared links, its loss in per cent, and the other's.
+
+    The last number is that of the hosts on which what is placed without the shared links has ops.
+    """
     shared = load_cluster(cluster)
     loaded = resolve_graph(graph)[1]
     true = PlacementProblem(loaded, shared)
@@ -48,7 +52,8 @@ def measure(graph: str, cluster: str, placer: str, simulations: int, seed: int) 
     blind, seeing = place(without), place(true)
     ran = simulate(true, blind.placement, order=blind.order).makespan_us
     loss = 100 * (ran / seeing.makespan_us - 1)
-    return blind.makespan_us / ran, loss, seeing.makespan_us / true.single_device_us
+    hosts = len(np.unique(np.array(shared.hosts)[blind.placement]))
+    return blind.makespan_us / ran, loss, seeing.makespan_us / true.single_device_us, hosts
 
 
 def main(config: Links) -> None:
@@ -61,9 +66,7 @@ def main(config: Links) -> None:
                 seeds = range(1 if placer == "heft" else config.seeds)
                 rows = np.array([measure(graph, cluster, placer, config.simulations, seed) for seed in seeds]).T
                 losses.setdefault(placer, []).append(float(rows[1].mean()))
-                numbers = [
-                    mean_and_spread(list(row), form) for row, form in zip(rows, (".3f", ".1f", ".3f"), strict=True)
-                ]
+                numbers = [mean_and_spread(list(row), form) for row, form in zip(rows, FORMS, strict=True)]
                 lines.append([graph, cluster, placer, *numbers])
     print(markdown(lines))
     print()

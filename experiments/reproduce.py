@@ -27,17 +27,15 @@ from experiments.tables import markdown, rule
 
 MINUTES = {
     "architectures": 10,
-    "cost_loss": 3, "cost_models": 15, "cost_models_left_out": 3, "demo": 6, "equal_budgets_64": 10,
-    "equal_budgets_targets": 60, "equal_budgets_targets_1s": 20, "equal_budgets_targets_30s": 40,
-    "equal_budgets_targets_seconds": 70, "fidelity_micro_batches": 3, "fuzz": 7, "headline": 40, "headline_recipes": 36,
-    "headline_recipes_seeds": 80,
-    "held_out_steps": 1,
-    "links": 1, "messages": 40, "micro_batches": 25, "models_in_micro_batches": 30, "models_in_micro_batches_gnmt": 10,
-    "models_in_micro_batches_seeds": 20, "orders": 29,
-    "paper_learning": 400, "peers": 7, "torch_plans": 3, "training_curve": 25,
-    "other_tools": 3, "outside_amp": 1, "outside_optima": 2, "outside_ratios": 2, "outside_sailor": 1,
+    "cost_loss": 3, "cost_models": 15, "cost_models_left_out": 3, "demo": 6, "equal_budgets_targets": 60,
+    "fidelity_micro_batches": 3, "fuzz": 7, "headline": 40, "held_out_steps": 1, "links": 1, "messages": 40,
+    "models_in_micro_batches": 30, "models_in_micro_batches_gnmt": 10, "models_in_micro_batches_seeds": 20,
+    "orders": 29, "other_tools": 3, "outside_amp": 1, "outside_optima": 2, "outside_ratios": 2, "outside_sailor": 1,
+    "paper_learning": 400, "peers": 7, "torch_plans": 3,
 }  # fmt: skip
 """about how long a command takes whose results file doesn't say so yet"""
+STUDIES = {"paper_learning"}
+"""What takes longer than all others together, and runs only if it is named."""
 CODE = ("placeto", "graphs", "experiments/*.py", "experiments/data", ":(exclude)*.md")
 """what decides the results"""
 
@@ -49,7 +47,7 @@ class Reproduce:
     plan: bool = False
     """only say what would run, and how long it takes"""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
-    """of these results files"""
+    """of these results files; `paper_learning`, which takes hours, runs only if it is named here"""
 
 
 def arguments(file: ResultFile, at: str, source: Path) -> list[str]:
@@ -97,12 +95,15 @@ def main(config: Reproduce, root: Path = ROOT) -> None:
     files = render(root, "results.md")[1].used
     if unknown := sorted(set(config.only) - files.keys()):
         raise PageError(f"RESULTS shows no {', '.join(unknown)}; it shows {', '.join(sorted(files))}")
-    chosen = {name: file for name, file in sorted(files.items()) if not config.only or name in config.only}
+    names = config.only or files.keys() - STUDIES
+    chosen = {name: file for name, file in sorted(files.items()) if name in names}
     pending = {name: file for name, file in chosen.items() if not current(file, root)}
     lines = [["results file", "minutes", "made with the present code"], rule(3)]
     lines += [[name, f"{minutes(file):.0f}", "no" if name in pending else "yes"] for name, file in chosen.items()]
     print(markdown(lines))
     print(f"\nTo run: {len(pending)} commands, about {sum(map(minutes, pending.values())) / 60:.1f} hours.", flush=True)
+    for name in sorted(files.keys() - chosen.keys() if not config.only else ()):
+        print(f"Left out, as it takes about {minutes(files[name]) / 60:.1f} hours: --only {name}", flush=True)
     if config.plan:
         return
     at = commit(root)

@@ -92,8 +92,6 @@ def train_run(run: Run) -> Path:
     initial = load_checkpoint(run.initial) if run.initial is not None else None
     resume = run.checkpoint.is_file()
     train(run.config, problems, validation if run.validation else None, initial=initial, resume=resume)
-    if not run.finished:
-        raise KeyboardInterrupt
     return run.checkpoint
 
 

@@ -44,7 +44,7 @@ def digest_of_kernels(folder: Path) -> str:
         return everything
     kernels = _digest(folder, kernel_files(folder))
     with suppress(OSError):  # of a full disk: it is looked up again next time
-        for made in folder.glob("**/*.nb[ci]") if before[1:] != [kernels] else ():
+        for made in folder.glob("**/*.nb[ci]*") if before[1:] != [kernels] else ():
             made.unlink(missing_ok=True)
         written = stamp.with_suffix(f".{os.getpid()}")
         written.write_text(f"{everything}\n{kernels}\n")

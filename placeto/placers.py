@@ -219,6 +219,8 @@ def load_family(name: str) -> Any:
     """
     if name not in families():
         known = ", ".join(families()) or "none is installed (pip install -e . in the source tree)"
+        if Path(name).is_dir():
+            raise LoadError(f"graph family {name!r}: is a directory; give its files as graphs ({name}/*.json)")
         raise LoadError(f"unknown graph family {name!r}; known: {known}")
     point, offered = families()[name]
     family = offered[name]
@@ -256,9 +258,11 @@ def load_split(family: str, split: str, count: int | None = None) -> dict[str, C
     """The graphs of a split, or the first `count` of them, by their full name ``family:split:index``.
 
     Raises:
-        LoadError: no such family or split, or `count` is not a number of graphs it has.
+        LoadError: no such family or split, no graphs in it, or `count` is not a number of graphs it has.
     """
     size = split_size(family, split)
+    if size == 0:
+        raise LoadError(f"{family}:{split} has no graphs: take another split, or give other graphs")
     if count is not None and not 1 <= count <= size:
         raise LoadError(f"{family}:{split} has {size} graphs: 1 to {size} can be taken, not {count}")
     return {f"{family}:{split}:{i}": _graph(family, split, i) for i in range(size if count is None else count)}
@@ -301,7 +305,7 @@ def _load_file(argument: str) -> ComputationGraph:
     if not path.exists():
         raise LoadError(f"graph {argument!r}: no such file; a graph is {GRAPH_HELP}")
     if path.is_dir():
-        raise LoadError(f"graph {argument!r}: is a directory; a graph is {GRAPH_HELP}")
+        raise LoadError(f"graph {argument!r}: is a directory, give its files ({path}/*.json); a graph is {GRAPH_HELP}")
     if (importer := find_importer(path)) is not None:
         return importer.load(path)
     if not path.name.endswith((".json", ".json.gz")):

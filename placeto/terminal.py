@@ -28,7 +28,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-COMPILING = "compiling the simulator, once after an installation or a change of the code: this takes about a minute"
+COMPILING = (
+    "compiling parts of the simulator, each when it is used for the first time after an installation or a change of "
+    "the code: this can take a minute"
+)
 tells_of_compiling = False
 """Whether a command runs, which itself says that kernels are compiled."""
 on_compiling: list[Callable[[], None]] = []

@@ -15,6 +15,7 @@ import torch
 from placeto.policies.one_shot.grouper import GrouperConfig
 from placeto.policies.placeto import PlacetoConfig
 from placeto.problem.problem import PlacementProblem
+from placeto.signals import Interruption
 from placeto.training.config import (
     AnyTrainConfig,
     LearningConfig,
@@ -64,9 +65,11 @@ def config(placer: str, out: Path) -> AnyTrainConfig:
 def trained(settings: AnyTrainConfig, **options: bool) -> dict[str, Any]:
     """Train; what this process ended with, and what it reported."""
     said: list[str] = []
-    numbers = train(
-        settings, problems(0, 1, 2, 3), problems(10, 11), report=lambda done, note: said.append(note), **options
-    )
+    graphs = problems(0, 1, 2, 3), problems(10, 11)
+    try:
+        numbers = train(settings, *graphs, report=lambda done, note: said.append(note), **options)
+    except Interruption as stop:
+        numbers = {"signal": stop.number}
     state = STATES[-1]
     return {
         "parameters": {name: value.clone() for name, value in state.policy.state_dict().items()},

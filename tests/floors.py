@@ -21,6 +21,7 @@ FLOORS = {
     "terminal": 0,
     "pretrained": 0,
     "ranges": 0,
+    "signals": 0,
     "compiling": 1,
     "problem": 2,
     "progress": 3,

@@ -208,6 +208,29 @@ def test_families_of_other_values_are_refused(adds: Callable[..., None], changed
             resolve_graph("mine:train:1")
 
 
+FEW = """
+from placeto.problem.graph import ComputationGraph
+class Family:
+    name, description, splits = "few", "graphs", {"train": 1, "test": 0}
+    def load(self, split, index):
+        return ComputationGraph.from_ops("g", [{"name": name, "time_us": {"*": 9.0}} for name in "abc"])
+FAMILIES = {"few": Family()}
+"""
+
+
+def test_a_split_without_graphs_is_named(
+    adds: Callable[..., None], tmp_path: Path, graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adds("placeto.families", "ours = ours:FAMILIES", FEW)
+    small = "--iterations", "1", "--placer", "mlp", "--learning.samples", "2"
+    train = "train", "--cluster", "2xv100", "--family", "few", "--out", tmp_path / "run", *small
+    says = fails(capsys, *train)
+    assert says == "error: --family few: has no graphs in its split 'validation'; give --validation-graphs\n"
+    says = fails(capsys, "evaluate", "--cluster", "2xv100", "--family", "few", "--placers", "etf")
+    assert says == "error: few:test has no graphs: take another split, or give other graphs\n"
+    assert run(*train, "--validation-graphs", graph_file) == 0
+
+
 def test_a_family_that_lacks_something_is_refused(adds: Callable[..., None]) -> None:
     adds("placeto.families", "ours = ours:FAMILIES", FAMILY.replace("NAME", "mine").replace("LACKS", "splits"))
     with pytest.raises(ExtensionError, match=r"in placeto\.families of ours: the family 'mine' has no splits"):

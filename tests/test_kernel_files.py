@@ -105,9 +105,12 @@ def test_what_kernel_files_hold_decides_whether_they_are_compiled_again(tmp_path
     assert not dropped()
     assert dropped(kernel, f"{text}3", age=1e8)
     found = digest_of_kernels(tmp_path)
+    killed = index.with_name("moves.1.nbc.tmp.7a30b2")  # while it was written
+    killed.write_text("comp")
     kernel.rename(kernel.with_name("renamed.py"))
     assert digest_of_kernels(tmp_path) != found
     assert not index.exists()
+    assert not killed.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"0", b"{everything}", b"{everything}\n12", bytes(129)])

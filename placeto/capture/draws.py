@@ -25,6 +25,8 @@ from placeto.capture.lifetimes import SOURCE
 
 DRAWN = "drawn"
 """Under this key of a node's ``meta`` stands the node of the forward pass that draws the same numbers."""
+RAN = "ran"
+"""Under this key of a node's ``meta`` stands the op that the module ran, which may change a tensor in place."""
 aten = torch.ops.aten
 
 
@@ -141,8 +143,7 @@ def to_be_run(traced: GraphModule) -> None:
 
 def _fills(node: Node) -> bool:
     """Whether a node stands for one that filled a tensor with random bits, and nobody else reads that tensor."""
-    source = node.meta.get(SOURCE)
-    if node.target is not aten.bernoulli.p or source is None or source.target is not aten.bernoulli_.float:
+    if node.target is not aten.bernoulli.p or node.meta[RAN] is not aten.bernoulli_.float:
         return False
     (filled,) = node.all_input_nodes
     return filled.target is aten.empty_like.default and len(filled.users) == 1

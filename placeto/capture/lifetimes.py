@@ -34,14 +34,22 @@ class Lifetimes:
         self._last: Node | None = None
         # address of a storage -> the nodes whose values are in it, by the part that they take; None: not looked at
         self._inside: dict[int, dict[Part, Node] | None] = {}
+        self._shared: set[int] = set()  # addresses of storages that several tensors show
 
-    def ignore(self, tensor: Tensor) -> None:
-        """Of what goes into the step, nothing is noted."""
-        self._inside[_storage(tensor)._cdata] = None
+    def ignore(self, tensor: Tensor, shared: bool = False) -> None:
+        """Of what goes into the step, nothing is noted, but whether another tensor has its memory."""
+        key = _storage(tensor)._cdata
+        if shared or key in self._inside:
+            self._shared.add(key)
+        self._inside[key] = None
 
     def ran(self, node: Node) -> None:
         """A node has run; what is freed from now on was there while it ran."""
         self._last = node
+
+    def alone(self, tensor: Tensor) -> bool:
+        """Whether no other tensor was ever seen that has a part of a tensor's memory."""
+        return _storage(tensor)._cdata not in self._shared
 
     def made(self, tensor: Tensor, node: Node, changed: bool) -> None:
         """A node made a tensor, or changed it in place."""
@@ -54,12 +62,15 @@ class Lifetimes:
             # what is larger had the numbers of before
             kept = {part: other for part, other in inside.items() if prod(part[1]) <= tensor.numel()}
             self._inside[key] = kept | {_part(tensor): node}
+        elif not changed:
+            self._shared.add(key)
 
     def end(self) -> None:
         """The step is over: what is there still is its result."""
         self._inside.clear()
 
     def _freed(self, key: int) -> None:
+        self._shared.discard(key)
         inside = self._inside.pop(key, None)
         for node in (inside or {}).values():
             node.meta[HELD] = self._last

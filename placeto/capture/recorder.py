@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from placeto.capture.costs import DECOMPOSITIONS
-from placeto.capture.draws import carry_draws
+from placeto.capture.draws import RAN, carry_draws
 from placeto.capture.dtypes import check_dtypes
 from placeto.capture.labels import Label, Labels
 from placeto.capture.lifetimes import SOURCE, Lifetimes, carry_over
@@ -33,6 +33,7 @@ from placeto.capture.packing import packing_seen
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_WRITES_BACK = "writes back"  # in a node's meta: it gives an input the value that functional ops made of it
 _ASKING = {aten.size.default, aten.stride.default, aten.storage_offset.default}
 
 
@@ -58,8 +59,9 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
 
 
 def mutates(traced: GraphModule) -> bool:
-    """Whether some op of a recorded graph changes a tensor."""
-    return any(isinstance(n.target, torch._ops.OpOverload) and _is_mutable(n.target) for n in traced.graph.nodes)
+    """Whether some op of a recorded graph changes a tensor, other than by writing inputs back in the end."""
+    ops = (node for node in traced.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+    return any(_is_mutable(node.target) and _WRITES_BACK not in node.meta for node in ops)
 
 
 def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
@@ -75,6 +77,11 @@ def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
     made = record(torch.func.functionalize(lambda *values: replay.run(*values)), flat, labels)
     carry_over(traced, made)
     carry_draws(made)
+    for node in made.graph.find_nodes(op="call_function", target=aten.copy.default):
+        if _WRITES_BACK in (node.meta[SOURCE] or node).meta:  # the input is given what would be copied
+            _, value = node.args
+            node.replace_all_uses_with(cast(Node, value))
+            made.graph.erase_node(node)
     return made
 
 
@@ -93,6 +100,7 @@ class _Recorder(TorchDispatchMode):
         self.stand_ins: Any = WeakTensorKeyDictionary()  # constant on "meta" -> a fake tensor on the cpu
         self.nodes: Any = WeakTensorKeyDictionary()  # tensor -> the node that makes it
         self.lifetimes = Lifetimes()
+        self.inputs: list[tuple[Tensor, Node]] = []
 
     def add_input(self, value: Any) -> None:
         node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
@@ -101,9 +109,16 @@ class _Recorder(TorchDispatchMode):
             self.is_fake |= isinstance(value, FakeTensor)
             self.nodes[value] = node
             self.lifetimes.ignore(value)
+            self.inputs.append((value, node))
 
     def finish(self, outputs: Sequence[Any]) -> GraphModule:
         self.lifetimes.end()
+        for value, node in self.inputs:
+            changed = self.nodes[value]
+            ran = changed.meta.get(RAN)
+            if ran is not None and _is_mutable(ran) and not _is_mutable(changed.target):
+                copy = self.graph.create_node("call_function", aten.copy_.default, (node, changed), None, "copy_")
+                copy.meta |= {"val": node.meta["val"], "label": Label(), _WRITES_BACK: True}
         self.graph.output([self._argument(value) for value in outputs])
         with _use_lazy_graph_module(True):  # its code is hardly ever asked for
             made = _make_graph_module(self.root, self.graph)
@@ -147,10 +162,16 @@ class _Recorder(TorchDispatchMode):
 
     def _add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         # what it is given is a constant, which mustn't be changed by what follows
-        target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
-        node = self.graph.create_node("call_function", target, args, kwargs, func.overloadpacket.__name__)
+        target = (
+            aten.lift_fresh_copy.default
+            if func is aten.lift_fresh.default
+            else self._functional(func, args, kwargs, result)
+        )
+        node = self.graph.create_node("call_function", target, args, kwargs, target.overloadpacket.__name__)
         label = self.labels.next([source.meta["label"] for source in node.all_input_nodes])
-        node.meta |= {"val": _layouts(result), "label": label, SOURCE: self.labels.source}
+        source = self.labels.source
+        ran = func if source is None else source.meta.get(RAN)
+        node.meta |= {"val": _layouts(result), "label": label, SOURCE: source, RAN: ran}
         self.lifetimes.ran(node)
         self.labels.draws.ran(node)
         changed = _is_mutable(func)
@@ -163,6 +184,24 @@ class _Recorder(TorchDispatchMode):
                     self.nodes[part] = item = self.graph.call_function(operator.getitem, (node, number))
                     item.meta |= {"val": layout, "label": label, SOURCE: self.labels.source}
                     self.lifetimes.made(part, item, changed)
+
+    def _functional(self, func: Any, args: Any, kwargs: Any, changed: Any) -> Any:
+        """The functional op for one that changed a tensor, if no other tensor has its memory; else the op itself.
+
+        Such are the ops of dropout, ``ReLU(inplace=True)`` and the counters of batch norms. Other mutations are left to
+        `functional`, a second pass.
+        """
+        found = _functional_op(func)
+        if found is None or len(args) < _required(found) or not self.lifetimes.alone(changed):
+            return func
+        if found is aten.bernoulli.p and args[0].target is not aten.empty_like.default:
+            return func  # it gives bits in another order, but where it stands for `bernoulli_`: see `to_be_run`
+        numbers = tree_leaves((args[1:], kwargs))
+        if any(isinstance(number, Node) for number in numbers):
+            return func
+        with no_dispatch():
+            dense = torch.empty_like(changed).stride() == changed.stride()
+            return found if dense and (changed.is_floating_point() or all(type(n) is int for n in numbers)) else func
 
     def _argument(self, value: Any) -> Any:
         """A value as an argument of a node."""
@@ -182,7 +221,7 @@ class _Recorder(TorchDispatchMode):
         node = self.graph.get_attr(name)
         node.meta |= {"val": _layouts(value), "label": Label()}
         self.nodes[value] = node
-        self.lifetimes.ignore(value)
+        self.lifetimes.ignore(value, shared=True)  # its module has it
         if self.is_fake and value.is_meta and not isinstance(value, FakeTensor):  # as a factory makes it for a command
             self.stand_ins[value] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         return node
@@ -212,6 +251,24 @@ def _is_composite(func: Any) -> bool:
 @cache
 def _is_mutable(func: Any) -> bool:
     return bool(func._schema.is_mutable)
+
+
+@cache
+def _functional_op(func: Any) -> Any:
+    """The op that gives what a pointwise op writes into its first argument; None if there is none."""
+    if func is aten.bernoulli_.float:
+        return aten.bernoulli.p
+    packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)
+    found = getattr(packet, func._overloadname, None)
+    if found is None or torch.Tag.pointwise not in found.tags:
+        return None
+    takes, given = ([(a.name, str(a.type)) for a in op._schema.arguments] for op in (found, func))
+    return found if takes == given else None  # `pow` of a number takes other arguments than `pow_`
+
+
+@cache
+def _required(func: Any) -> int:
+    return sum(not argument.has_default_value() for argument in func._schema.arguments)
 
 
 def _grouped_mm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> Tensor:

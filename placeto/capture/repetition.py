@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._mode_utils import no_dispatch
 
-from placeto.capture.draws import DRAWN
+from placeto.capture.draws import DRAWN, RAN
 from placeto.capture.labels import Label
 from placeto.capture.lifetimes import HELD
 
@@ -57,7 +57,7 @@ def repeat(graph: Graph, count: int, outputs: Sequence[Sequence[Any]]) -> list[l
                 before, after = one.meta["label"], two.meta["label"]
                 call = before.call + number * (after.call - before.call)
                 label = replace(after, micro_batch=number, call=call)
-                copy.meta |= {"val": two.meta["val"], "label": label, LIKE: two}
+                copy.meta |= {"val": two.meta["val"], "label": label, LIKE: two, RAN: two.meta.get(RAN)}
         for node, copy in copies.items():
             if (until := node.meta.get(HELD)) in copies:
                 copy.meta[HELD] = copies[until]

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from placeto import terminal
 from placeto.cli.common import UsageError, note
+from placeto.signals import Interruption, sigterm_interrupts
 from placeto.terminal import printable
 
 _OF_TORCH = {"torch": "torch", "torch_geometric": "torch-geometric"}  # module -> package, of what heuristics don't need
@@ -45,12 +46,11 @@ _EXAMPLE = """\
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit: 0 done, 2 user error (one line on stderr), 130 interrupted."""
+    """Run the command line and exit: 0 done, 2 user error (one line on stderr), 130 by Ctrl-C, 143 by SIGTERM."""
     _open_streams()
     with user_errors(), compiling_told(), warnings_told():
         _in_a_folder()
         _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
     sys.exit(0)
 
 
@@ -70,9 +70,14 @@ def _in_a_folder() -> None:
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Within it a user's mistake exits with 2 and one line on stderr, an interruption with 130."""
+    """Within it a user's mistake exits with 2 and one line on stderr, Ctrl-C with 130 and SIGTERM with 143."""
     try:
-        yield
+        with sigterm_interrupts():
+            yield
+            sys.stdout.flush()  # here, where it is known what to do if nobody reads it
+    except Interruption as stop:
+        print(printable(str(stop)), file=sys.stderr)
+        sys.exit(128 + stop.number)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

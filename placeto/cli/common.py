@@ -6,6 +6,8 @@ import math
 import os
 import re
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -106,6 +108,22 @@ def find_cluster(name: str, dispatch: str | None) -> Cluster:
     return cluster if dispatch is None else replace(cluster, dispatch=dispatch)
 
 
+def find_clusters(option: str, names: Sequence[str], dispatch: str | None) -> list[Cluster]:
+    """The clusters of an option, each with another dispatch if one is given.
+
+    Raises:
+        ClusterError: no such preset, or not such a file.
+        UsageError: there is none, or two have one name.
+    """
+    clusters = [find_cluster(name, dispatch) for name in names]
+    if not clusters:
+        raise UsageError(f"{option} names no cluster: give some from `placeto list clusters`, as 2xv100,8xh100")
+    name, count = Counter(cluster.name for cluster in clusters).most_common(1)[0]
+    if count > 1:
+        raise UsageError(f"{option} {','.join(names)}: {count} clusters are called {name!r}; their names must differ")
+    return clusters
+
+
 @cache
 def note_links(name: str) -> None:
     """Say once which links a cluster has by assumption, as one of boards in no preset."""
@@ -133,6 +151,21 @@ def check_output(option: str, path: Path | None, json: bool = False) -> None:
         raise UsageError(f"{option} {path}: can't be written, permission is denied")
     if json:
         check_json_name(path, UsageError, f"{option} ")
+
+
+def check_apart(paths: Mapping[str, Path | None]) -> None:
+    """Refuse one file for two outputs.
+
+    Args:
+        paths: option -> the file that is written for it, if any is.
+
+    Raises:
+        UsageError: two options name the same file.
+    """
+    options: dict[str, str] = {}
+    for option, path in paths.items():
+        if path is not None and (other := options.setdefault(os.path.realpath(path), option)) != option:
+            raise UsageError(f"{other} and {option}: both would be written to {path}; give two files")
 
 
 def check_picture(option: str, path: Path | None) -> None:

@@ -14,11 +14,10 @@ from placeto.cli.common import (
     OptionalPath,
     OptionalText,
     OutputPath,
-    UsageError,
     check_output,
     check_picture,
     check_whole,
-    find_cluster,
+    find_clusters,
     say,
 )
 from placeto.cli.graphs import Captured, CaptureOptions, GraphArgument, find_graph
@@ -61,17 +60,11 @@ def run(arguments: Arguments) -> None:
     arguments.budget.check()
     check_whole("--seed", arguments.seed)
     names = list(dict.fromkeys(name.strip() for name in arguments.clusters.split(",") if name.strip()))
-    if not names:
-        raise UsageError("--clusters names none: give some from `placeto list clusters`, as 2xv100,8xh100")
     from placeto.evaluation.machines import machine_table, place_on, save_machines
     from placeto.problem.costs import load_costs
     from placeto.problem.problem import PlacementProblem
 
-    clusters, costs, budget = (
-        [find_cluster(name, None) for name in names],
-        load_costs(arguments.costs),
-        arguments.budget,
-    )
+    clusters, costs, budget = find_clusters("--clusters", names, None), load_costs(arguments.costs), arguments.budget
     _, placer = choose_placer(arguments.placer, budget.checkpoint)
     name, graph, _ = find_graph(arguments.graph, arguments.options)
     if arguments.whole_modules:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from placeto.cli.common import (
     check_output,
     check_picture,
     check_positive,
-    find_cluster,
+    find_clusters,
     note,
     say,
 )
@@ -92,7 +91,9 @@ def run(arguments: Arguments) -> None:
     from placeto.evaluation.seen import seen_before
     from placeto.evaluation.summary import markdown_table, summarize
 
-    clusters, budget, costs = _clusters(arguments), arguments.budget, load_costs(arguments.costs)
+    where = [name.strip() for name in arguments.cluster.split(",") if name.strip()]
+    clusters, budget = find_clusters("--cluster", where, arguments.dispatch), arguments.budget
+    costs = load_costs(arguments.costs)
     graphs = _timed(_graphs(arguments), clusters, costs)
     names = [name for name in arguments.placers.split(",") if name.strip()]
     specs = [parse_spec(n, budget.checkpoint, budget.simulations, budget.seconds) for n in names]
@@ -169,6 +170,8 @@ def _check(arguments: Arguments) -> None:
     check_positive("--processes", arguments.processes)
     if arguments.family is None and not arguments.graphs:
         raise UsageError("nothing to evaluate: give graphs (files or family:split:index) or --family NAME")
+    if arguments.family is None and (arguments.count is not None or arguments.split != "test"):
+        raise UsageError("--count and --split: are for the graphs of a --family; leave them out, or give one")
 
 
 def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:
@@ -197,17 +200,6 @@ def _timed(
             note(f"{name} is left out, its ops take no time on {cluster.name}")
         timed.append({name: graph for name, graph in graphs.items() if name not in idle})
     return timed
-
-
-def _clusters(arguments: Arguments) -> list[Cluster]:
-    text = arguments.cluster
-    clusters = [find_cluster(name.strip(), arguments.dispatch) for name in text.split(",") if name.strip()]
-    if not clusters:
-        raise UsageError("--cluster names no cluster; see `placeto list clusters`")
-    name, count = Counter(cluster.name for cluster in clusters).most_common(1)[0]
-    if count > 1:
-        raise UsageError(f"--cluster {text}: {count} clusters are called {name!r}; their names must differ")
-    return clusters
 
 
 def _budgets(specs: Sequence[PlacerSpec]) -> str:

@@ -24,6 +24,7 @@ from placeto.cli.common import (
     OptionalText,
     OutputPath,
     UsageError,
+    check_apart,
     check_output,
     check_picture,
     check_whole,
@@ -91,6 +92,7 @@ def run(arguments: Arguments) -> None:
     check_picture("--plot", arguments.plot)
     check_picture("--curve", arguments.curve)
     check_page("--report", arguments.report)
+    check_apart({"--plot": arguments.plot, "--curve": arguments.curve})
     arguments.budget.check()
     check_whole("--seed", arguments.seed)
     if arguments.patience is not None and not 0.0 < arguments.patience < 1.0:

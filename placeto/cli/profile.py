@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from placeto.cli.common import OptionalPath, UsageError, check_output, check_positive, say
+from placeto.cli.common import OptionalPath, UsageError, check_apart, check_output, check_positive, say
 from placeto.cli.factory import make
 from placeto.cli.graphs import Trace, TraceOptions, check_step, step_of
 from placeto.problem.units import format_us
@@ -43,8 +43,10 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Measure, write, and say how far off predictions are."""
-    for option, path in (("--out", arguments.output), ("--cluster-out", arguments.cluster_out)):
+    outputs = {"--out": arguments.output, "--cluster-out": arguments.cluster_out}
+    for option, path in outputs.items():
         check_output(option, path, json=True)
+    check_apart(outputs)
     check_positive("--seconds", arguments.seconds)
     if not arguments.factories:
         raise UsageError("FACTORY: at least one is needed, package.module:function or file.py:function")

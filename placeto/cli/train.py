@@ -23,7 +23,7 @@ from placeto.cli.common import (
 )
 from placeto.cli.graphs import CaptureOptions, find_graph, is_factory
 from placeto.formats.placement import load_placement
-from placeto.placers import load_split
+from placeto.placers import load_family, load_split
 from placeto.problem.cluster import Cluster
 from placeto.problem.costs import CostModel, load_costs
 from placeto.problem.problem import PlacementProblem
@@ -47,7 +47,8 @@ class Arguments:
 
     With GRAPHs and neither --family nor --validation-graphs, the placer is trained for these graphs alone. They also
     choose the parameters, and the best placement found for each is written to --out. A checkpoint and tensorboard
-    curves are always written there. Ctrl-C saves a checkpoint and ends the training; --resume continues it.
+    curves are always written there. Ctrl-C or SIGTERM saves a checkpoint and ends the training, with exit status 130 or
+    143; --resume continues it.
     """
 
     config: AvoidSubcommands[Annotated[AnyTrainConfig, arg(name="")]]
@@ -203,13 +204,17 @@ def _print_best(problems: dict[str, PlacementProblem], out: Path) -> None:
 
 
 def _value(arguments: Sequence[str], option: str) -> str | None:
-    """What is given for an option, before the arguments are parsed; tyro complains about what is wrong with it."""
+    """What is given for an option, before the arguments are parsed; tyro complains about what is wrong with it.
+
+    As for tyro, the last one counts.
+    """
+    value = None
     for this, following in zip(arguments, [*arguments, None][1:], strict=True):
         if this == option:
-            return following
-        if this.startswith(f"{option}="):
-            return this.removeprefix(f"{option}=")
-    return None
+            value = following
+        elif this.startswith(f"{option}="):
+            value = this.removeprefix(f"{option}=")
+    return value
 
 
 def _problems(
@@ -220,7 +225,11 @@ def _problems(
     costs: CostModel,
     options: CaptureOptions,
 ) -> dict[str, PlacementProblem]:
-    named = load_split(family, split) if family is not None else {}
+    there = family is not None and load_family(family).splits.get(split, 0) > 0
+    if family is not None and not there and not graphs:
+        instead = "GRAPHs to train on" if split == "train" else "--validation-graphs"
+        raise UsageError(f"--family {family}: has no graphs in its split {split!r}; give {instead}")
+    named = load_split(family, split) if family is not None and there else {}
     for argument in graphs:
         name, graph, _ = find_graph(argument, options if is_factory(argument) else CaptureOptions())
         named[name] = graph

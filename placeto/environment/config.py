@@ -16,4 +16,5 @@ class EnvConfig:
     """Who chooses the next node, a group of ops: the policy, or the topological order as in the paper. In the
     topological order a move may also leave a node where it is."""
     tolerance: Weight | None = 0.003
-    """A move is taken back if the makespan is then more than this share above the best one. None keeps all moves."""
+    """A move is taken back if the makespan is then more than this share above the best one. None keeps all moves.
+    The supervised stage keeps them in any case; validation and placers do as is said here."""

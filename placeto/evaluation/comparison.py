@@ -293,9 +293,12 @@ def in_processes(
 ) -> Iterator[tuple[Item, Result]]:
     """Work on items in `count` processes, each begun with `start(*arguments)`; yields items with results as they end.
 
+    If that ends before all is done, by an error or as nobody wants more, SIGTERM ends the processes.
+
     Raises:
         EvaluationError: one of the processes was killed.
     """
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), start, arguments)
     pending = {pool.submit(work, item): item for item in items}
     try:
@@ -306,6 +309,8 @@ def in_processes(
         time.sleep(1.0)  # if it was Ctrl-C that ended the workers, it is about to be raised here as well
         raise EvaluationError("a worker process was killed; is there enough memory for --processes?") from None
     finally:
+        for process in set(multiprocessing.active_children()) - others if pending else ():
+            process.terminate()
         with suppress(OSError):  # raised where workers die at this very moment
             pool.shutdown(cancel_futures=True)
 

@@ -23,6 +23,8 @@ def data_parallel_advice(problem: PlacementProblem, makespan_us: float, step: Da
     if step.most_us > step.least_us:
         took += f" to {format_us(step.most_us)}"
     fact = f"{_capital(name)} gives {times} times the samples a second and fits, with {step.batches} batches in {took}"
+    if times == "1.00":
+        return f"{fact}: as many as the placement."
     if least > 1.0:
         large = f"{step.batches} times the batch is too large for one optimizer step"
         why = large if training else "it is the time of a single answer that counts"

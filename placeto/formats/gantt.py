@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,10 +117,14 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
     Raises:
         PlotError: another ending.
+        OSError: the file can't be written.
     """
     check_suffix(path)
-    with atomic_write(path) as temporary, missing_letters_are_boxes():
-        figure.savefig(temporary, dpi=150)
+    drawn = BytesIO()  # into a file, PDF would bury an error of the file's under its own
+    with missing_letters_are_boxes():
+        figure.savefig(drawn, dpi=150, format=Path(path).suffix[1:].lower())
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(drawn.getbuffer())
 
 
 @contextmanager

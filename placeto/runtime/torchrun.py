@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from placeto.runtime.devices import LocalDevice
@@ -16,6 +16,7 @@ from placeto.runtime.devices import LocalDevice
 _STEP = re.compile(r"^step \d+: loss \S+, (\S+) ms")
 _ERROR = re.compile(r"^(error: |(\[rank\d+\]: )?[\w.]*(Error|Exception): )")
 
+_ENDS_S = 2.0  # within which torchrun ends its processes, if a signal has told it to
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 """As `placeto.runtime.devices.keep_memory` has it where ops are measured; no other library than GNU's reads it."""
 
@@ -85,8 +86,12 @@ def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence
     with tempfile.TemporaryFile("w+") as errors, _on_cores(numbers if cores else ()):
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as running:
             assert running.stdout is not None
-            for line in running.stdout:
-                yield line.rstrip("\n")
+            try:
+                for line in running.stdout:
+                    yield line.rstrip("\n")
+            except BaseException:
+                _end(running)
+                raise
         errors.seek(0)
         told = [line.strip() for line in errors if line.strip()]
     if running.returncode:
@@ -94,6 +99,14 @@ def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence
         raise TorchrunError(
             f"{Path(program[-1]).name} has failed: {(why or told or ['its processes say nothing'])[-1]}"
         )
+
+
+def _end(running: subprocess.Popen[str]) -> None:
+    """End torchrun, unless the signal that ends us has reached it as well: a second one would disturb its tidying."""
+    with suppress(subprocess.TimeoutExpired):
+        running.wait(_ENDS_S)
+    if running.poll() is None:
+        running.terminate()
 
 
 @contextmanager

@@ -26,7 +26,9 @@ class LearningConfig:
     """How an iterative policy learns: a supervised stage, then reinforcement if `reinforcement` is above 0.
 
     The supervised stage fits the exact effect of single moves in states that episodes and annealing have met.
-    Reinforcement improves whole episodes.
+    Reinforcement improves whole episodes. If `reinforcement` is 0, these settings have no effect: `lr`, `replicas`,
+    `moves`, `reward`, `discount`, `clip`, `epochs`, `minibatch`, `entropy`. If it is 1, these have none:
+    `supervised_lr`, `supervised_replicas`, `supervised_moves`, `labels`, `replay`, `fits`, `annealed`.
     """
 
     reinforcement: Share = 0.0
@@ -177,12 +179,12 @@ class RunConfig:
     out: str
     """Directory of the run: checkpoint and tensorboard curves."""
     minutes: Annotated[float, Range(0.0, 1e9)] | None = None
-    """Stop after so many minutes, counted from the first iteration. The preparation of the graphs is not counted."""
+    """Stop after so many minutes, counted from the first iteration. The preparation of the graphs is not counted. If
+    neither `minutes` nor `iterations` nor `simulations` is given, training stops after 10 minutes."""
     iterations: Limit | None = None
     """Stop after so many iterations."""
     simulations: Limit | None = None
-    """Stop after the iteration in which so many placements have been simulated. Without any limit, training stops after
-    10 minutes."""
+    """Stop after the iteration in which the number of simulated placements reaches this number."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of all randomness."""
     placer: str = "placeto"

@@ -16,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from placeto.formats.gantt import missing_letters_are_boxes
+from placeto.training.checkpoint import FILE_NAME
 from placeto.training.tags import meaning, tags_table
 
 BY_PLACEMENTS = "by-placements"
@@ -117,10 +118,9 @@ class Curves:
             yield self._writers
         except OSError as problem:
             advice = "make room" if problem.errno in _FULL else "make the folder writable"
-            raise CurvesError(
-                f"{self.out}: curves can't be written ({problem.strerror}); {advice}: "
-                "--resume goes on from the last checkpoint"
-            ) from None
+            saved = (Path(self.out or ".") / FILE_NAME).exists()
+            after = "--resume goes on from the last checkpoint" if saved else "nothing was saved yet, train anew"
+            raise CurvesError(f"{self.out}: curves can't be written ({problem.strerror}); {advice}: {after}") from None
 
     def _unless_told(self, arguments: threading.ExceptHookArgs) -> None:
         """Tensorboard's thread hands its error on to whoever writes next: no need for a traceback as well."""

@@ -18,6 +18,7 @@ from placeto.policies.external import find_policy
 from placeto.policies.one_shot.base import OneShotPolicy
 from placeto.problem.files import locked
 from placeto.problem.problem import PlacementProblem
+from placeto.signals import Interruption, StopRequest
 from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate
 from placeto.simulator.threads import set_threads
@@ -47,7 +48,6 @@ from placeto.training.learners import LEARNERS
 from placeto.training.learners.base import Learner, Report, Run, TrainState
 from placeto.training.ranks import Ranks
 from placeto.training.rollout import DivergedError
-from placeto.training.signals import StopRequest
 from placeto.training.validation import controls, validate
 
 __all__ = ["DEFAULT_MINUTES", "TrainConfig", "TrainingError", "fingerprint", "pretrained_config", "train"]
@@ -73,8 +73,8 @@ def train(
     """Train a policy on some problems and choose its parameters on others.
 
     Writes ``checkpoint.pt`` and tensorboard events to ``config.out``, and without validation problems the best
-    placements met, ``placement-0.json`` and so on in the order of the problems. Ctrl-C and SIGTERM save first. Several
-    processes started by ``torchrun`` train together; the first one alone validates, reports and writes.
+    placements met, ``placement-0.json`` and so on in the order of the problems. Several processes started by
+    ``torchrun`` train together; the first one alone validates, reports and writes.
 
     Args:
         config: what to train and how.
@@ -101,6 +101,7 @@ def train(
         BusyError: another process trains in ``config.out``.
         CheckpointError: nothing to resume, or a checkpoint of another configuration or policy.
         RanksError: the other processes can't be reached, or one of them ended.
+        Interruption: Ctrl-C or SIGTERM came; the iteration is finished, and all is written. It is a KeyboardInterrupt.
     """
     check_config(config)
     _check(problems, validation)
@@ -143,13 +144,12 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
     state.note_improvements()
     began = time.perf_counter() - state.elapsed  # the preparation is over
     last: dict[str, float] = {}
-    resumed = (state.iteration, state.simulations) if resume else None
-    written = Curves(config.out if ranks.first else None, by_placements=True, resumed=resumed)
-    with written as curves, StopRequest() as stop:
+    at = (state.iteration, state.simulations) if resume else None
+    with Curves(config.out if ranks.first else None, by_placements=True, resumed=at) as curves, StopRequest() as stop:
         if not resume:
             curves.explain()
         over = _over(config, state)
-        while not (stopped := ranks.any(stop.requested)) and not over:
+        while not ranks.any(bool(stop.number)) and not over:
             done = min(_share_done(config, state), _NOT_OVER)
             with _finite(config, state):
                 numbers = learner.iterate(state, done)
@@ -177,10 +177,13 @@ def _train(run: Run, initial: Mapping[str, Any] | None, resume: bool, alone: boo
             _save(config, state, learner)
             if alone:
                 _save_placements(config, state, learner)
-        ranks.any(False)  # the others wait: who ends first takes the connections with it
         final = {"hparam/validation": state.best_validation, "hparam/simulations": float(state.simulations)}
         curves.settings(_flat(asdict(config)), final, state.iteration + 1)  # a run that goes on hides them
-    report(1.0, "stopped by a signal, saved" if stopped else f"validation {state.best_validation:.4f}")
+        signal = max(ranks.gather(stop.number))  # the others wait: who ends first takes the connections with it
+    if signal:
+        kept = f"iteration {state.iteration} is saved in {Path(config.out) / FILE_NAME}"
+        raise Interruption(signal, kept if over else f"{kept}; --resume goes on from there")
+    report(1.0, f"validation {state.best_validation:.4f}")
     return last | final
 
 
@@ -249,7 +252,7 @@ def _over(config: AnyTrainConfig, state: TrainState) -> bool:
 
 def _check(problems: Mapping[str, PlacementProblem], validation: Mapping[str, PlacementProblem] | None) -> None:
     if not problems or (validation is not None and not validation):
-        raise TrainingError("training needs at least one graph to train on and one to validate on")
+        raise TrainingError(f"there is no graph to {'validate' if problems else 'train'} on")
     validation = validation or {}
     alike = {problem.graph.likeness: name for name, problem in problems.items()}
     for name, problem in validation.items():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from placeto.capture import CaptureError, capture_training, trace_inference
+from placeto.capture import CaptureError, capture_training, steps, trace_inference
 from placeto.capture.labels import Label, Labels
 from placeto.capture.recorder import functional, mutates, record
 
@@ -54,6 +54,60 @@ def test_mutations_become_new_tensors() -> None:
     pure = functional(traced, [x])
     assert not mutates(pure)
     assert torch.equal(pure(x)[0], change(x)[0])
+
+
+class Changing(nn.Module):
+    """Changes what it has made, and a buffer, in place."""
+
+    def __init__(self, change: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.layer, self.change = nn.Linear(4, 4), change
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.calls: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = self.layer(x).sin()
+        self.change(y)
+        return y * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "passes"),
+    [
+        (lambda y: y.relu_(), 1),
+        (lambda y: y.mul_(3).add_(1), 1),
+        (lambda y: y.clamp_(min=0.1), 1),
+        (lambda y: y.add_(y.cos()), 2),  # by a tensor, whose dtype and shape would count
+        (lambda y: y[0].add_(1), 2),  # a part
+        (lambda y: (y.t(), y.add_(1)), 2),  # which another tensor shows
+        (lambda y: y.detach().mul_(2), 2),
+    ],
+)
+def test_what_is_changed_in_place_and_nobody_else_shows_takes_one_pass(
+    change: Callable[[Tensor], object], passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counter of calls is written back in the end, in either case."""
+    seconds = []
+    monkeypatch.setattr(steps, "functional", lambda *given: seconds.append(given) or functional(*given))
+    module, x = Changing(change), torch.randn(3, 4)
+    traced = trace_inference(module, [x]).traced
+    assert 1 + len(seconds) == passes
+    assert not any(target.removesuffix(".default").endswith("_") for target in targets(traced)[:-1])
+    calls = torch.tensor(4)
+    (made,) = traced(module.layer.weight, module.layer.bias, calls, x)
+    assert torch.equal(made, module(x))
+    assert calls == 5
+    last = [*traced.graph.nodes][-2]
+    assert str(last.target) == "aten.copy_.default"
+    assert [str(node.target) for node in last.args] == ["input_2", "aten.add.Tensor"]
+
+
+def test_inputs_that_share_memory_are_told_apart_by_the_second_pass() -> None:
+    x = torch.ones(4)
+    traced = record(lambda x, y: [x.add_(1) * 1, y * 1], [x, x[:2]], Labels())
+    assert mutates(traced)
+    assert not mutates(record(lambda x, y: [x.add_(1) * 1, y * 1], [x, torch.ones(2)], Labels()))
 
 
 def test_constants_of_the_module_are_kept() -> None:

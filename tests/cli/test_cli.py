@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 from placeto.cli import command as cli
 from placeto.problem.cluster import load_cluster, save_cluster
 from placeto.problem.graph.uncounted import UncountedWarning
+from placeto.signals import Interruption
 from tests.command_line import fails, run
 
 
@@ -178,10 +180,71 @@ def test_interruption_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def test_sigterm_is_told_in_one_line_and_exits_with_143(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is half done is tidied up, as after Ctrl-C."""
+    from placeto.cli import list as list_command
+
+    tidied = []
+
+    def asked_to_end(arguments: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10.0)
+        finally:
+            tidied.append(signal.getsignal(signal.SIGTERM))
+
+    monkeypatch.setattr(list_command, "run", asked_to_end)
+    assert run("list", "clusters") == 143
+    assert capsys.readouterr().err == "ended by SIGTERM\n"
+    assert tidied == [signal.SIG_DFL], "a second one ends it at once"
+
+
+def test_an_interruption_tells_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from placeto.cli import list as list_command
+
+    def interrupt(arguments: object) -> None:
+        raise Interruption(signal.SIGINT, "a checkpoint is saved")
+
+    monkeypatch.setattr(list_command, "run", interrupt)
+    assert run("list", "clusters") == 130
+    assert capsys.readouterr().err == "interrupted: a checkpoint is saved\n"
+
+
+def test_who_ignores_sigterm_goes_on_to_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from placeto.cli import list as list_command
+
+    monkeypatch.setattr(list_command, "run", lambda arguments: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert run("list", "clusters") == 0
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_reader_that_goes_away_is_no_error(graph_file: str) -> None:
     command = f"{sys.executable} -m placeto list clusters | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert result.stderr == ""
+
+
+def test_a_reader_that_goes_away_is_no_error_of_other_programs_either() -> None:
+    """Those of experiments, which print to a pipe as late as when they end."""
+    code = "from placeto.cli.command import user_errors\nwith user_errors(): print('a line')"
+    here, there = os.pipe()
+    os.close(here)
+    try:
+        environment = os.environ | {"PYTHONUNBUFFERED": ""}
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=there, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    finally:
+        os.close(there)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_our_warnings_are_notes_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,6 +143,8 @@ def test_evaluate_files_of_other_programs(tmp_path: Path, capsys: pytest.Capture
         (("--placers", "single", "GRAPH", "--cluster", "2xv100,4xv100,2xv100"), "2 clusters are called '2xv100'"),
         (("--placers", "single", "GRAPH", "--cluster", "2xv100,nothing"), "nothing"),
         (("--placers", "single", "GRAPH", "--cluster", ","), "names no cluster"),
+        (("--placers", "single", "GRAPH", "--count", "3"), "--count and --split: are for the graphs of a --family"),
+        (("--placers", "single", "GRAPH", "--split", "train"), "--count and --split: are for the graphs of a --family"),
     ],
 )
 def test_bad_arguments_of_evaluate(

@@ -48,7 +48,7 @@ def test_a_table_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence.startswith("It fits on v100 (16.0 GB), with ")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def test_a_model_by_its_config(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     words = ("--memory", "5MB", "--batch", "8", "--length", "128", "--precision", precision)

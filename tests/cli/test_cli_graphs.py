@@ -222,7 +222,7 @@ MISTAKES = [
     ("grap.json", "no such file; there is graph.json"),
     ("graph.json:0", "graph.json is a file: leave out ':0'"),
     ("empty.json", "empty.json: not valid JSON: the file is empty"),
-    ("folder", "is a directory; a graph is a file (.json, .json.gz, .onnx, "),
+    ("folder", "is a directory, give its files (folder/*.json); a graph is a file (.json, .json.gz, .onnx, "),
     ("", "the name of a graph is empty; a graph is a file"),
     ("C:\\nets\\graph.json", "no such file"),
     ("C:\\nets\\net.py:train", "there is no file 'C:\\\\nets\\\\net.py'"),

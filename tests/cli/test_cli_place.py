@@ -194,6 +194,10 @@ def test_place_says_that_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixt
         (("x.json", "--cluster", "4xv100", "-o", "no/such/dir/p.json"), "directory no/such/dir doesn't exist"),
         (("x.json", "--cluster", "4xv100", "--plot", "p.bmp"), "must end in .png, .svg, .pdf"),
         (("x.json", "--cluster", "4xv100", "--curve", "p.bmp"), "must end in .png, .svg, .pdf"),
+        (
+            ("x.json", "--cluster", "4xv100", "--plot", "p.png", "--curve", "./p.png"),
+            "--plot and --curve: both would be written to p.png; give two files",
+        ),
         (("x.json", "--cluster", "4xv100", "--patience", "30"), "--patience must be between 0 and 1, not 30"),
         (("cifar10:test:0", "--cluster", "4xv100", "--workers", "0"), "--workers must be at least 1, not 0"),
         (("x.json", "--cluster", "4xv100", "--simulations", "1.5e0"), "'1.5e0' is no whole number"),

@@ -56,6 +56,7 @@ def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (FACTORY, "-o", out, "--seconds", "0"): "--seconds must be above 0",
         (FACTORY, "-o", tmp_path / "costs.txt"): "must end in .json or .json.gz",
         (FACTORY, "-o", out, "--cluster-out", tmp_path / "mine.txt"): "must end in .json or .json.gz",
+        (FACTORY, "-o", out, "--cluster-out", out): "--out and --cluster-out: both would be written to",
         (f"{FACTORY}(3, 4)", "-o", out): "too many positional arguments",
         ("tests.cli.test_cli_capture:text", "-o", out): "must return (module, inputs)",
     }.items():

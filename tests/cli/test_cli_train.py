@@ -101,6 +101,24 @@ def test_the_recipe_of_a_paper_gives_the_settings_that_are_not_given(
     assert "--recipe" in fails(capsys, "train", *options[:-1], "others", "--out", tmp_path / "other")
 
 
+def test_an_option_that_is_given_twice_has_its_last_value(
+    graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the others take their settings from it."""
+    train = "train", graph_file, "--cluster", "2xv100", "--iterations", "1", "--learning.samples", "2"
+    placers = "--placer", "gdp", "--placer=mlp"
+    assert run(*train, *placers, "--out", tmp_path / "a", "--recipe", "paper", "--recipe", "ours") == 0
+    assert load_checkpoint(tmp_path / "a")["config"]["learning"]["algorithm"] == "ppo"
+    assert run(*train, *placers, "--out", tmp_path / "b", "--recipe", "ours", "--recipe", "paper") == 0
+    saved = load_checkpoint(tmp_path / "b")
+    assert (saved["placer"], saved["config"]["learning"]["algorithm"]) == ("mlp", "reinforce")
+
+
+def test_a_folder_is_no_family(graph_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    says = fails(capsys, "train", "--family", tmp_path, "--cluster", "2xv100", "--out", tmp_path / "run")
+    assert f"graph family '{tmp_path}': is a directory; give its files as graphs ({tmp_path}/*.json)" in says
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

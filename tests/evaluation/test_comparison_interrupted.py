@@ -101,6 +101,24 @@ def test_ctrl_c_ends_it_at_once_and_keeps_what_is_done(command: list[str], tmp_p
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_it_alone_ends_its_workers_too(
+    number: signal.Signals, status: int, command: list[str], tmp_path: Path
+) -> None:
+    process = started([*command, "--placers", "random=random@2,slow=random@50000000"], tmp_path)
+    process.send_signal(number)
+    _, messages = process.communicate(timeout=20)
+    assert process.returncode == status
+    assert messages.decode().endswith("interrupted\n" if number == signal.SIGINT else "ended by SIGTERM\n")
+    assert "Traceback" not in messages.decode()
+    assert "leaked" not in messages.decode()
+    assert all_end(process.pid)
+    assert 0 < len(load_rows(tmp_path / "table.json")) < 16
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 def test_a_worker_that_is_killed_is_told_of(command: list[str], tmp_path: Path) -> None:
     process = started(command, tmp_path)
     workers = [pid for pid in members(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -63,6 +63,7 @@ def test_without_the_data_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == f"skipped: there is no {tmp_path / 'measured_steps.csv'}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_models_have_the_published_sizes(name: str) -> None:
     step = training_step(f"{name}_b2")

@@ -65,6 +65,7 @@ def test_a_fit_depends_on_its_seed_alone_and_learns(problem):
     assert 0.0 <= short.first <= short.best_of_eight <= 1.0
 
 
+@pytest.mark.slow
 def test_rows_are_kept_and_their_checkpoints_place(tmp_path, problem):
     fits = [Fit(steps=2, rounds=rounds) for rounds in (0, 2)]
     rows = fit_rows(tmp_path, SMALL, fits, ("single",))

@@ -22,6 +22,7 @@ def advice(problem: PlacementProblem, makespan_us: float) -> str:
     [
         (900.0, "gives 1.50 to 1.80 times the samples a second and fits, with 2 batches in 1.00 ms to 1.20 ms: use it"),
         (550.0, "gives 0.92 to 1.10 times the samples a second and fits, with 2 batches in 1.00 ms to 1.20 ms: which"),
+        (500.0, "gives 0.83 to 1.00 times the samples a second and fits, with 2 batches in 1.00 ms to 1.20 ms: which"),
         (400.0, "gives 0.67 to 0.80 times the samples a second and fits, with 2 batches in 1.00 ms to 1.20 ms: the pl"),
     ],
 )
@@ -44,3 +45,11 @@ def test_inference_and_one_device() -> None:
 def test_a_placement_that_takes_no_time() -> None:
     step = DataParallel(0.0, 0.0, 0, (0, 1), np.zeros(2, np.int64), True)
     assert "1.00 times" in data_parallel_advice(problem_of(), 0.0, step)
+
+
+@pytest.mark.parametrize("makespan_us", [50.0, 50.001, 49.999])
+def test_as_fast_as_the_placement(makespan_us: float) -> None:
+    step = DataParallel(100.0, 0.0, 0, (0, 1), np.zeros(2, np.int64), True)
+    said = data_parallel_advice(problem_of(), makespan_us, step)
+    assert "gives 1.00 times the samples a second and fits" in said
+    assert said.endswith(": as many as the placement.")

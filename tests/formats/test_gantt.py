@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from placeto.formats.gantt import PlotError, gantt_figure, gantt_panels, save_figure
+from placeto.formats.gantt import SUFFIXES, PlotError, gantt_figure, gantt_panels, save_figure
 from placeto.problem.cluster import Cluster, load_cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import Schedule, simulate
 from placeto.terminal import printable
+from tests.problem.test_files import limited
 
 
 def schedule_of(num_modules: int = 3, time_us: float = 500.0) -> Schedule:
@@ -149,6 +150,15 @@ def test_panels_share_the_time_axis_and_the_colours() -> None:
 def test_files(tmp_path: Path, suffix: str, magic: bytes) -> None:
     save_figure(gantt_figure(schedule_of()), tmp_path / f"gantt{suffix}")
     assert (tmp_path / f"gantt{suffix}").read_bytes().startswith(magic)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_full_disk_is_an_error_of_the_file(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"gantt{suffix}"
+    with limited(2000), pytest.raises(OSError, match="File too large") as error:
+        save_figure(gantt_figure(schedule_of()), path)
+    assert error.value.filename == str(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_endings_are_refused(tmp_path: Path) -> None:

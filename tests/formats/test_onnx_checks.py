@@ -223,6 +223,7 @@ def test_sizes_of_a_resize_are_no_weights(tmp_path: Path) -> None:
     assert (graph.op_types, graph.param_bytes.sum()) == (("onnx.Resize",), 0)
 
 
+@pytest.mark.slow
 def test_many_nodes_without_names(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
 

@@ -152,6 +152,7 @@ def star(leaves: int, parameters: bool) -> PlacementProblem:
     return PlacementProblem(ComputationGraph.from_ops("star", ops), load_cluster("4xv100"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameters", [False, True])
 def test_a_star_takes_time_in_proportion_to_its_leaves(parameters: bool) -> None:
     """Eight times the leaves took 64 times as long."""

@@ -71,7 +71,9 @@ def test_a_pipeline_gives_the_gradients_of_eager_steps_to_the_bit(cluster: str, 
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("place", ["data", *map(str, range(8))])
+@pytest.mark.parametrize(
+    "place", ["data", "0", *(pytest.param(str(seed), marks=pytest.mark.slow) for seed in range(1, 8))]
+)
 @pytest.mark.parametrize("cluster", ["4xv100", "2x4xv100"])
 def test_other_placements_give_them_but_for_rounding_and_repeatably(cluster: str, place: str) -> None:
     found, again = (run(load_cluster(cluster), place, 6) for _ in range(2))

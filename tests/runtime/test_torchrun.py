@@ -1,11 +1,14 @@
 """Programs that torchrun starts: their steps are read, and what they say when they fail is told."""
 
+import os
+import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from placeto.runtime.devices import open_devices
-from placeto.runtime.torchrun import TorchrunError, torchrun
+from placeto.runtime.torchrun import TorchrunError, lines_of, torchrun
 
 PROGRAM = """
 import os, sys
@@ -28,3 +31,18 @@ def test_steps_are_read_and_failures_are_told(tmp_path: Path) -> None:
     assert lines[-1] == "1 ranks, 1 core, 1 thread, ['--steps', '2', '--device', 'cpu']"
     with pytest.raises(TorchrunError, match=r"^run\.py has failed: error: no such luck$"):
         torchrun(tmp_path, [device], 2, check=True)
+
+
+@pytest.mark.slow
+def test_nobody_runs_on_when_the_rest_is_not_wanted(tmp_path: Path) -> None:
+    program = "import os, time\nprint(os.getpid(), os.getppid(), flush=True)\ntime.sleep(300)\n"
+    (tmp_path / "run.py").write_text(program)
+    lines = lines_of([str(tmp_path / "run.py")], (), open_devices(["cpu:0"]))
+    assert isinstance(lines, Generator)
+    processes = [int(word) for word in next(lines).split()]
+    began = time.monotonic()
+    lines.close()
+    assert time.monotonic() - began < 60.0
+    for process in processes:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)

@@ -104,7 +104,12 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
     values = {of_graph(str(number)): 0.5 for number in range(200)}
     with limited(2000), pytest.raises(CurvesError) as error, Curves(str(tmp_path)) as curves:
         curves.numbers(values, 1)
-    assert str(error.value).startswith(f"{tmp_path}: curves can't be written (File too large); make room")
+    said = f"{tmp_path}: curves can't be written (File too large); make room: "
+    assert str(error.value) == f"{said}nothing was saved yet, train anew"
+    (tmp_path / "checkpoint.pt").touch()
+    with limited(2000), pytest.raises(CurvesError) as error, Curves(str(tmp_path)) as curves:
+        curves.numbers(values, 1)
+    assert str(error.value) == f"{said}--resume goes on from the last checkpoint"
     assert "Traceback" not in capsys.readouterr().err
 
 

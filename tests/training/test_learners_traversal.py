@@ -14,6 +14,7 @@ from placeto.environment.walk import Walk
 from placeto.placers import load_placer
 from placeto.policies.placeto_paper import PlacetoPaperConfig, PlacetoPaperPolicy, Surroundings
 from placeto.policies.traversal import traverse
+from placeto.signals import Interruption
 from placeto.simulator.schedule import simulate
 from placeto.training.checkpoint import load_checkpoint
 from placeto.training.config import TraversalLearningConfig, TraversalTrainConfig
@@ -106,7 +107,8 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_interrupted(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(parts, *run, report=interrupt)
     assert not (tmp_path / "parts" / "checkpoint.pt").exists()
-    train(parts, *run, report=lambda done, note: interrupt(done, note.replace("iteration 1", "")))
+    with pytest.raises(Interruption, match=r"^ended by SIGTERM: iteration 3 is saved in "):
+        train(parts, *run, report=lambda done, note: interrupt(done, note.replace("iteration 1", "")))
     assert load_checkpoint(parts.out)["iteration"] == 3
     train(parts, *run, resume=True)
     one, other = load_checkpoint(whole.out), load_checkpoint(parts.out)

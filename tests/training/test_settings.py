@@ -1,10 +1,16 @@
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import pytest
+import torch
 
 from placeto.ranges import Range, Share
+from placeto.training.config import LearningConfig
+from placeto.training.learners.base import Run
+from placeto.training.learners.iterative import IterativeLearner
 from placeto.training.settings import ConfigError, check_settings
+from tests.training.test_trainer import QUICK, config, problems, same
 
 
 @dataclass(frozen=True)
@@ -50,3 +56,49 @@ def test_good_settings_pass() -> None:
 def test_bad_ones_are_named(wrong: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=f"^{says}"):
         check_settings(wrong)
+
+
+OTHERS = {
+    0.0: {
+        "lr": 0.01,
+        "replicas": 3,
+        "moves": 3,
+        "reward": "at-the-end",
+        "discount": 0.5,
+        "clip": 0.01,
+        "epochs": 1,
+        "minibatch": 2,
+        "entropy": 0.5,
+    },
+    1.0: {
+        "supervised_lr": 0.01,
+        "supervised_replicas": 1,
+        "supervised_moves": 2,
+        "labels": 3,
+        "replay": 4,
+        "fits": 1,
+        "annealed": 0.9,
+    },
+}
+"""Other values of the settings that have no effect at a share of reinforcement."""
+
+
+def learned(learning: LearningConfig) -> dict[str, torch.Tensor]:
+    """The parameters after two iterations."""
+    learner = IterativeLearner(Run(config("", learning=learning), problems(2), problems(1, 10)))
+    state = learner.initial_state()
+    for done in (0.0, 0.5):
+        learner.iterate(state, done)
+    return state.policy.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reinforcement", [0.0, 1.0])
+def test_the_settings_that_have_no_effect_without_a_stage_are_named(reinforcement: float) -> None:
+    sentences = (LearningConfig.__doc__ or "").partition("If `reinforcement` is 0")[2].partition("If it is 1")
+    named = re.findall(r"`(\w+)`", sentences[2 if reinforcement else 0])
+    others: dict[str, Any] = OTHERS[reinforcement]
+    assert named == list(others)
+    base = replace(QUICK, reinforcement=reinforcement, replay=20, annealed=0.4)
+    assert same(learned(replace(base, **others)), learned(base))
+    assert not same(learned(replace(base, temperature=3.0)), learned(base))

@@ -17,6 +17,7 @@ from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.problem.problem import PlacementProblem
+from placeto.signals import Interruption
 from placeto.training.checkpoint import CheckpointError, load_checkpoint
 from placeto.training.config import ConfigError, LearningConfig, TrainConfig, TraversalLearningConfig, default_config
 from placeto.training.learners.base import TrainState
@@ -91,17 +92,28 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(uninterrupted, tmp_path
     assert one["simulations"] == other["simulations"]
 
 
-def test_sigterm_saves_first(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("iterations", [10_000, 3])
+def test_a_signal_saves_first_and_then_interrupts(number, iterations, tmp_path):
+    """It isn't forgotten in the last iteration either."""
     seen = []
 
     def report(done, note):
-        seen.append(note)
-        if len(seen) == 8:  # while it trains, after the problems are prepared
-            os.kill(os.getpid(), signal.SIGTERM)
+        seen.append((done, note))
+        if note.startswith("iteration 3"):
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)  # as where the group and the one who started it are told of it
 
-    train(config(tmp_path, iterations=10_000, save_every=10_000), problems(3), problems(2, 10), report=report)
-    assert 0 < load_checkpoint(tmp_path)["iteration"] < 10
-    assert "saved" in seen[-1]
+    with pytest.raises(Interruption) as stop:
+        train(config(tmp_path, iterations=iterations, save_every=10_000), problems(3), None, report=report)
+    how = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}[number]
+    on = "; --resume goes on from there" if iterations > 3 else ""
+    assert str(stop.value) == f"{how}: iteration 3 is saved in {tmp_path / 'checkpoint.pt'}{on}"
+    assert stop.value.number == number
+    assert load_checkpoint(tmp_path)["iteration"] == 3
+    assert (tmp_path / "placement-0.json").exists()
+    assert seen[-1][0] < 1.0
+    assert not (tmp_path / ".lock").exists()
 
 
 def test_curves(uninterrupted):
@@ -166,8 +178,10 @@ def test_resuming_with_another_configuration_or_other_graphs_is_refused(uninterr
 def test_training_and_validation_graphs_are_disjoint(tmp_path):
     with pytest.raises(TrainingError, match="'r2' is in the validation set and, as 'r2', in the training set"):
         train(config(tmp_path), problems(3), problems(2, 2))
-    with pytest.raises(TrainingError, match="at least one graph"):
+    with pytest.raises(TrainingError, match=r"^there is no graph to train on$"):
         train(config(tmp_path), {}, problems(1))
+    with pytest.raises(TrainingError, match=r"^there is no graph to validate on$"):
+        train(config(tmp_path), problems(1), {})
 
 
 def test_a_validation_graph_that_is_a_training_graph_with_other_names_is_refused(tmp_path):

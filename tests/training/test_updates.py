@@ -45,6 +45,7 @@ def test_supervised_updates_fit_the_labels(setting):
     assert last["loss/label_error"] < 0.6 * first["loss/label_error"]
 
 
+@pytest.mark.slow
 def test_the_odds_of_the_best_moves_are_learned_beside_the_changes(setting, monkeypatch):
     policy, _, episodes = setting
     states, found = list(zip(episodes.data, episodes.labels, strict=True)), []

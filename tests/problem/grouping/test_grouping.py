@@ -304,6 +304,7 @@ def test_calls_may_be_numbered_beyond_an_int64() -> None:
     assert group_ops(problem(ops)).num_groups == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("centre_first", [True, False])
 def test_time_to_group_a_star_grows_as_its_leaves(centre_first: bool) -> None:
     """Where the centre is the last op of all and its leaves get lighter, 5,000 leaves took a minute."""
