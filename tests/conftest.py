@@ -16,15 +16,6 @@ from tests.packages import adds  # noqa: F401 - a fixture
 set_threads(1, 1)
 
 
-FIRST = {"test_search.py"}  # it compiles most kernels
-LAST = {"test_batch_dimension.py", "test_idle.py", "test_micro_batches.py"}  # tests of captures that place, too
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process compiles the kernels; the other begins with tests that need none."""
-    items.sort(key=lambda item: (item.path.name in LAST) - (item.path.name in FIRST))
-
-
 @pytest.fixture
 def graph_file(tmp_path: Path) -> str:
     """File of a graph of four ops, two of which can run at the same time."""

@@ -14,6 +14,8 @@ _NOT_SAID = {"device", "layout", "pin_memory"}  # where it runs, and what follow
 def signature(node: Node) -> str:
     """The op with its arguments: of tensors dtype, shape and, if they aren't contiguous, strides; all else as it is.
 
+    Named arguments that are None are left out: a trace has them or not by how it came about.
+
     >>> graph = torch.fx.Graph()
     >>> x = graph.placeholder("x")
     >>> x.meta["val"] = torch.empty(4, 8, device="meta").t()
@@ -21,7 +23,8 @@ def signature(node: Node) -> str:
     'aten.sum.dim_IntList(f32[8,4]/[1,8],[0],True)'
     """
     arguments = [_described(argument) for argument in node.args]
-    arguments += [f"{key}={_described(value)}" for key, value in node.kwargs.items() if key not in _NOT_SAID]
+    said = {key: value for key, value in node.kwargs.items() if key not in _NOT_SAID and value is not None}
+    arguments += [f"{key}={_described(value)}" for key, value in said.items()]
     return f"{node.target}({','.join(arguments)})"
 
 

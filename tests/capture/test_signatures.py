@@ -1,9 +1,11 @@
 """Signatures: what decides an op's time is in them, and nothing else."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from placeto.capture.trace import capture_inference, capture_training
@@ -69,3 +71,23 @@ def test_hash_of_the_graph_is_that_without_them_but_not_that_of_a_problem() -> N
     assert graph.hash == without.hash
     cluster = load_cluster("2xv100")
     assert PlacementProblem(graph, cluster).hash != PlacementProblem(without, cluster).hash
+
+
+def test_attention_has_one_signature_however_it_was_traced() -> None:
+    """In a trace of two passes, a mask that isn't there was left out, and in a trace of one it was None."""
+    layer = nn.Linear(8, 24)
+
+    def attended(x: Tensor, change: bool) -> Tensor:
+        q, k, v = layer(x).view(2, 6, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        z = y + 1
+        return (z[0].mul_(2) if change else z).sum()
+
+    found = []
+    for change in (False, True):
+        module = Called(partial(attended, change=change))
+        module.layer = layer
+        signatures = capture_training(module, [torch.randn(2, 6, 8)]).signatures
+        found.append([one for one in signatures if "attention" in one and "backward" in one])
+    assert found[0] == found[1]
+    assert len(found[0]) == 1

@@ -1,4 +1,5 @@
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_an_interrupted_run_is_not_finished(tmp_path: Path, monkeypatch: pytest.
     """A signal lets training save and end early, and all stop; the next call goes on from there."""
 
     class Stop:
-        requested = False
+        number = 0
 
         def __enter__(self) -> "Stop":
             return self
@@ -61,9 +62,9 @@ def test_an_interrupted_run_is_not_finished(tmp_path: Path, monkeypatch: pytest.
             self.asked = 0
 
         @property
-        def requested(self) -> bool:  # type: ignore[override]
+        def number(self) -> int:  # type: ignore[override]
             self.asked += 1
-            return self.asked > 1
+            return signal.SIGINT if self.asked > 1 else 0
 
     with monkeypatch.context() as patch:
         patch.setattr("placeto.training.trainer.StopRequest", StopAfterOne)
