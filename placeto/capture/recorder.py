@@ -256,6 +256,8 @@ def _is_mutable(func: Any) -> bool:
 @cache
 def _functional_op(func: Any) -> Any:
     """The op that gives what a pointwise op writes into its first argument; None if there is none."""
+    if not _is_mutable(func) or [str(made.type) for made in func._schema.returns] != ["Tensor"]:
+        return None
     if func is aten.bernoulli_.float:
         return aten.bernoulli.p
     packet = getattr(aten, func.overloadpacket.__name__.removesuffix("_"), None)

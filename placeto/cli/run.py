@@ -77,11 +77,12 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
     from placeto.formats.placement import load_placement
     from placeto.formats.plan import load_plan
+    from placeto.planning.steps import Kind
     from placeto.runtime.devices import open_devices
     from placeto.runtime.torchrun import torchrun
 
     options, cluster, way = arguments.options, arguments.cluster or load_placement(plan).cluster, load_plan(plan)
-    if way is not None and way.kind == "free placement":
+    if way is not None and way.kind == Kind.FREE:
         raise UsageError(f"{plan}: its way is a {way.kind}, which torch can't run: give the file as --placement {plan}")
     if way is not None and way.micro_batches == 1:
         raise UsageError(

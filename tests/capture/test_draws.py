@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import placeto
-from placeto.capture.trace import capture_training
+from placeto.capture.trace import capture_training, trace_training
 
 Block = Callable[[Tensor], Tensor]
 once = partial(checkpoint, use_reentrant=False)
@@ -105,6 +105,23 @@ def test_masks_agree_where_several_cores_draw(micro_batches: int) -> None:
     for parameter in module.parameters():  # the loss is quadratic in each: Euler's theorem on homogeneous functions
         assert parameter.grad is not None
         assert (parameter * parameter.grad).sum().item() == pytest.approx(2.0 * loss.item(), rel=1e-4)
+
+
+def test_masks_are_drawn_in_the_order_of_memory_in_all_micro_batches() -> None:
+    """The third and the fourth, which are copies of the second, would be drawn row by row."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.dropout = nn.Linear(8, 8), nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.dropout(self.layer(x).transpose(1, 2))
+            return y
+
+    traced = trace_training(Turned(), [torch.empty(8, 4, 8)], square, micro_batches=4).traced
+    drawn = [str(node.target) for node in traced.graph.nodes if "bernoulli" in str(node.target)]
+    assert drawn == ["aten.bernoulli_.float"] * 4
 
 
 def test_the_graph_draws_again() -> None:

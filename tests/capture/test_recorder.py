@@ -103,6 +103,12 @@ def test_what_is_changed_in_place_and_nobody_else_shows_takes_one_pass(
     assert [str(node.target) for node in last.args] == ["input_2", "aten.add.Tensor"]
 
 
+def test_ops_that_change_nothing_are_written_down_as_they_are() -> None:
+    """One of them, ``frexp``, is pointwise and makes two tensors."""
+    traced = record(lambda x: [x.relu(), *torch.frexp(x)], [torch.ones(2)], Labels())
+    assert targets(traced) == ["aten.relu.default", "aten.frexp.Tensor", *["<built-in function getitem>"] * 2]
+
+
 def test_inputs_that_share_memory_are_told_apart_by_the_second_pass() -> None:
     x = torch.ones(4)
     traced = record(lambda x, y: [x.add_(1) * 1, y * 1], [x, x[:2]], Labels())

@@ -69,6 +69,18 @@ def test_code_that_changed_makes_results_old_and_pages_do_not(tree: Path) -> Non
         main(Reproduce(), tree)
 
 
+def test_a_study_runs_only_if_it_is_named(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("experiments.reproduce.STUDIES", {"tiny"})
+    main(Reproduce(), tree)
+    assert "Left out, as it takes about 0.0 hours: --only tiny" in capfd.readouterr().out
+    assert (tree / RESULTS / "tiny.md").read_text() == BEFORE
+    main(Reproduce(only=("tiny",)), tree)
+    assert "Left out" not in capfd.readouterr().out
+    assert (tree / RESULTS / "tiny.md").read_text() != BEFORE
+
+
 def test_a_command_that_fails_is_named(tree: Path) -> None:
     (tree / "experiments" / "tiny.py").write_text("raise SystemExit(3)\n")
     commit_all(tree)
