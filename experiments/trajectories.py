@@ -27,8 +27,8 @@ from placeto.problem.files import write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
+from placeto.simulator.observer import Watch, watching
 from placeto.simulator.threads import set_threads
-from placeto.simulator.watch import Watch, watching
 
 WARM_UP = 300  # placements on the tiny graph
 TIE = 1e-9  # relative

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from placeto.capture.arguments import call_module, plain
 from placeto.capture.batch_dimension import check_sequences, sequence_first
+from placeto.capture.change_detection import ChangeDetector, Signature
 from placeto.capture.checkpoints import without_reentrant_checkpoints
 from placeto.capture.checks import check_arguments, check_module
 from placeto.capture.draws import draws, to_be_run
@@ -34,7 +35,6 @@ from placeto.capture.ops import computation_graph
 from placeto.capture.outside_random import OutsideRandom, Seeds, check_generators
 from placeto.capture.recorder import functional, mutates, record
 from placeto.capture.state import Snapshot, attribute
-from placeto.capture.watch import Signature, Watch
 from placeto.capture.whole import Whole
 from placeto.problem.dtypes import PRECISIONS
 from placeto.problem.fields import choice
@@ -60,7 +60,7 @@ class Capture:
     gradients: Mapping[str, tuple[str, int] | None]  # of each parameter: op and output, None for a constant
     rebuild: Callable[..., Any]  # from the outputs beyond gradients, and the arguments, what the module returns
     whole: Whole | None = None  # the module, with those that the loss brings along
-    watch: Watch | None = None
+    changes: ChangeDetector | None = None
     trained: tuple[str, ...] = ()  # paths of the parameters that get gradients
     paths: tuple[str, ...] = ()  # of parameters, then of buffers
     micro_batches: int = 1
@@ -309,10 +309,10 @@ def capture_step(
     if line := uncounted(graph):
         warnings.warn(f"{name}: {line}", UncountedWarning, stacklevel=3)
     modes = [(vars(part), "training") for part in whole.modules()] if mode == "inference" else []
-    watch = Watch(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
+    changes = ChangeDetector(state, again, signature, [*((container, key) for container, key, _ in own), *modes])
     graph = with_names(graph, nodes, traced, module, inputs, len(paths), buffers)
     to_be_run(traced)
-    return Capture(graph, traced, nodes, gradients, list, whole, watch, tuple(trained), (*paths, *buffers))
+    return Capture(graph, traced, nodes, gradients, list, whole, changes, tuple(trained), (*paths, *buffers))
 
 
 def _fake(value: Any) -> Any:

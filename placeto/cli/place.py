@@ -41,7 +41,7 @@ from placeto.placers import Placer, choose_placer, throughput_placer
 from placeto.problem.units import format_us
 from placeto.progress import ProgressBar
 from placeto.simulator.evaluator import PlacementResult
-from placeto.simulator.watch import View, Watch, watching
+from placeto.simulator.observer import Observer, Status, observing
 
 
 @dataclass(frozen=True)
@@ -202,15 +202,15 @@ def _shown(name: str, single_us: float, patience: float | None) -> Iterator[None
         if sys.stderr.isatty():
             bar = stack.enter_context(ProgressBar(f"placing {name}", total=1.0))
             report = partial(_show, bar, single_us)
-        stack.enter_context(watching(Watch(report, patience)))
+        stack.enter_context(observing(Observer(report, patience)))
         yield
 
 
-def _show(bar: ProgressBar, single_us: float, view: View) -> None:
-    words = f"{view.stage}: {format_us(view.best_us)}, {view.best_us / single_us:.3f} of one device"
-    if view.heuristic_us < math.inf:
-        words += f", {100.0 * (1.0 - view.best_us / view.heuristic_us):.1f} % below the best heuristic"
-    bar.update(view.share, words if view.best_us < math.inf else view.stage)
+def _show(bar: ProgressBar, single_us: float, status: Status) -> None:
+    words = f"{status.stage}: {format_us(status.best_us)}, {status.best_us / single_us:.3f} of one device"
+    if status.heuristic_us < math.inf:
+        words += f", {100.0 * (1.0 - status.best_us / status.heuristic_us):.1f} % below the best heuristic"
+    bar.update(status.share, words if status.best_us < math.inf else status.stage)
 
 
 def _draw_curve(result: PlacementResult, title: str, placer: str, path: Path) -> None:

@@ -23,14 +23,14 @@ from placeto.heuristics.local_search.annealing import anneal_within, parts_of
 from placeto.heuristics.local_search.part_of_cluster import on_best_part
 from placeto.heuristics.local_search.starts import CHEAP, DEFAULT_SIMULATIONS, begin, round_best, round_to_groups
 from placeto.heuristics.plans import order_chosen_again
+from placeto.policies.coarsening import Coarsening
 from placeto.policies.compiled import CompiledPolicy
-from placeto.policies.nesting import Nest
 from placeto.policies.placer import LearnedPlacer
 from placeto.policies.sweeps import GuidedConfig, Sweeper
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator, PlacementResult
+from placeto.simulator.observer import at_work
 from placeto.simulator.threads import one_thread
-from placeto.simulator.watch import at_work
 
 SHARE = 0.5
 """Of what is left of a budget for a sweep, and for groups before their parts, at most: .7 and .45 are level."""
@@ -179,9 +179,9 @@ class GuidedPlacer(LearnedPlacer):
 
     def _join(self, split: Instance, count: int, evaluator: Evaluator) -> None:
         """Go on with parts joined to so many groups, where the best placement allows it."""
-        nest = Nest(split.problem, split.groups)
-        (joined,) = nest.joined(evaluator.best_groups[0], [count])
-        evaluator.regroup(nest.groups_of(joined))
+        coarsening = Coarsening(split.problem, split.groups)
+        (joined,) = coarsening.joined(evaluator.best_groups[0], [count])
+        evaluator.regroup(coarsening.groups_of(joined))
 
 
 def guided_placer(checkpoint: Mapping[str, Any], policy: Any = None) -> GuidedPlacer:

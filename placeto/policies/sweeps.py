@@ -1,9 +1,9 @@
 """Sweeps of a trained policy: the moves that it scores highest are simulated, and kept unless they hurt.
 
 A move hurts if it ends more than a tolerance above the best makespan so far. Groups that the placement has on one
-device are also joined (`placeto.policies.nesting`), so that the policy can move many at once.
+device are also joined (`placeto.policies.coarsening`), so that the policy can move many at once.
 
-Legend: G groups, D devices, C clusters of groups.
+Legend: G groups, D devices, C joined groups.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from placeto.environment.config import EnvConfig
 from placeto.environment.instance import Instance, InstanceBatch, make_instance, new_instance
 from placeto.environment.observation import look
 from placeto.heuristics.local_search.starts import round_to_groups
+from placeto.policies.coarsening import Coarsening
 from placeto.policies.compiled import CompiledPolicy
-from placeto.policies.nesting import Nest
 from placeto.problem.grouping import join_groups
 from placeto.ranges import Count, Range, Share
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.watch import at_work
+from placeto.simulator.observer import at_work
 
 FEWEST = 4
 """Groups to which groups are joined, at least."""
@@ -62,19 +62,19 @@ class View:
     """A problem's groups, joined or not, as a policy sees them."""
 
     batch: InstanceBatch  # of one instance
-    cluster: np.ndarray  # (G,) int64, in which cluster each group is
+    joined: np.ndarray  # (G,) int64, in which joined group each group is
     first: np.ndarray  # (C,) int64, the first group of each
     traversal: np.ndarray  # (C,) int64, their positions in topological order
 
     @classmethod
-    def of(cls, instance: Instance, cluster: np.ndarray) -> View:
-        """Of an instance whose groups are such clusters."""
-        first = np.unique(cluster, return_index=True)[1]
-        return cls(InstanceBatch.of([instance]), cluster, first, instance.traversal)
+    def of(cls, instance: Instance, joined: np.ndarray) -> View:
+        """Of an instance whose groups are such joined groups."""
+        first = np.unique(joined, return_index=True)[1]
+        return cls(InstanceBatch.of([instance]), joined, first, instance.traversal)
 
     def shows(self, placement: np.ndarray) -> bool:
-        """Whether the placement (G,) has each cluster on one device."""
-        return bool((placement[self.first][self.cluster] == placement).all())
+        """Whether the placement (G,) has each joined group on one device."""
+        return bool((placement[self.first][self.joined] == placement).all())
 
 
 class Sweeper:
@@ -104,10 +104,10 @@ class Sweeper:
         self._sweep(instance, np.arange(len(here)), here, best, evaluator)
 
     def _sweep(self, instance: Instance, of: np.ndarray, here: np.ndarray, best: float, evaluator: Evaluator) -> None:
-        """Try the moves of groups and of clusters that the policy thinks best, no move twice.
+        """Try the moves of groups and of joined groups that the policy thinks best, no move twice.
 
-        Between two looks two are kept at most. Clusters are made anew where a kept move has torn them apart. A policy
-        that visits groups in a fixed order is asked for one after the other.
+        Between two looks two are kept at most. Groups are joined anew where a kept move has torn joined groups apart. A
+        policy that visits groups in a fixed order is asked for one after the other.
 
         Args:
             instance: the groups that are moved.
@@ -118,20 +118,20 @@ class Sweeper:
         """
         at_work("policy")
         own = self.search
-        nest, groups = Nest(instance.problem, instance.groups), np.arange(len(here))
+        coarsening, groups = Coarsening(instance.problem, instance.groups), np.arange(len(here))
         vain, tried = 0, set[tuple[bytes, int]]()
         views: list[View | None] = []
         for turn in range(len(here)) if self._in_order else count():
             if vain >= own.in_vain or evaluator.exhausted:
                 return
-            views = self._views(instance, nest, here, views)
+            views = self._views(instance, coarsening, here, views)
             found = [move for view in views if view is not None for move in self._untried(view, here, tried, turn)]
             if not found and not self._in_order:
                 return
             moves = sorted(found, key=lambda move: -move[0])
             kept, moved = 0, np.zeros(len(here), bool)
-            for _, view, cluster, device in moves[: own.tries]:
-                members = groups[view.cluster == cluster]
+            for _, view, which, device in moves[: own.tries]:
+                members = groups[view.joined == which]
                 key = members.tobytes()
                 if vain >= own.in_vain or evaluator.exhausted or kept == own.kept:
                     break
@@ -148,8 +148,10 @@ class Sweeper:
                     here, kept = row, kept + 1
                     moved[members] = True
 
-    def _views(self, instance: Instance, nest: Nest, here: np.ndarray, before: list[View | None]) -> list[View | None]:
-        """The groups and, for each further level, clusters: those of `before` where the placement shows them.
+    def _views(
+        self, instance: Instance, coarsening: Coarsening, here: np.ndarray, before: list[View | None]
+    ) -> list[View | None]:
+        """The groups and, for each further level, joined groups: those of `before` where the placement shows them.
 
         None for a level at which nothing more is joined.
         """
@@ -158,40 +160,40 @@ class Sweeper:
             return before
         views: list[View | None] = before[:1] or [View.of(instance, np.arange(size))]
         counts = [max(FEWEST, round(share * size)) for share in own.scales[1:]]
-        for number, cluster in enumerate(nest.joined(here, counts), 1):
-            old, joined = before[number] if before else None, int(cluster.max()) + 1
+        for number, joined in enumerate(coarsening.joined(here, counts), 1):
+            old, left = before[number] if before else None, int(joined.max()) + 1
             if old is not None and old.shows(here):
                 views.append(old)
-            elif joined < size:
-                views.append(View.of(new_instance(instance.problem, nest.groups_of(cluster)), cluster))
+            elif left < size:
+                views.append(View.of(new_instance(instance.problem, coarsening.groups_of(joined)), joined))
             else:
                 views.append(None)
-            size = joined
+            size = left
         return views
 
     def _untried(
         self, view: View, here: np.ndarray, tried: set[tuple[bytes, int]], turn: int
     ) -> Iterator[tuple[float, View, int, int]]:
-        """The most likely moves of a view that weren't tried: (logit, view, cluster, device), one a cluster."""
+        """The most likely moves of a view that weren't tried: (logit, view, joined group, device), one for each."""
         place = here[view.first]
         logits = self._logits(view, place, turn % len(place))
         devices, seen = logits.shape[1], set[int]()
         for flat in np.argsort(-logits, axis=None, kind="stable")[: 8 * self.search.tries].tolist():
-            cluster, device = divmod(flat, devices)
-            likely = np.isfinite(logits[cluster, device]) and device != place[cluster]
+            moved, device = divmod(flat, devices)
+            likely = np.isfinite(logits[moved, device]) and device != place[moved]
             if len(seen) == self.search.tries or not likely:
                 return
-            if cluster in seen or (np.flatnonzero(view.cluster == cluster).tobytes(), device) in tried:
+            if moved in seen or (np.flatnonzero(view.joined == moved).tobytes(), device) in tried:
                 continue
-            seen.add(cluster)
-            yield float(logits[cluster, device]), view, cluster, device
+            seen.add(moved)
+            yield float(logits[moved, device]), view, moved, device
 
     def _bearable(self, best: float) -> float:
         """Up to which score a move is kept."""
         return np.inf if self.env.tolerance is None else best * (1.0 + self.env.tolerance)
 
     def _logits(self, view: View, here: np.ndarray, turn: int) -> np.ndarray:
-        """(C, D) of a placement (C,) of clusters; -inf for what can't be chosen, all where they overflow."""
+        """(C, D) of a placement (C,) of joined groups; -inf for what can't be chosen, all where they overflow."""
         visited = (view.traversal < turn) & self._in_order
         seen = look(view.batch, here, visited)
         legal = seen.offered

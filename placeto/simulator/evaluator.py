@@ -17,11 +17,11 @@ from placeto.problem.grouping import Groups, group_ops
 from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.chunks import Chunks
 from placeto.simulator.memory import penalised, score
+from placeto.simulator.observer import current
 from placeto.simulator.result import PlacementResult as PlacementResult
 from placeto.simulator.result import as_listed
 from placeto.simulator.schedule import PARALLEL_OPS, Schedule, check_placement, in_order, simulate, simulate_batch
 from placeto.simulator.threads import start_threads
-from placeto.simulator.watch import current
 
 _PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
 
@@ -82,7 +82,7 @@ class Evaluator:
         self.groups = groups = group_ops(problem) if groups is None else groups
         self.limit = simulations
         self.seconds_limit = seconds
-        self._whole, self._watch = (simulations, seconds), current()
+        self._whole, self._observer = (simulations, seconds), current()
         self.simulations = 0
         self.last_fits = False  # whether the last placement that was scored is within memory
         self._absorbed = 0.0  # seconds at the end of the last `absorb`
@@ -103,7 +103,7 @@ class Evaluator:
         """Simulations left; inf if they are not limited, 0 if the time is up."""
         if self.seconds_limit is not None and self.seconds >= self.seconds_limit:
             return 0
-        if self._watch is not None and self._watch.has_enough(self._spent(*self._whole)):
+        if self._observer is not None and self._observer.has_enough(self._spent(*self._whole)):
             return 0
         return math.inf if self.limit is None else self.limit - self.simulations
 
@@ -373,8 +373,8 @@ class Evaluator:
             per_group = np.asarray(placement)[self.groups.first_op]
             if np.array_equal(per_group[self.groups.group], placement):
                 self._best_groups, self._best_groups_score = per_group, key[1]
-        if self._watch is not None:
-            self._watch.look(self._spent(*self._whole), self._best.key)
+        if self._observer is not None:
+            self._observer.look(self._spent(*self._whole), self._best.key)
 
 
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:

@@ -1,6 +1,6 @@
 """Kernels that read a schedule: who runs where after whom, and when a tensor or a gap would be there.
 
-They are what estimates of a move are made of, in the guide of the local searches and in observations.
+They are what estimates of a move are made of, in the delta estimates of the local searches and in observations.
 
 Legend: N ops, S sends, D devices.
 """

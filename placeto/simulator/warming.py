@@ -17,8 +17,8 @@ from placeto.problem.cluster import Cluster
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.labels import NO_MICRO_BATCH
 from placeto.problem.problem import PlacementProblem, ProblemBatch
+from placeto.simulator.observer import observing
 from placeto.simulator.schedule import simulate, simulate_batch
-from placeto.simulator.watch import watching
 
 _SIMULATIONS = 256  # of which some are in batches that are worth several threads
 _READY: WeakKeyDictionary[Callable[..., Any], dict[object, float]] = WeakKeyDictionary()
@@ -50,7 +50,7 @@ def warm_up(
     ready = _READY.setdefault(placer, {})
     if (math.inf if wanted is None else wanted) <= ready.get(sort, -1):
         return
-    with watching(None), _told():
+    with observing(None), _told():
         tiny = _tiny(cluster, several)
         placer(tiny, simulations=wanted, seed=0)
         on_one = np.zeros((1, tiny.num_ops), np.int64)

@@ -1,4 +1,4 @@
-"""Local searches: what the guide says, what is remembered, what moves together, and where each gets."""
+"""Local searches: what delta estimates say, what is remembered, what moves together, and where each gets."""
 
 import itertools
 from functools import partial
@@ -16,8 +16,8 @@ from placeto.environment.observation import score_moves
 from placeto.heuristics import HEURISTICS, SEARCHES
 from placeto.heuristics.local_search import local_search
 from placeto.heuristics.local_search.annealing import MIX, annealing_of_parts
+from placeto.heuristics.local_search.delta_estimate import estimate, new_scratch
 from placeto.heuristics.local_search.descents import CLIMBING
-from placeto.heuristics.local_search.guide import estimate, new_scratch
 from placeto.heuristics.local_search.local_search import LocalSearch
 from placeto.heuristics.local_search.moves import RANDOM, propose
 from placeto.heuristics.local_search.neighbourhood import chains, neighbourhood
@@ -37,7 +37,7 @@ from tests.heuristics.test_memory_limits import chain, devices
 
 
 def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
-    """(G, D) what the guide says about each move of one group; 0 for staying."""
+    """(G, D) the delta estimate of each move of one group; 0 for staying."""
     groups, flat = group_ops(problem), problem.arrays
     near = neighbourhood(problem, groups)
     placement = device[groups.group]
@@ -52,7 +52,7 @@ def guess(problem: PlacementProblem, device: np.ndarray) -> np.ndarray:
     return table
 
 
-def test_guide_prefers_the_idle_device() -> None:
+def test_delta_estimates_prefer_the_idle_device() -> None:
     problem = forks(3, 4, "4xv100")
     groups = group_ops(problem)
     device = np.zeros(groups.num_groups, np.int64)
@@ -63,7 +63,7 @@ def test_guide_prefers_the_idle_device() -> None:
     assert table[first, 2] == table[first, 3]
 
 
-def test_guide_ranks_moves_like_the_simulator() -> None:
+def test_delta_estimates_rank_moves_like_the_simulator() -> None:
     correlations = []
     for seed in range(12):
         rng = np.random.default_rng(seed)

@@ -6,9 +6,9 @@ from placeto.environment.columns import NODE
 from placeto.environment.config import EnvConfig
 from placeto.environment.instance import InstanceBatch, make_instance
 from placeto.environment.observation import score_moves
+from placeto.policies.coarsening import Coarsening
 from placeto.policies.compiled import CompiledPolicy
 from placeto.policies.guided_search import GuidedPlacer
-from placeto.policies.nesting import Nest
 from placeto.policies.placeto import PlacetoConfig, PlacetoPolicy
 from placeto.policies.sweeps import GuidedConfig, Sweeper
 from placeto.problem.grouping import join_groups
@@ -104,7 +104,7 @@ def test_the_policys_best_move_of_any_level_is_tried_first():
     instance = make_instance(problem)
     groups = instance.groups.num_groups
     start = np.random.default_rng(0).integers(3, size=groups)
-    nest, evaluator = Nest(problem, instance.groups), Watched(problem, instance.groups, 2)
+    coarsening, evaluator = Coarsening(problem, instance.groups), Watched(problem, instance.groups, 2)
     before = evaluator.score(start)
 
     class OfAllLevels:
@@ -116,7 +116,7 @@ def test_the_policys_best_move_of_any_level_is_tried_first():
             return logits
 
     counts = [max(4, round(share * groups)) for share in GuidedConfig().scales[1:]]
-    views = [np.arange(groups), *nest.joined(start, counts)]
+    views = [np.arange(groups), *coarsening.joined(start, counts)]
     moves = [(of, c, d) for of in views for c in range(of.max() + 1) for d in range(3)]
     rows = [tuple(np.where(of == c, d, start)) for of, c, d in moves]
     values = {row: Evaluator(problem).score(np.array(row)) for row in rows}

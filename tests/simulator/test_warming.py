@@ -10,8 +10,8 @@ from placeto.heuristics import HEURISTICS
 from placeto.problem.cluster import load_cluster
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator import warming
+from placeto.simulator.observer import Observer, current, observing
 from placeto.simulator.warming import warm_up
-from placeto.simulator.watch import Watch, current, watching
 
 
 def on(cluster: str, *, several: bool = False) -> PlacementProblem:
@@ -35,7 +35,7 @@ class Placer:
 
 def test_a_placer_is_made_ready_once_for_each_sort_of_cluster() -> None:
     placer = Placer()
-    with watching(Watch()):
+    with observing(Observer()):
         warm_up(placer, on("4xv100"), None, 3.0)
         warm_up(placer, on("8xv100"), None, 5.0)
         warm_up(placer, on("4xv100"), 100, None)

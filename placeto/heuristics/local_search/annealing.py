@@ -11,10 +11,10 @@ from placeto.heuristics.local_search.local_search import LocalSearch
 from placeto.problem.grouping import Groups, split_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.watch import at_work
+from placeto.simulator.observer import at_work
 
 MIX = {
-    "guided": 0.3,
+    "estimated": 0.3,
     "critical": 0.3,
     "random": 0.15,
     "swap": 0.1,
@@ -25,7 +25,7 @@ MIX = {
 }
 """Probability of each kind of move; see `MOVES`."""
 MIX_OF_FEW = {
-    "guided": 0.2,
+    "estimated": 0.2,
     "critical": 0.15,
     "random": 0.3,
     "swap": 0.1,

@@ -13,15 +13,15 @@ from functools import cache
 import numba
 import numpy as np
 
-from placeto.heuristics.local_search.chain import Log, search
-from placeto.heuristics.local_search.crew import CALL, dismiss, help_out, new_batch, new_crew
 from placeto.heuristics.local_search.moves import MOVES, Rules, State
 from placeto.heuristics.local_search.neighbourhood import neighbourhood
+from placeto.heuristics.local_search.search_loop import Log, search
+from placeto.heuristics.local_search.thread_pool import CALL, dismiss, help_out, new_batch, new_thread_pool
 from placeto.simulator.chunks import Chunks
 from placeto.simulator.evaluator import Evaluator
 
-GUIDE = 0.01
-"""Differences of the guide's estimates that matter, as a share of the makespan."""
+ESTIMATE_UNIT = 0.01
+"""Delta estimates that differ by less are about equally likely to be tried, as a share of the makespan."""
 TEMPERATURE = 1e-3
 """The temperature at first, as a share of the makespan; it is steered from there."""
 MEMO = 1 << 16
@@ -38,7 +38,7 @@ class LocalSearch:
     """A search from a placement (G,) of groups, which takes its simulations from an evaluator.
 
     It takes as many threads as `numba.get_num_threads` says. What it finds doesn't depend on them where the budget is a
-    number of simulations: those that are made in vain, see `crew`, don't count.
+    number of simulations: those that are made in vain, see `thread_pool`, don't count.
 
     Args:
         evaluator: with a limit on simulations or seconds, not spent yet.
@@ -55,7 +55,7 @@ class LocalSearch:
         self.evaluator = evaluator
         self.near = neighbourhood(problem, evaluator.groups)
         chances = np.cumsum([mix.get(move, 0.0) for move in MOVES])
-        self.rules = Rules(chances / chances[-1], GUIDE if mix.get("guided") else 0.0, KNOWN)
+        self.rules = Rules(chances / chances[-1], ESTIMATE_UNIT if mix.get("estimated") else 0.0, KNOWN)
         self.state = State(
             placement=np.zeros(problem.num_ops, np.int64),
             device=np.zeros(groups, np.int64),
@@ -75,10 +75,10 @@ class LocalSearch:
         )
         self._threads = numba.get_num_threads()
         self._batch = new_batch(AHEAD * self._threads if self._threads > 1 else 1, groups)
-        self._crew = new_crew(self._threads, problem.arrays, groups, devices)
+        self._pool = new_thread_pool(self._threads, problem.arrays, groups, devices)
         self._log = Log(np.empty(CHUNK, np.int64), np.empty(CHUNK), np.empty(CHUNK))
         if self._threads > 1:  # compiled here and now, not beside what comes after
-            help_out(problem.arrays, self.near, self.state, self._batch, self._crew, 0, -1)
+            help_out(problem.arrays, self.near, self.state, self._batch, self._pool, 0, -1)
         self._chunks = Chunks()
         self.restart(start)
         self.state.temperature[0] = TEMPERATURE * self.score
@@ -124,15 +124,15 @@ class LocalSearch:
             self._chunks.took(count, evaluator.seconds - before)
 
     def _search(self, count: int, patience: int, warmth: tuple[float, float], restart: bool = False) -> tuple[int, int]:
-        flat, crew = self.evaluator.problem.arrays, self._crew
-        shared = flat, self.near, self.state, self._batch, crew
+        flat, pool = self.evaluator.problem.arrays, self._pool
+        shared = flat, self.near, self.state, self._batch, pool
         limits = restart, count, patience, warmth
         try:
             for thread in range(1, self._threads if count > 1 else 1):
-                _helpers(self._threads - 1).submit(help_out, *shared, thread, int(crew.control[CALL]))
-            return search(flat, self.near, self.state, self.rules, self._batch, crew, *limits, self._log)
+                _helpers(self._threads - 1).submit(help_out, *shared, thread, int(pool.control[CALL]))
+            return search(flat, self.near, self.state, self.rules, self._batch, pool, *limits, self._log)
         finally:
-            dismiss(crew)
+            dismiss(pool)
 
     def _absorb(self, simulations: int, logged: int) -> None:
         state, improvements = self.state, list(zip(*(log[:logged].tolist() for log in self._log), strict=True))

@@ -1,6 +1,6 @@
 """Where a local search stands, and the moves of groups that it may propose.
 
-Legend: N ops, G groups, D devices, S sets, M kinds of moves, C candidates of the guide, H entries of the memo.
+Legend: N ops, G groups, D devices, S sets, M kinds of moves, C moves that have a delta estimate, H entries of the memo.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from placeto.compiling import compiled
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import between, uniform
 
-MOVES = ("guided", "critical", "random", "swap", "set", "part", "exchange", "block")
-"""A critical group, where the guide expects most; a group that holds up the schedule; any group; two groups change
-places, one of them critical; a whole set; what a set has on one device; what it has on two devices changes places; a
-connected block on one device."""
+MOVES = ("estimated", "critical", "random", "swap", "set", "part", "exchange", "block")
+"""A critical group, to where its delta estimate is good; a group that holds up the schedule; any group; two groups
+change places, one of them critical; a whole set; what a set has on one device; what it has on two devices changes
+places; a connected block on one device."""
 MANY = 8
 """Devices above which it matters which of them a group is offered."""
 LARGEST_BLOCK = 12
 """Groups of a connected block that moves together, at most."""
 CRITICAL_SETS = 0.8
 """Share of the moves of sets that are of one with a critical group."""
-GUIDED, CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
+ESTIMATED, CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
 
 
 class State(NamedTuple):
@@ -35,7 +35,7 @@ class State(NamedTuple):
     critical: np.ndarray  # (G,) int64, groups with an op of no slack, the first `num_critical[0]` of them
     num_critical: np.ndarray  # (1,) int64
     score: np.ndarray  # (4,) penalised makespan now; of the best: penalised makespan, makespan, overflow
-    pair: np.ndarray  # (C, 2) int64, candidates of the guide: group and device
+    pair: np.ndarray  # (C, 2) int64, moves that have a delta estimate: group and device
     weight: np.ndarray  # (C,) float64, of the first `num_pairs[0]` of them
     num_pairs: np.ndarray  # (1,) int64
     salt: np.ndarray  # (G, D) uint64, random: the hash of a placement is the exclusive or of its groups' salts
@@ -50,12 +50,12 @@ class Rules(NamedTuple):
     """How a search proposes and accepts."""
 
     mix: np.ndarray  # (M,) cumulative probability of each kind of move; RANDOM must have some
-    guide: float  # differences of the guide's estimates that matter, as a share of the makespan; 0 = without it
+    estimate_unit: float  # delta estimates that differ by less are alike; share of the makespan; 0 = makes none
     known: int  # proposals in a row that need no simulation, after which one is accepted whatever it costs
 
 
 @compiled(inner=True, nogil=True)
-def _propose_guided(state: State, chosen: np.ndarray, target: np.ndarray) -> int:
+def _propose_estimated(state: State, chosen: np.ndarray, target: np.ndarray) -> int:
     """A pair at random by its weight, which becomes zero: no pair is proposed twice before the placement changes."""
     pairs = state.num_pairs[0]
     total = state.weight[:pairs].sum()
@@ -97,8 +97,8 @@ def propose(
 ) -> int:
     """Fill the groups to move and their new devices; returns how many, 0 if the proposal changes nothing."""
     num_groups = len(near.op_ptr) - 1
-    if kind == GUIDED:
-        return _propose_guided(state, chosen, target)
+    if kind == ESTIMATED:
+        return _propose_estimated(state, chosen, target)
     if kind in (SET, PART, EXCHANGE):
         return _propose_set(near, state, kind, num_devices, chosen, target)
     if kind == RANDOM or state.num_critical[0] == 0:

@@ -22,7 +22,7 @@ from placeto.heuristics.repair import repair
 from placeto.problem.grouping import Groups, cut_groups
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
-from placeto.simulator.watch import at_work
+from placeto.simulator.observer import at_work
 
 CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
 """What training begins from, the one that is best most often first."""

@@ -3,7 +3,7 @@
 Nothing of the placement is lost, so a move of joined groups begins where the search stands, as in the refinement of
 multilevel partitioners (V-cycles; Walshaw, "Multilevel refinement for combinatorial optimisation problems", 2004).
 
-Legend: N ops, G groups, P pairs of groups, S shares, C clusters (joined groups).
+Legend: N ops, G groups, P pairs of groups, S shares, C joined groups.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
 
 
-class Nest:
+class Coarsening:
     """A problem's groups, to be joined again and again."""
 
     def __init__(self, problem: PlacementProblem, groups: Groups) -> None:
@@ -27,25 +27,25 @@ class Nest:
         self._pairs, self._time = group_transfers(problem, groups)
 
     def joined(self, placement: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
-        """(G,) the cluster of each group, by their first group, for each of several counts C, falling.
+        """(G,) the joined group of each group, by their first group, for each of several counts C, falling.
 
-        Clusters of one count are made of those of the count before. A cluster is on one device; where too few groups of
-        a device exchange tensors, there are more clusters than asked for.
+        Joined groups of one count are made of those of the count before. A joined group is on one device; where too few
+        groups of a device exchange tensors, there are more joined groups than asked for.
 
         Args:
             placement: (G,) int64, device of each group.
-            counts: clusters.
+            counts: joined groups.
         """
         device = np.ascontiguousarray(placement, np.int64)
         return list(_joined(self._work, self._pairs, self._time, device, np.array(counts, np.int64)))
 
-    def groups_of(self, clusters: np.ndarray) -> Groups:
-        """Clusters (G,) as groups of ops; they have no modules and no sets."""
-        count = int(clusters.max()) + 1
-        return Groups(clusters[self.groups.group], count, ("",) * count, ())
+    def groups_of(self, joined: np.ndarray) -> Groups:
+        """Joined groups (G,) as groups of ops; they have no modules and no sets."""
+        count = int(joined.max()) + 1
+        return Groups(joined[self.groups.group], count, ("",) * count, ())
 
 
-_WORK = 2.0  # of a cluster, at most, over the mean; the cap grows where it leaves too many
+_WORK = 2.0  # of a joined group, at most, over the mean; the cap grows where it leaves too many
 _GROWS = 4.0
 _TIMES = 3
 
@@ -54,7 +54,7 @@ _TIMES = 3
 def _joined(
     work: np.ndarray, pairs: np.ndarray, time: np.ndarray, device: np.ndarray, counts: np.ndarray
 ) -> np.ndarray:
-    """(S, G) the cluster of each group."""
+    """(S, G) the joined group of each group."""
     num_groups = len(work)
     leader, weight, count = np.arange(num_groups), work.copy(), num_groups
     rows = np.empty((len(counts), num_groups), np.int64)
@@ -66,7 +66,7 @@ def _joined(
             if count == before:
                 limit, grown = _GROWS * limit, grown + 1
         number, found = np.empty(num_groups, np.int64), 0
-        for g in range(num_groups):  # a cluster's leader is its first group
+        for g in range(num_groups):  # the leader of a joined group is its first group
             if leader[g] == g:
                 number[g] = found
                 found += 1
@@ -85,16 +85,18 @@ def _matched(
     count: int,
     least: int,
 ) -> int:
-    """Join each cluster with one other at most, those with the most transfer for their work first; how many are left.
+    """Join pairs of joined groups, those with the most transfer for their work first; returns how many are left.
+
+    None is joined twice.
 
     Args:
-        leader: (G,) first group of each group's cluster; changed.
-        weight: (G,) work of the cluster, at its first group; changed.
+        leader: (G,) first group of each group's joined group; changed.
+        weight: (G,) work of the joined group, at its first group; changed.
         pairs: (P, 2).
         time: (P,) transfer.
         device: (G,).
-        limit: of the work of a cluster.
-        count: of clusters.
+        limit: of the work of a joined group.
+        count: of joined groups.
         least: so many are enough.
     """
     num_groups, key = len(leader), np.empty(len(pairs), np.int64)

@@ -1,6 +1,6 @@
-"""Watching a placer: the best placement so far, what the placer does, and an early end if nothing is gained.
+"""Observing a placer: the best placement so far, what the placer does, and an early end if nothing is gained.
 
-with watching(Watch(report=print, patience=0.3)):
+with observing(Observer(report=print, patience=0.3)):
     result = placer(problem, seconds=10)
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class View(NamedTuple):
+class Status(NamedTuple):
     """What can be seen of a running placer."""
 
     stage: str  # "heuristics", "policy", "search", "search of parts"
@@ -23,10 +23,10 @@ class View(NamedTuple):
 
 
 @dataclass(eq=False)
-class Watch:
+class Observer:
     """Who is told, and for how long nothing may be gained."""
 
-    report: Callable[[View], None] | None = None
+    report: Callable[[Status], None] | None = None
     """called whenever something was simulated, many times a second"""
     patience: float | None = None
     """share of the budget after which the placer ends if nothing was gained in it; None = never"""
@@ -38,7 +38,7 @@ class Watch:
     def look(self, share: float, best: tuple[bool, float]) -> None:
         """Take note of the best that a placer has now: whether it exceeds memory, and its penalised makespan.
 
-        That may be the best of one heuristic alone; the watch keeps the best of all.
+        That may be the best of one heuristic alone; the observer keeps the best of all.
         """
         if best < self.best:
             self.best, self.gained_at = best, share
@@ -46,33 +46,33 @@ class Watch:
                 self.heuristic_us = best[1]
         if self.report is not None:
             known = self.heuristic_us if self.stage != "heuristics" else float("inf")
-            self.report(View(self.stage, share, self.best[1], known))
+            self.report(Status(self.stage, share, self.best[1], known))
 
     def has_enough(self, share: float) -> bool:
         """Whether the placer is to end."""
         return self.patience is not None and share - self.gained_at >= self.patience
 
 
-_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+_OBSERVER: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
-def watching(watch: Watch | None) -> Iterator[None]:
-    """Within it the watch sees all placers of this thread; None sees nothing: what is placed isn't the user's."""
-    token = _WATCH.set(watch)
+def observing(observer: Observer | None) -> Iterator[None]:
+    """Within it the observer sees all placers of this thread; None sees nothing: what is placed isn't the user's."""
+    token = _OBSERVER.set(observer)
     try:
         yield
     finally:
-        _WATCH.reset(token)
+        _OBSERVER.reset(token)
 
 
-def current() -> Watch | None:
+def current() -> Observer | None:
     """Who is told now."""
-    return _WATCH.get()
+    return _OBSERVER.get()
 
 
 def at_work(stage: str) -> None:
     """Say what the placer does from now on."""
-    watch = _WATCH.get()
-    if watch is not None:
-        watch.stage = stage
+    observer = _OBSERVER.get()
+    if observer is not None:
+        observer.stage = stage

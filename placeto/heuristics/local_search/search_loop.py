@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from placeto.compiling import compiled
-from placeto.heuristics.local_search.crew import Batch, Crew, await_all, call, put, scratch_of, take_part
-from placeto.heuristics.local_search.guide import Scratch
+from placeto.heuristics.local_search.delta_estimate import Scratch
 from placeto.heuristics.local_search.moves import Rules, State, propose
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import uniform
+from placeto.heuristics.local_search.thread_pool import Batch, ThreadPool, await_all, call, put, scratch_of, take_part
 from placeto.problem.flat import LONE, FlatProblems
 from placeto.simulator.lowering import lowered
 from placeto.simulator.slack import fill_slack
@@ -41,7 +41,7 @@ def search(
     state: State,
     rules: Rules,
     batch: Batch,
-    crew: Crew,
+    pool: ThreadPool,
     restart: bool,
     simulations: int,
     patience: int,
@@ -56,7 +56,7 @@ def search(
         state: changed.
         rules: how to propose and accept.
         batch: for proposals; how many it takes at most has no influence on the result.
-        crew: whose other threads may be in `help_out`.
+        pool: whose other threads may be in `help_out`.
         restart: begin by simulating the state's placement of groups, and accept it.
         simulations: at most so many.
         patience: end after so many proposals in a row, simulated or not, none of them an improvement.
@@ -72,8 +72,8 @@ def search(
     waits, stuck = zero > 0, False
     if restart:
         filled = _enter(near, state, batch)
-    for thread in range(len(crew.placement)):
-        crew.placement[thread] = state.placement
+    for thread in range(len(pool.placement)):
+        pool.placement[thread] = state.placement
     while True:
         if asked < 0 and not restart:
             if done == simulations or stuck or (fruitless >= patience and not waits):
@@ -81,14 +81,14 @@ def search(
             counts = done, simulations, min(len(batch.size) - 1, simulations - done)
             streaks = known, fruitless, patience
             filled, known, fruitless, waits, stuck = _fill(
-                near, state, rules, batch, crew.marked, counts, streaks, waits, warmth
+                near, state, rules, batch, pool.marked, counts, streaks, waits, warmth
             )
         restart = False
-        call(crew, filled if asked < 0 else state.num_critical[0], asked)
-        take_part(flat, near, state, batch, crew, zero)
-        await_all(crew)
+        call(pool, filled if asked < 0 else state.num_critical[0], asked)
+        take_part(flat, near, state, batch, pool, zero)
+        await_all(pool)
         if asked >= 0:
-            _weigh(state, rules.guide)
+            _weigh(state, rules.estimate_unit)
             asked = -1
             continue
         for i in range(filled):
@@ -99,13 +99,13 @@ def search(
             if score <= cutoff:
                 known, waits, stuck = 0, False, False
                 fruitless = 0 if score < state.score[0] else batch.fruitless[i]
-                _accept(near, state, batch, crew, i, _goal(warmth, done, simulations))
+                _accept(near, state, batch, pool, i, _goal(warmth, done, simulations))
                 if _keep(state, score, batch.makespan[i], batch.overflow[i]):
                     log.simulation[logged] = done
                     log.makespan[logged], log.overflow[logged] = batch.makespan[i], batch.overflow[i]
                     logged += 1
-                _look(flat, near, state, scratch_of(crew, batch.thread[i], zero), batch.sends[i], batch.makespan[i])
-                asked = batch.thread[i] if rules.guide > 0.0 else -1
+                _look(flat, near, state, scratch_of(pool, batch.thread[i], zero), batch.sends[i], batch.makespan[i])
+                asked = batch.thread[i] if rules.estimate_unit > 0.0 else -1
                 break
 
 
@@ -123,7 +123,7 @@ def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
 
 
 @compiled(inner=True, nogil=True)
-def _accept(near: Neighbourhood, state: State, batch: Batch, crew: Crew, i: int, goal: float) -> None:
+def _accept(near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, i: int, goal: float) -> None:
     """Go on from a proposal, as if none after it had been made."""
     score = batch.score[i]
     state.counter[0] = batch.drawn[i]
@@ -133,8 +133,8 @@ def _accept(near: Neighbourhood, state: State, batch: Batch, crew: Crew, i: int,
         group, device = batch.chosen[i, k], batch.target[i, k]
         state.device[group] = device
         put(near, state.placement, group, device)
-        for thread in range(len(crew.placement)):
-            put(near, crew.placement[thread], group, device)
+        for thread in range(len(pool.placement)):
+            put(near, pool.placement[thread], group, device)
     state.score[0], state.hash[0] = score, batch.key[i]
 
 
@@ -182,7 +182,7 @@ def _fill(
 
     Args:
         near: as of `search`, like what isn't here.
-        state: its memo is read, its temperature, random numbers and guide's weights go on.
+        state: its memo is read, its temperature, random numbers and weights of delta estimates go on.
         rules: likewise.
         batch: filled.
         marked: (G,) all False.
@@ -243,7 +243,7 @@ def _fill(
 def _look(
     flat: FlatProblems, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
 ) -> None:
-    """Find the critical groups of a schedule, and what the guide needs to judge their moves."""
+    """Find the critical groups of a schedule, and what delta estimates of their moves need."""
     num_devices, record, marked = flat.device_offset[1], scratch.record, scratch.marked
     low, q, place = lowered(flat, LONE, state.placement)
     fill_slack(low, q, place, record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
@@ -261,10 +261,10 @@ def _look(
 
 
 @compiled(inner=True, nogil=True)
-def _weigh(state: State, guide: float) -> None:
-    """Turn the guide's estimates for critical groups into odds."""
+def _weigh(state: State, unit: float) -> None:
+    """Turn delta estimates of moves of critical groups into odds; those that differ by many units have none."""
     pairs = state.num_critical[0] * (state.salt.shape[1] - 1)
     if pairs > 0:
         weight = state.weight[:pairs]
-        weight[:] = np.exp((weight.min() - weight) / (guide * state.score[0]))
+        weight[:] = np.exp((weight.min() - weight) / (unit * state.score[0]))
     state.num_pairs[0] = pairs

@@ -1,8 +1,8 @@
-"""What the threads of a search do side by side: simulate proposals, and ask the guide.
+"""The thread pool of a search: its threads simulate proposals and make delta estimates side by side.
 
-Most proposals are rejected, and a rejection changes nothing: so many are made as if those before them were rejected,
-and simulated by several threads. The first that is accepted counts, those after it are forgotten. So what a search
-finds doesn't depend on the number of threads.
+Most proposals are rejected, and a rejection changes nothing. So a *speculative batch* of them is made: each as if those
+before it were rejected. Several threads simulate them. The first that is accepted counts, and those after it are
+forgotten. So what a search finds doesn't depend on the number of threads.
 
 Threads take the next proposal, or critical group, that nobody has; between two batches they wait, awake, as a batch is
 over in less time than waking a thread takes.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from placeto.compiling import compiled
-from placeto.heuristics.local_search.guide import Scratch, estimate
+from placeto.heuristics.local_search.delta_estimate import Scratch, estimate
 from placeto.heuristics.local_search.moves import State
 from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.problem.flat import LONE, FlatProblems
@@ -26,15 +26,15 @@ from placeto.simulator.kernel import Record, record_sizes
 from placeto.simulator.memory import penalised_makespan, run_and_measure
 
 NEXT, LIMIT, BUSY, CALL, ASKED = 0, 8, 16, 24, 32
-"""Entries of `Crew.control`, apart by a line of the cache: the next proposal, or group, that nobody has; how many there
-are before one that is accepted; threads at work; a number that changes when a search ends; where the guide is asked,
-whose record has the schedule, else -1."""
+"""Entries of `ThreadPool.control`, apart by a line of the cache: the next proposal, or group, that nobody has; how many
+there are before one that is accepted; threads at work; a number that changes when a search ends; for delta estimates,
+the thread whose record has the schedule, else -1."""
 _NONE = 1 << 40
 _AWAKE = 200  # looks for work between two offers of the core to others
 
 
 class Batch(NamedTuple):
-    """Proposals, and what they came to; the last is kept for one that has to wait."""
+    """A speculative batch: proposals, and what they came to; the last is kept for one that has to wait."""
 
     size: np.ndarray  # (B,) int64, groups that move
     chosen: np.ndarray  # (B, G) int64, which, the first `size` of them
@@ -52,7 +52,7 @@ class Batch(NamedTuple):
     thread: np.ndarray  # (B,) int64, whose record has the schedule
 
 
-class Crew(NamedTuple):
+class ThreadPool(NamedTuple):
     """What the threads share, and what each has of its own."""
 
     control: np.ndarray  # (40,) int64
@@ -84,12 +84,12 @@ def new_batch(proposals: int, groups: int) -> Batch:
     return Batch(**integers, **floats, **moves, **hashes)
 
 
-def new_crew(threads: int, flat: FlatProblems, groups: int, devices: int) -> Crew:
+def new_thread_pool(threads: int, flat: FlatProblems, groups: int, devices: int) -> ThreadPool:
     """Nobody at work."""
     ops, edges = record_sizes(flat)
     control = np.zeros(40, np.int64)
     control[NEXT], control[ASKED] = _NONE, -1
-    return Crew(
+    return ThreadPool(
         control,
         placement=np.zeros((threads, int(flat.op_offset[-1])), np.int64),
         start=np.empty((threads, ops)),
@@ -109,35 +109,35 @@ def new_crew(threads: int, flat: FlatProblems, groups: int, devices: int) -> Cre
 
 
 @compiled(inner=True, nogil=True)
-def record_of(crew: Crew, thread: int) -> Record:
+def record_of(pool: ThreadPool, thread: int) -> Record:
     """The schedule that a thread simulated last."""
     return Record(
-        crew.start[thread],
-        crew.finish[thread],
-        crew.send_tensor[thread],
-        crew.send_dst[thread],
-        crew.send_start[thread],
-        crew.send_finish[thread],
-        crew.order[thread],
+        pool.start[thread],
+        pool.finish[thread],
+        pool.send_tensor[thread],
+        pool.send_dst[thread],
+        pool.send_start[thread],
+        pool.send_finish[thread],
+        pool.order[thread],
     )
 
 
 @compiled(inner=True, nogil=True)
-def scratch_of(crew: Crew, simulated: int, thread: int) -> Scratch:
+def scratch_of(pool: ThreadPool, simulated: int, thread: int) -> Scratch:
     """The schedule that one thread simulated, and where another may work."""
-    record, guess = record_of(crew, simulated), crew.guess[thread]
-    return Scratch(record, crew.op_slack, crew.send_slack, crew.line_ptr, crew.line, guess, crew.marked)
+    record, guess = record_of(pool, simulated), pool.guess[thread]
+    return Scratch(record, pool.op_slack, pool.send_slack, pool.line_ptr, pool.line, guess, pool.marked)
 
 
 @compiled(nogil=True)
 def help_out(
-    flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, crew: Crew, thread: int, call: int
+    flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, thread: int, call: int
 ) -> None:
     """Take part in batch after batch, until this call of the search is over."""
-    control, looks = crew.control, 0
+    control, looks = pool.control, 0
     while atomics.load(control, CALL) == call:
         if atomics.load(control, NEXT) < atomics.load(control, LIMIT):
-            take_part(flat, near, state, batch, crew, thread)
+            take_part(flat, near, state, batch, pool, thread)
             looks = 0
         looks += 1
         if looks % _AWAKE == 0:
@@ -145,34 +145,36 @@ def help_out(
 
 
 @compiled(nogil=True)
-def dismiss(crew: Crew) -> None:
+def dismiss(pool: ThreadPool) -> None:
     """Let those go that are in `help_out`."""
-    atomics.add(crew.control, CALL, 1)
+    atomics.add(pool.control, CALL, 1)
 
 
 @compiled(inner=True, nogil=True)
-def call(crew: Crew, count: int, asked: int) -> None:
+def call(pool: ThreadPool, count: int, asked: int) -> None:
     """Give the threads `count` proposals to simulate; or groups of the schedule of thread `asked`, if that isn't -1."""
-    atomics.store(crew.control, ASKED, asked)
-    atomics.store(crew.control, LIMIT, count)
-    atomics.store(crew.control, NEXT, 0)
+    atomics.store(pool.control, ASKED, asked)
+    atomics.store(pool.control, LIMIT, count)
+    atomics.store(pool.control, NEXT, 0)
 
 
 @compiled(inner=True, nogil=True)
-def await_all(crew: Crew) -> None:
+def await_all(pool: ThreadPool) -> None:
     """Wait until no thread is at work; none begins before the next call."""
-    atomics.store(crew.control, NEXT, _NONE)
+    atomics.store(pool.control, NEXT, _NONE)
     looks = 0
-    while atomics.load(crew.control, BUSY) > 0:
+    while atomics.load(pool.control, BUSY) > 0:
         looks += 1
         if looks % _AWAKE == 0:
             atomics.give_way()
 
 
 @compiled(inner=True, nogil=True)
-def take_part(flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, crew: Crew, thread: int) -> None:
-    """Simulate proposals, or ask the guide about critical groups, until none is left."""
-    control, placement, record = crew.control, crew.placement[thread], record_of(crew, thread)
+def take_part(
+    flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, thread: int
+) -> None:
+    """Simulate proposals, or make delta estimates of moves of critical groups, until none is left."""
+    control, placement, record = pool.control, pool.placement[thread], record_of(pool, thread)
     atomics.add(control, BUSY, 1)
     while True:
         i = atomics.add(control, NEXT, 1)
@@ -180,7 +182,7 @@ def take_part(flat: FlatProblems, near: Neighbourhood, state: State, batch: Batc
             break
         asked = atomics.load(control, ASKED)
         if asked >= 0:
-            _estimate(flat, near, state, i, scratch_of(crew, asked, thread))
+            _estimate(flat, near, state, i, scratch_of(pool, asked, thread))
             continue
         for k in range(batch.size[i]):
             put(near, placement, batch.chosen[i, k], batch.target[i, k])
@@ -197,7 +199,7 @@ def take_part(flat: FlatProblems, near: Neighbourhood, state: State, batch: Batc
 
 @compiled(inner=True, nogil=True)
 def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scratch: Scratch) -> None:
-    """What the guide says of a critical group."""
+    """Delta estimates of the moves of a critical group."""
     num_devices, group = state.salt.shape[1], state.critical[i]
     pair = i * (num_devices - 1)
     for device in range(num_devices):

@@ -1,4 +1,4 @@
-"""The analytic guide: what moving a group would do to the schedule, estimated without simulating.
+"""Delta estimates: by how much moving a group would change the makespan, without simulating it.
 
 For each op of the group: when its inputs would be on the new device, when that device would have a gap for it, how
 late this makes it, the op whose place it takes, and its children in other groups, each against its slack.

@@ -96,7 +96,7 @@ def _has_values(tensor: Tensor) -> bool:
     )
 
 
-class Watch:
+class ChangeDetector:
     """Notices that a module was changed after its step was captured, so that another step would be traced.
 
     Args:
