@@ -5,7 +5,7 @@ python -m experiments.reproduce [--plan] [--only NAME ...]
 The commands are those that the results files name. First it prints how long each takes on two idle cores. A results
 file that was made from a clean tree with the same code stays as it is. Each command keeps its rows below
 ``runs/COMMIT``, so that nothing of other code is taken over, and so that what was interrupted continues when this is
-started again.
+started again. The picture that a command makes goes to ``docs/results``, and its results file names its digest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Annotated
 import tyro
 
 from experiments.command import commit
-from experiments.result_pages import RESULTS, ROOT, PageError, Pages, ResultFile, render
+from experiments.result_pages import RESULTS, ROOT, PageError, Pages, ResultFile, keep_picture, render
 from experiments.result_pages import main as make_pages
 from experiments.tables import markdown, rule
 
@@ -115,6 +115,8 @@ def main(config: Reproduce, root: Path = ROOT) -> None:
         print(f"\n{name}: python {shlex.join(command)}", flush=True)
         if status := subprocess.run([sys.executable, *command], cwd=root, check=False).returncode:
             failed.append(f"{name} (status {status})")
+        elif (picture := root / "runs" / at / name / f"{name}.png").is_file():
+            keep_picture(picture, root)
     make_pages(Pages(), root)
     if failed:
         raise PageError(f"commands failed, and their results are those of earlier code: {', '.join(failed)}")

@@ -10,8 +10,10 @@ up: numbers that stand in no results file, and results of a tree with changes, e
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -183,15 +185,37 @@ class Marks:
         return ""
 
     def figure(self, name: str, says: str = "") -> str:
-        """A picture that a command made."""
-        if not (self.root / FIGURES / f"{name}.png").is_file():
-            raise PageError(f"{FIGURES}/{name}.png is not there; copy it from the command's --out")
+        """A picture that a command made: in RESULTS the one that the command made with its results file."""
+        path = self.root / FIGURES / f"{name}.png"
+        if not path.is_file():
+            raise PageError(
+                f"{FIGURES}/{name}.png is not there; python -m experiments.reproduce --only {name} makes it"
+            )
+        file = self.file(name) if self.page == PAGES["results.md"] else None
+        if file is not None and "Picture: " in file.text and picture_line(path) not in file.text:
+            raise PageError(
+                f"{FIGURES}/{name}.png is not the picture that was made with {RESULTS}/{name}.md: run "
+                f"python -m experiments.reproduce --only {name}, which makes both"
+            )
         return f"![{says or name}]({self.link(f'{FIGURES}/{name}.png')})"
 
     def typed(self, text: str, why: str) -> str:
         """A number that stands in no results file, and where it comes from."""
         self.exceptions.append(f"{self.page}: {text}: {why}")
         return text
+
+
+def picture_line(path: Path) -> str:
+    """The line of a results file that says which picture was made with it."""
+    return f"Picture: {FIGURES}/{path.name}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}.\n"
+
+
+def keep_picture(made: Path, root: Path) -> None:
+    """Copy a picture to where pages show it, and note it in the results file of its name."""
+    kept, results = root / FIGURES / made.name, root / RESULTS / f"{made.stem}.md"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(made, kept)
+    results.write_text(f"{results.read_text()}\n{picture_line(kept)}")
 
 
 def render(root: Path, name: str) -> tuple[str, Marks]:

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.command import commit
 from experiments.reproduce import MINUTES, Reproduce, arguments, current, main, minutes
-from experiments.result_pages import HEAD, PAGES, RESULTS, ROOT, SECTION, PageError, ResultFile, render
+from experiments.result_pages import FIGURES, HEAD, PAGES, RESULTS, ROOT, SECTION, PageError, ResultFile, render
 
 TINY = """
 import sys
@@ -14,10 +15,13 @@ class Config:
     out: Path = Path("runs/tiny")
 out.mkdir(parents=True)
 at = out.parent.name
+(out / "tiny.png").write_bytes(at.encode())
 results.write_text(f"    python -m experiments.tiny --seeds 3\\n\\n2026-11-26; commit {at};\\nThis run took 120 s.\\n"
                    "\\n| what | gain |\\n| --- | ---: |\\n| new | 9.5 |\\n")
 """
 BEFORE = "    python -m experiments.tiny --out here --seeds 3\n\n| what | gain |\n| --- | ---: |\n| new | 1.5 |\n"
+
+DIGEST = "8b6df8c11847ada8"  # of "drawn"
 
 
 @pytest.fixture
@@ -25,8 +29,9 @@ def tree(tmp_path: Path) -> Path:
     files = {f"experiments/pages/{name}": "nothing" for name in PAGES} | {
         "experiments/__init__.py": "",
         "experiments/tiny.py": TINY,
-        "experiments/pages/results.md": '{{ cell("tiny", "new", "gain") }}',
-        f"{RESULTS}/tiny.md": BEFORE,
+        "experiments/pages/results.md": '{{ cell("tiny", "new", "gain") }} {{ figure("tiny") }}',
+        f"{RESULTS}/tiny.md": f"{BEFORE}\nPicture: {FIGURES}/tiny.png, SHA-256 {DIGEST}.\n",
+        f"{FIGURES}/tiny.png": "drawn",
         "docs/page.md": "",
         PAGES[SECTION]: HEAD.format(name=SECTION),
         ".gitignore": "runs",
@@ -56,6 +61,17 @@ def test_what_is_of_other_code_runs_once(tree: Path, capfd: pytest.CaptureFixtur
     assert "To run: 0 commands" in printed
 
 
+def test_pictures_are_those_made_with_the_results(tree: Path) -> None:
+    picture, results = tree / FIGURES / "tiny.png", tree / RESULTS / "tiny.md"
+    render(tree, "results.md")
+    main(Reproduce(), tree)
+    assert picture.read_bytes() == commit(tree).encode()
+    assert results.read_text().count("Picture: ") == 1
+    picture.write_bytes(b"of another run")
+    with pytest.raises(PageError, match=r"tiny.png is not the picture that was made with experiments/results/tiny.md"):
+        render(tree, "results.md")
+
+
 def test_code_that_changed_makes_results_old_and_pages_do_not(tree: Path) -> None:
     main(Reproduce(), tree)
     commit_all(tree)
@@ -75,10 +91,10 @@ def test_a_study_runs_only_if_it_is_named(
     monkeypatch.setattr("experiments.reproduce.STUDIES", {"tiny"})
     main(Reproduce(), tree)
     assert "Left out, as it takes about 0.0 hours: --only tiny" in capfd.readouterr().out
-    assert (tree / RESULTS / "tiny.md").read_text() == BEFORE
+    assert BEFORE in (tree / RESULTS / "tiny.md").read_text()
     main(Reproduce(only=("tiny",)), tree)
     assert "Left out" not in capfd.readouterr().out
-    assert (tree / RESULTS / "tiny.md").read_text() != BEFORE
+    assert BEFORE not in (tree / RESULTS / "tiny.md").read_text()
 
 
 def test_a_command_that_fails_is_named(tree: Path) -> None:
