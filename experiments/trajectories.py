@@ -27,7 +27,7 @@ from placeto.problem.files import write_text
 from placeto.problem.graph import ComputationGraph
 from placeto.problem.problem import PlacementProblem
 from placeto.progress import ProgressBar
-from placeto.simulator.observer import Watch, watching
+from placeto.simulator.observer import Observer, observing
 from placeto.simulator.threads import set_threads
 
 WARM_UP = 300  # placements on the tiny graph
@@ -127,7 +127,7 @@ def trajectory(cell: Cell, placer: Placer) -> Trajectory:
     problem = PlacementProblem(shared.graph, shared.cluster, shared.costs)  # grouping it is part of the seconds
     clock = Clock()
     began = time.process_time()
-    with watching(Watch(report=clock.tick)):
+    with observing(Observer(report=clock.tick)):
         met = placer.run(problem, cell.budget, cell.seed, clock)
     clock.tick()
     spent = time.process_time() - began
