@@ -194,7 +194,8 @@ def evaluate(
         in the file and are not returned.
 
     Raises:
-        EvaluationError: two placers with one label, or `out` exists and holds something else.
+        EvaluationError: two placers with one label, or `out` exists and holds something else, or a placer finds no
+            placement that its tool can run. The rows made before are in `out`.
         BusyError: another process evaluates into `out`.
         ExportError: whole modules of a graph that has none.
     """
@@ -325,6 +326,8 @@ class _Worker:
         self.placers: dict[PlacerSpec, Placer] = {}
 
     def run(self, job: Job) -> Row:
+        from placeto.heuristics.plans import PlanError
+
         if job.spec not in self.placers:
             self.placers[job.spec] = job.spec.load()
         graph = self.graphs[job.graph]
@@ -333,7 +336,10 @@ class _Worker:
         budget: dict[str, Any] = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
         placer = self.placers[job.spec]
         limited = job.spec.simulations is not None or job.spec.seconds is not None
-        result = placer(problem, **budget, seed=job.seed) if limited else zero_shot(placer, problem, job.seed)
+        try:
+            result = placer(problem, **budget, seed=job.seed) if limited else zero_shot(placer, problem, job.seed)
+        except PlanError as error:
+            raise EvaluationError(f"{job.spec.label} on {job.graph}: {error}; leave one of the two out") from None
         single = best_single(problem)
         row: Row = {
             "graph": job.graph,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from placeto.evaluation.comparison import EvaluationError, PlacerSpec, evaluate
 from placeto.formats.exports import save_torch_pipeline, torch_pipeline
 from placeto.formats.placement import load_placement
 from placeto.formats.plan import PlanFile, save_plan
@@ -69,6 +70,9 @@ def test_the_placer_keeps_a_shared_weight_in_one_stage_or_refuses() -> None:
     )
     with pytest.raises(PlanError, match=message):
         load_placer("torch-pipeline")(PlacementProblem(captured(tied()), uneven))
+    specs = [PlacerSpec("theirs", "torch-pipeline")]
+    with pytest.raises(EvaluationError, match=r"^theirs on mine: torch runs .* untie it, .*; leave one of the two out$"):
+        evaluate({"mine": captured(tied())}, uneven, specs, processes=1)
 
 
 def test_ranks_are_the_devices_that_have_a_stage(tmp_path: Path) -> None:
