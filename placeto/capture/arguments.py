@@ -25,7 +25,7 @@ def call_module(module: Callable[..., Any], inputs: Inputs) -> Any:
 
 
 def own_loss(output: Any) -> Any:
-    """The loss that a module returns itself: ``["loss"]`` or ``.loss`` of its output, or the output without these."""
+    """The loss that a module returns itself: ``["loss"]`` or ``.loss`` of its output, or the output if it has none."""
     if isinstance(output, Mapping):
         return output.get("loss", output)
     return output if isinstance(output, Tensor) else getattr(output, "loss", output)

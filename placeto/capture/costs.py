@@ -117,7 +117,7 @@ def _is_mask(node: Node) -> bool:
 def _split_convolution_backward(*args: Any) -> Any:
     """Compute the gradient of the input by itself, then those of weight and bias.
 
-    Returns NotImplemented if the op computes only one of the two.
+    Returns NotImplemented if the op doesn't compute both.
     """
     of_input, of_weight, of_bias = args[10]
     if not (of_input and (of_weight or of_bias)):

@@ -1,7 +1,7 @@
 """Random numbers of checkpoints: what a checkpoint recomputes has the same random numbers as in the forward pass.
 
 For this, torch resets the generator before it recomputes. A placed step can't do so, as other ops draw numbers in
-between. So it keeps the numbers of the forward pass, and where an op would draw them again, it reads them. The graph
+between. So it keeps the numbers of the forward pass, and an op that would draw them again reads them instead. The graph
 has both ops.
 
 If several cores draw numbers, each has a generator of its own. So the ops that draw take a generator as an argument.

@@ -1,7 +1,7 @@
 """Refuses dtypes that torch's kernels refuse and its fake tensors accept.
 
 An op on fake tensors computes shapes and runs no kernel. So each op is also run on real tensors of its dtypes, once.
-They are small and hold zeros, as it doesn't depend on sizes or values which dtypes a kernel takes.
+They are small and hold zeros, since which dtypes a kernel takes depends neither on sizes nor on values.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
 
 
 def _dtypes(value: Any) -> Any:
-    """What it may depend on in an argument whether a kernel takes it: dtypes, which tensors are scalars, types."""
+    """What of an argument may decide whether a kernel takes it: dtypes, which tensors are scalars, and types."""
     if isinstance(value, Tensor):
         return value.dtype, value.dim() == 0
     if isinstance(value, list | tuple):

@@ -25,7 +25,7 @@ class Idle(NamedTuple):
 
 
 def homes(idle: Sequence[Idle], records: Sequence[Mapping[str, Any]]) -> list[int | str]:
-    """The home of each: the number of the op that it is colocated with, or a name that all share that are colocated.
+    """The home of each: the number of the op that it is colocated with, or a name that colocated ones share.
 
     Args:
         idle: parameters and buffers, in the module's order.
@@ -56,7 +56,7 @@ def homes(idle: Sequence[Idle], records: Sequence[Mapping[str, Any]]) -> list[in
 
 
 def _topmost(path: str, busy: set[str]) -> str:
-    """The path of the topmost module around a tensor that has no op, extended up to the first number from there on."""
+    """The path of the topmost module without ops around a tensor, extended up to the first number from there on."""
     parts = path.split(".")[:-1]
     depth = next((d for d in range(1, len(parts) + 1) if ".".join(parts[:d]) not in busy), len(parts))
     numbered = next((d for d in range(depth, len(parts) + 1) if parts[d - 1].isdigit()), depth) if parts else 0

@@ -165,5 +165,5 @@ def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]
 
 
 def _is_view(record: Mapping[str, Any]) -> bool:
-    """Whether an op does nothing but show a part of its input."""
+    """Whether an op only shows a part of its input: it has inputs, but no FLOPs and no bytes."""
     return bool(record["inputs"]) and not record.get("flops") and not record.get("bytes_accessed")

@@ -22,7 +22,7 @@ from placeto.capture.dependencies import needed_by
 from placeto.capture.errors import CaptureError
 from placeto.capture.labels import Label
 
-FEWEST = 4  # samples that are traced: with fewer, a loop over all of them couldn't be told from one over pairs
+FEWEST = 4  # samples that are traced: of fewer, a loop over all of them might be one over pairs
 aten = torch.ops.aten
 _ATTENTION = "_scaled_dot_product"  # the names of attention ops begin with this
 _CUTS = {aten.select.int, aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor}
@@ -72,7 +72,7 @@ def check_samples(
         except Exception as error:
             try:
                 forward_of(length)
-            except Exception:  # a module of single samples
+            except Exception:  # forward takes single samples only
                 return
             raise CaptureError(
                 f"{name}: forward takes 1 sample and {length}, but not 2 ({_line(error)}), as it does if a tensor that "

@@ -47,7 +47,7 @@ Objects = dict[int, Any]
 
 
 class _Item(NamedTuple):
-    """Key of an item in a subclass of a list or dict, told by its type from the name of an attribute."""
+    """Key of an item in a subclass of list or dict; the key of an attribute is the attribute's name."""
 
     key: Any
 

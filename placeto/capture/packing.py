@@ -1,4 +1,4 @@
-"""Lets models of Hugging Face's transformers find out, while they are traced, that no sequences are packed together.
+"""Lets models of Hugging Face's transformers find out, while they are traced, whether sequences are packed together.
 
 Several sequences may be packed into one row. In eager execution, these models find that out from the positions of the
 tokens. If each row is one sequence, they leave the causal mask to the attention kernel. Tensors of a trace have no
@@ -26,7 +26,7 @@ _WHERE, _FIND = "transformers.masking_utils", "find_packed_sequence_indices"
 
 
 def packing_seen(nodes: Mapping[Tensor, Node]) -> AbstractContextManager[None]:
-    """A context in which transformers can read positions that depend on no input, and find one sequence in each row.
+    """A context in which transformers find one sequence in each row, if positions that depend on no input say so.
 
     Args:
         nodes: the node of each tensor that has been recorded.

@@ -102,6 +102,7 @@ class _Recorder(TorchDispatchMode):
         self.inputs: list[tuple[Tensor, Node]] = []
 
     def add_input(self, value: Any) -> None:
+        """Add a placeholder for an argument."""
         node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
         node.meta |= {"val": _layouts(value), "label": Label()}
         if isinstance(value, Tensor):
@@ -111,6 +112,7 @@ class _Recorder(TorchDispatchMode):
             self.inputs.append((value, node))
 
     def finish(self, outputs: Sequence[Any]) -> GraphModule:
+        """Write back the inputs whose changes were recorded as functional ops, and return the graph."""
         self.lifetimes.end()
         for value, node in self.inputs:
             changed = self.nodes[value]
@@ -160,6 +162,7 @@ class _Recorder(TorchDispatchMode):
             return func.decompose(*args, **kwargs)
 
     def _add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add a node for an op that has run, and `getitem` nodes if the op returned several tensors."""
         # the argument of lift_fresh is a constant, which later ops must not change
         target = (
             aten.lift_fresh_copy.default

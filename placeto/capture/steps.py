@@ -50,10 +50,10 @@ class Capture:
     """A graph with the trace that it was made from: all that is needed to run the graph once it is placed.
 
     `traced` is functional. Its inputs are the leaves of (parameters, buffers, inputs, targets), in the module's order.
-    The outputs of a training step begin with the loss, a gradient for each trainable parameter (None if it gets none)
-    and the gradients of arguments. Then, and in an inference from the start, come the tensors of the arguments, if the
-    step changes any of these, and last the tensors that the module returns in inference. A node that no op stands for
-    is a constant, a view of an input, or not needed.
+    The outputs of a training step are the loss, a gradient for each trainable parameter (None if it gets none), and the
+    gradients of arguments. If the step changes its arguments, their tensors follow. The outputs of an inference are the
+    tensors of the arguments, if it changes these, and then the tensors that the module returns. A node that no op
+    stands for is a constant, a view of an input, or not needed.
     """
 
     graph: ComputationGraph
@@ -93,7 +93,7 @@ class Capture:
     def of(self, module: nn.Module) -> nn.Module:
         """The module whose parameters and buffers are inputs of the step when it is run for `module`.
 
-        For the captured module it is `whole`, which has the parameters of the loss too. A module like it is returned.
+        For the captured module it is `whole`, which has the parameters of the loss too; another is returned as it is.
         """
         return self.whole if self.whole is not None and self.whole.module is module else module
 
@@ -144,6 +144,7 @@ def capture_step(
     parts = micro_batches  # the number of micro-batches that are traced
 
     def each_part(arguments: Any, extra: Any) -> list[Tensor | None]:
+        """Run the function on each micro-batch that is traced, and return the outputs of all of them in a row."""
         if micro_batches == 1:
             return function(arguments, extra, 0)
         outputs: list[Tensor | None] = []
@@ -171,6 +172,7 @@ def capture_step(
     mode_of_torch = None if run else FakeTensorMode(allow_non_fake_inputs=True)
 
     def values() -> Any:
+        """Parameters, buffers, inputs and targets, each tensor replaced by a fake one, or by a copy if `run`."""
         if run:  # so that each trace draws the same numbers
             torch.random.manual_seed(_SEED)
         params = {key: tensor(p).requires_grad_(p.requires_grad) for key, p in whole.named_parameters()}
@@ -180,6 +182,7 @@ def capture_step(
 
     @contextmanager
     def tracing() -> Iterator[None]:
+        """All contexts in which a step is traced."""
         with ExitStack() as stack:
             for context in (
                 onednn(False),
@@ -195,6 +198,8 @@ def capture_step(
             yield
 
     def recorded(leaves: Sequence[Any], spec: Any, what: Whole | None = None) -> GraphModule:
+        """Record the step, or `what`, with the flattened `values`; refuse a step that changes the shape of one."""
+
         def flat(*leaves: Any) -> Any:
             params, buffers, *given = tree_unflatten(leaves, spec)
             return torch.func.functional_call(what or whole, {**params, **buffers}, tuple(closed(given)))
@@ -212,6 +217,7 @@ def capture_step(
         return made
 
     def check_layers() -> None:
+        """Refuse micro-batches that would split the sequence of a layer, as its batch is in dimension 1."""
         layers = sequence_first(module) if micro_batches > 1 else {}
         if not layers:
             return
@@ -227,6 +233,8 @@ def capture_step(
         state.restore()
 
     def forward_of(count: int) -> GraphModule:
+        """The trace of the module's forward pass of `count` samples."""
+
         def outputs(arguments: Any, extra: Any) -> list[Tensor | None]:
             leaves = tree_flatten(opened(call_module(module, arguments)))[0]
             return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -239,10 +247,12 @@ def capture_step(
             state.restore()
 
     def again() -> Signature:
+        """Trace the step anew, and return its signature."""
         with tracing():
             return Signature.of(recorded(*tree_flatten(values())), held)
 
     def join(graph: Graph, outputs: list[list[Any]]) -> list[Any]:
+        """The outputs of the whole batch, from those of each micro-batch."""
         if mode == "training":
             return accumulated(graph, outputs, trained)
         return joined(graph, outputs, batch_length(inputs, targets), name)
