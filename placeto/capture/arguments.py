@@ -1,4 +1,4 @@
-"""What goes into a module, and what comes out of it."""
+"""The arguments of a module, the call of a module with them, and the loss in what it returns."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def call_module(module: Callable[..., Any], inputs: Inputs) -> Any:
 
 
 def own_loss(output: Any) -> Any:
-    """The loss of a module that gives it itself: its output, or the output's ``.loss`` or ``["loss"]``."""
+    """The loss that a module returns itself: ``["loss"]`` or ``.loss`` of its output, or the output if it has none."""
     if isinstance(output, Mapping):
         return output.get("loss", output)
     return output if isinstance(output, Tensor) else getattr(output, "loss", output)
 
 
 def input_leaves(module: nn.Module, inputs: Inputs, targets: Sequence[Any] = ()) -> list[Any]:
-    """What goes into a traced step, in the order of its placeholders."""
+    """The values of a traced step's placeholders, in their order: parameters, buffers, then leaves of the arguments."""
     tree = dict(module.named_parameters()), dict(module.named_buffers()), opened((plain(inputs), plain(targets)))
     return tree_flatten(tree)[0]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from placeto.capture.errors import CaptureError
 
 Lengths = list[tuple[str, int]]
-"""The path of a layer, and how long the sequence is that it is given; an item a call."""
+"""For each call of a layer, its path and the length of the sequence that it is given."""
 
 
 def sequence_first(module: nn.Module) -> dict[str, nn.Module]:
@@ -25,12 +25,12 @@ def sequence_first(module: nn.Module) -> dict[str, nn.Module]:
 def check_sequences(
     layers: Mapping[str, nn.Module], whole: Callable[[], Any], part: Callable[[], Any], name: str
 ) -> None:
-    """Refuse to split a batch if a layer's sequence becomes shorter by it.
+    """Refuse to split a batch if this makes a layer's sequence shorter.
 
     Args:
-        layers: as `sequence_first` gives them.
+        layers: layers by path, as `sequence_first` returns them.
         whole: calls the module on the whole batch.
-        part: calls it on a micro-batch.
+        part: calls the module on a micro-batch.
         name: the name of the graph, for messages.
 
     Raises:
@@ -52,7 +52,7 @@ def check_sequences(
 
 @contextmanager
 def _lengths(layers: Mapping[str, nn.Module]) -> Iterator[Lengths]:
-    """The sequences of these layers while this is open."""
+    """A context that fills a list with the calls of these layers while it is open."""
     found: Lengths = []
 
     def noting(path: str) -> Callable[..., None]:

@@ -1,6 +1,6 @@
-"""Whether a step would be traced as it was: after it has changed its module's attributes, or a user has.
+"""Finds out whether a step would still be traced as it was, after the step or a user has changed the module.
 
-Torch's autocast decides what a module computes as well.
+It also compares torch's autocast, which decides what a module computes as well.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ from torch.utils._mode_utils import no_dispatch
 from placeto.capture.state import Snapshot, attribute
 
 _LARGEST = 100_000  # elements of a constant whose values are compared
-_UNLIKE = count()
+_UNLIKE = count()  # numbers of nodes that are like no other node
 
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """What a recorded graph computes.
+    """What a recorded graph computes, as numbers that can be compared with those of another graph.
 
-    A node has the number of another if both compute the same from the same.
+    Two nodes have the same number if they compute the same from the same.
     """
 
-    whole: tuple[Any, ...]  # of the outputs, and of what is changed in place
-    by_node: Mapping[Node, int]
+    whole: tuple[Any, ...]  # numbers of the outputs, and of the nodes that change something in place
+    by_node: Mapping[Node, int]  # number of each node
     given: frozenset[Node]  # nodes that depend on what the step is given
 
     @classmethod
     def of(cls, traced: GraphModule, held: Iterable[Tensor] = (), before: tuple[Signature, Any] | None = None) -> Any:
-        """The signature of what `record` gave.
+        """The signature of a graph that `record` returned.
 
         Args:
-            traced: with ``meta["tensors"]``, the node that made each tensor.
-            held: constants that count as the tensors that they are; of all others the values count.
-            before: signature and tensors of a step that ran before, whose tensors may be constants of this one: those
-                made of constants alone count as what made them, all others as other than anything else.
+            traced: the graph.
+            held: constants that are compared by identity. Others are compared by their values if they are on the CPU
+                and have at most 100,000 elements, or else by identity as well.
+            before: signature and ``meta["tensors"]`` of a step that ran before. If a constant of this step was made
+                there from constants alone, its number is that of the node that made it. If it was made from what that
+                step was given, its number is like no other.
         """
         numbers: dict[Node, int] = {}
         given: set[Node] = set()
@@ -104,7 +106,6 @@ class ChangeDetector:
         trace: what records the step anew.
         signature: the signature of the step.
         own: attributes that the step itself sets, as container and name.
-        trained: which parameters were trainable, in their order; None in inference.
     """
 
     def __init__(
@@ -117,10 +118,10 @@ class ChangeDetector:
         self._state, self._trace, self._signature = state, trace, signature.whole
         self._around = surroundings()
         self._alike = {self._around}  # surroundings in which the step is the same
-        self._free = {(id(container), key) for container, key in own}  # what doesn't matter
+        self._free = {(id(container), key) for container, key in own}  # attributes whose changes don't matter
 
     def elsewhere(self) -> str:
-        """How what surrounds the call makes another step than was captured, for a message; empty if it doesn't."""
+        """A phrase for a message if the autocast of now would make another step than was captured; otherwise ""."""
         around = surroundings()
         if around in self._alike:
             return ""
@@ -135,7 +136,7 @@ class ChangeDetector:
         return f"was captured {self._around} and is called {around}"
 
     def change(self) -> str:
-        """What was changed so that the step would be another, for a message; empty if nothing was."""
+        """A phrase for a message that names what was changed, if that makes another step; otherwise ""."""
         found = [
             (attribute(where, key), (id(container), key))
             for where, container, key in self._state.changes(tensors=False)
@@ -174,7 +175,7 @@ def surroundings() -> str:
 
 @contextmanager
 def _cuda_as_cpu() -> Iterator[None]:
-    """A GPU's autocast counts on the CPU, where steps are traced."""
+    """A context in which a GPU's autocast, if it is on, also holds for the CPU, where steps are traced."""
     with ExitStack() as stack:
         if torch.is_autocast_enabled("cuda"):
             stack.enter_context(torch.autocast("cpu", torch.get_autocast_dtype("cuda")))

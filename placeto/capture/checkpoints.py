@@ -1,6 +1,7 @@
-"""Checkpoints as a trace needs them.
+"""Changes to torch's activation checkpoints while a module is traced.
 
-Reentrant ones are traced as the other kind: gradients are the same, and only those can be asked for by name.
+Reentrant checkpoints are traced as non-reentrant ones. Their gradients are the same, but `torch.autograd.grad`, which
+computes the gradients of given tensors, works with non-reentrant checkpoints only.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ class _WithoutReentry:
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         if not any(isinstance(value, Tensor) and value.requires_grad for value in args):
-            with torch.no_grad():  # what a reentrant checkpoint comes to
+            with torch.no_grad():  # a reentrant checkpoint gives no gradients then
                 return function(*args)
         return checkpoints.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
 
 
 def without_reentrant_checkpoints() -> AbstractContextManager[None]:
-    """While this is open, checkpoints aren't reentrant."""
+    """A context in which reentrant checkpoints are run as non-reentrant ones."""
     return checkpointing_by(_WithoutReentry, "CheckpointFunction")
 
 
 def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-    """Checkpoints that are made while this is open compute again within a context, when and wherever they do.
+    """While this is open, checkpoints are made so that they later recompute within a context that `context` makes.
 
-    torch restores its own autocast for that, but no mode for functions: `torch.autograd.grad` runs with them off.
+    When a checkpoint recomputes, torch restores its own autocast, but no `TorchFunctionMode`: `torch.autograd.grad`
+    switches these off.
     """
     original = checkpoints._checkpoint_without_reentrant_generator
 
@@ -51,5 +53,5 @@ def recomputing_within(context: Callable[[], AbstractContextManager[None]]) -> A
 
 
 def checkpointing_by(made: Any, name: str = "_checkpoint_without_reentrant_generator") -> AbstractContextManager[None]:
-    """While this is open, torch's checkpoints use `made` in place of their own function of that name."""
+    """While this is open, torch's checkpoints use `made` in place of the function or class of theirs with this name."""
     return meanwhile(partial(setattr, checkpoints, name), made, getattr(checkpoints, name))

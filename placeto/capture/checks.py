@@ -1,4 +1,4 @@
-"""What a user gives to a capture, checked before anything is traced."""
+"""Checks of what a user gives to a capture, made before anything is traced."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from placeto.capture.objects import hides_tensors, holds_tensors, opened
 
 
 def check_module(module: object, name: str, training: bool = False) -> None:
-    """Refuse what is no module, is scripted, compiled or quantised, or has tensors that are sparse or of unknown shape.
+    """Refuse what isn't a module that can be captured.
 
     Args:
         module: the module to capture.
         name: the name of the graph, for messages.
-        training: whether gradients are asked for: sparse ones are refused then.
+        training: whether the step has gradients: then a trainable module with sparse gradients is refused too.
 
     Raises:
-        CaptureError: it is one of these.
+        CaptureError: it isn't a module, it is scripted, compiled or quantised, or one of its parameters or buffers is
+            sparse, nested or of unknown shape.
     """
     if not isinstance(module, nn.Module):
         raise CaptureError(f"{name}: a torch.nn.Module can be captured, not {describe(module)}")
@@ -53,7 +54,7 @@ def check_loss(loss: object, name: str) -> None:
     """Refuse a loss that can't be called.
 
     Raises:
-        CaptureError: it is a class, or no function.
+        CaptureError: it is a class, or can't be called.
     """
     if isinstance(loss, type):
         raise CaptureError(f"{name}: the loss is the class {loss.__name__}: give an instance, {loss.__name__}()")
@@ -63,10 +64,11 @@ def check_loss(loss: object, name: str) -> None:
 
 
 def check_arguments(inputs: object, targets: object, name: str) -> None:
-    """Refuse inputs and targets that aren't arguments in a sequence, or by name, and sparse tensors among them.
+    """Refuse inputs and targets that can't be given to a step.
 
     Raises:
-        CaptureError: they are something else.
+        CaptureError: inputs are neither a sequence nor a mapping, targets are no sequence, a tensor among them is
+            sparse or nested, or an object that can't be opened has tensors.
     """
     for what, values in (("inputs", inputs), ("targets", targets)):
         named = what == "inputs" and isinstance(values, Mapping)
@@ -84,20 +86,20 @@ def check_arguments(inputs: object, targets: object, name: str) -> None:
 
 
 def check_micro_batches(count: object, name: str) -> None:
-    """Refuse a number of micro-batches that is none.
+    """Refuse a number of micro-batches that is no whole number.
 
     Raises:
-        CaptureError: it is no whole number.
+        CaptureError: it is no int, or a bool.
     """
     if not isinstance(count, int) or isinstance(count, bool):
         raise CaptureError(f"{name}: micro_batches must be a whole number, not {count!r:.60}")
 
 
 def check_no_objects(arguments: Any, micro_batches: int, name: str) -> None:
-    """Refuse micro-batches of what can't be split: tensors in objects, and those that ask for a gradient.
+    """Refuse to split tensors that require a gradient, and objects that hold tensors, into several micro-batches.
 
     Raises:
-        CaptureError: there is one.
+        CaptureError: an argument is one of these.
     """
     if micro_batches == 1:
         return
@@ -113,11 +115,11 @@ def check_no_objects(arguments: Any, micro_batches: int, name: str) -> None:
 
 
 def check_loss_tensors(tensors: Sequence[Tensor], length: int, name: str) -> None:
-    """Refuse micro-batches of a batch of which the loss has values of its own, which can't be split.
+    """Refuse micro-batches if the loss itself holds a tensor with values for each sample, which isn't split.
 
     Args:
-        tensors: what the loss reads though it isn't given it.
-        length: how many samples the batch has.
+        tensors: tensors that the loss reads without getting them as arguments.
+        length: the number of samples in the batch.
         name: the name of the graph, for messages.
 
     Raises:
@@ -146,7 +148,7 @@ def _trains(part: nn.Module) -> bool:
 
 
 def describe(value: Any) -> str:
-    """What a value is, for a message."""
+    """A phrase that says what a value is, for a message: its class, and the shape of a tensor."""
     if isinstance(value, type):
         return f"the class {value.__name__}: give an instance, {value.__name__}(...)"
     if isinstance(value, Tensor):

@@ -14,13 +14,17 @@ from placeto.problem.dtypes import DEFAULT, DTYPES
 from placeto.problem.graph.labels import CHANNELS_LAST
 
 aten = torch.ops.aten
-# read only as much of their first input as they write
+# ops that read only as much of their first input as they write
 _GATHERS = {aten.embedding, aten.index_select, aten.gather, aten.index, aten.nll_loss_forward}
-_DROPOUT = (aten.bernoulli, aten.div, aten.mul)  # as CPUs compute it
+_DROPOUT = (aten.bernoulli, aten.div, aten.mul)  # the ops of a dropout on a CPU
 
 
 def nodes_read(node: Node) -> list[Node]:
-    """The nodes whose values a node reads: of an input whose gradient is asked for, a convolution reads the shape."""
+    """The nodes whose values a node reads.
+
+    The backward op of a convolution reads the input only for the gradient of the weight, and the weight only for that
+    of the input. Otherwise their shapes are enough.
+    """
     if getattr(node.target, "overloadpacket", None) is not aten.convolution_backward:
         return node.all_input_nodes
     gradient, x, weight = cast(tuple[Node, Node, Node], node.args[:3])
@@ -29,7 +33,7 @@ def nodes_read(node: Node) -> list[Node]:
 
 
 def tensor_bytes(value: Any) -> int:
-    """Bytes of a tensor's storage, or of the part of it that a view shows."""
+    """Bytes of a tensor's elements, at most those of its storage, as an expanded tensor repeats its elements."""
     return min(value.numel() * value.element_size(), value.untyped_storage().nbytes())
 
 
@@ -49,7 +53,7 @@ def bytes_accessed(node: Node) -> int:
 
 
 def flops(node: Node) -> int:
-    """FLOPs of matrix products, convolutions and their like, 0 of all else; see `placeto.capture.flops`."""
+    """FLOPs that a node computes; 0 if `placeto.capture.flops` has no formula for its op."""
     packet = getattr(node.target, "overloadpacket", node.target)
     if not has_formula(packet):
         return 0
@@ -63,14 +67,15 @@ def flops(node: Node) -> int:
 
 
 def in_tf32(node: Node) -> bool:
-    """Whether a product computes in TF32 where that is asked for."""
+    """Whether a product computes in TF32 if the precision of the step is "tf32"."""
     return dtype(node) == "float32" and str(getattr(node.target, "overloadpacket", "")) not in WITHOUT_TF32
 
 
 def dtype(node: Node) -> str:
-    """What a node computes in: the dtype of the first floating-point tensor that it makes, else that it reads.
+    """The dtype that a node computes in: that of the first floating-point tensor that it makes, or else reads.
 
-    Products of integers compute in int8; what else there is of integers counts as float32, which no cost depends on.
+    Without such a tensor, products compute in int8, and other ops count as float32, on which no cost of theirs depends.
+    Complex numbers count as their real parts, and a dtype that isn't in `DTYPES` counts as float32.
     """
     tensors = (v for part in (node, *nodes_read(node)) for v in tensors_of(part))
     first = next((v.dtype for v in tensors if v.is_floating_point() or v.is_complex()), None)
@@ -81,7 +86,7 @@ def dtype(node: Node) -> str:
 
 
 def kernel(node: Node) -> str:
-    """Which kernel computes a node where its type doesn't tell: one of `placeto.problem.graph.labels.KERNELS`."""
+    """Which kernel computes a node, where its type doesn't say: one of `placeto.problem.graph.labels.KERNELS`."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet in _DROPOUT:
         return "dropout" if any(map(_is_mask, (node, *node.all_input_nodes))) else ""
@@ -100,7 +105,7 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 
 def _is_mask(node: Node) -> bool:
-    """Whether a node is of what dropout is on a CPU: numbers drawn, scaled, and what a tensor is multiplied with."""
+    """Whether a node makes the mask of a dropout on a CPU: it draws random bits, or divides such bits by a number."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet is aten.div:
         scaled, by = node.args[:2]
@@ -110,7 +115,10 @@ def _is_mask(node: Node) -> bool:
 
 
 def _split_convolution_backward(*args: Any) -> Any:
-    """The gradient of the input by itself, then those of weight and bias."""
+    """Compute the gradient of the input by itself, then those of weight and bias.
+
+    Returns NotImplemented if the op doesn't compute both.
+    """
     of_input, of_weight, of_bias = args[10]
     if not (of_input and (of_weight or of_bias)):
         return NotImplemented
@@ -120,13 +128,16 @@ def _split_convolution_backward(*args: Any) -> Any:
 
 
 def _rrelu_of_contiguous(x: Tensor, *arguments: Any, **named: Any) -> Any:
-    """Its output is contiguous whatever it is given; that of the functional op, and of fake tensors, is not."""
+    """Compute `rrelu_with_noise` of a contiguous copy; return NotImplemented if x is contiguous.
+
+    The op's output is always contiguous; that of the functional op, and that of fake tensors, is not.
+    """
     if x.is_contiguous():
         return NotImplemented
     return aten.rrelu_with_noise.default(x.contiguous(), *arguments, **named)
 
 
-# for make_fx: ops that do what several kernels do; what they leave as it is they don't implement
+# op -> what the recorder runs in its place, as several recorded ops; NotImplemented where the op stays as it is
 DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.convolution_backward.default: _split_convolution_backward,
     aten.rrelu_with_noise.default: _rrelu_of_contiguous,

@@ -1,4 +1,4 @@
-"""What a call of a traced graph needs."""
+"""The nodes of a traced graph that some nodes need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.fx import Node
 
 
 def needed_by(roots: Sequence[Node]) -> set[Node]:
-    """Nodes, and all that they need, directly or not."""
+    """The roots, and all nodes that they need, directly or not."""
     needed, stack = set(), list(roots)
     while stack:
         node = stack.pop()

@@ -1,9 +1,10 @@
-"""Random numbers of checkpoints: what is computed again has the numbers of the forward pass, as torch makes sure.
+"""Random numbers of checkpoints: what a checkpoint recomputes has the same random numbers as in the forward pass.
 
-torch sets the generator back before it computes again. A placed step can't, as other ops draw numbers in between. So
-it keeps the numbers of the forward pass: where they would be drawn again, it reads them. The graph has both ops.
+For this, torch resets the generator before it recomputes. A placed step can't do so, as other ops draw numbers in
+between. So it keeps the numbers of the forward pass, and an op that would draw them again reads them instead. The graph
+has both ops.
 
-Where several cores draw numbers, each has a generator of its own, so that ops take it as an argument.
+If several cores draw numbers, each has a generator of its own. So the ops that draw take a generator as an argument.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from placeto.capture.checkpoints import checkpointing_by
 from placeto.capture.lifetimes import SOURCE
 
 DRAWN = "drawn"
-"""Under this key of a node's ``meta`` stands the node of the forward pass that draws the same numbers."""
+"""Key in a node's ``meta``: the node of the forward pass that draws the same numbers."""
 RAN = "ran"
-"""Under this key of a node's ``meta`` stands the op that the module ran, which may change a tensor in place."""
+"""Key in a node's ``meta``: the op that the module ran, which may change a tensor in place where the node doesn't."""
 aten = torch.ops.aten
 
 
 class Draws:
-    """Knows, while a module is traced, which numbers are drawn again."""
+    """Notes, while a module is traced, which nodes draw numbers in a checkpoint, and which draw them again."""
 
     def __init__(self) -> None:
-        self._noting: list[list[Node]] = []  # of the checkpoints that are being computed for the first time
-        self._again: list[Iterator[Node]] = []  # of those that are computed again
+        self._noting: list[list[Node]] = []  # nodes that draw, of each checkpoint that is in its first pass
+        self._again: list[Iterator[Node]] = []  # those not repeated yet, of each checkpoint that is recomputed
 
     def ran(self, node: Node) -> None:
-        """Note an op that draws numbers."""
+        """Note a node that draws numbers and, if a checkpoint recomputes, which node drew the same ones before."""
         if not draws(node):
             return
         left = self._again[-1] if self._again else iter(())
@@ -50,10 +51,10 @@ class Draws:
     def following(
         self, place: Callable[[], Callable[[], AbstractContextManager[None]]]
     ) -> AbstractContextManager[None]:
-        """Checkpoints that are made while this is open tell what they draw, and what they draw again.
+        """A context in which the nodes that draw in checkpoints are noted, also when a checkpoint recomputes.
 
         Args:
-            place: called where a checkpoint is made; gives what makes the contexts to compute it again in.
+            place: called when a checkpoint is made; returns a function that makes the context to recompute it in.
         """
         original = checkpoints._checkpoint_without_reentrant_generator
 
@@ -87,13 +88,13 @@ class Draws:
 
 
 def draws(node: Node) -> bool:
-    """Whether a node's op draws random numbers of a generator."""
+    """Whether a node's op draws random numbers, and can take a generator for it."""
     return of_generator(node.target) is not None
 
 
 @cache
 def of_generator(op: Any) -> Any:
-    """The overload of an op that is given the generator of its random numbers; None if it draws none."""
+    """The overload of an op that takes a generator; None if the op draws no random numbers, or has no such overload."""
     if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
         return None
     wanted = [argument for argument in _arguments(op) if argument[0] != "generator"]
@@ -111,8 +112,8 @@ def _arguments(op: Any) -> list[tuple[str, str]]:
 
 
 def carry_draws(made: GraphModule) -> None:
-    """Give the nodes of a trace what is noted of those that they were made for."""
-    first: dict[Node, Node] = {}  # node -> the one that draws in its place
+    """Copy what `DRAWN` says to the nodes of a trace from the nodes that they were made for (`SOURCE`)."""
+    first: dict[Node, Node] = {}  # node of the other trace -> the first node that was made for it
     for node in made.graph.nodes:
         source = node.meta.get(SOURCE)
         if source is None or not draws(node):
@@ -123,10 +124,12 @@ def carry_draws(made: GraphModule) -> None:
 
 
 def to_be_run(traced: GraphModule) -> None:
-    """Let nodes that would draw numbers again read them, and others take a generator.
+    """Change a trace in place, so that it can be run with several generators.
 
-    Masks of dropout are drawn in the order in which tensors lie in memory, as in the module: `aten.bernoulli`, which
-    stands for `bernoulli_` in a graph that changes nothing in place, draws those of transposed tensors in another.
+    Nodes that would draw numbers again read them, and the other nodes that draw take a generator. A dropout's mask is
+    drawn in the order in which its elements lie in memory, as in the module. `aten.bernoulli`, which stands for
+    `bernoulli_` in a graph without in-place ops, would draw that of a transposed tensor in another order. So
+    `bernoulli_` is put back where no other node reads the tensor that it fills.
     """
     for node in traced.graph.nodes:
         first = node.meta.get(DRAWN)
@@ -142,7 +145,7 @@ def to_be_run(traced: GraphModule) -> None:
 
 
 def _fills(node: Node) -> bool:
-    """Whether a node stands for one that filled a tensor with random bits, and nobody else reads that tensor."""
+    """Whether a node stands for a `bernoulli_` that filled a new tensor with random bits, and is its only reader."""
     if node.target is not aten.bernoulli.p or node.meta[RAN] is not aten.bernoulli_.float:
         return False
     (filled,) = node.all_input_nodes

@@ -1,7 +1,7 @@
-"""Dtypes that torch's kernels refuse, and its fake tensors don't.
+"""Refuses dtypes that torch's kernels refuse and its fake tensors accept.
 
-Fake tensors know shapes and no kernels. So each op is run with real tensors of its dtypes, once: they are small and
-hold zeros, and what a kernel says about dtypes doesn't depend on either.
+An op on fake tensors computes shapes and runs no kernel. So each op is also run on real tensors of its dtypes, once.
+They are small and hold zeros, since which dtypes a kernel takes depends neither on sizes nor on values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from placeto.capture.meanwhile import meanwhile
 
 _LARGEST = 2**14  # elements of a tensor that is really made
-# the most that a tensor's sizes are, and other whole numbers: which of these fit together depends on the op
+# trials: the greatest size of a tensor's dimensions, and the greatest whole number besides; which fit depends on the op
 _TRIALS = ((math.inf, math.inf), (1, math.inf), (1, 1), (8, math.inf), (8, 8))
 _ABOUT_DTYPES = re.compile(r"\bd?types?\b|not implemented for '|\bbool|\bcomplex|\blong( tensor|, int)", re.IGNORECASE)
 _NARROW = re.compile(r"not implemented for '(Half|BFloat16|Float[48]|ComplexHalf|UInt)")  # GPUs may have that kernel
@@ -31,13 +31,13 @@ _taken: set[Any] = set()  # ops with dtypes that have been tried
 
 
 def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Refuse what the op's kernel doesn't take.
+    """Refuse arguments whose dtypes the op's kernel doesn't take.
 
     Raises:
         TypeError: dtypes of the arguments don't go with the op, or with each other; the message has torch's own.
     """
     key = func, *map(_dtypes, args), *map(_dtypes, kwargs.values())
-    if key in _taken or any(tensor.numel() == 0 for tensor in _tensors((args, kwargs))):  # kernels take any nothing
+    if key in _taken or any(tensor.numel() == 0 for tensor in _tensors((args, kwargs))):  # kernels take empty ones
         return
     if refusal := _refusal(func, args, kwargs, {}):
         found = dict.fromkeys(str(leaf.dtype).removeprefix("torch.") for leaf in _tensors((args, kwargs)))
@@ -46,7 +46,7 @@ def check_dtypes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None
 
 
 def _dtypes(value: Any) -> Any:
-    """What of an argument may matter to a kernel's choice of dtypes."""
+    """What of an argument may decide whether a kernel takes it: dtypes, which tensors are scalars, and types."""
     if isinstance(value, Tensor):
         return value.dtype, value.dim() == 0
     if isinstance(value, list | tuple):
@@ -55,9 +55,9 @@ def _dtypes(value: Any) -> Any:
 
 
 def _refusal(func: Any, args: Sequence[Any], kwargs: dict[str, Any], cast: Mapping[Any, torch.dtype]) -> str:
-    """What the kernel says about the dtypes of its arguments, some of them cast; empty if it takes them."""
+    """The kernel's message if it refuses the dtypes of these arguments, some of them cast; "" if it isn't sure to."""
     given = args, kwargs
-    if not _tensors(given) or "backward" in func.overloadpacket.__name__:  # GPUs' take more, and follow from the op's
+    if not _tensors(given) or "backward" in func.overloadpacket.__name__:  # GPUs' take more; the forward op was tried
         return ""
     with (
         no_dispatch(),
@@ -72,7 +72,7 @@ def _refusal(func: Any, args: Sequence[Any], kwargs: dict[str, Any], cast: Mappi
                 small = _alike(given, sizes, numbers, cast, "meta")
                 made = func(*small[0], **small[1])
             except _ERRORS:
-                continue  # so many elements don't fit together
+                continue  # these sizes don't fit together
             if any(tensor.numel() > _LARGEST for tensor in _tensors((small, made))):
                 continue
             small = _alike(given, sizes, numbers, cast, "cpu")
@@ -88,7 +88,7 @@ def _refusal(func: Any, args: Sequence[Any], kwargs: dict[str, Any], cast: Mappi
 
 
 def _alike(given: Any, sizes: float, numbers: float, cast: Mapping[Any, torch.dtype], device: str) -> Any:
-    """Arguments of an op with zeros for tensors, on another device, of smaller sizes, with smaller whole numbers."""
+    """Arguments of an op with tensors of zeros on another device, their sizes and other whole numbers made smaller."""
 
     def alike(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -110,5 +110,5 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def onednn(enabled: bool) -> AbstractContextManager[None]:
-    """Within it torch uses oneDNN, as by default, or doesn't: with it, `nn.LSTM` on the cpu is a single op."""
+    """A context with or without oneDNN, which torch uses by default: with it, `nn.LSTM` on the CPU is a single op."""
     return meanwhile(torch._C._set_mkldnn_enabled, enabled, torch._C._get_mkldnn_enabled())

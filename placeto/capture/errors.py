@@ -1,4 +1,4 @@
-"""What goes wrong in a user's code, in one sentence: where, what it raised, and what to do instead."""
+"""One sentence about an error in a user's code: where it was raised, what was raised, and what to do instead."""
 
 from __future__ import annotations
 
@@ -68,21 +68,21 @@ _LIBRARIES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
 
 
 class CaptureError(ValueError):
-    """A module that can't be traced, or inputs and a loss that don't go with it."""
+    """Raised if a module can't be traced, or its inputs or its loss don't fit it."""
 
 
 def call_loss(loss: Callable[..., Any], output: Any, targets: Sequence[Any]) -> Any:
-    """The loss; `explain` knows by this function that an error comes from there."""
+    """Call the loss and return what it gives. `explain` recognises an error of the loss by this function's frame."""
     return loss(output, *targets)
 
 
 def explain(error: BaseException, module: nn.Module | None = None, otherwise: str = "") -> str:
-    """Module, line of the user's code, type and message of an error, and advice: `otherwise` where there is none known.
+    """Describe an error in one sentence: module, line of the user's code, type and message, and advice.
 
     Args:
-        error: what the user's code raised, `SystemExit` too.
-        module: the module whose submodules are told by their paths.
-        otherwise: a phrase.
+        error: what the user's code raised; may be a `SystemExit`.
+        module: the module that was traced; a submodule is named by its path in it.
+        otherwise: the advice for an error for which `_ADVICE` has none.
     """
     places = [place for place in (_module(error, module), _line(error)) if place]
     if not places and module is not None:
@@ -97,7 +97,7 @@ def explain(error: BaseException, module: nn.Module | None = None, otherwise: st
 
 
 def _module(error: BaseException, module: nn.Module | None) -> str:
-    """The innermost module that was being called."""
+    """A phrase for the innermost submodule that was being called, or for the loss; "" if it was the module itself."""
     paths = {} if module is None else {id(part): path for path, part in module.named_modules()}
     found: nn.Module | None = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -113,10 +113,13 @@ def _module(error: BaseException, module: nn.Module | None) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """File and line of the user's code, where the error comes from it; else those of a library that isn't torch."""
+    """File and line of the innermost call in the user's code; without one, of a library's; "" if there is neither.
+
+    Calls in torch, in this package's capture and in the standard library are skipped.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_relative(error.filename)}:{error.lineno}"
-    lines: dict[bool, str] = {}  # whether it is a library's -> the innermost
+    lines: dict[bool, str] = {}  # whether a file is a library's -> file and line of the innermost call in such files
     for frame, number in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         library = file.startswith(_LIBRARIES)
@@ -132,7 +135,7 @@ def _relative(file: str) -> str:
 
 @contextmanager
 def without_logs() -> Iterator[None]:
-    """While this is open, torch doesn't log the traceback of an error that it raises as well."""
+    """While this is open, torch doesn't log the traceback of an error that it also raises."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
     def drop(record: logging.LogRecord) -> bool:

@@ -1,8 +1,8 @@
-"""FLOPs of products: a table of ops with their formulas, and which computing ops have none.
+"""FLOPs of products: a table of ops with their formulas, and a line about the computing ops that have no formula.
 
-Counted are matrix products, convolutions, attention, transforms and decompositions, by 2 FLOPs a multiplication and
-addition; what else there is, such as norms, pooling and elementwise ops, has none. Products of complex numbers
-take 4 times as many.
+Matrix products, convolutions, attention, Fourier transforms and decompositions are counted, with 2 FLOPs for a
+multiplication and an addition. Other ops, such as norms, pooling and elementwise ops, have 0 FLOPs. Products of complex
+numbers take 4 times as many FLOPs as those of real numbers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from placeto.problem.graph.uncounted import told, without_formula
 
 
 def flops_of(packet: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
-    """FLOPs of an op, 0 where it computes no product; formulas registered with torch's flop counter count as well.
+    """FLOPs of an op, 0 if it has no formula; formulas that are registered with torch's flop counter are used as well.
 
     Args:
         packet: ``torch.ops.aten.mm`` and the like.
-        args: tensors of any device, "meta" included, and other values.
-        kwargs: the same.
-        out: what it returns.
+        args: the arguments in order: tensors on any device, "meta" included, and other values.
+        kwargs: the arguments by name.
+        out: what the op returns.
     """
     formula = _formula(str(packet), packet)
     if formula is None:
@@ -49,7 +49,7 @@ def _formula(kind: str, packet: Any) -> Callable[..., int] | None:
 
 
 def uncounted(graph: ComputationGraph) -> str:
-    """One line about the computing ops of a captured graph that have no formula, "" where there is none."""
+    """One line about the computing ops of a captured graph that have no formula, "" if all have one."""
     found = without_formula(graph, lambda kind: _formula(kind, _packet(kind)) is not None)
     if all(kind.startswith("onnx.") for kind in found):
         return told(found)
@@ -75,18 +75,21 @@ def convolution_backward(
     output_mask: Sequence[bool],
     out_val: Any,
 ) -> int:
-    """As much as the forward pass for each of the two gradients; torch's own formula ignores groups."""
+    """FLOPs of the gradients of input and weight: each that is computed takes as many as the forward pass.
+
+    torch's own formula ignores groups.
+    """
     positions = prod((x if transposed else gradient).shape[2:])
     return sum(output_mask[:2]) * 2 * x.shape[0] * positions * weight.numel()
 
 
 def _convolution_of(x: Tensor, weight: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
-    """Of the weight (M, C / groups, *kernel): each output takes a product with it."""
+    """FLOPs of a convolution with a weight (M, C / groups, *kernel): each output is a dot product with a filter."""
     return 2 * out_val.numel() * prod(weight.shape[1:])
 
 
 def _sequence_convolution(x: Tensor, weight: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
-    """Of the weight (kernel, C, M)."""
+    """FLOPs of a convolution with a weight (kernel, C, M): each output is a dot product with a filter."""
     return 2 * out_val.numel() * prod(weight.shape[:2])
 
 
@@ -103,35 +106,35 @@ def _attention_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, *args
 
 
 def _heads(q: Tensor, k: Tensor, v: Tensor, width: int, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """`nn.MultiheadAttention` in one kernel: queries (B, L, D), keys and values (B, S, D)."""
+    """FLOPs of `nn.MultiheadAttention` in one kernel: queries (B, L, D), keys and values (B, S, D)."""
     queries, keys = q.shape[0] * q.shape[1], k.shape[0] * k.shape[1]
-    projections = 2 * width**2 * (2 * queries + 2 * keys)  # of queries and outputs, of keys and values
+    projections = 2 * width**2 * (2 * queries + 2 * keys)  # to queries and outputs, and to keys and values
     return projections + 4 * queries * k.shape[1] * width
 
 
 def _encoder_layer(x: Tensor, width: int, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """`nn.TransformerEncoderLayer` in one kernel: attention and two layers, of x (B, L, D)."""
+    """FLOPs of `nn.TransformerEncoderLayer` in one kernel: attention and two linear layers, of x (B, L, D)."""
     inner = args[12].shape[0] if len(args) > 12 else kwargs["ffn_weight_1"].shape[0]
     return _heads(x, x, x, width, out_val=out_val) + 4 * x.numel() * inner
 
 
 def _rows(a: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
-    """Each output is a sum over the last dimension of the first input."""
+    """FLOPs of an op whose outputs are each a sum of products over the last dimension of the first input."""
     return 2 * out_val.numel() * a.shape[-1]
 
 
 def _added_rows(y: Tensor, a: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
-    """The same, added to another tensor."""
+    """FLOPs as `_rows` counts them, of an op that adds a product of a to its first argument y."""
     return _rows(a, out_val=out_val)
 
 
 def _grouped(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """Products of groups of rows, or of columns, each with a matrix of its own."""
+    """FLOPs of products of groups of rows, or of columns, each group with a matrix of its own."""
     return 2 * a.numel() * b.shape[-1]
 
 
 def _added_batches(y: Tensor, a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """The sum of products (B, M, K) by (B, K, N)."""
+    """FLOPs of the sum of B products of (M, K) by (K, N), from a (B, M, K) and b (B, K, N)."""
     return 2 * a.numel() * b.shape[-1]
 
 
@@ -140,7 +143,7 @@ def _foreach(left: Sequence[Tensor], right: Sequence[Tensor], *args: Any, out_va
 
 
 def _first(a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """Each element of the first input is multiplied and added once."""
+    """FLOPs of an op that multiplies and adds each element of the first input once."""
     return 2 * a.numel()
 
 
@@ -164,7 +167,7 @@ def _trilinear(
     *,
     out_val: Any,
 ) -> int:
-    """What PyTorch does: the product of the first two, summed where the third has nothing, by the third."""
+    """FLOPs of PyTorch's method: a times b, then the sum over the summed dimensions that c lacks, then times c."""
     shapes = []
     for tensor, expanded in ((a, expand_a), (b, expand_b), (c, expand_c)):
         shape = list(tensor.shape)
@@ -177,12 +180,12 @@ def _trilinear(
 
 
 def _grid(theta: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
-    """Each coordinate is a product of a row of theta (N, 2 | 3, 3 | 4) with a position."""
+    """FLOPs of a grid: each coordinate is a product of a row of theta (N, 2 | 3, 3 | 4) with a position."""
     return 2 * out_val.numel() * theta.shape[-1]
 
 
 def _distances(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """Of all pairs of rows of (..., P, M) and (..., R, M)."""
+    """FLOPs of the distances between all rows of a (..., P, M) and all rows of b (..., R, M)."""
     return 2 * prod(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])) * a.shape[-2] * b.shape[-2] * a.shape[-1]
 
 
@@ -191,28 +194,28 @@ def _distances_backward(gradient: Tensor, a: Tensor, b: Tensor, *args: Any, out_
 
 
 def _own_distances(a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """Of all pairs of rows of (N, M)."""
+    """FLOPs of the distances between all pairs of rows of a (N, M)."""
     return a.shape[0] * (a.shape[0] - 1) * a.shape[1]
 
 
 def _own_distances_backward(gradient: Tensor, a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    return 2 * _own_distances(a, out_val=out_val)  # each pair for both of its rows
+    return 2 * _own_distances(a, out_val=out_val)  # each pair adds to the gradients of both of its rows
 
 
 def _combination(a: Tensor, coefficients: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """Sums of tensors (N, *), each times its coefficient (M, N)."""
+    """FLOPs of M sums of the N tensors in a (N, *), each tensor times its coefficient (M, N)."""
     return 2 * coefficients.shape[0] * a.numel()
 
 
 def _recurrent(x: Tensor, w: Tensor, u: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """Of x (T, B, I), by the weights of all gates from inputs and from states."""
+    """FLOPs of a recurrent layer: x (T, B, I) times w, and its states times u, which are the weights of all gates."""
     return 2 * x.shape[0] * x.shape[1] * (w.numel() + u.numel())
 
 
 def _transform(a: Tensor, dims: Sequence[int], *args: Any, out_val: Tensor, **kwargs: Any) -> int:
-    """Fourier transform: 5 n log2 n of complex numbers, half as much where one side is real.
+    """FLOPs of a Fourier transform: 5 n log2 n for n complex numbers, and half of that if its input or output is real.
 
-    That is FFTW's convention, https://www.fftw.org/speed/. `torch.stft` is such transforms of frames.
+    This is FFTW's convention, https://www.fftw.org/speed/. `torch.stft` computes such a transform of each frame.
     """
     whole = a if a.numel() >= out_val.numel() else out_val
     length = prod(whole.shape[dim] for dim in dims)
@@ -273,9 +276,11 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "torchvision.deform_conv2d": _convolution_of,
     "torchvision._deform_conv2d_backward": _deformed_backward,
 }
-"""Type of op -> FLOPs of its arguments and of ``out_val``, what it returns. Other types are in torch's own table."""
+"""Type of op -> formula of its FLOPs, which takes the op's arguments and, as ``out_val``, what the op returns.
+
+For a type that isn't here, torch's own table is used."""
 TRANSFORMS = {"aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r"}
-"""Whose FLOPs are of complex numbers as they are."""
+"""Ops whose formula already counts complex numbers."""
 _PAIRS = ("_pdist_forward", "_pdist_backward", "_cdist_forward", "_cdist_backward")
 WITHOUT_TF32 = TRANSFORMS | {f"aten.{name}" for name in (*DECOMPOSING, *_PAIRS)}
 """Ops that compute in float32 where products compute in TF32."""

@@ -1,4 +1,4 @@
-"""Which tensors a backward pass reaches: those that a placed step gives gradients to."""
+"""Gradients of a loss, and a check that its backward pass reaches only tensors to which a placed step gives them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from placeto.capture.objects import opened
 
 
 def asking(*arguments: Any) -> list[Tensor]:
-    """The tensors of a step's arguments that ask for a gradient."""
+    """The tensors among a step's arguments that require a gradient."""
     return [leaf for leaf in tree_leaves(opened(arguments)) if isinstance(leaf, Tensor) and leaf.requires_grad]
 
 
 def gradients_of(
     loss: Tensor, wanted: Sequence[Tensor], name: str, replaced: Mapping[int, str] = MappingProxyType({})
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of a loss.
+    """The gradient of a loss for each wanted tensor, None where the loss doesn't depend on the tensor.
 
     Args:
-        loss: a scalar.
-        wanted: all tensors that should get one.
+        loss: a tensor of one number.
+        wanted: all tensors that may get a gradient.
         name: the name of the graph, for messages.
-        replaced: paths of the module's own parameters, by `id`; while it is traced it has others.
+        replaced: `id` -> path of the module's own parameters, which are replaced by others while it is traced.
 
     Raises:
-        CaptureError: another tensor would get one, which is neither a parameter nor an argument.
+        CaptureError: the loss depends on a trainable tensor that is neither a parameter nor an argument, or on one of
+            the replaced parameters.
     """
     _check_reached(loss, wanted, name, replaced)
     return torch.autograd.grad(loss.reshape(()), wanted, allow_unused=True)
@@ -49,7 +50,7 @@ def _check_reached(loss: Tensor, known: Iterable[Tensor], name: str, replaced: M
             continue
         seen.add(node)
         reached = getattr(node, "variable", None)
-        # what the step makes itself may ask for a gradient, too
+        # a tensor that the step itself makes may require a gradient as well
         foreign = not isinstance(reached, FakeTensor) if fake else isinstance(reached, torch.nn.Parameter)
         if path := replaced.get(id(reached)):
             raise CaptureError(

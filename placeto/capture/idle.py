@@ -1,9 +1,10 @@
 """Parameters and buffers that a step doesn't read, but that take memory on a device all the same.
 
-Each parameter is an op of type "parameter" that no op reads, without cost. It stays with its module: with the first op
-of the module itself, if there is one, else with all else of the topmost module around it that has no op in the step,
-such as an expert without tokens, or of the block of that module. A buffer is counted with the module's first op; where
-there is none it is an op of type "buffer".
+Each parameter is an op of type "parameter" without cost, which no op reads. It is colocated with the first op of its
+module. If the module has none, take the topmost module around the parameter that has no op in the step, such as an
+expert without tokens, or a numbered block within it: the parameter is colocated with all else that this module, or
+block, holds. The bytes of a buffer are counted with the first computing op of its module. If there is none, the buffer
+is an op of type "buffer", colocated in the same way.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 MOST_GROUPS = 32
-"""Modules without ops are so many groups of ops at most, of about as many bytes each."""
+"""Parameters and buffers of modules without ops are colocated in at most this many sets, of about equal bytes."""
 
 
 class Idle(NamedTuple):
@@ -24,11 +25,11 @@ class Idle(NamedTuple):
 
 
 def homes(idle: Sequence[Idle], records: Sequence[Mapping[str, Any]]) -> list[int | str]:
-    """Of each its home: the number of the op with which it stays, or a name for those that stay together.
+    """The home of each: the number of the op that it is colocated with, or a name that colocated ones share.
 
     Args:
-        idle: in the module's order.
-        records: the records of the ops of the step; ops that compute go before parameters.
+        idle: parameters and buffers, in the module's order.
+        records: the records of the ops of the step. Of a module's ops, those that compute are preferred to parameters.
     """
     first: dict[str, int] = {}
     for stands_for_parameter in (False, True):
@@ -55,7 +56,7 @@ def homes(idle: Sequence[Idle], records: Sequence[Mapping[str, Any]]) -> list[in
 
 
 def _topmost(path: str, busy: set[str]) -> str:
-    """The shortest prefix of a path that no op's module begins with, and on to the first number in it."""
+    """The path of the topmost module without ops around a tensor, extended up to the first number from there on."""
     parts = path.split(".")[:-1]
     depth = next((d for d in range(1, len(parts) + 1) if ".".join(parts[:d]) not in busy), len(parts))
     numbered = next((d for d in range(depth, len(parts) + 1) if parts[d - 1].isdigit()), depth) if parts else 0

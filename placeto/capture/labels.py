@@ -1,4 +1,4 @@
-"""Where each traced op comes from: the module that was being called, the pass, and the micro-batch."""
+"""Labels that say where each traced op comes from: the module that was being called, the pass and the micro-batch."""
 
 from __future__ import annotations
 
@@ -25,74 +25,74 @@ class Label:
     backward: bool = False
     recomputed: bool = False  # whether it repeats an op of the forward pass in the backward pass
     micro_batch: int = NO_MICRO_BATCH  # number of the micro-batch; of ops that belong to all, NO_MICRO_BATCH
-    node: int | None = None  # number of the node of autograd that is run, in the backward pass
+    node: int | None = None  # in the backward pass, sequence number of the node of autograd that is being run
 
     @property
     def part(self) -> str:
-        """Which pass of the step it belongs to, as graphs call it."""
+        """The pass of the step that the node belongs to: "forward", "backward" or "recomputation"."""
         return "recomputation" if self.recomputed else "backward" if self.backward else "forward"
 
 
 class _Place(NamedTuple):
-    """What is being run."""
+    """What is being run: a call of a module, in a pass of a micro-batch."""
 
     module: str | None = None
     call: int = 0
     backward: bool = False
     micro_batch: int = NO_MICRO_BATCH
-    number: int | None = None  # sequence number of the forward op whose backward it is
+    number: int | None = None  # sequence number of the forward op whose backward is being run
 
 
 class Labels:
-    """Knows, while a module is traced, what label the next op gets."""
+    """Follows what is being run while a module is traced, and gives each op its label."""
 
     def __init__(self) -> None:
         self._place = _Place()
-        self._left: list[_Place] = []  # to come back to
+        self._left: list[_Place] = []  # the places to return to, the outermost first
         self._by_number: dict[int, Label] = {}  # sequence number of autograd -> label of the forward op
-        self.source: Node | None = None  # what is run again
+        self.source: Node | None = None  # the recorded node that is run again; None while a module is traced
         self.draws = Draws()
 
     def next(self, inputs: Sequence[Label]) -> Label:
-        """The label of an op that is run now, on what ops with these labels made."""
+        """The label of an op that runs now; `inputs` are the labels of the nodes whose values it reads."""
         place = self._place
         if self.source is not None:
             return self.source.meta.get("label", Label())
-        if place.module is not None or not place.backward:  # in the backward pass: a checkpoint, run again
+        if place.module is not None or not place.backward:  # a module in the backward pass: a checkpoint recomputes
             again = place.backward
             label = Label(place.module or "", place.call, again, again, place.micro_batch, place.number)
-            if not place.backward:  # a number is taken before its op is run
+            if not place.backward:  # autograd has taken the op's number before it runs the op
                 self._by_number.setdefault(torch.autograd._get_sequence_nr() - 1, label)
             return label
-        # the gradients of a tensor used twice are added between two backwards: goes with the later one
+        # the gradients of a tensor used twice are added between two nodes of autograd: the sum is labelled as the later
         source = None if place.number is None else self._by_number.get(place.number)
         source = source or (inputs[-1] if inputs else Label())
         return replace(source, backward=True, recomputed=False, micro_batch=place.micro_batch, node=place.number)
 
     def replay(self, source: Node) -> None:
-        """What is run from now on gets the label of this node."""
+        """Give the ops that run from now on the label of this node."""
         self.source = source
 
     def within(self, module: str, call: int) -> AbstractContextManager[None]:
-        """What is run within it belongs to a call of a module."""
+        """A context in which ops belong to a call of a module."""
         return self._at(module=module, call=call)
 
     def of_micro_batch(self, number: int) -> AbstractContextManager[None]:
-        """What is run within it belongs to a micro-batch."""
+        """A context in which ops belong to a micro-batch."""
         return self._at(micro_batch=number)
 
     def backward(self) -> AbstractContextManager[None]:
-        """What is run within it is part of the backward pass."""
+        """A context in which ops belong to the backward pass."""
         return self._at(backward=True)
 
     def here(self) -> Callable[[], AbstractContextManager[None]]:
-        """What makes contexts within which what is run is of the module that is being called now: it is run again."""
+        """Return what makes contexts in which ops belong to the present call of a module, to recompute it later."""
         there = self._place
         return lambda: self.within(there.module or "", there.call)
 
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:
-        """Within it, what a module and its submodules run gets their paths, and the number of the call."""
+        """A context in which ops get the path of the submodule that runs them, and the number of its call."""
         calls: Counter[str] = Counter()
 
         def enter(path: str) -> Callable[..., None]:
@@ -112,7 +112,7 @@ class Labels:
             yield
 
     def tag_backward(self, loss: Tensor) -> None:
-        """Let everything run in an op's backward know the op's forward."""
+        """Add hooks to the autograd nodes of a loss, so that what a node runs gets the label of its forward op."""
 
         def before(number: int) -> Callable[[Any], None]:
             def hook(gradients: Any) -> None:

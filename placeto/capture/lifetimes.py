@@ -1,9 +1,9 @@
-"""How long eager execution keeps the memory of each tensor, seen while a step is traced.
+"""How long eager execution keeps the memory of each tensor, noted while a step is traced.
 
-PyTorch often keeps a tensor beyond its last use: a function its arguments until it returns (a recurrent layer the gates
-of all time steps, until their results are stacked), autograd what it saved until its node has run, and a tensor changed
-in place as long as any of its parts. All of that happens on fake tensors as on real ones, so that it need not be
-modelled: each storage is asked to tell when it is freed.
+PyTorch often keeps a tensor beyond its last use. A function keeps its arguments until it returns, so that a recurrent
+layer keeps the gates of all time steps until their results are stacked. Autograd keeps what it saved until its node has
+run. A tensor that is changed in place is kept as long as any of its parts. Fake tensors are freed at the same points as
+real ones, so none of this is modelled: a finalizer of each storage notes when the storage is freed.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ from torch.fx import GraphModule, Node
 from torch.utils._mode_utils import no_dispatch
 
 HELD = "held"
-"""Under this key of a node's ``meta`` stands the last node that ran while the memory of its value was still there."""
+"""Key in a node's ``meta``: the last node that ran before the memory of this node's value was freed."""
 SOURCE = "source"
-"""Under this key of a node's ``meta`` stands the node of another trace that it was made for."""
-_TOGETHER = 4096  # tensors whose followers are found in one pass
+"""Key in a node's ``meta``: the node of another trace that was being run again when this node was recorded, or None."""
+_TOGETHER = 4096  # number of tensors for which one pass over the ops finds what depends on their last use
 
 Part = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 class Lifetimes:
-    """Notes when the values of nodes are freed, while these are recorded."""
+    """Notes when the memory of nodes' values is freed, while the nodes are recorded."""
 
     def __init__(self) -> None:
         self._last: Node | None = None
-        # address of a storage -> the nodes whose values are in it, by the part that they take; None: not looked at
+        # address of a storage -> the nodes whose values are in it, by the part that they take; None if it is ignored
         self._inside: dict[int, dict[Part, Node] | None] = {}
         self._shared: set[int] = set()  # addresses of storages that several tensors show
 
     def ignore(self, tensor: Tensor, shared: bool = False) -> None:
-        """Of what goes into the step, nothing is noted, but whether another tensor has its memory."""
+        """Note of an input or a constant only whether another tensor shares its memory, not when it is freed."""
         key = _storage(tensor)._cdata
         if shared or key in self._inside:
             self._shared.add(key)
         self._inside[key] = None
 
     def ran(self, node: Node) -> None:
-        """A node has run; what is freed from now on was there while it ran."""
+        """Note that a node has run: memory that is freed before the next one runs was in use while this one ran."""
         self._last = node
 
     def alone(self, tensor: Tensor) -> bool:
-        """Whether no other tensor was ever seen that has a part of a tensor's memory."""
+        """Whether no other tensor has been noted that shares a tensor's memory."""
         return _storage(tensor)._cdata not in self._shared
 
     def made(self, tensor: Tensor, node: Node, changed: bool) -> None:
-        """A node made a tensor, or changed it in place."""
+        """Note that a node made a tensor, or, if `changed`, changed it in place."""
         storage = _storage(tensor)
         key = storage._cdata
         if key not in self._inside:
             self._inside[key] = {_part(tensor): node}
             weakref.finalize(storage, self._freed, key).atexit = False
         elif changed and (inside := self._inside[key]) is not None:
-            # what is larger had the numbers of before
+            # the value of a node that takes a larger part is the one from before the change
             kept = {part: other for part, other in inside.items() if prod(part[1]) <= tensor.numel()}
             self._inside[key] = kept | {_part(tensor): node}
         elif not changed:
             self._shared.add(key)
 
     def end(self) -> None:
-        """The step is over: what is there still is its result."""
+        """End the notes with the step: tensors that still exist are its results, so that they count as not freed."""
         self._inside.clear()
 
     def _freed(self, key: int) -> None:
@@ -87,13 +87,18 @@ def _part(tensor: Tensor) -> Part:
 
 
 def carry_over(traced: GraphModule, made: GraphModule) -> None:
-    """Give the nodes of a trace what is noted of those of another one, which they were made for: see `SOURCE`."""
-    of: dict[Node, list[Node]] = {}  # node -> those made for it
+    """Copy what `HELD` says of the nodes of a trace to the nodes of another trace that were made for them.
+
+    Args:
+        traced: the trace with the notes.
+        made: the trace that gets them; `SOURCE` says which node of `traced` each of its nodes was made for.
+    """
+    of: dict[Node, list[Node]] = {}  # node of `traced` -> the nodes of `made` that were made for it
     for node in made.graph.nodes:
         node.meta.pop(HELD, None)
         of.setdefault(node.meta.get(SOURCE), []).append(node)
-    value: dict[Node, Node] = {}  # node -> the one that has its value
-    latest: dict[Node, Node] = {}  # node -> the last one made until it has run
+    value: dict[Node, Node] = {}  # node of `traced` -> the node of `made` that has its value
+    latest: dict[Node, Node] = {}  # node of `traced` -> the last node of `made` that has run once it has run
     last: Node | None = None
     for node in traced.graph.nodes:
         own = [other for other in of.get(node, ()) if _alike(other, node)]
@@ -110,7 +115,7 @@ def carry_over(traced: GraphModule, made: GraphModule) -> None:
 
 
 def _alike(one: Node, other: Node) -> bool:
-    """Whether the values of two nodes are tensors of one shape, or of the same number of tensors."""
+    """Whether the values of two nodes are tensors of one shape and dtype, or sequences of the same length."""
     a, b = one.meta.get("val"), other.meta.get("val")
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and a.dtype == b.dtype
@@ -118,14 +123,15 @@ def _alike(one: Node, other: Node) -> bool:
 
 
 def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]) -> None:
-    """Let tensors live longer than to their last use.
+    """Add to op records how long their tensors are held beyond the last use.
 
-    A schedule may run ops in another order than eager execution did. So a tensor is held only until an op that can't
-    run before its last use, as it depends on that.
+    A schedule may run ops in another order than eager execution did. So a tensor is held until the last op that ran
+    before it was freed and that depends on the op of its last use. No schedule runs such an op before that use.
 
     Args:
-        records: the records of the ops, in the order of the trace; those of tensors that are held say so.
-        until: of tensors, by op and output, the last op that ran before they were freed.
+        records: the records of the ops, in the order of the trace. The op of a held tensor gets a field "held", with
+            the name of the op until which it is held, and the number of the output.
+        until: tensor, as op and output -> the last op that ran before it was freed.
     """
     index = {record["name"]: op for op, record in enumerate(records)}
     sources = [[(index[name], output) for name, output in record["inputs"]] for record in records]
@@ -146,7 +152,7 @@ def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]
         begun: dict[int, int] = {}  # op -> bits of the tensors whose last use it is
         for number, (_, use, _) in enumerate(some):
             begun[use] = begun.get(use, 0) | 1 << number
-        follows: list[int] = []  # of each op the bits of the tensors on whose last use it depends
+        follows: list[int] = []  # for each op, bits of the tensors whose last use is this op or one that it depends on
         for number, inputs in enumerate(sources):
             bits = begun.get(number, 0)
             for source, _ in inputs:
@@ -159,5 +165,5 @@ def hold(records: Sequence[dict[str, Any]], until: Mapping[tuple[int, int], int]
 
 
 def _is_view(record: Mapping[str, Any]) -> bool:
-    """Whether an op does nothing but show a part of its input."""
+    """Whether an op only shows a part of its input: it has inputs, but no FLOPs and no bytes."""
     return bool(record["inputs"]) and not record.get("flops") and not record.get("bytes_accessed")

@@ -1,6 +1,7 @@
-"""FLOPs of decompositions and solvers of linear algebra, of batches of matrices (..., M, N).
+"""FLOPs of decompositions and solvers of linear algebra, for batches of matrices (..., M, N).
 
-Leading terms, as Golub and Van Loan, Matrix Computations (4th edition, 2013), and LAPACK's working note 41 give them.
+The formulas are the leading terms that Golub and Van Loan, Matrix Computations (4th edition, 2013), and LAPACK's
+working note 41 give.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def _sides(a: Tensor) -> tuple[int, int, int]:
 
 
 def _columns(a: Tensor, b: Tensor) -> int:
-    """Right-hand sides of a system of equations: matrices (..., N, K), or vectors."""
+    """Number of right-hand sides of each system of equations: K if b is matrices (..., N, K), 1 if it is vectors."""
     return b.shape[-1] if b.dim() >= a.dim() else 1
 
 
@@ -37,7 +38,7 @@ def _inverse(a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
 
 
 def _solve(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """Factors, then two triangular systems."""
+    """FLOPs of the LU factors, then of two triangular systems."""
     solution = out_val[0] if isinstance(out_val, list | tuple) else out_val
     return _lu(a, out_val=None) + 2 * a.shape[-1] * solution.numel()
 
@@ -68,13 +69,13 @@ def _reflections(a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
 
 
 def _qr(a: Tensor, mode: str = "reduced", *, out_val: Any) -> int:
-    """Reflections, and their product where it is asked for."""
+    """FLOPs of the reflections, and of their product Q unless the mode is "r", which returns R alone."""
     formed = 0 if mode == "r" else _formed(out_val[0], _sides(a)[2])
     return _reflections(a, out_val=None) + formed
 
 
 def _formed(q: Tensor, number: int) -> int:
-    """The product of so many reflections, of shape (..., M, N)."""
+    """FLOPs of forming q (..., M, N), the product of this number of reflections."""
     rows, columns = q.shape[-2:]
     each = 4 * rows * columns * number - 2 * (rows + columns) * number**2 + 4 * number**3 / 3
     return round(prod(q.shape[:-2]) * each)
@@ -91,7 +92,7 @@ def _reflected(a: Tensor, tau: Tensor, b: Tensor, left: bool = True, *args: Any,
 
 
 def _symmetric(a: Tensor, uplo: str = "L", compute_v: bool = True, *, out_val: Any) -> int:
-    """Eigenvalues of symmetric matrices, with eigenvectors or without."""
+    """FLOPs of the eigenvalues of symmetric matrices, with eigenvectors if `compute_v`."""
     cubes = prod(a.shape[:-2]) * a.shape[-1] ** 3
     return 9 * cubes if compute_v else round(4 * cubes / 3)
 
@@ -105,7 +106,7 @@ def _eigenvalues(a: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
 
 
 def _svd(a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: Any = None, out_val: Any) -> int:
-    """Singular values; with vectors the thin ones count, or all of the longer side."""
+    """FLOPs of singular values; if `compute_uv`, with vectors: with the thin ones, or all if `full_matrices`."""
     count, long, short = _sides(a)
     if not compute_uv:
         return round(count * (4 * long * short**2 - 4 * short**3 / 3))
@@ -115,7 +116,7 @@ def _svd(a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, dri
 
 
 def _least_squares(a: Tensor, b: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
-    """By reflections: of the matrix, of the right-hand sides, and a triangular system."""
+    """FLOPs of least squares: reflections of the matrix and of the right-hand sides, then a triangular system."""
     count, long, short = _sides(a)
     columns = count * _columns(a, b)
     return _reflections(a, out_val=None) + columns * (4 * long * short - short**2)
@@ -149,4 +150,4 @@ DECOMPOSING: dict[str, Callable[..., int]] = {
     "_linalg_svd": _svd,
     "linalg_lstsq": _least_squares,
 }
-"""Name of the op in aten -> its FLOPs of real numbers, as in `placeto.capture.flops`."""
+"""Name of the op in aten -> formula of its FLOPs for real numbers, called as those in `placeto.capture.flops`."""

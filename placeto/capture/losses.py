@@ -1,4 +1,4 @@
-"""Modules and tensors that a loss function brings along: itself, or what it closes over."""
+"""Modules and tensors that belong to a loss: the loss itself if it is a module, and what the function closes over."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from placeto.capture.objects import has_attributes
 
-_DEEPEST = 4  # functions of functions
+_DEEPEST = 4  # the greatest depth to which functions and containers within each other are searched
 
 
 def modules_of(loss: Callable[..., Any] | None, module: nn.Module) -> dict[str, nn.Module]:
-    """Modules that a loss reads and that aren't the module's own, by name: first those with tensors, then others.
+    """Modules that a loss reads and that aren't part of `module`, by name: first those with tensors, then others.
 
-    Found are the loss itself, the module that it is a method of, and what functions, partials and callable objects
-    close over or take from their file.
+    These are the loss itself, the module that it is a method of, and the modules that functions, partials and callable
+    objects close over, hold or take from their file.
     """
     known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     modules = {id(part) for part in module.modules()}
@@ -48,7 +48,7 @@ def modules_of(loss: Callable[..., Any] | None, module: nn.Module) -> dict[str, 
 
 
 def tensors_of(loss: Callable[..., Any] | None) -> list[Tensor]:
-    """Tensors that a loss reads though they are neither arguments of it nor a module's: constants of the step."""
+    """Tensors, other than parameters, that a loss holds or closes over outside of modules: constants of the step."""
     return [part for part in _held(loss, 0) if isinstance(part, Tensor) and not isinstance(part, nn.Parameter)]
 
 
@@ -80,7 +80,7 @@ def _held(thing: Any, depth: int) -> Iterator[nn.Module | Tensor]:
 
 
 def _globals(code: types.CodeType) -> Iterator[str]:
-    """Names that a function takes from its file."""
+    """Names of the global variables that a function reads, also in functions within it."""
     for instruction in dis.get_instructions(code):
         if instruction.opname == "LOAD_GLOBAL":
             yield instruction.argval

@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 @contextmanager
 def meanwhile(put: Callable[[Value], object], value: Value, before: Value) -> Iterator[None]:
-    """Put a value, and when this is closed the one from before."""
+    """A context in which a setting has another value: calls `put(value)` at the start and `put(before)` at the end."""
     put(value)
     try:
         yield

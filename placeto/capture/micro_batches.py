@@ -1,7 +1,7 @@
 """A step in micro-batches: the batch is split, each part is a step of its own, and their results are put together.
 
-Two micro-batches are traced. Where the second does the same as the first, all others are copies of it; else the step
-is traced whole. Losses are averaged and gradients added, or outputs joined.
+Two micro-batches are traced. If the second does the same as the first, all others are copies of the second; otherwise
+all are traced. In training, losses are averaged and gradients are added; in inference, outputs are joined.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from placeto.capture.labels import Label
 from placeto.capture.repetition import repeat
 from placeto.problem.graph.labels import NO_MICRO_BATCH
 
-TRACED = 2  # micro-batches, of which the second must do the same as the first to be copied
+TRACED = 2  # micro-batches that are traced at first: the second is copied if it does the same as the first
 HOME = "gradient of"
-"""Under this key of a node's ``meta`` stands the path of the parameter whose whole gradient the node is."""
+"""Key in a node's ``meta``: path of the parameter whose gradient, summed over all micro-batches, the node is."""
 aten = torch.ops.aten
 
 
@@ -30,7 +30,7 @@ def check_split(inputs: Inputs, targets: Sequence[Any], count: int, name: str) -
     """Refuse a batch that can't be split.
 
     Raises:
-        CaptureError: fewer than one part, no tensor to split, or a length that parts of one size don't make up.
+        CaptureError: `count` is less than 1, there is no tensor to split, or `count` doesn't divide the batch's length.
     """
     if count == 1:
         return
@@ -61,14 +61,14 @@ def split_batch(inputs: Any, targets: Any, count: int) -> list[tuple[Any, Any]]:
 
 
 class _Parts:
-    """What each micro-batch gets of an argument."""
+    """An argument's value for each micro-batch, by the number of the micro-batch."""
 
     def __init__(self, of: Sequence[Any]) -> None:
         self.of = of
 
 
 def batch_length(inputs: Inputs, targets: Sequence[Any]) -> int:
-    """The length of the first tensor that has one; 0 if none has."""
+    """The length of the first tensor that has a dimension 0; 0 if no tensor has one."""
     for leaf in tree_leaves((plain(inputs), plain(targets))):
         if isinstance(leaf, Tensor) and leaf.dim() > 0:
             return len(leaf)
@@ -76,13 +76,16 @@ def batch_length(inputs: Inputs, targets: Sequence[Any]) -> int:
 
 
 def completed(traced: GraphModule, parts: int, count: int, join: Callable[[Graph, list[list[Any]]], list[Any]]) -> bool:
-    """Make the trace of the first `parts` micro-batches that of all `count`, in place; whether that can be done.
+    """Turn the trace of the first `parts` micro-batches into that of all `count`, in place.
 
     Args:
         traced: its outputs are those of the first part, then of the second, and so on.
-        parts: how many were traced; if these are not all, two.
-        count: how many there are.
-        join: of the graph and each part's outputs; gives the outputs of the whole.
+        parts: the number of traced micro-batches: two, or all of them.
+        count: the number of all micro-batches.
+        join: takes the graph and the outputs of each part; returns the outputs of the whole batch.
+
+    Returns:
+        Whether that was possible. If it wasn't, because the two micro-batches differ, the trace is as it was.
     """
     graph = traced.graph
     output = next(iter(reversed(graph.nodes)))
@@ -101,8 +104,8 @@ def completed(traced: GraphModule, parts: int, count: int, join: Callable[[Graph
 def accumulated(graph: Graph, parts: Sequence[Sequence[Any]], trained: Sequence[str]) -> list[Any]:
     """The sum of all parts' losses, and for each trained parameter that of its gradients; None where no part has one.
 
-    Each gradient is added as soon as it is there, in the order of the micro-batches, as PyTorch does. What comes of it
-    is passed on to the parameter by a node of its own, since the sum may be computed elsewhere.
+    Each gradient is added as soon as it is there, in the order of the micro-batches, as PyTorch does. A node of its own
+    passes the whole sum on to the parameter, since the sum may be computed on another device.
 
     Args:
         graph: new nodes go into it.
@@ -124,7 +127,9 @@ def accumulated(graph: Graph, parts: Sequence[Sequence[Any]], trained: Sequence[
 
 
 def joined(graph: Graph, parts: Sequence[Sequence[Any]], length: int, name: str) -> list[Any]:
-    """What the whole batch would give, from what its parts do: tensors as long as a part are joined.
+    """The outputs of the whole batch, from those of its parts: tensors as long as a part are joined.
+
+    Other outputs, which don't depend on the batch, are those of the first part.
 
     Args:
         graph: new nodes go into it.
@@ -168,7 +173,7 @@ def _of_batch(graph: Graph) -> set[Node]:
 
 
 def _sum(graph: Graph, values: Sequence[Node], backward: bool) -> Node:
-    """The chain of sums of values, each right after what it adds."""
+    """Add values one after the other, each sum right after the node that it adds, and return the last sum."""
     total = values[0]
     for value in values[1:]:
         label = value.meta["label"]

@@ -1,9 +1,10 @@
-"""Modules that compute one sample from another: what is in dimension 0 of their inputs is no batch to be split.
+"""Finds modules that compute one sample from another: dimension 0 of their inputs is no batch that can be split.
 
-Found are loops over dimension 0 that carry something along, as over a sequence, attention between its positions without
-a mask, and convolutions along it. Nothing is said of what only might be one of these.
+Three things are found: loops over dimension 0 in which one position depends on another, as over a sequence; attention
+between positions of dimension 0 without a mask; and convolutions along it. Only what is sure to be one of these counts.
 
-A forward pass is traced for some samples, and for twice as many: dimensions that are longer in the second are samples.
+A forward pass is traced for some samples, and for twice as many: a dimension that is longer in the second trace has the
+samples.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from placeto.capture.dependencies import needed_by
 from placeto.capture.errors import CaptureError
 from placeto.capture.labels import Label
 
-FEWEST = 4  # samples that are traced, so that a loop over all of them is told from one over pairs
+FEWEST = 4  # samples that are traced: of fewer, a loop over all of them might be one over pairs
 aten = torch.ops.aten
-_ATTENTION = "_scaled_dot_product"  # the names of ops begin so
+_ATTENTION = "_scaled_dot_product"  # the names of attention ops begin with this
 _CUTS = {aten.select.int, aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default, aten.slice.Tensor}
 _SOFTMAXES = {aten._softmax.default, aten._safe_softmax.default}
 _PRODUCTS = {aten.bmm.default, aten.mm.default}
@@ -31,14 +32,14 @@ _SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
 _SHOWS = {aten.view.default, aten._unsafe_view.default, aten._to_copy.default, aten.clone.default}
 _JOINS = {aten.cat.default, aten.stack.default}
 _MAKES = {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"}
-_MAKES |= {"new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided"}  # tensors of a shape, not of values
+_MAKES |= {"new_zeros", "new_ones", "new_empty", "new_full", "new_empty_strided"}  # read a shape, no values
 
 Positions = frozenset[int]
 _NONE: Positions = frozenset()
 
 
 def resized(values: Any, length: int, count: int) -> Any:
-    """A nest with `count` samples in tensors of this length: more of the same, or fewer."""
+    """A nest whose tensors of this length have `count` samples instead: the first ones, repeated where they run out."""
 
     def of(leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == length:
@@ -55,13 +56,13 @@ def check_samples(
 
     Args:
         traced: the step in micro-batches.
-        part: how many samples a micro-batch has.
-        length: how many the batch has.
-        forward_of: gives the forward pass of so many samples.
+        part: the number of samples in a micro-batch.
+        length: the number of samples in the batch.
+        forward_of: traces the forward pass of a given number of samples.
         name: the name of the graph, for messages.
 
     Raises:
-        CaptureError: it does, or a micro-batch of one sample isn't what it is part of.
+        CaptureError: forward does, or it takes 1 sample and the whole batch, but not 2 samples.
     """
     looked_at = part
     if part == 1 and length > 2:
@@ -71,7 +72,7 @@ def check_samples(
         except Exception as error:
             try:
                 forward_of(length)
-            except Exception:  # a module of single samples
+            except Exception:  # forward takes single samples only
                 return
             raise CaptureError(
                 f"{name}: forward takes 1 sample and {length}, but not 2 ({_line(error)}), as it does if a tensor that "
@@ -94,16 +95,16 @@ def check_samples(
 
 
 def may_mix(traced: GraphModule, length: int) -> bool:
-    """Whether samples might be mixed where a graph has so many: few modules have to be looked at more closely."""
+    """Whether an op of a graph of `length` samples might mix them. If not, as in most graphs, `mixing` isn't needed."""
     return any(_shape(source)[d] == length for node in traced.graph.nodes for source, d in _telling(node))
 
 
 def mixing(small: GraphModule, large: GraphModule, count: int) -> tuple[str, str] | None:
-    """The path of a module that mixes samples, and how; None if none is sure to.
+    """The path of a module that mixes samples, and how it does so; None if no module is sure to.
 
     Args:
         small: the forward pass of `count` samples; its outputs are those of the module.
-        large: that of twice as many.
+        large: the forward pass of twice as many.
         count: at least `FEWEST`.
     """
     pairs = dict(_pairs(small, large))
@@ -123,6 +124,7 @@ def mixing(small: GraphModule, large: GraphModule, count: int) -> tuple[str, str
 
 
 def _how(node: Node, pairs: Mapping[Node, Node], positions: Mapping[Node, Positions]) -> str:
+    """How a node mixes samples, as a phrase for a message; "" if it isn't sure to."""
     along = [d for source, d in _telling(node) if d in _longer(source, pairs)]
     if node.target in _SOFTMAXES:
         return "attention" if along and _is_of_product(node.args[0]) else ""
@@ -138,7 +140,7 @@ def _how(node: Node, pairs: Mapping[Node, Node], positions: Mapping[Node, Positi
 
 
 def _positions(node: Node, pairs: Mapping[Node, Node], known: Mapping[Node, Positions], count: int) -> Positions:
-    """The samples that a value of one of them, or of a few, comes from; of tensors that have all, none."""
+    """The samples that a value depends on, if it was made from single samples; none for a tensor of all samples."""
     if node.op != "call_function" or _longer(node, pairs):
         return _NONE
     packet = getattr(node.target, "_opname", "")
@@ -150,13 +152,13 @@ def _positions(node: Node, pairs: Mapping[Node, Node], known: Mapping[Node, Posi
     if node.target in (aten.select.int, aten.slice.Tensor) and (cut := _cut(node, 0, pairs)):
         return cut
     found = [known.get(source, _NONE) for source in node.all_input_nodes]
-    if node.target in _JOINS and len(found) >= count:  # a batch again
+    if node.target in _JOINS and len(found) >= count:  # the samples are joined to a batch again
         return _NONE
     return _NONE.union(*found)
 
 
 def _cut(node: Any, number: Any, pairs: Mapping[Node, Node]) -> Positions:
-    """Which samples a part of a tensor is, where it is cut along them."""
+    """The samples in part `number` of a tensor that a node cuts along its samples; none of any other node."""
     if not isinstance(node, Node) or node.target not in _CUTS:
         return _NONE
     dimension = _dimension(node)
@@ -172,7 +174,7 @@ def _cut(node: Any, number: Any, pairs: Mapping[Node, Node]) -> Positions:
 
 
 def _telling(node: Node) -> list[tuple[Any, int]]:
-    """Arguments of an op, each with a dimension along which the op might mix."""
+    """Arguments of an op, each with a dimension along which the op might mix samples."""
     if node.op != "call_function" or not node.args or not (size := len(_shape(node.args[0]))):
         return []
     if node.target in _CUTS:
@@ -194,14 +196,14 @@ def _softmaxed(node: Node) -> int:
 
 
 def _dimension(node: Node) -> int:
-    """The dimension that a tensor is cut along."""
+    """The dimension along which a node cuts a tensor."""
     place = 2 if node.target in (aten.split.Tensor, aten.split_with_sizes.default) else 1
     given: Any = node.args[place] if place < len(node.args) else node.kwargs.get("dim", 0)
     return int(given) % len(_shape(node.args[0]))
 
 
 def _is_of_product(node: Any) -> bool:
-    """Whether scores are a product of matrices, scaled, to which no mask was added."""
+    """Whether scores of attention are a product of matrices, perhaps scaled, to which no mask was added."""
     while isinstance(node, Node) and node.target not in _PRODUCTS:
         scaled = node.target in _SCALES and not isinstance(node.args[1], Node)
         if not scaled and node.target not in _SHOWS:
@@ -211,7 +213,7 @@ def _is_of_product(node: Any) -> bool:
 
 
 def _pairs(small: GraphModule, large: GraphModule) -> Iterator[tuple[Node, Node]]:
-    """Nodes of both that do the same, up to the first that do not; parts of several are found by what they are of."""
+    """Pairs of nodes of both traces that run the same op, up to the first that don't; `getitem` is left to `_other`."""
     for one, other in zip(*(_without_parts(graph) for graph in (small, large)), strict=False):
         if one.op != other.op or (one.target != other.target and one.op == "call_function"):
             return

@@ -41,11 +41,11 @@ def with_names(
         module: the module that was traced.
         inputs: its arguments.
         parameters: how many of the placeholders are parameters.
-        buffers: paths of those that are buffers.
+        buffers: paths of the buffers.
     """
     also, first = _other_names(module), parameters
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
-    known: dict[Node, tuple[str, str]] = {}  # what a placeholder is, and its name
+    known: dict[Node, tuple[str, str]] = {}  # placeholder -> whether it is a "tensor" or an "input", and its name
     for node, path in zip(placeholders[first:], buffers, strict=False):
         known[node] = "tensor", path
     for node, name in zip(placeholders[first + len(buffers) :], _input_names(module, inputs), strict=False):
@@ -53,7 +53,8 @@ def with_names(
     tensors: list[dict[str, None]] = [dict.fromkeys(also.get(name, ())) for name in graph.op_names]
     arguments: list[dict[str, None]] = [{} for _ in graph.op_names]
     op_of = {node: op for op, names in enumerate(nodes) for node in names}
-    behind: dict[Node, frozenset[Node]] = {node: frozenset([node]) for node in known}  # of nodes that no op stands for
+    # node that no op stands for -> the placeholders that it is made from
+    behind: dict[Node, frozenset[Node]] = {node: frozenset([node]) for node in known}
     for node in traced.graph.nodes:
         if node.op != "call_function":
             continue
@@ -75,7 +76,13 @@ def with_names(
 
 
 def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module: nn.Module) -> None:
-    """Tensors that no op stands for or reads are known by an op of some module that has tensors and computes."""
+    """Add the names of tensors that no op stands for or reads to a computing op, if possible of a module with tensors.
+
+    Args:
+        tensors: (N,) names of the tensors of each op; changed in place.
+        graph: the graph.
+        module: the module that was traced.
+    """
     known = {name for names in tensors for name in names} | set(graph.op_names)
     paths = [path for path, _ in (*module.named_parameters(), *module.named_buffers())]
     owners = {path.rpartition(".")[0] for path in paths} - {""}
@@ -88,7 +95,7 @@ def _add_unread(tensors: list[dict[str, None]], graph: ComputationGraph, module:
 
 
 def _other_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Of each parameter and buffer that has several names, the first one -> the others."""
+    """First name -> the other names, for each parameter and buffer that has several names."""
     names: dict[int, list[str]] = defaultdict(list)
     for path, tensor in (
         *module.named_parameters(remove_duplicate=False),
@@ -99,14 +106,14 @@ def _other_names(module: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def _input_names(module: nn.Module, inputs: Inputs) -> list[str]:
-    """What each leaf of the arguments is called: as the parameter of ``forward``, with where it is inside."""
+    """Names of the leaves of the arguments: that of the parameter of ``forward``, then the leaf's place within it."""
     try:
         positional = [
             key
             for key, parameter in inspect.signature(module.forward).parameters.items()
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
-    except (ValueError, TypeError):  # a forward that doesn't tell
+    except (ValueError, TypeError):  # forward has no signature that can be read
         positional = []
 
     def called(path: tuple[Any, ...]) -> str:

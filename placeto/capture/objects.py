@@ -1,7 +1,7 @@
 """Arguments and outputs that are objects holding tensors, such as caches and dataclasses.
 
-`opened` puts an `Opened` in an object's place, which pytrees look into: its tensors are leaves as those of a list are.
-`closed` makes objects of them again, copies or the very ones that were opened.
+`opened` puts an `Opened`, which is a node of pytrees, in the place of each object: the object's tensors are leaves,
+as those of a list are. `closed` turns each `Opened` into an object again: a copy, or the object that was opened.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-_DEEPEST = 6  # objects within objects
-_BLANK = (dict, list, types.SimpleNamespace, object)  # kinds whose subclasses are made empty as they are
-_CLOSED = (
+_DEEPEST = 6  # the greatest depth of objects within objects that are opened
+_BLANK = (dict, list, types.SimpleNamespace, object)  # their `__new__` makes empty objects of subclasses
+_CLOSED = (  # kinds of objects that are never opened
     Tensor,
     nn.Module,
     type,
@@ -47,13 +47,13 @@ Objects = dict[int, Any]
 
 
 class _Item(NamedTuple):
-    """Where something is in a subclass of a list or dict, which may have attributes as well."""
+    """Key of an item in a subclass of list or dict; the key of an attribute is the attribute's name."""
 
     key: Any
 
 
 class Opened:
-    """What an object holds; its number stands for it where it occurs again."""
+    """What an object holds, by key; where the object occurs `again` in a nest, just its number."""
 
     def __init__(self, kind: type, number: int, keys: tuple[Any, ...], values: list[Any], again: bool = False) -> None:
         self.kind, self.number, self.keys, self.values, self.again = kind, number, keys, values, again
@@ -72,12 +72,12 @@ register_pytree_node(Opened, _flatten, _unflatten)
 
 
 def opened(value: Any, objects: Objects | None = None, every: bool = True, containers: bool = False) -> Any:
-    """A nest in which each object with attributes is an `Opened`.
+    """A nest with an `Opened` in place of each object with attributes.
 
     Args:
         value: a nest.
-        objects: gets those that are opened; those that it has already keep their numbers.
-        every: open all objects; if not, only those that hold tensors, or that are known.
+        objects: the objects that are opened are added to it; those that it has already keep their numbers.
+        every: open all objects; if not, only those that hold tensors, or that `objects` has already.
         containers: open lists and dicts as well.
     """
     found = {} if objects is None else objects
@@ -105,11 +105,12 @@ def opened(value: Any, objects: Objects | None = None, every: bool = True, conta
 
 
 def closed(value: Any, objects: Objects | None = None) -> Any:
-    """A nest with objects in place of what `opened` made of them.
+    """A nest with an object in place of each `Opened`.
 
     Args:
         value: a nest.
-        objects: known ones, which are given what was opened; those that are made are added.
+        objects: an object in it is filled in place with what the `Opened` of its number holds. For any other number,
+            and for named tuples, a new object is made and added.
     """
     made = {} if objects is None else objects
 
@@ -130,24 +131,24 @@ def closed(value: Any, objects: Objects | None = None) -> Any:
 
 
 class Kept:
-    """What a step returns, and what it does to the objects, lists and dicts that it is given."""
+    """Keeps the form of what a step returns, and of what it makes of the objects, lists and dicts that it is given."""
 
     def __init__(self) -> None:
         self._objects: Objects = {}
         self._before: tuple[list[Any], Any] = [], None
         self._leaves: list[Any] = []
         self._spec: Any = None
-        self._tensors: list[int] = []  # where they are among the leaves
-        self.changed = False
-        self._looks = True  # whether it looks at arguments
+        self._tensors: list[int] = []  # indices of the tensors among the leaves
+        self.changed = False  # whether the step changed its arguments
+        self._looks = True  # whether arguments were given to `begin`
 
     def begin(self, arguments: Any) -> None:
-        """Look at arguments, before the step; () where it doesn't matter what becomes of them."""
+        """Note the arguments before the step; () if it doesn't matter whether the step changes them."""
         self._objects, self._looks = {}, arguments != ()
         self._before = tree_flatten(opened(arguments, self._objects, containers=True))
 
     def finish(self, arguments: Any, output: Any) -> list[Tensor]:
-        """The tensors of the output, and of the arguments where the step changes them."""
+        """Note what the step did; return the tensors of the arguments, if it changed any, then of the output."""
         leaves, spec = tree_flatten(opened(arguments, dict(self._objects), containers=True))
         before, as_it_was = self._before
         self.changed = spec != as_it_was or not all(
@@ -161,11 +162,11 @@ class Kept:
         return [leaves[place] for place in self._tensors]
 
     def like(self, other: Kept) -> bool:
-        """Whether another step returned the same, but for the values of tensors."""
+        """Whether another step returned a nest of the same form, with tensors at the same places."""
         return bool(self._spec == other._spec and self._tensors == other._tensors)
 
     def rebuild(self, tensors: Sequence[Any], arguments: Any = ()) -> Any:
-        """The output; objects among the arguments are changed as by the step."""
+        """Return the output with these tensors, and change the objects among the arguments as the step did."""
         leaves = list(self._leaves)
         for place, tensor in zip(self._tensors, tensors, strict=True):
             leaves[place] = tensor
@@ -181,7 +182,7 @@ def holds_tensors(value: Any) -> bool:
 
 
 def hides_tensors(value: Any, _known: set[int] | None = None) -> bool:
-    """Whether something in a nest that can't be opened has tensors: among its attributes, or as a set."""
+    """Whether a nest has an object that can't be opened and has tensors, among its attributes or in a set."""
     known = set() if _known is None else _known
     for leaf in tree_leaves(opened(value)):
         if isinstance(leaf, Tensor) and _known is not None:
@@ -196,19 +197,19 @@ def hides_tensors(value: Any, _known: set[int] | None = None) -> bool:
 
 
 def has_attributes(thing: Any) -> bool:
-    """Whether a thing is an object of its own kind that holds others by name, and can be copied by these."""
+    """Whether an object can be opened: it holds values by name, as attributes or slots, and can be copied by these."""
     kind = type(thing)
     if isinstance(thing, _CLOSED) or kind.__module__ in ("builtins", "numpy", "torch", "pathlib", "datetime"):
         return False
     if issubclass(kind, tuple):  # pytrees know named tuples, but none of their subclasses
         return hasattr(kind, "_fields") and tuple not in kind.__bases__
     if kind in SUPPORTED_NODES or not any(kind.__new__ is base.__new__ for base in _BLANK):
-        return False  # pytrees know it, or it is made in a way of its own
+        return False  # pytrees have it as a node, or its class has a `__new__` of its own
     return hasattr(thing, "__dict__") or any("__slots__" in vars(base) for base in kind.__mro__)
 
 
 def _inside(thing: Any) -> dict[Any, Any]:
-    """What an object holds by name: its ``__dict__`` and slots; of a list or dict, and kinds of them, its items."""
+    """What an object holds, by name or key: its ``__dict__``, slots and, of a list, dict or subclass of one, items."""
     if type(thing) is list:
         return dict(enumerate(thing))
     if type(thing) is dict:
@@ -228,12 +229,12 @@ def _inside(thing: Any) -> dict[Any, Any]:
 
 
 def _blank(kind: type) -> Any:
-    """An object of a kind that has nothing in it."""
+    """A new object of a class, without attributes and items."""
     return next(base for base in _BLANK if issubclass(kind, base)).__new__(kind)
 
 
 def _fill(thing: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
-    """Give an object what it holds; what it held besides is gone."""
+    """Set what an object holds, and remove all else that it held."""
     if type(thing) is list:
         thing[:] = values
     elif type(thing) is dict:

@@ -26,9 +26,9 @@ from placeto.problem.graph.gradient_sums import GRADIENT
 from placeto.problem.graph.labels import NO_MICRO_BATCH
 
 aten = torch.ops.aten
-# not views by their schema, though they move no data
+# ops that move no data, though their schema doesn't say that they are views
 _ALIASES = {aten._unsafe_view, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.unsafe_chunk, aten.lift_fresh}
-# the values of their input don't matter: constants
+# ops that read no value of their input, so that what they make counts as a constant
 CONSTANT_LIKE = {
     aten.zeros_like,
     aten.ones_like,
@@ -60,33 +60,34 @@ class _Buffer:
 
 @dataclass(eq=False)
 class _Parameter:
-    """A parameter that hadn't been used yet when a node got to show it."""
+    """A parameter, with the nodes that show it before an op first uses it."""
 
     path: str
     bytes: int
     shown: list[Node]  # the parameter, then views of it
-    used: _Tensor | None = None
+    used: _Tensor | None = None  # the tensor of the parameter's op, which is added at the first use
 
 
 @dataclass
 class _Builder:
-    """Op records in the making."""
+    """The op records that have been made so far, and what further ones depend on."""
 
-    tf32: bool  # whether products of float32 compute in it
+    tf32: bool  # whether products of float32 compute in TF32
     records: list[dict[str, Any]] = field(default_factory=list)
     names: Counter[str] = field(default_factory=Counter)
-    costs: dict[Node, dict[str, Any]] = field(default_factory=dict)  # of the node that copies are like
+    costs: dict[Node, dict[str, Any]] = field(default_factory=dict)  # node -> its costs, also those of its copies
     values: dict[Node, Any] = field(default_factory=dict)  # _Tensor, tuple of it, _Buffer, _Parameter, or None
-    counted: set[_Buffer] = field(default_factory=set)  # that have found their first user
+    counted: set[_Buffer] = field(default_factory=set)  # buffers whose bytes are counted with their first user
     leader: list[int] = field(default_factory=list)  # union-find over ops: colocation
     labels: list[Label] = field(default_factory=list)  # where each op comes from
     random: set[int] = field(default_factory=set)  # ops that draw random numbers
     nodes: list[list[str]] = field(default_factory=list)  # names of the traced nodes behind each op
-    casts: dict[tuple[Any, Any], Any] = field(default_factory=dict)  # of parameters: to a dtype, once for all users
+    casts: dict[tuple[Any, Any], Any] = field(default_factory=dict)  # (parameter, dtype) -> its copy, for all users
 
     def add(
         self, node: Node, label: Label, kind: str, name: str, inputs: Sequence[_Tensor], outputs: Sequence[int]
     ) -> int:
+        """Append an op for a traced node, and return its number; an op whose name is taken gets a suffix."""
         self.names[name] += 1
         unique = name if self.names[name] == 1 else f"{name}_{self.names[name] - 1}"
         pairs = dict.fromkeys((self.records[t.op]["name"], t.output) for t in inputs)
@@ -102,7 +103,7 @@ class _Builder:
         return len(self.records) - 1
 
     def cost(self, node: Node) -> dict[str, Any]:
-        """What a traced node costs, as fields of an op record: the same for all copies of a node."""
+        """The costs of a traced node as fields of an op record, computed once for a node and its copies."""
         original = node.meta.get(LIKE, node)
         if original not in self.costs:
             work = float(flops(node))
@@ -116,7 +117,7 @@ class _Builder:
         return self.costs[original]
 
     def is_resident(self, tensor: _Tensor) -> bool:
-        """Whether a tensor is a parameter, or a part of one."""
+        """Whether a tensor is a parameter, a part of one, or a gradient that is kept with its parameter."""
         record = self.records[tensor.op]
         return record["type"] == "parameter" or tensor.output in record.get("resident_outputs", ())
 
@@ -139,19 +140,25 @@ def computation_graph(
     mode: str,
     tf32: bool = False,
 ) -> tuple[ComputationGraph, tuple[tuple[str, ...], ...], dict[str, tuple[str, int] | None]]:
-    """The ops that the outputs of a traced graph depend on, the traced nodes behind each of them, and the gradients.
+    """Make the graph of the ops that the outputs of a traced graph depend on.
 
-    Nodes are given by name; gradients, by parameter, as op and output, or None for a constant. A node stands behind
-    one op at most: that of its own, or, if it moves no data, the one whose tensor it shows.
+    Parameters and buffers that no op reads are ops too, or their bytes are counted with one.
 
     Args:
         traced: functional; the first placeholders are the parameters, then the buffers; every node has
             ``meta["val"]`` (tensors of its layout) and ``meta["label"]``.
-        parameters: paths.
+        parameters: paths of the parameters.
         trained: paths of the parameters whose gradients (None where there is none) follow the loss in the outputs; more
-            may follow.
-        buffers: paths.
-        tf32: whether matrix products and convolutions of float32 compute in it.
+            outputs may follow.
+        buffers: paths of the buffers.
+        name: the name of the graph.
+        mode: "training" or "inference".
+        tf32: whether matrix products and convolutions of float32 compute in TF32.
+
+    Returns:
+        The graph; for each op, the names of the traced nodes that it stands for; and for each parameter with a
+        gradient, its op and output, or None for a constant. A node belongs to one op at most: to its own, or, if it
+        moves no data, to the op whose tensor it shows.
 
     Raises:
         GraphError: no op is left.
@@ -163,7 +170,7 @@ def computation_graph(
         builder.values[node] = _Parameter(path, tensor_bytes(node.meta["val"]), [node])
     for node, path in zip(placeholders[len(parameters) :], buffers, strict=False):
         builder.values[node] = _Buffer(path, tensor_bytes(node.meta["val"]))
-    latest: dict[Node, int] = {}  # node -> the last op that has run when it has
+    latest: dict[Node, int] = {}  # node -> the last op that has run once the node has run
     for node in traced.graph.nodes:
         if node.op == "call_function" and node in needed:
             builder.values[node] = _visit(builder, node)
@@ -189,7 +196,7 @@ def _outputs(traced: GraphModule) -> Sequence[Any]:
 
 
 def _held(builder: _Builder, latest: dict[Node, int]) -> dict[tuple[int, int], int]:
-    """Of tensors that no parameter is charged with, the last op that ran before they were freed."""
+    """Tensor, as op and output -> the last op that ran before it was freed; for tensors that aren't resident."""
     found: dict[tuple[int, int], int] = {}
     for node, value in builder.values.items():
         until = latest.get(node.meta.get(HELD, node))
@@ -200,7 +207,7 @@ def _held(builder: _Builder, latest: dict[Node, int]) -> dict[tuple[int, int], i
 
 
 def _losses(builder: _Builder, loss: Node) -> dict[int, int]:
-    """The op that makes the loss of each micro-batch, by its number; the only loss, where there are none."""
+    """Number of a micro-batch -> the op that makes its loss; `NO_MICRO_BATCH` -> the op that makes the whole loss."""
     made = builder.values.get(loss)
     if not isinstance(made, _Tensor):
         return {}
@@ -228,7 +235,7 @@ def _needed(traced: GraphModule) -> set[Node]:
 
 
 def _visit(builder: _Builder, node: Node) -> Any:
-    """The value of a node: add the op that makes it, or pass an input through."""
+    """Return the value of a node: of the op that is added for it, of an input that it shows, or None for a constant."""
     sources = nodes_read(node)
     if node.target is operator.getitem:
         value, index = builder.values.get(sources[0]), node.args[1]
@@ -263,10 +270,11 @@ def _visit(builder: _Builder, node: Node) -> Any:
     cast = (sources[0], value.dtype) if _casts_parameter(builder, node) else None
     if cast in builder.casts:
         return _show(builder, node, builder.casts[cast])
-    if cast is not None:  # for all micro-batches
+    if cast is not None:  # the copy serves all micro-batches
         label = replace(label, micro_batch=NO_MICRO_BATCH)
     inputs = [t for t in (_tensor(builder, source) for source in sources) if t is not None]
-    nothing = isinstance(outputs[0], Tensor) and not outputs[0].numel()  # and not just what a kernel leaves empty
+    # an empty output is left out, as a kernel that leaves one unused returns it, but not if the first one is empty
+    nothing = isinstance(outputs[0], Tensor) and not outputs[0].numel()
     used = [o if isinstance(o, Tensor) and (o.numel() or nothing) else None for o in outputs]
     op = builder.add(node, label, kind, title, inputs, [tensor_bytes(o) for o in used if o is not None])
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
@@ -281,7 +289,7 @@ def _visit(builder: _Builder, node: Node) -> Any:
 
 
 def _gradient(builder: _Builder, node: Node, label: Label) -> Any:
-    """The whole gradient of a parameter, summed over micro-batches: an op of no cost, at the parameter's home."""
+    """Add the op, without cost, of a parameter's gradient summed over micro-batches; return its tensor or None."""
     total = builder.values.get(nodes_read(node)[0])
     if not isinstance(total, _Tensor):
         return None
@@ -291,7 +299,7 @@ def _gradient(builder: _Builder, node: Node, label: Label) -> Any:
 
 
 def _tensor(builder: _Builder, node: Node) -> Any:
-    """The tensor behind an input; the op that stands for a parameter is added where it is first used."""
+    """Return the tensor that an op reads, None if no op makes it; add the op of a parameter at its first use."""
     value = builder.values.get(node)
     if not isinstance(value, _Parameter):
         return value if isinstance(value, _Tensor) else None
@@ -305,7 +313,7 @@ def _tensor(builder: _Builder, node: Node) -> Any:
 
 
 def _casts_parameter(builder: _Builder, node: Node) -> bool:
-    """Whether a node is a parameter in another dtype, of which autocast keeps one copy for all users."""
+    """Whether a node casts a parameter, or a part of one, to another dtype: autocast keeps one copy for all users."""
     if getattr(node.target, "overloadpacket", None) is not aten._to_copy:
         return False
     value = builder.values.get(node.all_input_nodes[0])
@@ -313,7 +321,7 @@ def _casts_parameter(builder: _Builder, node: Node) -> bool:
 
 
 def _show(builder: _Builder, node: Node, value: Any) -> Any:
-    """Put a node that only shows a tensor, or several, behind the op that makes it; returns the value."""
+    """Add a node that only shows a tensor, or several, to the nodes of the op that makes it; return the value."""
     if isinstance(value, _Parameter) and value.used is None:
         value.shown.append(node)
     value = value.used or value if isinstance(value, _Parameter) else value
@@ -324,7 +332,7 @@ def _show(builder: _Builder, node: Node, value: Any) -> Any:
 
 
 def _settle(builder: _Builder, op: int, sources: Sequence[Node]) -> None:
-    """Count buffers where they are first used."""
+    """Count the bytes of the buffers among the sources of an op with this op, if it is the first to use them."""
     for source in sources:
         value = builder.values.get(source)
         if isinstance(value, _Buffer) and value not in builder.counted:
@@ -335,7 +343,10 @@ def _settle(builder: _Builder, op: int, sources: Sequence[Node]) -> None:
 def _keep_gradients(
     builder: _Builder, parameters: Sequence[Node], gradients: Sequence[Node | None]
 ) -> dict[str, tuple[str, int] | None]:
-    """Colocate each parameter with the op that makes its gradient, which is resident: constant gradients have none."""
+    """Colocate each parameter with the op that makes its gradient, and mark the gradient as resident.
+
+    Returns parameter -> op and output of its gradient, None for a constant; parameters without one are left out.
+    """
     kept: dict[str, tuple[str, int] | None] = {}
     for parameter, gradient in zip(parameters, gradients, strict=True):
         weight, made = builder.values[parameter], None if gradient is None else builder.values.get(gradient)
@@ -373,14 +384,14 @@ def _add_idle(builder: _Builder, placeholders: Sequence[Node]) -> None:
 
 
 def _count(record: dict[str, Any], size: int) -> None:
-    """Count bytes that aren't trained with an op."""
+    """Add the bytes of a parameter or buffer that isn't trained to the bytes of an op."""
     record["trained_bytes"] = record.get("trained_bytes", 0)
     record["param_bytes"] = record.get("param_bytes", 0) + size
 
 
 @cache
 def is_view(target: Any) -> bool:
-    """Whether an op shows tensors that it is given."""
+    """Whether an op moves no data: all that it returns are views of its arguments, or it is one of `_ALIASES`."""
     if getattr(target, "overloadpacket", None) in _ALIASES:
         return True
     schema = getattr(target, "_schema", None)

@@ -24,9 +24,10 @@ def with_optimizer_step(
 
     Args:
         graph: a training step.
-        gradients: op and output of each trained parameter's gradient, None for a constant; `Capture.gradients`.
+        gradients: parameter -> op and output of its gradient, None for a constant, as in `Capture.gradients`.
         optimizer: one of `OPTIMIZERS`.
-        master_weights: see `with_optimizer`; what is read and written is then the copy, and the weight is written.
+        master_weights: see `with_optimizer`; the op of a 16-bit parameter then reads and writes the copy in place of
+            the weight, and also writes the weight.
 
     Raises:
         ValueError: no such optimizer.

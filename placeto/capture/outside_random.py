@@ -1,8 +1,8 @@
 """Random numbers that a traced step would not draw as the module does.
 
-Of Python and numpy a traced step would have the same ones, or take the same branch, for ever. Where forward seeds the
-generator of torch, a traced step would not seed it. Where it makes or seeds a generator of its own, a traced step would
-go on with the one that it had.
+Numbers from Python's and numpy's random are constants in a trace, or decide which branch is traced: every step would
+have the same. If forward seeds torch's generator, a traced step would not do so. If forward makes or seeds a generator
+of its own, a traced step would go on drawing from the generator that it had when it was traced.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from placeto.capture.errors import CaptureError
 
 
 class OutsideRandom:
-    """The generators of the modules `random` and `numpy.random`, as they were when this was made."""
+    """The states of the generators of the modules `random` and `numpy.random`, as they were when this was made."""
 
     def __init__(self) -> None:
         self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
 
     def changed(self) -> bool:
-        """Whether numbers were drawn since."""
+        """Whether numbers have been drawn from them since then."""
         return random.getstate() != self._python or _key(np.random.get_state(legacy=False)) != _key(self._numpy)
 
     def restore(self) -> None:
-        """Put them back."""
+        """Put both generators back into these states."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
 
 
 class Seeds:
-    """Which seeds torch's generator is given while this is open. A context manager, which takes its place."""
+    """A context manager that stands in for torch's default generator and notes the seeds that it is given."""
 
     def __init__(self) -> None:
         self.given: list[int] = []
@@ -50,7 +50,7 @@ class Seeds:
         vars(torch.random)["default_generator"] = self._generator
 
     def manual_seed(self, seed: int) -> torch.Generator:
-        """As a generator's."""
+        """Note the seed, and seed torch's default generator with it."""
         self.given.append(seed)
         return self._generator.manual_seed(seed)
 
@@ -64,21 +64,21 @@ def check_generators(traced: GraphModule, again: Callable[[], GraphModule], name
     Args:
         traced: the step.
         again: traces the step once more.
-        name: of the graph, for the message.
+        name: the name of the graph, for the message.
 
     Raises:
-        CaptureError: forward does.
+        CaptureError: forward makes or seeds such a generator.
     """
     given = _generators(traced)
     if not given:
         return
-    with no_dispatch():  # states have values, as a trace hasn't
+    with no_dispatch():  # the states are tensors with values, which a trace doesn't have
         before = [generator.get_state() for generator in given]
         for generator in given:
             generator.seed()
         seeded = [generator.get_state() for generator in given]
     try:
-        same = _generators(again()) == given  # the very generators
+        same = _generators(again()) == given  # the same objects
         with no_dispatch():
             kept = all(torch.equal(one.get_state(), other) for one, other in zip(given, seeded, strict=True))
     finally:
@@ -93,7 +93,7 @@ def check_generators(traced: GraphModule, again: Callable[[], GraphModule], name
 
 
 def _generators(traced: GraphModule) -> list[torch.Generator]:
-    """Those that a module gives to its ops, in the order in which the ops draw."""
+    """The generators that a module gives to its ops, in the order in which the ops draw."""
     values = (value for node in traced.graph.nodes for value in (*node.args, *node.kwargs.values()))
     return [value for value in values if isinstance(value, torch.Generator)]
 

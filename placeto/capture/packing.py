@@ -1,8 +1,9 @@
-"""Whether several sequences are packed into one, as models of transformers find out by the positions of their tokens.
+"""Lets models of Hugging Face's transformers find out, while they are traced, whether sequences are packed together.
 
-In eager they look at the values, and where each row is one sequence they leave the causal mask to the attention kernel.
-They can't look at tensors without values, and then make masks of L x L numbers for L tokens. Positions that depend on
-no input have values all the same: they are computed here.
+Several sequences may be packed into one row. In eager execution, these models find that out from the positions of the
+tokens. If each row is one sequence, they leave the causal mask to the attention kernel. Tensors of a trace have no
+values, so the models would make masks of L x L numbers for L tokens. But positions that depend on no input can be
+computed, and are computed here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _WHERE, _FIND = "transformers.masking_utils", "find_packed_sequence_indices"
 
 
 def packing_seen(nodes: Mapping[Tensor, Node]) -> AbstractContextManager[None]:
-    """Within it models of transformers see that positions which depend on no input are those of one sequence a row.
+    """A context in which transformers find one sequence in each row, if positions that depend on no input say so.
 
     Args:
         nodes: the node of each tensor that has been recorded.
@@ -47,7 +48,7 @@ def packing_seen(nodes: Mapping[Tensor, Node]) -> AbstractContextManager[None]:
 
 
 def _value(node: Node) -> Tensor | None:
-    """What a recorded node computes, None if it depends on inputs or random numbers, or is changed in place."""
+    """The tensor that a node computes; None if it depends on inputs, constants, random numbers or in-place changes."""
     needed: set[Node] = set()
     stack = [node]
     while stack:
@@ -58,7 +59,7 @@ def _value(node: Node) -> Tensor | None:
             needed.add(one)
             stack += one.all_input_nodes
     values: dict[Node, Tensor] = {}
-    for one in sorted(needed):  # as recorded
+    for one in sorted(needed):  # in the order in which they were recorded
         arguments, options = map_arg((one.args, one.kwargs), values.__getitem__)
         values[one] = one.target(*arguments, **options)  # type: ignore[operator]
     return values[node]
@@ -69,7 +70,7 @@ def _drawn(node: Node) -> bool:
 
 
 def _changed(node: Node) -> bool:
-    """Whether what a node makes, or a view of it, goes to an op that changes a tensor."""
+    """Whether an op that changes a tensor is given what a node makes, or a view of it."""
     stack = [node]
     while stack:
         for user in stack.pop().users:

@@ -74,7 +74,7 @@ _IN_32_BITS = [
 
 @contextmanager
 def autocast(precision: str) -> Iterator[None]:
-    """Within it ops compute as autocast to 16 bits makes them, if that is the precision; else as they are."""
+    """A context in which ops compute as under a GPU's autocast if the precision is "bf16" or "fp16", else unchanged."""
     dtype = getattr(torch, PRECISIONS[precision]) if precision in ("bf16", "fp16") else None
     if dtype is None:
         yield
@@ -85,19 +85,22 @@ def autocast(precision: str) -> Iterator[None]:
 
 @contextmanager
 def _as_on_a_gpu() -> Iterator[None]:
-    """What a GPU's autocast does otherwise than a CPU's; of checkpoints also when they compute again."""
+    """A context in which a CPU's autocast casts as a GPU's does, also when checkpoints of this context recompute."""
     with _In32Bits(), _attention_in_16_bits(), recomputing_within(_as_on_a_gpu):
         yield
 
 
 def _attention_in_16_bits() -> AbstractContextManager[None]:
-    """Attention that is written out (with dropout, or a mask) multiplies as a GPU's kernels do; a CPU's in 32 bits."""
+    """A context in which attention without a kernel of its own multiplies in 16 bits, as GPUs do, and not in 32 bits.
+
+    torch writes attention out as several ops if it has dropout, or a mask.
+    """
     before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     return meanwhile(torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp, True, before)
 
 
 class _In32Bits(TorchFunctionMode):
-    """Ops that a GPU computes in 32 bits get their tensors so."""
+    """While this mode is open, the functions of `_IN_32_BITS` get their 16-bit tensors in 32 bits."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

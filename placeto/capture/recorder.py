@@ -1,7 +1,7 @@
 """Records what a function of tensors does: every op below autograd becomes a node of a `torch.fx` graph.
 
-What `torch.fx.experimental.proxy_tensor.make_fx` does in general is done here for this package's needs, in a third of
-the time: tensors may be fake or real, shapes are numbers, and of each tensor only its layout is kept.
+`torch.fx.experimental.proxy_tensor.make_fx` does this in general. The recorder does what this package needs in a third
+of the time: tensors may be fake or real, shapes are numbers, and nodes keep only the layout of each tensor.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ from placeto.capture.packing import packing_seen
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_WRITES_BACK = "writes back"  # in a node's meta: it gives an input the value that functional ops made of it
-_ASKING = {aten.size.default, aten.stride.default, aten.storage_offset.default}
+_WRITES_BACK = "writes back"  # key in the meta of nodes that copy into an input what functional ops made of it
+_ASKING = {aten.size.default, aten.stride.default, aten.storage_offset.default}  # ops that return a layout
 
 
 def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels: Labels) -> GraphModule:
-    """The graph of what a function does with these arguments; nodes have ``meta["val"]`` and ``meta["label"]``.
+    """Run a function, and return the graph of the ops that it runs.
 
-    Of what is freed while the function runs, nodes have ``meta[HELD]``; see `placeto.capture.lifetimes`.
-
-    The values in ``meta["val"]`` are tensors on "meta", of the layout of the real ones. Placeholders are all leaves.
-    The graph has ``meta["tensors"]``, the node of each tensor that is still there.
+    Every leaf is a placeholder. Every node has ``meta["label"]`` and ``meta["val"]``, in which tensors on "meta" have
+    the layouts of the real ones. Nodes whose value is freed while the function runs have ``meta[HELD]``; see
+    `placeto.capture.lifetimes`. The graph has ``meta["tensors"]``, the node of each tensor that still exists.
 
     Args:
-        function: returns a sequence of tensors and None.
-        leaves: tensors, and other values, which are taken as they are.
-        labels: knows where an op comes from.
+        function: takes the leaves; returns a sequence of tensors and None.
+        leaves: tensors, and other values, which ops get as they are.
+        labels: gives each op its label.
     """
     recorder = _Recorder(labels)
     for leaf in leaves:
@@ -59,17 +58,17 @@ def record(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], labels
 
 
 def mutates(traced: GraphModule) -> bool:
-    """Whether some op of a recorded graph changes a tensor, other than by writing inputs back in the end."""
+    """Whether an op of a recorded graph changes a tensor, apart from the copies at the end that write inputs back."""
     ops = (node for node in traced.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
     return any(_is_mutable(node.target) and _WRITES_BACK not in node.meta for node in ops)
 
 
 def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
-    """A recorded graph without mutations.
+    """Record a graph again without ops that change tensors in place, apart from the copies that write inputs back.
 
     Args:
-        traced: what `record` gave.
-        leaves: its arguments, as they were.
+        traced: a graph that `record` returned.
+        leaves: the arguments of that `record`, with the values that they had before it.
     """
     labels = Labels()
     replay = _Replay(traced, labels)
@@ -78,7 +77,7 @@ def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
     carry_over(traced, made)
     carry_draws(made)
     for node in made.graph.find_nodes(op="call_function", target=aten.copy.default):
-        if _WRITES_BACK in (node.meta[SOURCE] or node).meta:  # the input is given what would be copied
+        if _WRITES_BACK in (node.meta[SOURCE] or node).meta:  # the copy isn't needed: the value itself is written back
             _, value = node.args
             node.replace_all_uses_with(cast(Node, value))
             made.graph.erase_node(node)
@@ -86,23 +85,24 @@ def functional(traced: GraphModule, leaves: Sequence[Any]) -> GraphModule:
 
 
 class _Recorder(TorchDispatchMode):
-    """While it is open, what is run is written down."""
+    """While this mode is open, every op that runs becomes a node of its graph."""
 
-    supports_higher_order_operators = True  # so as to say that it doesn't
+    supports_higher_order_operators = True  # so that `__torch_dispatch__` is called for them, and refuses them
 
     def __init__(self, labels: Labels) -> None:
         super().__init__()
         self.labels = labels
         self.graph = Graph()
-        self.root = nn.Module()  # of constants
+        self.root = nn.Module()  # has the constants as buffers
         self.constants = 0
-        self.is_fake = False  # whether shapes are traced
+        self.is_fake = False  # whether an input is fake, so that only shapes are traced
         self.stand_ins: Any = WeakTensorKeyDictionary()  # constant on "meta" -> a fake tensor on the cpu
         self.nodes: Any = WeakTensorKeyDictionary()  # tensor -> the node that makes it
         self.lifetimes = Lifetimes()
         self.inputs: list[tuple[Tensor, Node]] = []
 
     def add_input(self, value: Any) -> None:
+        """Add a placeholder for an argument."""
         node = self.graph.placeholder(f"input_{len(self.graph.nodes)}")
         node.meta |= {"val": _layouts(value), "label": Label()}
         if isinstance(value, Tensor):
@@ -112,6 +112,7 @@ class _Recorder(TorchDispatchMode):
             self.inputs.append((value, node))
 
     def finish(self, outputs: Sequence[Any]) -> GraphModule:
+        """Write back the inputs whose changes were recorded as functional ops, and return the graph."""
         self.lifetimes.end()
         for value, node in self.inputs:
             changed = self.nodes[value]
@@ -120,17 +121,17 @@ class _Recorder(TorchDispatchMode):
                 copy = self.graph.create_node("call_function", aten.copy_.default, (node, changed), None, "copy_")
                 copy.meta |= {"val": node.meta["val"], "label": Label(), _WRITES_BACK: True}
         self.graph.output([self._argument(value) for value in outputs])
-        with _use_lazy_graph_module(True):  # its code is hardly ever asked for
+        with _use_lazy_graph_module(True):  # generates the code only if it is read, which is rare
             made = _make_graph_module(self.root, self.graph)
         made.meta["tensors"] = self.nodes
         return made
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # keeping torch.compile out costs more than the rest
+        return False  # to skip torch.compile would take more time than all else that is done for an op
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func is _DEVICE:  # asked for twice an op by autograd
+        if func is _DEVICE:  # autograd calls it twice for each op
             return args[0].fake_device
         if not isinstance(func, torch._ops.OpOverload):
             raise NotImplementedError(f"higher-order op {func.name()}")
@@ -149,7 +150,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _decomposed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What parts that are recorded by themselves make of an op, or NotImplemented."""
+        """Run an op as several ops, each of which is recorded, and return the result; NotImplemented if it has none."""
         if func in DECOMPOSITIONS:
             with self:
                 decomposed = DECOMPOSITIONS[func](*args, **kwargs)
@@ -161,7 +162,8 @@ class _Recorder(TorchDispatchMode):
             return func.decompose(*args, **kwargs)
 
     def _add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        # what it is given is a constant, which mustn't be changed by what follows
+        """Add a node for an op that has run, and `getitem` nodes if the op returned several tensors."""
+        # the argument of lift_fresh is a constant, which later ops must not change
         target = (
             aten.lift_fresh_copy.default
             if func is aten.lift_fresh.default
@@ -186,16 +188,16 @@ class _Recorder(TorchDispatchMode):
                     self.lifetimes.made(part, item, changed)
 
     def _functional(self, func: Any, args: Any, kwargs: Any, changed: Any) -> Any:
-        """The functional op for one that changed a tensor, if no other tensor has its memory; else the op itself.
+        """Return the functional op for an op that changed a tensor, if no other tensor shares its memory; else the op.
 
-        Such are the ops of dropout, ``ReLU(inplace=True)`` and the counters of batch norms. Other mutations are left to
-        `functional`, a second pass.
+        The ops of dropout, ``ReLU(inplace=True)`` and the counters of batch norms are replaced so. Ops that can't be
+        replaced here are left to `functional`, a second pass.
         """
         found = _functional_op(func)
         if found is None or len(args) < _required(found) or not self.lifetimes.alone(changed):
             return func
         if found is aten.bernoulli.p and args[0].target is not aten.empty_like.default:
-            return func  # it gives bits in another order, but where it stands for `bernoulli_`: see `to_be_run`
+            return func  # bernoulli.p draws bits in another order, except where `to_be_run` puts `bernoulli_` back
         numbers = tree_leaves((args[1:], kwargs))
         if any(isinstance(number, Node) for number in numbers):
             return func
@@ -204,7 +206,7 @@ class _Recorder(TorchDispatchMode):
             return found if dense and (changed.is_floating_point() or all(type(n) is int for n in numbers)) else func
 
     def _argument(self, value: Any) -> Any:
-        """A value as an argument of a node."""
+        """A value as an argument of a node: a node in place of each tensor."""
         if isinstance(value, Tensor):
             node = self.nodes.get(value)
             return self._constant(value) if node is None else node
@@ -221,8 +223,8 @@ class _Recorder(TorchDispatchMode):
         node = self.graph.get_attr(name)
         node.meta |= {"val": _layouts(value), "label": Label()}
         self.nodes[value] = node
-        self.lifetimes.ignore(value, shared=True)  # its module has it
-        if self.is_fake and value.is_meta and not isinstance(value, FakeTensor):  # as a factory makes it for a command
+        self.lifetimes.ignore(value, shared=True)  # the user's module may hold it as well
+        if self.is_fake and value.is_meta and not isinstance(value, FakeTensor):  # made under torch.device("meta")
             self.stand_ins[value] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         return node
 
@@ -244,7 +246,7 @@ class _Replay(Interpreter):
 
 @cache
 def _is_composite(func: Any) -> bool:
-    """Whether an op may be no more than what it calls."""
+    """Whether an op has a kernel that only calls other ops, and may be recorded as those."""
     return func.namespace != "prim" and func not in _ASKING and func.has_kernel_for_dispatch_key(_COMPOSITE)
 
 
@@ -255,7 +257,7 @@ def _is_mutable(func: Any) -> bool:
 
 @cache
 def _functional_op(func: Any) -> Any:
-    """The op that gives what a pointwise op writes into its first argument; None if there is none."""
+    """The op that returns what a pointwise op writes into its first argument; None if there is no such op."""
     if not _is_mutable(func) or [str(made.type) for made in func._schema.returns] != ["Tensor"]:
         return None
     if func is aten.bernoulli_.float:
@@ -274,18 +276,18 @@ def _required(func: Any) -> int:
 
 
 def _grouped_mm(a: Tensor, b: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Products of groups, which torch's own fake tensors have in bfloat16 only."""
+    """The products of `aten._grouped_mm`, also of fake tensors that aren't in bfloat16, which torch refuses."""
     product = aten._grouped_mm.default
     if a.dtype is torch.bfloat16 or not isinstance(a, FakeTensor):
         return product(a, b, *args, **kwargs)
     return a.new_empty(product(a.bfloat16(), b.bfloat16(), *args, **kwargs).shape)
 
 
-_SHAPES: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}  # ops that are run in another way
+_SHAPES: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: _grouped_mm}  # op -> what is run in its place
 
 
 def _layouts(value: Any) -> Any:
-    """A value with all its tensors on "meta": what is needed of them is shape, strides, dtype and size of storage."""
+    """A value with tensors on "meta" in place of its tensors, of the same shape, strides, dtype and size of storage."""
     if isinstance(value, list | tuple):
         return [_layouts(part) for part in value]
     if not isinstance(value, Tensor):
@@ -297,5 +299,5 @@ def _layouts(value: Any) -> Any:
 
 
 def _without_autocast_cache() -> AbstractContextManager[None]:
-    """A cached copy of a parameter would be the output of no op."""
+    """A context without autocast's cache: a cached copy of a parameter would be the output of no recorded op."""
     return meanwhile(torch.set_autocast_cache_enabled, False, torch.is_autocast_cache_enabled())

@@ -19,22 +19,23 @@ from placeto.capture.labels import Label
 from placeto.capture.lifetimes import HELD
 
 LIKE = "like"
-"""Under this key of a copy's ``meta`` stands the node that it is a copy of: but for its label, all is the same."""
+"""Key in a copy's ``meta``: the node that it is a copy of. The two differ in nothing but their labels."""
 
 
 def repeat(graph: Graph, count: int, outputs: Sequence[Sequence[Any]]) -> list[list[Any]] | None:
-    """Add copies of the second micro-batch to a graph until there are `count`; None, and nothing, if the two differ.
+    """Add copies of the second micro-batch to a graph until it has `count` micro-batches.
 
-    They are the same if they call the same ops, in the same order, on values of the same layout: those of their own,
-    those that both are given, and their parts of the batch. Nothing but the outputs may come of them.
+    The first two must be the same: they call the same ops in the same order, on values of the same layout. These values
+    are made by corresponding calls, or both micro-batches are given them, or they are their parts of the batch. No node
+    but the output may read what they make.
 
     Args:
-        graph: whose nodes have ``meta["val"]`` and ``meta["label"]``; of micro-batches 0 and 1.
-        count: how many micro-batches are wanted.
-        outputs: nodes, or None, that micro-batches 0 and 1 give.
+        graph: the trace of micro-batches 0 and 1; its nodes have ``meta["val"]`` and ``meta["label"]``.
+        count: the number of micro-batches that the graph is to have.
+        outputs: the outputs of micro-batches 0 and 1, each a node or None.
 
     Returns:
-        What each of the micro-batches from number 2 on gives.
+        The outputs of each micro-batch from number 2 on; None, with nothing added, if the first two aren't the same.
     """
     first, second = ([node for node in graph.nodes if _number(node) == number] for number in (0, 1))
     pairs = _Pairs()
@@ -76,10 +77,10 @@ class _Pairs:
 
     def __init__(self) -> None:
         self.other: dict[Node, Node] = {}
-        self.parts: set[Node] = set()  # what the second is given of the batch
+        self.parts: set[Node] = set()  # the nodes that are the second's parts of the batch
 
     def add(self, one: Node, two: Node) -> bool:
-        """Note that two nodes are alike; whether they are."""
+        """Note that two nodes correspond, and return whether they do the same."""
         alike = one.op == two.op and one.target == two.target
         alike = alike and self.same(one.args, two.args) and self.same(one.kwargs, two.kwargs)
         before, after = (replace(node.meta["label"], micro_batch=0, call=0, node=None) for node in (one, two))
@@ -87,7 +88,7 @@ class _Pairs:
         return alike and before == after and _same_layout(one.meta["val"], two.meta["val"])
 
     def same(self, one: Any, two: Any) -> bool:
-        """Whether arguments are the same, each seen from its own micro-batch."""
+        """Whether an argument in the first micro-batch and one in the second are the same or correspond."""
         if isinstance(one, Node) and isinstance(two, Node):
             if one in self.other:
                 return self.other[one] is two
@@ -113,7 +114,7 @@ def _number(node: Node) -> int:
 
 
 def _part(graph: Graph, part: Node, number: int) -> Node:
-    """What another micro-batch is given of the same tensor."""
+    """The node of another micro-batch's part of the same tensor, added to the graph if it has none."""
     whole = part.args[0]
     assert isinstance(whole, Node)
     for user in whole.users:
@@ -126,14 +127,14 @@ def _part(graph: Graph, part: Node, number: int) -> Node:
 
 
 def _same_constant(one: Node, two: Node) -> bool:
-    """Whether two constants that were met while tracing have the same value."""
+    """Whether two nodes are constants of the trace with the same values."""
     if one.op != "get_attr" or two.op != "get_attr":
         return False
     values = [getattr(node.graph.owning_module, str(node.target), None) for node in (one, two)]
     a, b = values
     if type(a) is not Tensor or type(b) is not Tensor or a.is_meta or b.is_meta:
         return False
-    with no_dispatch():  # while shapes alone are traced, values of constants are known all the same
+    with no_dispatch():  # also where only shapes are traced, constants have values
         return a.dtype == b.dtype and torch.equal(a, b)
 
 

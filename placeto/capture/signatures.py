@@ -1,4 +1,4 @@
-"""What decides how long a traced node takes, as a string: measured times are kept under it."""
+"""A string of all that decides how long a traced node takes: measured times are kept under it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NOT_SAID = {"device", "layout", "pin_memory"}  # where it runs, and what follow
 
 
 def signature(node: Node) -> str:
-    """The op with its arguments: of tensors dtype, shape and, if they aren't contiguous, strides; all else as it is.
+    """The op with its arguments: dtype, shape and, if they aren't contiguous, strides of tensors; all else as it is.
 
-    Named arguments that are None are left out: a trace has them or not by how it came about.
+    Named arguments that are None are left out, as it depends on how a trace was made whether they are there.
 
     >>> graph = torch.fx.Graph()
     >>> x = graph.placeholder("x")
@@ -46,7 +46,7 @@ def _numbers(values: Any) -> str:
 
 
 def _dtype(dtype: torch.dtype) -> str:
-    """f32, i64, bf16, bool...: as short as it stays clear."""
+    """A short name of a dtype, such as f32, i64, bf16 or bool."""
     name = str(dtype).removeprefix("torch.")
     for long, short in (("bfloat", "bf"), ("uint", "u"), ("float", "f"), ("int", "i")):
         name = name.replace(long, short)

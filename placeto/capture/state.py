@@ -17,29 +17,29 @@ from torch import Tensor, nn
 from placeto.capture.objects import has_attributes
 
 _DEEPEST = 3  # containers within containers of a module
-_LARGEST = 10_000  # items of a container that is looked into
+_LARGEST = 10_000  # the most items of a container whose items are kept
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def named(path: str, part: nn.Module) -> str:
-    """A module for a message, by its path in a `Whole`."""
+    """A phrase for a module in a message, from its path in a `Whole`."""
     short = path.removeprefix("module").removeprefix(".")
     return f"module {short!r} ({type(part).__name__})" if short else "the module"
 
 
 def attribute(where: str, key: str) -> str:
-    """What was changed, for a message: an attribute of a module, as `Snapshot.changes` gives it."""
+    """A phrase for a changed attribute in a message, from the place and the name that `Snapshot.changes` yields."""
     module, _, inside = where.partition(", .")
     return f".{inside or key} of {module}"
 
 
 class Snapshot:
-    """The state of a module, of its submodules and of what they hold, as it was.
+    """The state of a module, of its submodules and of what they hold, as it was when this was made.
 
     Args:
-        module: the module which is looked through.
+        module: the module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -53,10 +53,10 @@ class Snapshot:
             self._keep(named(path, part), vars(part), 0)
 
     def changes(self, tensors: bool = True) -> Iterator[tuple[str, Any, str]]:
-        """Each attribute or item that is other than it was: where it is, its container, and what it is called.
+        """Yield each attribute or item that is other than it was: its place for a message, its container and its name.
 
         Args:
-            tensors: also which tensors parameters and buffers are; if not, only which there are.
+            tensors: whether a parameter or buffer has changed if it is another tensor of the same name.
         """
         for where, container, copy in self._kept:
             if not tensors and id(container) in self._registered and container.keys() == copy.keys():
@@ -71,7 +71,7 @@ class Snapshot:
                     yield where, container, str(key)
 
     def restore(self, only: Container[tuple[int, str]] | None = None) -> None:
-        """Put everything back as it was, or some attributes, by the identity of their container and their names."""
+        """Put everything back as it was, or only the given attributes: pairs of the container's `id` and the name."""
         for where, container, copy in self._kept:
             if _unchanged(container, copy):
                 continue
@@ -90,7 +90,7 @@ class Snapshot:
                 container.extend(copy)
 
     def tensors(self) -> list[Tensor]:
-        """Those that are held as they are."""
+        """The tensors that the kept containers hold, parameters and buffers among them."""
         parts = (copy.values() if isinstance(copy, dict) else copy for _, _, copy in self._kept)
         return [part for of in parts for part in of if isinstance(part, Tensor)]
 
@@ -137,7 +137,7 @@ def _unchanged(container: Any, copy: Any) -> bool:
         return False
     if isinstance(copy, dict):
         if all(map(is_, container, copy)) and all(map(is_, container.values(), copy.values())):
-            return True  # in a few microseconds, as every step asks
+            return True  # takes a few microseconds, as this is done before every step
         pairs = zip(container.items(), copy.items(), strict=True)
         return all(key is other or key == other for (key, _), (other, _) in pairs) and all(
             _same(one, other) for one, other in zip(container.values(), copy.values(), strict=True)

@@ -1,4 +1,4 @@
-"""From a function of a module, its inputs and targets to what it records and the graph of it."""
+"""Trace a function that calls a module, and make a `Capture`: the graph with the traced calls behind its ops."""
 
 from __future__ import annotations
 
@@ -41,31 +41,33 @@ from placeto.problem.fields import choice
 from placeto.problem.graph import ComputationGraph, GraphError
 from placeto.problem.graph.uncounted import UncountedWarning
 
-_SEED = 0  # of the random numbers of a step that is computed
-_AGAIN = 4  # traces that are compared with the first, if numbers were drawn outside of torch
+_SEED = 0  # seed of the random numbers of a step that is computed
+_AGAIN = 4  # number of traces that are compared with the first, if numbers were drawn outside of torch
 
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """A graph with what was traced for it: what a placed graph needs to be run.
+    """A graph with the trace that it was made from: all that is needed to run the graph once it is placed.
 
-    `traced` is functional. Its inputs are the leaves of (parameters, buffers, inputs, targets) in the module's order,
-    its outputs the loss and the gradients of the trainable parameters, None where there is none; of inference the
-    tensors that the module returns. Nodes behind no op are constants, show an input, or nobody needs them.
+    `traced` is functional. Its inputs are the leaves of (parameters, buffers, inputs, targets), in the module's order.
+    The outputs of a training step are the loss, a gradient for each trainable parameter (None if it gets none), and the
+    gradients of arguments. If the step changes its arguments, their tensors follow. The outputs of an inference are the
+    tensors of the arguments, if it changes these, and then the tensors that the module returns. A node that no op
+    stands for is a constant, a view of an input, or not needed.
     """
 
     graph: ComputationGraph
     traced: GraphModule
     nodes: tuple[tuple[str, ...], ...]  # (N,) names of the traced nodes that each op stands for: its own, then views
-    gradients: Mapping[str, tuple[str, int] | None]  # of each parameter: op and output, None for a constant
-    rebuild: Callable[..., Any]  # from the outputs beyond gradients, and the arguments, what the module returns
-    whole: Whole | None = None  # the module, with those that the loss brings along
+    gradients: Mapping[str, tuple[str, int] | None]  # parameter -> op and output of its gradient, None if constant
+    rebuild: Callable[..., Any]  # (outputs after the gradients, arguments) -> what the module returns
+    whole: Whole | None = None  # the module, and the modules that the loss uses
     changes: ChangeDetector | None = None
-    trained: tuple[str, ...] = ()  # paths of the parameters that get gradients
-    paths: tuple[str, ...] = ()  # of parameters, then of buffers
+    trained: tuple[str, ...] = ()  # paths of the trainable parameters
+    paths: tuple[str, ...] = ()  # paths of all parameters, then of all buffers
     micro_batches: int = 1
-    asking: int = 0  # how many tensors of the arguments get a gradient: their gradients follow those of parameters
-    twin: Callable[[dict[int, Any]], Capture] | None = None  # of deepcopy's memo, captures a deep copy of the module
+    asking: int = 0  # number of the arguments' tensors that get a gradient: these follow the parameters' gradients
+    twin: Callable[[dict[int, Any]], Capture] | None = None  # memo of deepcopy -> the capture of a deep copy
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -74,10 +76,10 @@ class Capture:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Capture:
-        """The same step of a deep copy of the module, and of the loss, traced anew.
+        """Capture the same step of a deep copy of the module and of the loss.
 
         Raises:
-            CaptureError: the copy's step is another.
+            CaptureError: the graph of the copy's step differs from this one.
         """
         assert self.twin is not None
         made = self.twin(memo)
@@ -89,7 +91,10 @@ class Capture:
         return made
 
     def of(self, module: nn.Module) -> nn.Module:
-        """The module whose parameters and buffers go into the step: the one that was captured, or another like it."""
+        """The module whose parameters and buffers are inputs of the step when it is run for `module`.
+
+        For the captured module it is `whole`, which has the parameters of the loss too; another is returned as it is.
+        """
         return self.whole if self.whole is not None and self.whole.module is module else module
 
 
@@ -107,20 +112,22 @@ def capture_step(
     micro_batches: int,
     others: Mapping[str, nn.Module] = MappingProxyType({}),
 ) -> Capture:
-    """What a function of inputs and targets that calls the module does, as a graph.
+    """Trace a function that calls the module, and return the graph of what it does with the trace behind the graph.
+
+    A warning names the computing ops whose FLOPs aren't counted.
 
     Args:
-        module: the module whose parameters are fake while the function runs; if `run`, they are copies of its own.
+        module: the module. While the function runs, its parameters are replaced by fake tensors, or by copies if `run`.
         inputs: arguments of the module, see `capture_training`.
         targets: further arguments of the loss.
-        function: of a micro-batch's plain inputs and targets and its number; returns its loss and gradients, or what
-            it gives in inference.
-        labels: in use by the function.
+        function: takes the plain inputs and targets of a micro-batch and its number. Returns its loss and gradients,
+            then changed arguments; in inference, the tensors that the module returns.
+        labels: the labels that the function gives to what it runs.
         name: the name of the graph.
         mode: "training" or "inference".
         precision: see `capture_training`.
-        run: whether to compute.
-        micro_batches: into how many to split the batch.
+        run: whether to compute the step.
+        micro_batches: the number of parts into which the batch is split.
         others: further modules that the function calls, by name.
 
     Raises:
@@ -134,9 +141,10 @@ def capture_step(
     tensor = _real if run else _fake
     if run:
         _check_values(module, opened((plain(inputs), plain(targets))), name)
-    parts = micro_batches  # that are traced
+    parts = micro_batches  # the number of micro-batches that are traced
 
     def each_part(arguments: Any, extra: Any) -> list[Tensor | None]:
+        """Run the function on each micro-batch that is traced, and return the outputs of all of them in a row."""
         if micro_batches == 1:
             return function(arguments, extra, 0)
         outputs: list[Tensor | None] = []
@@ -164,7 +172,8 @@ def capture_step(
     mode_of_torch = None if run else FakeTensorMode(allow_non_fake_inputs=True)
 
     def values() -> Any:
-        if run:  # each pass is to draw the same numbers
+        """Parameters, buffers, inputs and targets, each tensor replaced by a fake one, or by a copy if `run`."""
+        if run:  # so that each trace draws the same numbers
             torch.random.manual_seed(_SEED)
         params = {key: tensor(p).requires_grad_(p.requires_grad) for key, p in whole.named_parameters()}
         buffers = {key: tensor(b) for key, b in whole.named_buffers()}
@@ -173,6 +182,7 @@ def capture_step(
 
     @contextmanager
     def tracing() -> Iterator[None]:
+        """All contexts in which a step is traced."""
         with ExitStack() as stack:
             for context in (
                 onednn(False),
@@ -188,6 +198,8 @@ def capture_step(
             yield
 
     def recorded(leaves: Sequence[Any], spec: Any, what: Whole | None = None) -> GraphModule:
+        """Record the step, or `what`, with the flattened `values`; refuse a step that changes the shape of one."""
+
         def flat(*leaves: Any) -> Any:
             params, buffers, *given = tree_unflatten(leaves, spec)
             return torch.func.functional_call(what or whole, {**params, **buffers}, tuple(closed(given)))
@@ -205,6 +217,7 @@ def capture_step(
         return made
 
     def check_layers() -> None:
+        """Refuse micro-batches that would split the sequence of a layer, as its batch is in dimension 1."""
         layers = sequence_first(module) if micro_batches > 1 else {}
         if not layers:
             return
@@ -220,6 +233,8 @@ def capture_step(
         state.restore()
 
     def forward_of(count: int) -> GraphModule:
+        """The trace of the module's forward pass of `count` samples."""
+
         def outputs(arguments: Any, extra: Any) -> list[Tensor | None]:
             leaves = tree_flatten(opened(call_module(module, arguments)))[0]
             return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -232,10 +247,12 @@ def capture_step(
             state.restore()
 
     def again() -> Signature:
+        """Trace the step anew, and return its signature."""
         with tracing():
             return Signature.of(recorded(*tree_flatten(values())), held)
 
     def join(graph: Graph, outputs: list[list[Any]]) -> list[Any]:
+        """The outputs of the whole batch, from those of each micro-batch."""
         if mode == "training":
             return accumulated(graph, outputs, trained)
         return joined(graph, outputs, batch_length(inputs, targets), name)
@@ -288,7 +305,7 @@ def capture_step(
                     break
     except (CaptureError, KeyboardInterrupt):
         raise
-    # whatever a user's module raises while it's traced, the reader wants to know that, and where
+    # a user's module may raise anything while it is traced: the message says what, and where
     except BaseException as error:
         given = tree_flatten((plain(inputs), plain(targets)))[0]
         shapes = " and ".join(str(tuple(leaf.shape)) for leaf in given if isinstance(leaf, Tensor))
@@ -316,7 +333,10 @@ def capture_step(
 
 
 def _fake(value: Any) -> Any:
-    """A fake tensor on the cpu of the same layout (fakes on "cuda" abort a build of torch without CUDA)."""
+    """A tensor of the same layout on the CPU, fake in a `FakeTensorMode`; other values are returned as they are.
+
+    Fake tensors on "cuda" would abort a build of torch without CUDA.
+    """
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
@@ -327,12 +347,12 @@ def _shape(value: Any) -> tuple[Any, ...]:
 
 
 def _asking(traced: Any, given: Any) -> Any:
-    """A tensor that stands for another, and asks for a gradient where that does."""
+    """The traced stand-in of a given value, made to require a gradient if the given tensor does."""
     return traced.requires_grad_() if isinstance(given, Tensor) and given.requires_grad else traced
 
 
 def _real(value: Any) -> Any:
-    """A copy of a tensor, on the cpu, for a step to change: the module is left as it was."""
+    """A copy of a tensor on the CPU, which a step may change without changing the module; other values unchanged."""
     return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
@@ -347,19 +367,22 @@ def _check_values(module: nn.Module, arguments: Any, name: str) -> None:
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """Functions that torch.compile made are run as they were before; without them the compiler isn't even imported."""
+    """A context in which compiled functions run uncompiled. It doesn't import the compiler if nothing else has."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _unvalidated() -> AbstractContextManager[None]:
-    """torch.distributions don't look at the values of their parameters, unless they are asked to by name."""
+    """A context in which torch.distributions check their parameters' values only if `validate_args` is given."""
     kind = torch.distributions.Distribution
     return meanwhile(kind.set_default_validate_args, False, kind._validate_args)
 
 
 @contextmanager
 def _keeping_tensors(module: nn.Module) -> Iterator[None]:
-    """Afterwards a module has its own tensors again: `functional_call` loses those of a module with two names."""
+    """A context that gives the module its own parameters and buffers back when it is closed.
+
+    `functional_call` loses the tensors of a submodule that has two names.
+    """
     holders: list[Any] = [holder for part in module.modules() for holder in (part._parameters, part._buffers)]
     before = [dict(holder) for holder in holders]
     try:

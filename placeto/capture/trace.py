@@ -1,7 +1,7 @@
 """Capture the computation graph of a `torch.nn.Module`: a training step, or inference.
 
-The module is traced on fake tensors: nothing is computed and nothing is allocated, so a model far larger
-than the machine can be captured, best built under ``torch.device("meta")``.
+The module is traced on fake tensors: without `run`, nothing is computed and nothing is allocated. So a model that
+needs far more memory than the machine has can be captured, best built under ``torch.device("meta")``.
 """
 
 from __future__ import annotations
@@ -61,34 +61,36 @@ def capture_training(
     without cost whose output is the weight; another device that uses the weight is sent a copy. Inputs, targets,
     buffers and constants are assumed to be on every device. Views cost nothing: a view as large as its tensor is left
     out; a smaller one (a slice) is an op without cost that is colocated with its producer, so that only the slice is
-    sent. The two gradients of a convolution are one op in PyTorch and two ops here, as those of a matrix product are,
-    so that an op that needs the gradient of the input doesn't wait for that of the weight.
+    sent. PyTorch computes both gradients of a convolution in one op. Here they are two ops, as those of a matrix
+    product are, so that an op that needs the gradient of the input doesn't wait for the gradient of the weight.
 
     A parameter is colocated with its first user, and with the op that makes its gradient (the last sum if there are
     several), because the optimizer needs the gradient where the weight is. The memory of both is counted with the
     parameter for the whole step. Frozen parameters and buffers have no gradient and no optimizer state.
 
-    Activations that a checkpoint computes again wait for the gradient that needs them, through an output of 0 bytes. So
-    do other ops of the backward pass that could start early.
+    If a checkpoint computes an activation again, this op waits for the gradient with which the backward op that needs
+    the activation begins. The graph says so by an edge from an output of 0 bytes. Other ops of the backward pass that
+    could start early wait in the same way.
 
     Args:
         module: parameters on any device, "meta" included; it is left as it was.
         inputs: arguments of the module, in a sequence or by name in a mapping; tensors, or nests of them, on any
             device.
-        loss: ``loss(output, *targets)`` -> scalar; None if the module itself returns the scalar loss, or something
-            whose ``.loss`` or ``["loss"]`` it is, as the models of Hugging Face do where they are given labels.
+        loss: ``loss(output, *targets)`` -> scalar; None if the module returns the scalar loss itself, or an output with
+            the loss in ``.loss`` or ``["loss"]``, as the models of Hugging Face do when they are given labels.
         targets: further arguments of the loss.
         name: the name of the graph; the class of the module by default.
-        precision: what the run will use: "fp32", the dtypes as they are; "tf32", for float32 matrix products and
-            convolutions; "bf16" or "fp16", as a GPU's autocast would run it.
+        precision: the precision of the run. "fp32": every op computes in the dtypes of its tensors. "tf32": float32
+            matrix products and convolutions compute in TF32. "bf16" or "fp16": ops compute as under a GPU's autocast.
         optimizer: decides how much memory each trained parameter takes in addition to its gradient; one of
             `OPTIMIZERS`.
         optimizer_step: add the optimizer's update, an op for each trained parameter, on the parameter's device.
-        master_weights: whether 16-bit parameters also have a copy in float32, and the optimizer's state is in float32:
-            16 bytes a parameter with Adam, 2 + 2 + 4 + 8. Autocast keeps weights in float32 as they are.
-        micro_batches: into how many parts to split the batch, whose losses are averaged and whose gradients are added,
-            so that a placement can be a pipeline. Tensors of inputs and targets that are as long as the first one are
-            split.
+        master_weights: whether 16-bit parameters also have a copy in float32, and the optimizer's state is in float32.
+            With Adam, each number of such a parameter then takes 16 bytes: 2 for the weight, 2 for the gradient, 4 for
+            the copy and 8 for the state. Under autocast, weights in float32 stay in float32.
+        micro_batches: the number of equal parts into which the batch is split, so that a placement can be a pipeline.
+            Their losses are averaged, and their gradients are added. The tensors of inputs and targets that are as long
+            as the first one are split.
         run: compute the step once, on the CPU, for a module that reads the values of tensors, or whose sizes depend on
             them. The graph then has the sizes of these inputs. Parameters and inputs must have values.
 
@@ -123,7 +125,9 @@ def trace_training(
     micro_batches: int = 1,
     run: bool = False,
 ) -> Capture:
-    """As `capture_training`, with the trace that the graph stands for.
+    """Capture a training step as `capture_training` does, and return the graph together with the trace behind it.
+
+    The graph has neither the optimizer's update nor the memory of the optimizer's state.
 
     Raises:
         CaptureError: see `capture_training`.
@@ -136,7 +140,7 @@ def trace_training(
         return [*outputs, *kept.finish(given, None)]
 
     def part(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
-        asked = asking(arguments, extra)  # before the module changes them
+        asked = asking(arguments, extra)  # found before the module changes its arguments
         with autocast(precision):
             output = call_module(module, arguments)
             if loss is None:
@@ -144,7 +148,7 @@ def trace_training(
             else:
                 with labels.within(LOSS_MODULE, number):
                     value = call_loss(loss, output, extra)
-        del output  # what nobody else holds is freed before the backward pass
+        del output  # tensors that only the output holds are freed before the backward pass
         if not isinstance(value, Tensor) or value.numel() != 1:
             advice = "; give a loss that makes it one" if loss is None else ""
             raise CaptureError(f"{name}: the loss must be a scalar tensor, not {describe(value)}{advice}")
@@ -207,7 +211,7 @@ def capture_inference(
     micro_batches: int = 1,
     run: bool = False,
 ) -> ComputationGraph:
-    """Graph of the forward pass in evaluation mode; see `capture_training` for the rest.
+    """Graph of the forward pass in evaluation mode; the arguments are those of `capture_training`.
 
     Several micro-batches are parts of one batch; what the module returns for each of them is joined.
 
@@ -226,7 +230,7 @@ def trace_inference(
     micro_batches: int = 1,
     run: bool = False,
 ) -> Capture:
-    """As `capture_inference`, with the trace that the graph stands for.
+    """Capture an inference as `capture_inference` does, and return the graph together with the trace behind it.
 
     Raises:
         CaptureError: see `capture_inference`.

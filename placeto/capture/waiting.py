@@ -1,4 +1,4 @@
-"""Which ops of a step wait for others though they need nothing of theirs."""
+"""Ops of a step that wait for other ops, although they read none of the tensors that these make."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from placeto.capture.labels import Label
 def hold_back(
     records: Sequence[dict[str, Any]], labels: Sequence[Label], random: Collection[int], losses: Mapping[int, int]
 ) -> None:
-    """Keep ops from running before their time, merely because they need nothing that takes long.
+    """Add edges to op records, so that no op runs much earlier than in PyTorch only because its inputs are there early.
 
-    What depends on no earlier op of the backward pass, such as an activation that is computed again, could run in the
-    forward pass. Autograd runs it for one of its nodes, and a node runs once its gradients are there. So it waits, for
-    an output of no bytes, for the last gradient that its node is given; where these are constants, for the loss of its
-    micro-batch. Random numbers of the forward pass wait in the same way for the tensor they are meant for.
+    An op of the backward pass that depends on no earlier op of this pass, such as a recomputed activation, could run in
+    the forward pass. But autograd runs it for one of its nodes, once the gradients of this node are there. So the op
+    waits for the last gradient that its node is given or, if the gradients are constants, for the loss of its
+    micro-batch. An op of the forward pass that draws random numbers waits for the tensor that they are combined with.
+    To wait for an op is to read an output of 0 bytes of it.
 
     Args:
-        records: of the ops, in the order of the trace; what waits gets an input more, and what it waits for an output.
+        records: the records of the ops, in the order of the trace. An op that waits gets a further input, and the op
+            that it waits for gets an output of 0 bytes.
         labels: where each op comes from.
         random: ops that draw random numbers.
-        losses: the op that makes the loss of each micro-batch.
+        losses: number of a micro-batch -> the op that makes its loss.
     """
     index = {record["name"]: op for op, record in enumerate(records)}
     producers = [{index[source] for source, _ in record["inputs"]} for record in records]
@@ -34,7 +36,7 @@ def hold_back(
             consumers[source].append(op)
     given = _gradients_given(producers, labels)
     after_loss = {number: _descendants(consumers, loss) for number, loss in losses.items()}
-    signals: dict[int, int] = {}  # op -> its output of no bytes
+    signals: dict[int, int] = {}  # op -> its output of 0 bytes
     for op, sources in enumerate(producers):
         label, awaited = labels[op], None
         if label.backward and not any(labels[source].backward for source in sources):
@@ -52,7 +54,7 @@ def hold_back(
 
 
 def _gradients_given(producers: Sequence[set[int]], labels: Sequence[Label]) -> dict[tuple[int, int | None], int]:
-    """The op that makes the last gradient that each node of autograd is given, by micro-batch and node."""
+    """(micro-batch, node of autograd) -> the op that makes the last of the gradients that the node is given."""
     found: dict[tuple[int, int | None], int] = defaultdict(lambda: -1)
     for op, sources in enumerate(producers):
         label = labels[op]
@@ -72,7 +74,11 @@ def _partner(
     labels: Sequence[Label],
     op: int,
 ) -> int | None:
-    """The last of the computing ops before `op` among those with which what comes of it is first combined."""
+    """The op that `op`, which draws random numbers, waits for, or None.
+
+    It is found at the first user of the numbers, or of what is made of them, that also reads tensors of computing ops
+    from before `op`. The last of these ops is returned.
+    """
     pending, seen = list(consumers[op]), {op}
     heapq.heapify(pending)
     while pending:
@@ -88,7 +94,7 @@ def _partner(
 
 
 def _descendants(consumers: Sequence[Sequence[int]], op: int) -> set[int]:
-    """The op, and all that needs it, directly or not."""
+    """An op, and all ops that depend on it, directly or not."""
     stack, seen = [op], {op}
     while stack:
         new = set(consumers[stack.pop()]) - seen

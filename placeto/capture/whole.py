@@ -15,14 +15,14 @@ from placeto.capture.state import named
 
 
 class Whole(nn.Module):
-    """A function of a module, as a module.
+    """A module that runs a function which calls another module.
 
-    Buffers that the module assigns anew while the function runs keep their place: their values are changed.
+    If the module assigns a new tensor to a buffer while the function runs, its values are copied into the old buffer.
 
     Args:
-        module: what the function calls.
-        function: the function of arguments and targets.
-        others: further modules that it reads, by name.
+        module: the module that the function calls.
+        function: takes arguments and targets; returns tensors and None.
+        others: further modules that the function reads, by name.
         name: the name of the graph, for messages.
     """
 
@@ -41,7 +41,12 @@ class Whole(nn.Module):
         self.title = name
 
     def forward(self, arguments: Any, extra: Any) -> list[Tensor | None]:
-        """What the function returns."""
+        """Run the function and return what it returns.
+
+        Raises:
+            CaptureError: a parameter is assigned; or a tensor that is assigned to a buffer, or to the ``.data`` of
+                another, has another shape or dtype; or only one of two modules that share a buffer assigns it.
+        """
         parts = dict(self.named_modules())
         given = {path: dict(part._buffers) for path, part in parts.items()}
         owned = {path: dict(part._parameters) for path, part in parts.items()}
@@ -55,7 +60,7 @@ class Whole(nn.Module):
     def _keep(
         self, buffers: list[tuple[str, nn.Module, str, Tensor | None]], outputs: list[Tensor | None]
     ) -> list[Tensor | None]:
-        """Copy what was assigned to buffers into those that were there; returns the outputs as they are before."""
+        """Copy tensors that were assigned to buffers into the old buffers; return the outputs without this change."""
         copies: list[tuple[Tensor, Tensor]] = []
         done: set[int] = set()
         for path, part, name, buffer in buffers:
@@ -102,10 +107,10 @@ class Whole(nn.Module):
 
 @contextmanager
 def _in_place(title: str) -> Iterator[None]:
-    """``tensor.data = value`` changes the tensor in place, which is seen; to torch the tensor would be another.
+    """A context in which ``tensor.data = value`` copies the value into the tensor, an op that can be recorded.
 
-    Only of this thread. A `TorchFunctionMode` would see it too, but where one is in use torch leaves out its fused
-    attention.
+    In torch, the tensor would get other memory. The context holds for this thread only. A `TorchFunctionMode` could do
+    the same, but while one is open torch doesn't use its fused attention.
     """
     thread, plain = get_ident(), torch._C.TensorBase.data
 
