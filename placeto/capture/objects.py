@@ -161,6 +161,11 @@ class Kept:
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return [leaves[place] for place in self._tensors]
 
+    @property
+    def values(self) -> list[Any]:
+        """Numbers, strings and shapes among what the step returned, which tensors of other values don't change."""
+        return [leaf for leaf in self._leaves if isinstance(leaf, int | float | complex | str | torch.Size)]
+
     def like(self, other: Kept) -> bool:
         """Whether another step returned a nest of the same form, with tensors at the same places."""
         return bool(self._spec == other._spec and self._tensors == other._tensors)

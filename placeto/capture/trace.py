@@ -236,6 +236,25 @@ def trace_inference(
         CaptureError: see `capture_inference`.
     """
 
+    name = name if name is not None else type(module).__name__
+    how: dict[str, Any] = {"name": name, "precision": precision, "run": run}
+    capture, kept = _inference(module, inputs, micro_batches=micro_batches, **how)
+    if micro_batches > 1 and kept.values:
+        whole = _inference(module, inputs, micro_batches=1, **how)[1]
+        if whole.values != kept.values:
+            part, batch = next(pair for pair in zip(kept.values, whole.values, strict=False) if pair[0] != pair[1])
+            raise CaptureError(
+                f"{name}: the module returns {part!r} for a micro-batch and {batch!r} for the whole batch, and only "
+                "tensors of micro-batches are joined: leave it out of the output, or use micro_batches=1"
+            )
+    return capture
+
+
+def _inference(
+    module: nn.Module, inputs: Inputs, *, name: str, precision: str, micro_batches: int, run: bool
+) -> tuple[Capture, Kept]:
+    """Capture an inference as `trace_inference` does, and return it with the form of the module's output."""
+
     def forward(arguments: Any, extra: Any, number: int) -> list[Tensor | None]:
         given = (arguments, extra) if micro_batches == 1 else ()
         of = Kept() if number else kept
@@ -256,7 +275,6 @@ def trace_inference(
         return trace_inference(its, inputs, name=name, precision=precision, micro_batches=micro_batches, run=run)
 
     kept = Kept()
-    name = name if name is not None else type(module).__name__
     check_micro_batches(micro_batches, name)
     check_arguments(inputs, (), name)
     check_no_objects(inputs, micro_batches, name)
@@ -277,7 +295,7 @@ def trace_inference(
             run=run,
             micro_batches=micro_batches,
         )
-        return replace(capture, rebuild=kept.rebuild, twin=twin)
+        return replace(capture, rebuild=kept.rebuild, twin=twin), kept
     finally:
         for submodule, training in modes.items():
             submodule.training = training

@@ -101,6 +101,23 @@ class Scaled(nn.Linear):
         return super().forward(x) * scale
 
 
+class Counted(nn.Module):
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.inner, self.counts = nn.Linear(4, 4), counts
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        return self.inner(x), x.shape[0 if self.counts else 1]
+
+
+def test_numbers_that_depend_on_the_samples_are_refused() -> None:
+    x = torch.zeros(6, 4)
+    with pytest.raises(CaptureError, match="Counted: the module returns 2 for a micro-batch and 6 for the whole batch"):
+        capture_inference(Counted(counts=True), [x], micro_batches=3)
+    step = real_inference(Counted(counts=False), [x], micro_batches=3)
+    assert step.capture.rebuild([x])[1] == 4
+
+
 @pytest.mark.parametrize(
     ("kind", "inputs", "count"), [(Constants, [X], 4), (Scaled, {"x": X, "scale": torch.rand(3)}, 2)]
 )
