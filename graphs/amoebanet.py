@@ -41,7 +41,7 @@ AMOEBANET_A = Genotype(
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     repeats: int  # N, normal cells of a stage
     filters: int  # F, channels of a node in the first stage

@@ -12,10 +12,10 @@ What decides whether placement matters, on four V100 with NVLink:
   several times cheaper and sends as much. Widths are 48 to 320 in the first stage, and the drawn kinds of ops are
   uneven;
 - the parallelism of the wiring: nodes read the previous node with a probability of 0 (wide cells), 0.25, 0.5 or,
-  in two networks of eleven, 0.9 (a chain, which is hopeless);
-- batch 64 to 256, halved until a feature map has at most 2**23 * 1.5 elements: all but 3 of the 72 networks then
-  fit in one device's 16 GB, and those need at least two. Smaller and narrower ones would leave little to place but
-  the overhead of launching kernels.
+  in two networks of eleven, 0.9 (a chain, in which hardly anything can run in parallel);
+- the batch: 64 to 256 images, halved until a feature map has at most 2**23 * 1.5 elements. Then 71 of the 72 networks
+  fit in one device's 16 GB, and the other one, test:1, takes 31.4 GB. Smaller and narrower networks would leave little
+  to place but the overhead of launching kernels.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ LARGEST_MAP = 2**23 * 3 // 2  # elements of a feature map in the first stage
 
 @dataclass(frozen=True)
 class Network:
-    """What is drawn."""
+    """The properties of a network, all of which are drawn."""
 
-    wiring: tuple[tuple[tuple[int, str], tuple[int, str]], ...]  # per node: two branches (input, op)
+    wiring: tuple[tuple[tuple[int, str], tuple[int, str]], ...]  # per node: two branches (state that it reads, op)
     stages: tuple[int, ...]  # cells of each stage
     width: int  # channels of a node in the first stage
     resolution: int  # height = width of the first stage's feature maps
@@ -86,7 +86,7 @@ class ConvUnit(nn.Module):
 
 
 def branch_op(kind: str, width: int) -> nn.Module:
-    """The module of a branch; it keeps the shape."""
+    """Return the module of a branch, which keeps the shape; `kind` is the name of its op."""
     if kind == "identity":
         return nn.Identity()
     if kind == "average":

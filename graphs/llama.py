@@ -26,7 +26,7 @@ WORDS = 32_000
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model."""
+    """The size of a model."""
 
     layers: int
     width: int  # H
@@ -37,7 +37,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     size: Size
     length: int  # T

@@ -42,7 +42,7 @@ NASNET_A = Genotype(
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     repeats: int  # N, normal cells of a stage
     filters: int  # channels before the classifier: 24 times those of a node in the first stage

@@ -49,7 +49,7 @@ SHAPES = (  # nodes of a cell, layers, steps
 
 @dataclass(frozen=True)
 class Network:
-    """What is drawn."""
+    """The properties of a network, all of which are drawn."""
 
     cells: tuple[tuple[tuple[int, str], ...], ...]  # per layer, per node: (earlier node, activation); the root's first
     hidden: int
@@ -89,7 +89,7 @@ class Node(nn.Module):
 
 
 class RecurrentCell(nn.Module):
-    """One cell."""
+    """One recurrent cell: a tree of nodes, of which the mean of the leaves is the new state."""
 
     def __init__(self, nodes: tuple[tuple[int, str], ...], hidden: int) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}  # blocks of
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     depth: int  # one of `STAGES`
     batch: int  # images

@@ -20,7 +20,7 @@ from graphs.training_step import TrainingStep
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     layers: int
     hidden: int = 2048

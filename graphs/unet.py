@@ -2,8 +2,8 @@
 
 A way down of pairs of convolutions, each level with half the resolution and twice the channels, and a way up that reads
 the way down's result of the same level beside its own. Convolutions are padded and normalised, as is usual since.
-Depth, channels, resolution, batch and micro-batches vary; the paper's has four levels below 64 channels and two
-classes. What each level keeps for the way up is read long after it was made.
+Depth, channels, resolution, batch and micro-batches vary. The paper's network has four levels below the first one,
+which has 64 channels, and two classes. What each level keeps for the way up is read long after it was made.
 
 Legend: B images, H x W pixels, C channels.
 """
@@ -26,9 +26,9 @@ CLASSES = 2
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
-    levels: int  # below the first
+    levels: int  # number of levels below the first
     channels: int  # of the first level
     resolution: int  # pixels a side
     batch: int  # images, of all micro-batches together

@@ -23,7 +23,7 @@ LEVELS = 256
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     stacks: int
     layers: int  # of all stacks together
