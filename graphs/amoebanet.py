@@ -51,7 +51,7 @@ class Network:
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     module = CellNetwork(AMOEBANET_A, network.stem, network.filters, network.repeats)
     return classification_step(module, network.batch, network.resolution)
 

@@ -92,7 +92,7 @@ def loss(logits: tuple[Tensor, Tensor], words: Tensor, follows: Tensor) -> Tenso
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.batch, network.length, dtype=torch.long)
     masked = torch.zeros(network.batch, round(0.15 * network.length), dtype=torch.long)
     follows = torch.zeros(network.batch, dtype=torch.long)

@@ -158,12 +158,12 @@ class CellNetwork(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     images = torch.empty(network.batch, 3, 32, 32)
     labels = torch.zeros(network.batch, dtype=torch.long)
     return TrainingStep(CellNetwork(network), (images,), (labels,), F.cross_entropy)
 
 
 def sample(rng: np.random.Generator) -> TrainingStep:
-    """A training step of a drawn network."""
+    """Draw a network, and return its training step."""
     return training_step(draw(rng))

@@ -56,7 +56,7 @@ def loss(logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
 
 
 def classification_step(module: nn.Module, batch: int, resolution: int) -> TrainingStep:
-    """A training step on square images, on the default device; the inputs hold nothing of interest."""
+    """Return a training step on square images, on the default device; the values of its inputs are arbitrary."""
     images = torch.empty(batch, 3, resolution, resolution)
     labels = torch.zeros(batch, dtype=torch.long)
     return TrainingStep(module, (images,), (labels,), loss)

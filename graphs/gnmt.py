@@ -116,7 +116,7 @@ class Translator(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.steps, network.batch, dtype=torch.long)
     return TrainingStep(Translator(network), (words, words), (words.flatten(),), loss)
 

@@ -162,7 +162,7 @@ class InceptionV3(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     return classification_step(InceptionV3(network), network.batch, network.resolution)
 
 

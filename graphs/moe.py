@@ -106,7 +106,7 @@ def loss(logits: Tensor, words: Tensor) -> Tensor:
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.batch, network.length, dtype=torch.long)
     return TrainingStep(Moe(network), (words,), (words,), loss)
 

@@ -52,7 +52,7 @@ class Network:
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     module = CellNetwork(NASNET_A, network.stem, network.filters // 24, network.repeats)
     return classification_step(module, network.batch, network.resolution)
 

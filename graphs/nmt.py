@@ -132,12 +132,12 @@ def _step(cells: nn.ModuleList, x: Tensor, states: list[tuple[Tensor, Tensor]]) 
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     source = torch.zeros(network.source, network.batch, dtype=torch.long)
     target = torch.zeros(network.target, network.batch, dtype=torch.long)
     return TrainingStep(Translator(network), (source, target), (target.flatten(),), loss)
 
 
 def sample(rng: np.random.Generator) -> TrainingStep:
-    """A training step of a drawn network."""
+    """Draw a network, and return its training step."""
     return training_step(draw(rng))

@@ -131,11 +131,11 @@ class LanguageModel(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.steps, network.batch, dtype=torch.long)
     return TrainingStep(LanguageModel(network), (words,), (words.flatten(),), loss)
 
 
 def sample(rng: np.random.Generator) -> TrainingStep:
-    """A training step of a drawn network."""
+    """Draw a network, and return its training step."""
     return training_step(draw(rng))

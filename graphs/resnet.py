@@ -70,7 +70,7 @@ class ResNet(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     return classification_step(ResNet(network), network.batch, network.resolution)
 
 

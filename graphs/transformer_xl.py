@@ -124,7 +124,7 @@ def loss(logits: list[Tensor], following: Tensor) -> Tensor:
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.segments, network.batch, network.length, dtype=torch.long)
     memory = torch.empty(network.layers, network.batch, network.length, network.width)
     return TrainingStep(TransformerXL(network), (words, memory), (words,), loss)

@@ -66,7 +66,7 @@ class UNet(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     images = torch.empty(network.batch, 3, network.resolution, network.resolution)
     labels = torch.zeros(network.batch, network.resolution, network.resolution, dtype=torch.long)
     return in_micro_batches(TrainingStep(UNet(network), (images,), (labels,), loss), network.micro_batches)

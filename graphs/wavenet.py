@@ -84,7 +84,7 @@ class WaveNet(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     samples = torch.zeros(network.batch, network.samples, dtype=torch.long)
     return TrainingStep(WaveNet(network), (samples,), (samples,), F.cross_entropy)
 

@@ -88,9 +88,9 @@ def recognises(path: Path) -> bool:
 def load(path: str | Path) -> ComputationGraph:
     """Read a graph: it has one op per node, in the file's order; nodes of one colour class are colocated.
 
-    Times: the CPU latency for `CPU_KINDS`, the accelerator's for all other kinds of device. Where an accelerator does
-    not support a node, its time there is more than twice the CPU time of the whole graph: beside a CPU, no good
-    placement puts it there; without one, makespans mean little.
+    Times: the CPU latency for `CPU_KINDS`, the accelerator's for all other kinds of device. If an accelerator does not
+    support a node, the node takes more than twice the CPU time of the whole graph there. So in a cluster with a CPU, no
+    good placement puts the node there; in one without a CPU, makespans mean little.
 
     Tensors: edges of one size that leave a node carry one tensor. The bytes of a transfer come from ``size``, not from
     ``cost``, which is 1000 times too small in upstream's throughput-inputs/LayerGraphs. If an edge has only a cost, its

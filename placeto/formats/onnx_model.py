@@ -199,6 +199,7 @@ class _Importer:
         self.made |= dict.fromkeys(names)
 
     def _visit(self, node: onnx.NodeProto) -> None:
+        """Register what a node makes: a constant, another form of a weight or of a tensor, or the outputs of an op."""
         if node.op_type in _CONTROL:
             raise GraphError(f"{title(node)}: {node.op_type} is control flow, which a graph doesn't have")
         inputs = [name for name in node.input if name]
@@ -227,6 +228,7 @@ class _Importer:
         self._add(node, inputs, outputs)
 
     def _add(self, node: onnx.NodeProto, inputs: list[str], outputs: list[str]) -> None:
+        """Append the record of a node, behind the records of the weights that it is the first to read."""
         title = node.name.strip("/") or f"{node.op_type}"
         read, written = ([self.operands[name] for name in names] for names in (inputs, outputs))
         attributes = _attributes(node)
@@ -263,6 +265,7 @@ class _Importer:
         return "shapes that depend on values can't be imported"
 
     def _weight(self, name: str) -> dict[str, Any]:
+        """Return the record of a weight, which isn't among the unread ones any more."""
         size = item_bytes(self.weights.pop(name))
         unique = self._unique(name)
         self.made[name] = _Made(unique, 0)
@@ -270,6 +273,7 @@ class _Importer:
         return {"name": unique, "type": "parameter", "module": module, "param_bytes": size, "outputs": [size]}
 
     def _unique(self, name: str) -> str:
+        """Return a name that no other op has: this one, with a number behind it if it is taken."""
         unique = name
         while unique in self.names:
             self.taken[name] += 1

@@ -37,8 +37,8 @@ def recognises(path: Path) -> bool:
 def load(path: str | Path) -> ComputationGraph:
     """Read one training step from a profile: it has a forward and a backward op for each layer, colocated.
 
-    Layer ``node4`` becomes the op "node4", which holds the parameters, and the op "node4/grad". They have their
-    measured times on every kind of device, even on CPUs, though they were measured on a GPU. An edge carries the
+    Layer ``node4`` becomes the op "node4", which holds the parameters, and the op "node4/grad". Each takes its measured
+    time on every kind of device, even on CPUs, though the times were measured on a GPU. An edge carries the
     activation forward. For each edge, another one carries a gradient of the same size back: "node5/grad" has an output
     for each input of its layer. "node4/grad" also reads node4's own activation, as the loss does at the end. If an
     activation is a list of tensors, a layer ``__getitem__(i)`` reads the i-th, and any other layer reads all of them. A

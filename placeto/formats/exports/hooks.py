@@ -232,20 +232,24 @@ class _Search:
         return self.number[self.of_path[path]] if path else self.root
 
     def say(self, unit: int) -> str:
+        """Return the name of a unit, for reasons."""
         return self.names[unit] if unit < self.root else "the model's own tensors and inputs"
 
     def find(self, unit: int) -> int:
+        """Return the first of the units that are joined with a unit."""
         while self.leader[unit] != unit:
             self.leader[unit] = unit = self.leader[self.leader[unit]]
         return unit
 
     def join(self, one: int, other: int, why: str) -> None:
+        """Join two units that must share a device, and all units that are joined with them."""
         first, second = sorted((self.find(one), self.find(other)))
         if first != second:
             self.leader[second] = first
             self.joins.append(Join(one, other, f"{self.say(one)} and {self.say(other)} share a device: {why}"))
 
     def units(self, whole: dict[str, str]) -> Units:
+        """Return what was found; `whole` has the modules that stay whole because of accelerate, with the reasons."""
         joined = np.array([self.find(unit) for unit in range(self.root + 1)], np.int64)
         where = np.where(self.where >= 0, joined[self.where], -1)
         return Units(

@@ -87,7 +87,7 @@ class Output:
 
     def __init__(self) -> None:
         self.leaves: list[Any] = []
-        self.places: list[int] = []  # of tensors among the leaves
+        self.places: list[int] = []  # places of the tensors among the leaves
         self.spec: Any = None
 
     def taken_apart(self, output: Any) -> Any:

@@ -81,7 +81,7 @@ def stages_of(problem: PlacementProblem, placement: np.ndarray) -> TorchStages:
     _check_loss(graph)
     program = _forward_ops(graph, count)
     busy = problem.op_time[np.arange(len(of)), placement] > 0.0
-    computing = np.flatnonzero(busy[program[0]])  # (C,) places in F
+    computing = np.flatnonzero(busy[program[0]])  # (C,) places in the program (F,)
     if not len(computing):
         raise ExportError(f"{name}: no op of the forward pass takes time, so there are no stages: give its ops times")
     _check_first(graph, program[0, computing], placement)
@@ -249,7 +249,7 @@ def _others(graph: ComputationGraph, placement: np.ndarray, stage: np.ndarray, d
             bound = max(made)
             stage[op] = min([n for n in here if n >= bound] or [n for n in able if n >= bound], default=bound)
     for op in graph.topological_order[::-1].tolist():
-        if stage[op] < 0 and graph.micro_batches[op] != NO_MICRO_BATCH:  # reads nothing of the step
+        if stage[op] < 0 and graph.micro_batches[op] != NO_MICRO_BATCH:  # it reads nothing that the step makes
             stage[op] = max((int(stage[reader]) for reader in readers[op]), default=last)
 
 

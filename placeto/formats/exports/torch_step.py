@@ -117,6 +117,7 @@ class _Step:
         return not (self.summed[op] or self.shared[op])
 
     def _simulated(self) -> PlacementResult:
+        """Make a graph of the records, and simulate it with the ops of each device in the order of its list."""
         for record in self.records:
             record.pop("colocation", None)
             record["held"] = [each for each in record.get("held", ()) if self._kept(self.graph.index[each[0]])]
@@ -129,6 +130,7 @@ class _Step:
         return PlacementResult(placement, done.makespan_us, done.fits, 1, 0.0, (), problem, order=order)
 
     def _add(self, device: int, record: Record) -> Output:
+        """Append an op to the list of a device, and return its first output."""
         self.lists[device].append(len(self.records))
         self.records.append(record)
         return record["name"], 0
@@ -139,6 +141,7 @@ class _Step:
         return of.get(what)
 
     def _chunk(self, device: int, stage: int, kind: str, micro_batch: int) -> None:
+        """Add an op for the time that torch takes for a chunk in addition to its ops, if that was measured."""
         if fit := self._beside(device, CHUNK):
             us, split = fit.fixed_us, self._beside(device, SPLIT)
             if kind == "W" and split:

@@ -26,11 +26,11 @@ class WholeLayers:
     """S stages of contiguous layers on R replicas."""
 
     modules: tuple[str, ...]  # (L,) in program order
-    before: tuple[str, ...]  # modules that compute before the layers, outermost first
-    behind: tuple[str, ...]  # modules that compute behind them
+    before: tuple[str, ...]  # the outermost modules that compute before the layers
+    behind: tuple[str, ...]  # the outermost modules that compute behind them
     stages: tuple[tuple[int, int], ...]  # (S,) the first layer of each stage, and the one behind its last
     devices: tuple[tuple[int, ...], ...]  # (R, S) where each replica has each stage; a device may have several
-    micro_batches: int  # M, 1 where the step has none
+    micro_batches: int  # M; 1 if the step has none
     schedule: Schedule  # of the placement with whole layers
     moved: float  # share of the time in ops that whole layers put on another device than the placement
 

@@ -39,7 +39,11 @@ class Ways:
 
 
 def save_report(schedule: Schedule, path: str | Path, title: str) -> None:
-    """Write the page of a schedule to a file, whole or not at all; see `report_page`."""
+    """Write the page of a schedule to a file, whole or not at all; see `report_page`.
+
+    Raises:
+        OSError: the file can't be written.
+    """
     write_text(report_page(schedule, title), path)
 
 
@@ -53,7 +57,7 @@ def report_page(
     advice: str = "",
     ways: Ways | None = None,
 ) -> str:
-    """The report on a schedule as HTML, with its style, script and data inside.
+    """Return the report on a schedule as HTML, with its style, script and data inside.
 
     Args:
         schedule: the schedule that the report is on.
