@@ -63,7 +63,7 @@ class ReluConvNorm(nn.Sequential):
 
 
 class Halve(nn.Module):
-    """Halves the resolution by two 1 x 1 convolutions: one of every second pixel, one of the pixels between them."""
+    """Halves the resolution by two 1 x 1 convolutions: of every second pixel, and of that diagonally next to it."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

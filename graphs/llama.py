@@ -32,7 +32,7 @@ class Size:
     width: int  # H
     heads: int  # A
     key_heads: int
-    inner: int  # of the feed-forward network
+    inner: int  # width of the feed-forward network inside
 
 
 @dataclass(frozen=True)

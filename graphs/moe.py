@@ -21,7 +21,7 @@ from graphs.models import ModelFamily, deal
 from graphs.training_step import TrainingStep
 
 WORDS = 32_000
-CAPACITY = 1.25  # of all experts together, over the words that are sent
+CAPACITY = 1.25  # capacity of all experts together / number of words that are sent to them
 
 
 @dataclass(frozen=True)

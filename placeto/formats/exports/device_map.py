@@ -1,7 +1,7 @@
 """A placement of whole modules, as `accelerate` and the models of Hugging Face take it: module path -> device.
 
-Each unit (`hooks.py`) goes to the device on which the placement spends most of its time; units that must share a device
-go together. A module whose units are all on one device has one entry. No module of the map contains another, as
+Each unit (`hooks.py`) goes to the device that has most of the unit's time in the placement; units that must share a
+device go together. A module whose units are all on one device has one entry. No module of the map contains another, as
 accelerate's hooks would then move inputs to the outer one's device. Two schedules show what the map costs in comparison
 with the placement: one with whole modules, and one that also keeps to program order, as Python would run it.
 

@@ -61,7 +61,7 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
 
     Raises:
         ExportError: the graph has no modules; `count` is above the number of devices or of units, or torch can't run so
-            many stages; or no count is given, and torch can't run any split.
+            many stages; or no count is given, and torch can't run any split because of the model's inputs or outputs.
     """
     problem = schedule.problem
     graph, devices = problem.graph, problem.num_devices

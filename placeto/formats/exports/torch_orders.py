@@ -1,4 +1,4 @@
-"""The order in which `torch.distributed.pipelining` runs the chunks of a pipeline, and what the step then takes.
+"""The order in which `torch.distributed.pipelining` runs the chunks of a pipeline, and the step in this order.
 
 torch runs whole chunks of a stage and a micro-batch. F is the forward pass. I computes the gradients that the stage
 before waits for, and W those of weights; B does both at once. A device's list of ops becomes an order of chunks: F and

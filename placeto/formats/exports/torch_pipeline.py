@@ -1,4 +1,4 @@
-"""A folder from which torchrun trains a model in the pipeline that a placement is.
+"""A folder from which torchrun trains a model in the pipeline of a placement.
 
 The folder has three kinds of files. plan.json says where the model is cut, and which stages each rank has.
 schedule-R.csv says in which order replica R runs its chunks. run.py, a copy of `torch_run.py`, is the program that

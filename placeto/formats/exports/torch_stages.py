@@ -1,4 +1,4 @@
-"""The pipeline that a placement of a step in micro-batches is, as `torch.distributed.pipelining` runs one.
+"""The stages and replicas in a placement of a step in micro-batches, as `torch.distributed.pipelining` runs them.
 
 A placement file says where each op runs, but not which plan it comes from. So the stages are found from the placement:
 in program order, a stage ends where a micro-batch's forward pass continues on another device. Micro-batches on the same

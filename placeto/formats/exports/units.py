@@ -1,4 +1,4 @@
-"""Modules that are placed as a whole: the blocks of a model, and what stands beside them.
+"""Units, which are modules that are placed as a whole: the blocks of a model, and the modules beside them.
 
 A unit is the shortest prefix of a module's path that ends in a number, as `encoder.layers.3`, or the whole path where
 there is none. A module that is to stay whole is a unit, unless it is part of one.

@@ -33,7 +33,7 @@ KINDS = {
     "bubble": "bubble: the device computes nothing",
 }
 _OTHER, _BUBBLE = "other", "bubble"
-_MOST = 64  # devices
+_MOST = 64  # devices that are drawn, at most
 _COLUMNS = 960  # columns of a row, if cells aren't whole chunks; each shows what runs at its middle
 _SHORTEST = 1e-3  # share of the step: a shorter gap isn't drawn
 _LETTER, _ROOM, _UPRIGHT = 7.0, 4.0, 12.0  # pixels: width of a letter, room beside a label, width of a turned label

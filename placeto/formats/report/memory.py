@@ -22,7 +22,7 @@ WIDTH, HEIGHT = 480, 110
 LARGE_WIDTH, LARGE_HEIGHT = 960, 220
 _COLUMNS = 240  # of a picture; each shows its highest point
 _LARGE_COLUMNS = 480
-_MOST = 64  # devices
+_MOST = 64  # devices that have a picture, at most
 _LOW = 0.2  # if the peak is below this share of the limit, the limit is above the picture
 
 

@@ -27,7 +27,7 @@ class Module:
     name: str  # the end of its path, below its parent
     ops: int
     share: float  # of the time of all ops
-    parameters: int  # bytes
+    parameters: int  # bytes of its parameters
     devices: list[tuple[str, float]]  # the largest share first: of the module's time, or of its ops if they take none
     children: list[Module] = field(default_factory=list)
     left_out: int = 0  # smaller modules inside it that are not among `children`

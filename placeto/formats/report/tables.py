@@ -26,7 +26,7 @@ _CONSUMERS = 3  # modules, and devices, that are named of those that read a tens
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts. The columns in `words` are words; all others are numbers, aligned to the right."""
+    """A table of texts. `words` has the numbers of the columns with words; all others are aligned to the right."""
 
     caption: str
     columns: tuple[str, ...]
