@@ -7,10 +7,10 @@ max pooling, and identity. Between stages a cell halves the resolution and doubl
 
 What decides whether placement matters, on four V100 with NVLink:
 
-- the ratio of work to traffic, which grows with the width: a 3x3 convolution of 64 feature maps of 256 x 32 x 32
-  takes 5 ms and its output 1.4 to 2.8 ms to send; with 48 channels 0.17 ms and 0.3 to 0.5 ms; a separable one is
-  several times cheaper and sends as much. Widths are 48 to 320 in the first stage, and the drawn kinds of ops are
-  uneven;
+- the ratio of work to traffic, which grows with the width: by the default cost model, a 3x3 convolution of 64 feature
+  maps of 256 x 32 x 32 takes 4.6 ms, and its output takes 1.4 to 2.8 ms to send; with 48 channels these are 0.25 ms
+  and 0.3 to 0.5 ms. A separable convolution is several times cheaper, and its output is as large. Widths are 48 to 320
+  in the first stage, and some kinds of ops are drawn more often than others;
 - the parallelism of the wiring: nodes read the previous node with a probability of 0 (wide cells), 0.25, 0.5 or,
   in two networks of eleven, 0.9 (a chain, in which hardly anything can run in parallel);
 - the batch: 64 to 256 images, halved until a feature map has at most 2**23 * 1.5 elements. Then 71 of the 72 networks

@@ -7,8 +7,9 @@ softmax is applied to blocks of steps, each with a loss of its own.
 What decides whether placement matters, on four V100 with NVLink:
 
 - the ratio of work to traffic, which grows with hidden size and batch: an LSTM step of hidden size 2048 at batch 128
-  takes 0.55 ms, and its output 0.02 to 0.04 ms to send. Hidden sizes are 512 to 2048 and batches 128 to 256: below,
-  weights travel for longer than they are used. Their cost makes a cell's steps belong on one device;
+  takes 0.80 ms by the default cost model, and its output 0.02 to 0.04 ms to send. Hidden sizes are 512 to 2048 and
+  batches 128 to 256: below, weights travel for longer than they are used. Since weights take long to send, all steps
+  of a cell belong on one device;
 - parallelism: one to four layers a side, which overlap like a wavefront over 4 to 26 steps, and the gradients of the
   weights; feeding the attentional state back (two networks of three) makes the decoder's steps serial;
 - the softmax, over 8,000 to 32,000 words: after every 1, 2 or 4 steps, or once, which leaves little to overlap with.
