@@ -1,7 +1,7 @@
 """The graph families of Placeto: training steps of PyTorch models, captured by `placeto.capture.trace`.
 
-The graphs of `SHIPPED` come with the package; those of `MODELS` are captured when they are first asked for. Naming a
-family imports its own model only, and a shipped graph no model at all.
+The graphs of `SHIPPED` come with the package; those of `MODELS` are captured when they are first loaded. Looking up a
+family imports only its own model, and loading a shipped graph imports no model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MODULES = {
 
 
 class _Families(Mapping[str, Any]):
-    """Families by name; the module that has one is imported when the family is asked for."""
+    """Families by name; the module of a family is imported when the family is looked up."""
 
     def __init__(self, ready: Mapping[str, Family], modules: Mapping[str, str]) -> None:
         self.ready, self.modules = ready, modules

@@ -9,7 +9,7 @@ from graphs.regenerate import regenerate
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line and do it."""
+    """Parse the command line, and capture the graphs of the families that it names."""
     parser = argparse.ArgumentParser(prog="python -m graphs", description="The graph families that ship with Placeto.")
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("regenerate", help="capture the graphs again and write graphs/data")

@@ -41,7 +41,7 @@ AMOEBANET_A = Genotype(
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     repeats: int  # N, normal cells of a stage
     filters: int  # F, channels of a node in the first stage
@@ -51,7 +51,7 @@ class Network:
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     module = CellNetwork(AMOEBANET_A, network.stem, network.filters, network.repeats)
     return classification_step(module, network.batch, network.resolution)
 

@@ -26,7 +26,7 @@ POSITIONS = 512
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     layers: int
     width: int  # H; 64 of each head
@@ -36,7 +36,7 @@ class Network:
 
 
 class Embeddings(nn.Module):
-    """Word, position and segment."""
+    """The normalised sum of the embeddings of word, position and segment."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, words: Tensor, segments: Tensor) -> Tensor:
-        """Two (B, T) -> (B, T, H)."""
+        """Words and segments (B, T) -> (B, T, H)."""
         return self.norm(self.word(words) + self.segment(segments) + self.position[: words.shape[1]])
 
 
@@ -92,7 +92,7 @@ def loss(logits: tuple[Tensor, Tensor], words: Tensor, follows: Tensor) -> Tenso
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.batch, network.length, dtype=torch.long)
     masked = torch.zeros(network.batch, round(0.15 * network.length), dtype=torch.long)
     follows = torch.zeros(network.batch, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Graphs that were captured once, kept on disk: one file each, read again as long as no code behind it has changed."""
+"""A cache of captured graphs on disk: a file for each graph, which is read as long as none of its code has changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CAPTURE = "graphs.capture_progress", "placeto.capture.trace"  # imported late b
 
 
 def directory() -> Path:
-    """Where the files are: ``$PLACETO_CACHE``, else ``placeto`` in ``$XDG_CACHE_HOME`` or in ``~/.cache``."""
+    """Return the folder of the files: ``$PLACETO_CACHE``, else ``placeto`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     if os.environ.get("PLACETO_CACHE"):
         return Path(os.environ["PLACETO_CACHE"])
     if os.environ.get("XDG_CACHE_HOME"):
@@ -29,14 +29,15 @@ def directory() -> Path:
 
 
 def location(module: str, content: str) -> Path:
-    """File of a graph that a module makes.
+    """Return the path of the file of a graph that a module makes.
 
-    The name is a hash of the content, of torch's version and of the source of all modules that this one imports,
-    directly or not, from its own package and from Placeto's: when any of it changes, the graph is captured again.
+    Its name has a hash of the content, of torch's version, and of the source of the module and of all modules that it
+    imports, directly or not, from its own package and from Placeto's. When any of these changes, the graph is captured
+    again.
 
     Args:
         module: name of the imported module that builds the model.
-        content: what tells its graphs apart.
+        content: a text that differs between all graphs of the module.
     """
     import torch
 
@@ -47,10 +48,10 @@ def location(module: str, content: str) -> Path:
 
 
 def cached(path: Path, capture: Callable[[], ComputationGraph]) -> ComputationGraph:
-    """Read the graph of a file; if there is none, or it is damaged, capture the graph and write it.
+    """Read the graph of a file; if there is no file, or if it is damaged, capture the graph and write it.
 
-    Processes may do this at the same time: a file is put in place in one step. Where it can't be written, that is
-    said on stderr, and the graph is returned all the same.
+    Several processes may do this at the same time, as a file is put in place in one step. If a file can't be written,
+    a message on stderr says so, and the graph is returned all the same.
     """
     try:
         return store.read(path)
@@ -78,7 +79,7 @@ def _source_hash(module: str) -> str:
 
 
 def _imported(module: str) -> set[str]:
-    """A module and all that it imports, directly or not, from its own package and from Placeto's."""
+    """Return a module and all modules that it imports, directly or not, from its own package and from Placeto's."""
     packages = {module.split(".")[0], "graphs", "placeto"}
     found: set[str] = set()
     pending = [module]

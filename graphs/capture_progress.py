@@ -1,4 +1,4 @@
-"""Capture of a training step with a progress bar, which appears only if it takes long."""
+"""Capture of a training step with a progress bar, which appears only if the capture takes more than 3 seconds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from graphs.training_step import TrainingStep
 from placeto.problem.graph import ComputationGraph
 from placeto.progress import ProgressBar
 
-PATIENCE_S = 3.0  # what is done sooner needs no bar
-# shares of the whole, measured on the recurrent families
+PATIENCE_S = 3.0  # seconds before a bar appears
+# Shares of the time of a capture, measured on the recurrent families.
 _FORWARD = 0.35
 _BACKWARD = 0.55
 
 
 class _Progress:
-    """Opens a bar once there has been time to wonder."""
+    """Opens a progress bar at the first report after `PATIENCE_S`, and updates it."""
 
     def __init__(self, title: str, stack: ExitStack) -> None:
         self.title, self.stack = title, stack
@@ -36,10 +36,10 @@ class _Progress:
 
 
 def capture_with_progress(step: TrainingStep, name: str) -> ComputationGraph:
-    """The graph of a training step built on "meta".
+    """Capture the graph of a training step that was built on "meta".
 
-    Calls of modules are counted in a forward pass beforehand, which takes little as nothing is computed, and nodes of
-    the backward pass when there are any: so it is known how much of both is done.
+    The shares that are done come from counts: calls of modules are counted in a forward pass beforehand, which takes
+    little time as nothing is computed on "meta", and nodes of the backward pass after the forward pass.
     """
     with ExitStack() as stack:
         progress = _Progress(f"capturing {name}", stack)
@@ -65,7 +65,7 @@ def capture_with_progress(step: TrainingStep, name: str) -> ComputationGraph:
 
 
 def _count_calls(step: TrainingStep) -> int:
-    """How many calls of modules a forward pass makes."""
+    """Return how many calls of modules a forward pass makes."""
     calls = 0
 
     def called(module: nn.Module, arguments: Any) -> None:
@@ -81,7 +81,7 @@ def _count_calls(step: TrainingStep) -> int:
 
 
 def _watch_backward(loss: Tensor, report: Callable[[float], None]) -> None:
-    """Report which share of the backward pass is done, node by node."""
+    """Call `report` at each node of the backward pass, with the share of the nodes that are done."""
     nodes: set[Any] = set()
     stack = [loss.grad_fn]
     while stack:

@@ -17,12 +17,12 @@ from graphs.convolution import CLASSES
 
 STEM_CELLS = 2  # reduction cells before the first stage
 STAGES = 3
-Branch = tuple[int, str]  # state that is read: 0 = the cell before the last, 1 = the last cell, 2... = nodes; and op
+Branch = tuple[int, str]  # the state that it reads (0 = cell before the last, 1 = last cell, from 2 = nodes), its op
 
 
 @dataclass(frozen=True)
 class Wiring:
-    """A cell."""
+    """The nodes of a cell, and the states that make up its output."""
 
     nodes: tuple[tuple[Branch, Branch], ...]
     concat: tuple[int, ...]  # states that make up the output
@@ -37,7 +37,7 @@ class Genotype:
 
 
 class Separable(nn.Module):
-    """ReLU, separable convolution, batch normalisation, and all of it again; the first has the stride."""
+    """Twice: ReLU, separable convolution, batch normalisation. The first of the two convolutions has the stride."""
 
     def __init__(self, channels: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class ReluConvNorm(nn.Sequential):
 
 
 class Halve(nn.Module):
-    """Half the resolution without losing pixels: every second pixel, and those between them, each through a 1 x 1."""
+    """Halves the resolution by two 1 x 1 convolutions: of every second pixel, and of that diagonally next to it."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Halve(nn.Module):
 
 
 def branch_op(kind: str, channels: int, stride: int) -> nn.Module:
-    """The module of a branch."""
+    """Return the module of a branch; `kind` is the name of its op."""
     if kind == "identity":
         return nn.Identity()
     if kind == "average":
@@ -140,8 +140,8 @@ class CellNetwork(nn.Module):
     Args:
         genotype: the cells.
         stem: channels of the first convolution.
-        channels: of a node in the first stage.
-        repeats: N, normal cells of a stage.
+        channels: channels of a node in the first stage.
+        repeats: N, the number of normal cells in a stage.
     """
 
     def __init__(self, genotype: Genotype, stem: int, channels: int, repeats: int) -> None:

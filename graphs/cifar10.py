@@ -7,15 +7,15 @@ max pooling, and identity. Between stages a cell halves the resolution and doubl
 
 What decides whether placement matters, on four V100 with NVLink:
 
-- the ratio of work to traffic, which grows with the width: a 3x3 convolution of 64 feature maps of 256 x 32 x 32
-  takes 5 ms and its output 1.4 to 2.8 ms to send; with 48 channels 0.17 ms and 0.3 to 0.5 ms; a separable one is
-  several times cheaper and sends as much. Widths are 48 to 320 in the first stage, and the drawn kinds of ops are
-  uneven;
+- the ratio of work to traffic, which grows with the width: by the default cost model, a 3x3 convolution of 64 feature
+  maps of 256 x 32 x 32 takes 4.6 ms, and its output takes 1.4 to 2.8 ms to send; with 48 channels these are 0.25 ms
+  and 0.3 to 0.5 ms. A separable convolution is several times cheaper, and its output is as large. Widths are 48 to 320
+  in the first stage, and some kinds of ops are drawn more often than others;
 - the parallelism of the wiring: nodes read the previous node with a probability of 0 (wide cells), 0.25, 0.5 or,
-  in two networks of eleven, 0.9 (a chain, which is hopeless);
-- batch 64 to 256, halved until a feature map has at most 2**23 * 1.5 elements: all but 3 of the 72 networks then
-  fit in one device's 16 GB, and those need at least two. Smaller and narrower ones would leave little to place but
-  the overhead of launching kernels.
+  in two networks of eleven, 0.9 (a chain, in which hardly anything can run in parallel);
+- the batch: 64 to 256 images, halved until a feature map has at most 2**23 * 1.5 elements. Then 71 of the 72 networks
+  fit in one device's 16 GB, and the other one, test:1, takes 31.4 GB. Smaller and narrower networks would leave little
+  to place but the overhead of launching kernels.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ LARGEST_MAP = 2**23 * 3 // 2  # elements of a feature map in the first stage
 
 @dataclass(frozen=True)
 class Network:
-    """What is drawn."""
+    """The properties of a network, all of which are drawn."""
 
-    wiring: tuple[tuple[tuple[int, str], tuple[int, str]], ...]  # per node: two branches (input, op)
+    wiring: tuple[tuple[tuple[int, str], tuple[int, str]], ...]  # per node: two branches (state that it reads, op)
     stages: tuple[int, ...]  # cells of each stage
     width: int  # channels of a node in the first stage
     resolution: int  # height = width of the first stage's feature maps
@@ -86,7 +86,7 @@ class ConvUnit(nn.Module):
 
 
 def branch_op(kind: str, width: int) -> nn.Module:
-    """The module of a branch; it keeps the shape."""
+    """Return the module of a branch, which keeps the shape; `kind` is the name of its op."""
     if kind == "identity":
         return nn.Identity()
     if kind == "average":
@@ -158,12 +158,12 @@ class CellNetwork(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     images = torch.empty(network.batch, 3, 32, 32)
     labels = torch.zeros(network.batch, dtype=torch.long)
     return TrainingStep(CellNetwork(network), (images,), (labels,), F.cross_entropy)
 
 
 def sample(rng: np.random.Generator) -> TrainingStep:
-    """A training step of a drawn network."""
+    """Draw a network, and return its training step."""
     return training_step(draw(rng))

@@ -17,7 +17,7 @@ CLASSES = 1000
 
 
 class ConvNorm(nn.Module):
-    """Convolution, batch normalisation, and ReLU unless it is left out; "same" padding unless told otherwise."""
+    """Convolution, batch normalisation and, with `activation`, ReLU; padding is "same" unless it is given."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class ConvNorm(nn.Module):
 
 
 def scaled(channels: int, width: float) -> int:
-    """Channels of a network made wider or narrower: a multiple of 8 unless the width is 1."""
+    """Return the channels of a network made wider or narrower: a multiple of 8 unless the width is 1."""
     return channels if width == 1 else max(8, int(channels * width / 8 + 0.5) * 8)
 
 
 def loss(logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
-    """Cross-entropy; what follows the first logits comes from auxiliary classifiers, weighted by 0.4."""
+    """Cross-entropy of the first logits, plus 0.4 times that of all others, which come from auxiliary classifiers."""
     if isinstance(logits, Tensor):
         return F.cross_entropy(logits, labels)
     main, *auxiliary = [F.cross_entropy(x, labels) for x in logits]
@@ -56,7 +56,7 @@ def loss(logits: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
 
 
 def classification_step(module: nn.Module, batch: int, resolution: int) -> TrainingStep:
-    """A training step on square images, on the default device; the inputs hold nothing of interest."""
+    """Return a training step on square images, on the default device; the values of its inputs are arbitrary."""
     images = torch.empty(batch, 3, resolution, resolution)
     labels = torch.zeros(batch, dtype=torch.long)
     return TrainingStep(module, (images,), (labels,), loss)

@@ -31,19 +31,19 @@ class Family:
 
     name: str
     description: str  # one sentence
-    sample: Callable[[np.random.Generator], TrainingStep]  # a model with its inputs, on the default device
+    sample: Callable[[np.random.Generator], TrainingStep]  # draws a model with its inputs, on the default device
     splits: Mapping[str, int] = field(default_factory=lambda: SPLITS)  # number of graphs of each split
-    data: Path | None = None  # folder of {name}.zip, which has all graphs; None = they are captured when asked for
+    data: Path | None = None  # folder of {name}.zip, which has all graphs; None = each is captured when it is loaded
 
     def build(self, split: str, index: int, device: str = "meta") -> TrainingStep:
-        """The model behind a graph, with inputs of the right shapes; on "meta" nothing is allocated.
+        """Build the model of a graph, with inputs of the right shapes; on "meta" nothing is allocated.
 
         Raises:
             ValueError: there is no such split or index.
         """
         import torch
 
-        graph_name(self, split, index)  # refuses what there isn't
+        graph_name(self, split, index)  # raises if there is no such graph
         seed = [crc32(self.name.encode()), crc32(split.encode()), index]
         with torch.device(device):
             return self.sample(np.random.default_rng(seed))
@@ -57,14 +57,14 @@ class Family:
         return self.build(split, index).capture(graph_name(self, split, index))
 
     def load(self, split: str, index: int) -> ComputationGraph:
-        """A graph, the same as `capture` gives, in milliseconds: from `data`, or else from the cache.
+        """Load a graph, the same as `capture` gives, in milliseconds: from `data` or, if that is None, from the cache.
 
-        One that isn't in the cache is captured first, and kept there: see `graphs.cache`.
+        A graph that isn't in the cache is captured first, and kept there: see `graphs.cache`.
 
         Raises:
             ValueError: there is no such split or index.
             FileNotFoundError: `data` has no file of the family.
-            StoreError: there is no such graph in it, or it is damaged.
+            StoreError: the file in `data` lacks the graph, or is damaged.
         """
         name = graph_name(self, split, index)
         if self.data is not None:
@@ -76,11 +76,11 @@ class Family:
 
 
 class HasSplits(Protocol):
-    """What any family has."""
+    """The attributes of all kinds of families."""
 
     @property
     def name(self) -> str:
-        """Of the family."""
+        """Name of the family."""
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -88,7 +88,7 @@ class HasSplits(Protocol):
 
 
 def graph_name(family: HasSplits, split: str, index: int) -> str:
-    """Name of a graph of a family, e.g. "cifar10:test:3".
+    """Return the name of a graph of a family, e.g. "cifar10:test:3".
 
     Raises:
         ValueError: there is no such split or index.
@@ -102,6 +102,6 @@ def graph_name(family: HasSplits, split: str, index: int) -> str:
 
 
 def choice(rng: np.random.Generator, options: Any, weights: Any = None) -> Any:
-    """One of the options, as a plain Python value; weights need not sum to one."""
+    """Draw one of the options, each with equal probability or by weights, which need not sum to one."""
     probabilities = None if weights is None else np.asarray(weights, np.float64) / np.sum(weights)
     return options[int(rng.choice(len(options), p=probabilities))]

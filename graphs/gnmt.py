@@ -25,7 +25,7 @@ LONGEST = {2: 50, 4: 50, 8: 80}  # steps of the first test graph; with 8 layers 
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     layers: int  # of the encoder, and as many of the decoder
     hidden: int = 1024
@@ -59,7 +59,7 @@ class Encoder(nn.Module):
 
 
 def _run(cell: nn.Module, values: tuple[Tensor, ...] | list[Tensor], state: State) -> list[Tensor]:
-    """Hidden states of all steps."""
+    """Run a cell over all steps, and return the hidden state of each."""
     outputs = []
     for x in values:
         state = cell(x, state)
@@ -116,7 +116,7 @@ class Translator(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.steps, network.batch, dtype=torch.long)
     return TrainingStep(Translator(network), (words, words), (words.flatten(),), loss)
 

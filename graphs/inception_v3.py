@@ -25,7 +25,7 @@ Branch = tuple[Layer, ...]
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     batch: int  # images
     resolution: int = 299  # pixels a side
@@ -91,7 +91,7 @@ class Chain(nn.Sequential):
 
 
 def _layer(inputs: int, outputs: int, kind: int | str) -> tuple[nn.Module, int]:
-    """A layer and how many channels come out of it."""
+    """Return a layer, and the number of its output channels."""
     if isinstance(kind, int):
         return ConvNorm(inputs, outputs, kind), outputs
     pools: dict[str, nn.Module] = {
@@ -136,7 +136,7 @@ class Classifier(nn.Module):
 
 
 class InceptionV3(nn.Module):
-    """Stem, blocks, classifier; and the auxiliary one at the end of the 17 x 17 blocks."""
+    """Stem, blocks and classifier, with the auxiliary classifier behind the 17 x 17 blocks."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class InceptionV3(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     return classification_step(InceptionV3(network), network.batch, network.resolution)
 
 

@@ -26,18 +26,18 @@ WORDS = 32_000
 
 @dataclass(frozen=True)
 class Size:
-    """Of a model."""
+    """The size of a model."""
 
     layers: int
     width: int  # H
     heads: int  # A
     key_heads: int
-    inner: int  # of the feed-forward network
+    inner: int  # width of the feed-forward network inside
 
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     size: Size
     length: int  # T
@@ -115,7 +115,7 @@ def loss(logits: Tensor, following: Tensor) -> Tensor:
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.batch, network.length, dtype=torch.long)
     step = TrainingStep(Llama(network.size, network.length), (words,), (words,), loss)
     return in_micro_batches(step, network.micro_batches)

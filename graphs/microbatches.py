@@ -12,7 +12,7 @@ from graphs.training_step import TrainingStep
 
 
 class MicroBatches(nn.Module):
-    """Runs a module on equal parts of a batch, one after the other; gradients add up."""
+    """Runs a module on equal parts of a batch, one after the other; their gradients add up."""
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__()
@@ -25,10 +25,10 @@ class MicroBatches(nn.Module):
 
 
 def in_micro_batches(step: TrainingStep, count: int) -> TrainingStep:
-    """The same training step, but in so many micro-batches; it is left as it is if that is one.
+    """Return the training step in `count` micro-batches; if `count` is 1, the step itself.
 
     Raises:
-        ValueError: the batch, the first dimension of all inputs, can't be cut into so many equal parts.
+        ValueError: the batch, the first dimension of all inputs, can't be cut into `count` equal parts.
     """
     if count == 1:
         return step

@@ -1,4 +1,4 @@
-"""Families of published models: sizes from a grid, captured when they are first asked for, and kept in a cache."""
+"""Families of published models: sizes from a grid, captured when they are first loaded, and kept in a cache."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SIZES = MappingProxyType({"train": 12, "validation": 4, "test": 8})
 class ModelFamily:
     """Training steps of one published model in many sizes.
 
-    Every network stands in one split only. Nothing ships with the package: a graph is captured when it is first
-    loaded, which takes seconds to minutes, and read from the cache from then on (`graphs.cache`).
+    Every network is in one split only. No graphs ship with the package: a graph is captured when it is first loaded,
+    which takes seconds to minutes, and is read from the cache from then on (`graphs.cache`).
     """
 
     name: str
     description: str  # one sentence
-    step: Callable[[Any], TrainingStep]  # the training step of a network, on the default device
-    networks: Mapping[str, tuple[Any, ...]]  # of each split; frozen dataclasses
+    step: Callable[[Any], TrainingStep]  # makes the training step of a network, on the default device
+    networks: Mapping[str, tuple[Any, ...]]  # split -> sizes of its networks, which are frozen dataclasses
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -36,14 +36,14 @@ class ModelFamily:
         return {split: len(networks) for split, networks in self.networks.items()}
 
     def build(self, split: str, index: int, device: str = "meta") -> TrainingStep:
-        """The model behind a graph, with inputs of the right shapes; on "meta" nothing is allocated.
+        """Build the model of a graph, with inputs of the right shapes; on "meta" nothing is allocated.
 
         Raises:
             ValueError: there is no such split or index.
         """
         import torch
 
-        graph_name(self, split, index)  # refuses what there isn't
+        graph_name(self, split, index)  # raises if there is no such graph
         with torch.device(device):
             return self.step(self.networks[split][index])
 
@@ -56,7 +56,7 @@ class ModelFamily:
         return self.build(split, index).capture(graph_name(self, split, index))
 
     def load(self, split: str, index: int) -> ComputationGraph:
-        """A graph from the cache; captured first, with a progress bar, if it isn't there.
+        """Load a graph from the cache; a graph that isn't there is captured first, with a progress bar.
 
         Raises:
             ValueError: there is no such split or index.
@@ -70,11 +70,11 @@ class ModelFamily:
 
 
 def deal(first: Sequence[Any], grid: Iterable[Any], sizes: Mapping[str, int] = SIZES) -> Mapping[str, tuple[Any, ...]]:
-    """Deal networks out to splits, each to one.
+    """Deal networks out to splits, each network to one split.
 
     Args:
-        first: networks of published sizes; they open the last split, the test graphs.
-        grid: the others, dealt in an order that looks random but never changes; what is left over isn't used.
+        first: networks of published sizes; the last split, that of the test graphs, begins with them.
+        grid: all other networks, dealt in an order that looks random but never changes; those left over aren't used.
         sizes: how many networks each split gets.
 
     Raises:
@@ -94,7 +94,7 @@ def deal(first: Sequence[Any], grid: Iterable[Any], sizes: Mapping[str, int] = S
 
 
 def by_turns(name: str, description: str, families: Sequence[ModelFamily]) -> ModelFamily:
-    """A family of the members of several families of one model, by turns: the first of each, the second of each..."""
+    """Return a family of the members of several families of one model, by turns: the first of each, the second, ..."""
     networks = {
         split: tuple(chain.from_iterable(zip(*(family.networks[split] for family in families), strict=True)))
         for split in families[0].networks

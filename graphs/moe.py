@@ -2,9 +2,8 @@
 
 In every other layer the feed-forward network is a mixture (arXiv 2006.16668, section 2): a gate sends each word to its
 best two experts, or its best one as in Switch (Fedus et al., JMLR 2022, arXiv 2101.03961). An expert takes as many
-words as its capacity, so that all shapes are known beforehand; what exceeds it is passed by. Experts are networks of
-their own, which may run side by side. Layers, width, experts and batch vary. Dropout and the balancing loss are left
-out.
+words as its capacity, so that all shapes are known beforehand; words beyond it skip the expert. Experts are separate
+networks, which may run in parallel. Layers, width, experts and batch vary. Dropout and the balancing loss are left out.
 
 Legend: B sequences, T words, H units, N = B T, E experts, C words of an expert at most.
 """
@@ -22,12 +21,12 @@ from graphs.models import ModelFamily, deal
 from graphs.training_step import TrainingStep
 
 WORDS = 32_000
-CAPACITY = 1.25  # of all experts together, over the words that are sent
+CAPACITY = 1.25  # capacity of all experts together / number of words that are sent to them
 
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     layers: int  # every other one has experts
     width: int  # H; 64 of each head
@@ -107,7 +106,7 @@ def loss(logits: Tensor, words: Tensor) -> Tensor:
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.batch, network.length, dtype=torch.long)
     return TrainingStep(Moe(network), (words,), (words,), loss)
 

@@ -42,7 +42,7 @@ NASNET_A = Genotype(
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     repeats: int  # N, normal cells of a stage
     filters: int  # channels before the classifier: 24 times those of a node in the first stage
@@ -52,7 +52,7 @@ class Network:
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     module = CellNetwork(NASNET_A, network.stem, network.filters // 24, network.repeats)
     return classification_step(module, network.batch, network.resolution)
 

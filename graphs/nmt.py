@@ -7,9 +7,10 @@ softmax is applied to blocks of steps, each with a loss of its own.
 What decides whether placement matters, on four V100 with NVLink:
 
 - the ratio of work to traffic, which grows with hidden size and batch: an LSTM step of hidden size 2048 at batch 128
-  takes 0.55 ms, and its output 0.02 to 0.04 ms to send. Hidden sizes are 512 to 2048 and batches 128 to 256: below,
-  weights travel for longer than they are used. Their cost makes a cell's steps belong on one device;
-- parallelism: one to four layers a side, which overlap like a wavefront over 6 to 26 steps, and the gradients of the
+  takes 0.80 ms by the default cost model, and its output 0.02 to 0.04 ms to send. Hidden sizes are 512 to 2048 and
+  batches 128 to 256: below, weights travel for longer than they are used. Since weights take long to send, all steps
+  of a cell belong on one device;
+- parallelism: one to four layers a side, which overlap like a wavefront over 4 to 26 steps, and the gradients of the
   weights; feeding the attentional state back (two networks of three) makes the decoder's steps serial;
 - the softmax, over 8,000 to 32,000 words: after every 1, 2 or 4 steps, or once, which leaves little to overlap with.
 """
@@ -30,7 +31,7 @@ from graphs.training_step import TrainingStep
 
 @dataclass(frozen=True)
 class Network:
-    """What is drawn."""
+    """The properties of a network, all of which are drawn."""
 
     encoder_layers: int
     decoder_layers: int
@@ -124,7 +125,7 @@ class Translator(nn.Module):
 
 
 def _step(cells: nn.ModuleList, x: Tensor, states: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """One step through the layers, with residual connections above the first; `states` is brought up to date."""
+    """Run one step through the layers, with residual connections above the first; `states` is updated in place."""
     for layer, cell in enumerate(cells):
         states[layer] = cell(x, states[layer])
         x = states[layer][0] + x if layer else states[layer][0]
@@ -132,12 +133,12 @@ def _step(cells: nn.ModuleList, x: Tensor, states: list[tuple[Tensor, Tensor]]) 
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     source = torch.zeros(network.source, network.batch, dtype=torch.long)
     target = torch.zeros(network.target, network.batch, dtype=torch.long)
     return TrainingStep(Translator(network), (source, target), (target.flatten(),), loss)
 
 
 def sample(rng: np.random.Generator) -> TrainingStep:
-    """A training step of a drawn network."""
+    """Draw a network, and return its training step."""
     return training_step(draw(rng))

@@ -1,7 +1,7 @@
 """Fused cell kernels: the elementwise part of a recurrent cell as one op, as on a GPU.
 
-Each is a `torch.library` custom op with a backward op, so that a captured graph has one op where written out
-there would be six to twelve. They compute with plain PyTorch; shapes: B batch, H hidden.
+Each is a `torch.library` custom op with a backward op, so that a captured graph has one op in place of the six to
+twelve ops of the cell when it is written out. They compute with plain PyTorch; shapes: B batch, H hidden.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ new state. Layers of such cells are unrolled over the steps of a sentence, betwe
 What decides whether placement matters, on four V100 with NVLink:
 
 - the ratio of work to traffic, which grows with hidden size and batch: at hidden size 1024 and batch 128 a node's
-  product takes 34 us, and its output 11 to 22 us to send after a latency of 10 us. Hidden sizes are 512 to 2048 and
-  batches 128 to 256: below, the overhead of launching kernels is most of the time, and weights travel for longer
-  than they are used;
+  product takes 56 us by the default cost model, and its output 11 to 22 us to send after a latency of 10 us. Hidden
+  sizes are 512 to 2048 and batches 128 to 256: below, the overhead of launching kernels is most of the time, and
+  weights travel for longer than they are used;
 - parallelism: the tree of nodes (each reads the previous one with a probability of 0, 0.5 or, a chain, 0.95), one to
   three layers, which overlap like a wavefront over 6 to 24 steps, and the gradients of the weights, a third of all
   work, which nothing waits for;
@@ -49,7 +49,7 @@ SHAPES = (  # nodes of a cell, layers, steps
 
 @dataclass(frozen=True)
 class Network:
-    """What is drawn."""
+    """The properties of a network, all of which are drawn."""
 
     cells: tuple[tuple[tuple[int, str], ...], ...]  # per layer, per node: (earlier node, activation); the root's first
     hidden: int
@@ -89,7 +89,7 @@ class Node(nn.Module):
 
 
 class RecurrentCell(nn.Module):
-    """One cell."""
+    """One recurrent cell: a tree of nodes, of which the mean of the leaves is the new state."""
 
     def __init__(self, nodes: tuple[tuple[int, str], ...], hidden: int) -> None:
         super().__init__()
@@ -131,11 +131,11 @@ class LanguageModel(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.steps, network.batch, dtype=torch.long)
     return TrainingStep(LanguageModel(network), (words,), (words.flatten(),), loss)
 
 
 def sample(rng: np.random.Generator) -> TrainingStep:
-    """A training step of a drawn network."""
+    """Draw a network, and return its training step."""
     return training_step(draw(rng))

@@ -1,8 +1,8 @@
 """What the recurrent families have in common: an LSTM cell written out op by op, and the loss over blocks of steps.
 
-The families `rnnlm` and `gnmt` hold a cell's sigmoids, products and sums one by one, as graphs of the time of
-Mirhoseini et al. (2017) and GDP (2019) do; `ptb` and `nmt` have cells of their own, in which they are fused into one
-op.
+In the families `rnnlm` and `gnmt`, each sigmoid, product and sum of a cell is an op of its own, as in the graphs of
+Mirhoseini et al. (2017) and GDP (2019). The families `ptb` and `nmt` have other cells, in which one fused op takes the
+place of these.
 
 Legend: B sequences, H hidden units, T steps.
 """
@@ -37,7 +37,7 @@ class LSTMCell(nn.Module):
 
 
 def softmax_blocks(output: nn.Module, tops: Sequence[Tensor]) -> list[Tensor]:
-    """Logits of each `BLOCK` of steps, (block * B, words), of T outputs (B, H)."""
+    """T outputs (B, H) -> the logits of each `BLOCK` of steps, (block * B, words)."""
     return [output(torch.cat(tuple(tops[i : i + BLOCK]))) for i in range(0, len(tops), BLOCK)]
 
 

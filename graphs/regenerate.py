@@ -22,7 +22,7 @@ def _capture(job: tuple[str, str, int]) -> ComputationGraph:
 
 
 def regenerate(family: str, workers: int) -> None:
-    """Capture all graphs of a family and write its file."""
+    """Capture all graphs of a family, in that many processes, and write its file."""
     start = time.perf_counter()
     jobs = [(family, split, index) for split, size in SHIPPED[family].splits.items() for index in range(size)]
     with ExitStack() as stack:

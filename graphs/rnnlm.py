@@ -20,7 +20,7 @@ from graphs.training_step import TrainingStep
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     layers: int
     hidden: int = 2048
@@ -53,7 +53,7 @@ class LanguageModel(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.steps, network.batch, dtype=torch.long)
     return TrainingStep(LanguageModel(network), (words,), (words.flatten(),), loss)
 

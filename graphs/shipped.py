@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _drawn_by(module: str) -> Callable[[np.random.Generator], TrainingStep]:
-    """The function `sample` of a module of this package."""
+    """Return the function `sample` of a module of this package; the module is imported when it is called."""
 
     def sample(rng: np.random.Generator) -> TrainingStep:
         step: TrainingStep = import_module(f"graphs.{module}").sample(rng)
@@ -33,4 +33,4 @@ _DESCRIPTIONS = {
 SHIPPED: dict[str, Family] = {
     name: Family(name, description, _drawn_by(name), data=store.DATA) for name, description in _DESCRIPTIONS.items()
 }
-"""By name; each is drawn by the module of its name."""
+"""Name -> family, whose networks are drawn by the module of the same name."""

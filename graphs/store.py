@@ -32,16 +32,20 @@ _ARRAYS = (
     "held_until",
 )
 _STRINGS = ("op_names", "op_types", "modules", "dtypes", "kernels", "passes")
-_NAMES = ("module_tensors", "module_inputs")  # several for an op, with a tabulator between them
+_NAMES = ("module_tensors", "module_inputs")  # an op may have several names, with a tab between them
 _DATE = (1980, 1, 1, 0, 0, 0)  # a fixed one, so that equal graphs give equal files
 
 
 class StoreError(ValueError):
-    """A file of graphs that can't be read; the message names it."""
+    """A file of graphs is damaged, or lacks a graph; the message names the file."""
 
 
 def save(graphs: Iterable[ComputationGraph], path: Path) -> None:
-    """Write graphs (without measured times) as one compressed file, the same bytes for the same graphs."""
+    """Write graphs (without measured times) as one compressed file, which has the same bytes for the same graphs.
+
+    Raises:
+        OSError: the file can't be written.
+    """
     with atomic_write(path) as whole, zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for graph in graphs:
             content = {key: getattr(graph, key) for key in _ARRAYS}
@@ -84,12 +88,12 @@ def read(path: Path) -> ComputationGraph:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Within it whatever comes of a damaged file ends in one sentence with its path."""
+    """A context in which any error that a damaged file causes becomes a `StoreError` of one sentence with its path."""
     try:
         yield
-    except Exception as problem:  # zip, zlib, numpy and unpacking have errors of their own: the bytes decide which
+    except Exception as problem:  # zip, zlib, numpy and the decoding each raise errors of their own
         if isinstance(problem, OSError) and problem.errno is not None:
-            raise  # the system's, not the content's
+            raise  # an error of the system, not of the content
         reason = " ".join(str(problem).split())[:120] or type(problem).__name__
         raise StoreError(f"{path}: damaged, or not a file of graphs ({reason})") from None
 

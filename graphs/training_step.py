@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TrainingStep(NamedTuple):
-    """A model with what one step of its training takes."""
+    """A model with the inputs, targets and loss of one step of its training."""
 
     module: nn.Module
     inputs: tuple[Tensor, ...]
@@ -20,7 +20,7 @@ class TrainingStep(NamedTuple):
     loss: Callable[..., Tensor]  # of the module's output and the targets
 
     def capture(self, name: str | None = None) -> ComputationGraph:
-        """Its graph; see `placeto.capture.trace.capture_training`."""
+        """Capture the graph of the step; see `placeto.capture.trace.capture_training`."""
         from placeto.capture.trace import capture_training
 
         return capture_training(self.module, self.inputs, self.loss, targets=self.targets, name=name)

@@ -27,7 +27,7 @@ WORDS = 204  # characters of enwik8
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     layers: int
     width: int = 512
@@ -37,7 +37,7 @@ class Network:
 
     @property
     def heads(self) -> int:
-        """As many as make a head 64 wide."""
+        """A, the number of heads, each of which is 64 wide."""
         return self.width // 64
 
 
@@ -88,13 +88,13 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
 
     def forward(self, x: Tensor, memory: Tensor, distances: Tensor, mask: Tensor) -> Tensor:
-        """As `RelativeAttention`."""
+        """Segment (B, T, H), memory (B, M, H), encoded distances (K, H), mask (T, K) -> (B, T, H)."""
         x = self.norms[0](x + self.attention(x, memory, distances, mask))
         return self.norms[1](x + self.feed_forward(x))
 
 
 class TransformerXL(nn.Module):
-    """Embedding (its weights are the output's, too), layers, softmax; one segment after the other."""
+    """Embedding, layers, softmax, for one segment after the other; the output has the weights of the embedding."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def loss(logits: list[Tensor], following: Tensor) -> Tensor:
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     words = torch.zeros(network.segments, network.batch, network.length, dtype=torch.long)
     memory = torch.empty(network.layers, network.batch, network.length, network.width)
     return TrainingStep(TransformerXL(network), (words, memory), (words,), loss)

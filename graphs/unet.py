@@ -1,9 +1,10 @@
 """unet: U-net (Ronneberger et al., MICCAI 2015, arXiv 1505.04597) for the segmentation of images.
 
-A way down of pairs of convolutions, each level with half the resolution and twice the channels, and a way up that reads
-the way down's result of the same level beside its own. Convolutions are padded and normalised, as is usual since.
-Depth, channels, resolution, batch and micro-batches vary; the paper's has four levels below 64 channels and two
-classes. What each level keeps for the way up is read long after it was made.
+The way down is a pair of convolutions on each level, with half the resolution and twice the channels of the level
+before. On each level of the way up, a pair of convolutions reads the result of the level below and that of the way
+down on the same level. Convolutions are padded and normalised, as is usual since the paper, which has neither. Depth,
+channels, resolution, batch and micro-batches vary. The paper's network has four levels below the first one, which has
+64 channels, and two classes. What each level keeps for the way up is read long after it was made.
 
 Legend: B images, H x W pixels, C channels.
 """
@@ -26,9 +27,9 @@ CLASSES = 2
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
-    levels: int  # below the first
+    levels: int  # number of levels below the first
     channels: int  # of the first level
     resolution: int  # pixels a side
     batch: int  # images, of all micro-batches together
@@ -66,7 +67,7 @@ class UNet(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     images = torch.empty(network.batch, 3, network.resolution, network.resolution)
     labels = torch.zeros(network.batch, network.resolution, network.resolution, dtype=torch.long)
     return in_micro_batches(TrainingStep(UNet(network), (images,), (labels,), loss), network.micro_batches)

@@ -23,7 +23,7 @@ LEVELS = 256
 
 @dataclass(frozen=True)
 class Network:
-    """What varies."""
+    """The sizes that differ between the networks of this family."""
 
     stacks: int
     layers: int  # of all stacks together
@@ -84,7 +84,7 @@ class WaveNet(nn.Module):
 
 
 def training_step(network: Network) -> TrainingStep:
-    """A training step of a network, on the default device; the inputs hold nothing of interest."""
+    """Return a training step of a network, on the default device; the values of its inputs are arbitrary."""
     samples = torch.zeros(network.batch, network.samples, dtype=torch.long)
     return TrainingStep(WaveNet(network), (samples,), (samples,), F.cross_entropy)
 

@@ -1,8 +1,9 @@
 """Files of other programs, and files and pictures for them.
 
-Input: graphs that other programs wrote (PipeDream, dnn-partitioning, DOPPLER, Standard Task Graphs), and placement
-files. Output: placement files, Chrome traces, Gantt charts, exports and reports. A format is a module here and a line
-in a table. `gantt` is only imported where a chart is drawn, because matplotlib takes a second to load.
+Input: graphs that other programs wrote (PipeDream, dnn-partitioning, DOPPLER, ONNX, Standard Task Graphs), clusters
+that nvidia-smi describes, and placement and plan files. Output: placement and plan files, Chrome traces, Gantt charts,
+exports and reports. Each format has a module here and a line in a table. `gantt` is only imported where a chart is
+drawn, because matplotlib takes a second to load.
 """
 
 from __future__ import annotations
@@ -33,4 +34,4 @@ _MODULES = {
     "save_chrome_trace": "chrome_trace",
     "save_placement": "placement",
 }
-__getattr__, __dir__ = lazily(globals(), _MODULES)  # a file is parsed in a process that starts quickly
+__getattr__, __dir__ = lazily(globals(), _MODULES)  # lazy, so that the process of `apart` starts quickly

@@ -1,4 +1,4 @@
-"""What to say of data parallelism in comparison with a placement."""
+"""Advice on whether to use data parallelism in place of a placement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from placeto.simulator.data_parallel import DataParallel
 
 
 def data_parallel_advice(problem: PlacementProblem, makespan_us: float, step: DataParallel) -> str:
-    """Who should rather run a replica on each device than this placement, in a sentence or two."""
+    """Return a sentence that compares a replica on each device with a placement, and says which of the two to use.
+
+    Args:
+        problem: the problem of the placement.
+        makespan_us: the makespan of the placement.
+        step: the step of data parallelism on the same problem.
+    """
     cluster, training = problem.cluster, problem.graph.mode == "training"
     if step.batches == 1:
         return "There is one device: nothing to place, and nothing to replicate."

@@ -1,8 +1,8 @@
-"""Call a function in another process, whose death doesn't take this one with it.
+"""Call a function in another process, so that a crash of the function doesn't end this process.
 
-A parser in C++ that meets a damaged file can abort its process, fill the memory, or never come back. The process is
-started at the first call, answers one call after another, and is started again after it died. It gets arguments and
-gives answers as JSON, so that nothing of a file is run as code.
+A C++ parser that reads a damaged file can abort its process, fill the memory, or run for ever. The other process starts
+at the first call and runs one call after another. If it has ended, the next call starts a new one. Arguments and
+results are sent as JSON, so that nothing in a file is run as code.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from threading import Lock, Timer
 from typing import IO, Any
 
 _START = 600.0  # seconds that starting may take
-_CLUE = 500  # characters of an error's message
+_CLUE = 500  # characters of an error's message that are sent
 
 
 class DiedError(Exception):
-    """The process ended before it answered; the message says why, in the past tense."""
+    """The process ended before it gave a result. The message says why in the past tense, such as "crashed"."""
 
 
 class RaisedError(Exception):
@@ -38,10 +38,10 @@ class RaisedError(Exception):
 
 
 class Apart:
-    """A process that calls functions, one at a time; threads wait for each other.
+    """A process that runs the functions of one module, one call at a time; calls of several threads wait in turn.
 
     Args:
-        module: where the functions are.
+        module: the name of the module.
         others: modules that the functions import; loading them counts as starting the process.
     """
 
@@ -55,18 +55,18 @@ class Apart:
             os.register_at_fork(after_in_child=self._forget)
 
     def call(self, function: str, *arguments: Any, seconds: float, memory: int, keep: bool = True) -> Any:
-        """What `function` of the module returns for `arguments`, both as JSON takes them.
+        """Run a function of the module in the other process, and return its result.
 
         Args:
-            function: its name.
-            arguments: the arguments of the function.
-            seconds: that it may take; starting the process isn't counted.
-            memory: bytes that it may take beyond what the process has. Only Linux keeps to it.
-            keep: the process for the next call; else what it holds of this one is given back.
+            function: the name of the function.
+            arguments: the arguments of the function; they and the result must be values that JSON has.
+            seconds: how long the call may take; the start of the process isn't counted.
+            memory: bytes that the call may add to the memory of the process; the limit holds on Linux only.
+            keep: whether the process is kept for the next call; if not, it ends, which frees its memory.
 
         Raises:
             RaisedError: the function raised an error.
-            DiedError: the process crashed or took too long.
+            DiedError: the process crashed, took too long or needed too much memory.
             OSError: no process can be started.
         """
         with self._lock:
@@ -75,7 +75,7 @@ class Apart:
                 answer = _ask(self._started(), request, seconds)
                 if answer.get("kind") == "MemoryError":
                     raise DiedError(f"took more than {memory >> 20} MB")
-            except BaseException:  # also of a user who doesn't wait: the answer would be taken for the next one
+            except BaseException:  # Ctrl-C, too: a late answer would be taken for that of the next call
                 self.stop()
                 raise
             if not keep:
@@ -97,10 +97,10 @@ class Apart:
                     stream.close()
 
     def _forget(self) -> None:
-        """In a forked child: leave the parent's process and its pipes alone."""
+        """In a forked child, drop the parent's process without ending it; the child's next call starts another."""
         self._lock = Lock()  # another thread of the parent may hold the old one
         if self._process is not None:
-            self._process.returncode = 0  # it isn't this process's to wait for
+            self._process.returncode = 0  # counts as ended: only the parent can wait for it
         self._process = None
 
     def _started(self) -> subprocess.Popen[str]:
@@ -124,10 +124,10 @@ class Apart:
 
 
 def _ask(process: subprocess.Popen[str], request: str, seconds: float) -> dict[str, Any]:
-    """The answer to a line.
+    """Send a request, one line of JSON, to the process, and return its answer.
 
     Raises:
-        DiedError: there is none.
+        DiedError: the process crashed, or didn't answer within `seconds`.
     """
     late = False
 
@@ -157,10 +157,13 @@ def _write(stream: IO[str] | None, line: str) -> None:
 
 
 def serve() -> None:
-    """Answer the lines of standard input until it ends. What the functions print goes nowhere."""
+    """Run in the other process: read requests from standard input, one a line, and answer them until the input ends.
+
+    What the functions print goes to standard error, which `Apart` discards.
+    """
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asked decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the other one decides
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -175,14 +178,17 @@ def _answer(module: str, function: str, arguments: list[Any], memory: int) -> st
             return json.dumps({"value": [import_module(other).__name__ for other in arguments]})
         limit_memory(memory)
         return json.dumps({"value": getattr(found, function)(*arguments)})
-    except Exception as problem:  # whatever the file brings about
+    except Exception as problem:  # a damaged file can cause any error
         return json.dumps({"kind": type(problem).__name__, "message": str(problem)[:_CLUE]})
     finally:
         limit_memory(None)
 
 
 def limit_memory(more: int | None) -> None:
-    """Let this process have so many bytes more than now, None = all that there are; on Linux, where it can be told."""
+    """Limit the memory of this process to `more` bytes more than it has now; None removes the limit.
+
+    It also turns core dumps off. Only Linux has such a limit: elsewhere nothing is done.
+    """
     if sys.platform != "linux":
         return
     import resource

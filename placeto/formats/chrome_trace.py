@@ -16,10 +16,10 @@ _DEVICES, _LINKS = 0, 1  # process ids
 
 
 def chrome_trace(schedule: Schedule) -> dict[str, Any]:
-    """Trace in the format of chrome://tracing: a row per device with its ops, a row per link with its transfers.
+    """Return a trace in the format of chrome://tracing, with a row per device for its ops and a row per link.
 
-    Times are microseconds. Each op is a complete event with its type, module and bytes as arguments; each transfer
-    one with its bytes, sender and receiver.
+    Times are microseconds. Each op is a complete event with its type, module, bytes and FLOPs as arguments. Each
+    transfer is a complete event on the row of its link, with its bytes, sender and receiver.
     """
     graph, cluster = schedule.problem.graph, schedule.problem.cluster
     names = cluster.device_names
@@ -39,12 +39,16 @@ def chrome_trace(schedule: Schedule) -> dict[str, Any]:
 
 
 def save_chrome_trace(schedule: Schedule, path: str | Path) -> None:
-    """Write `chrome_trace` as ``.json`` or ``.json.gz``."""
+    """Write the trace of `chrome_trace` to a file ``.json`` or ``.json.gz``.
+
+    Raises:
+        OSError: the file can't be written.
+    """
     write_json(chrome_trace(schedule), path)
 
 
 def _transfers(schedule: Schedule, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Events of the sends, and the names of the rows that they lie on."""
+    """Return the events that name the rows of links, then one event for each transfer."""
     graph, pairs = schedule.problem.graph, schedule.problem.cluster.link == "pair"
     rows: dict[int, str] = {}
     events = []

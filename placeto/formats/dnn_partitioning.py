@@ -5,7 +5,8 @@
                 "isBackwardNode": 0, "colorClass": 3, "size": bytes}, ...],
      "edges": [{"sourceId": 3, "destId": 5, "cost": ms, "size": bytes}, ...]}
 
-"Fpga" stands for any accelerator. The three ``max`` fields describe a machine and are not read: name a cluster.
+"Fpga" stands for any accelerator. The three ``max`` fields describe a machine; they are not read, as the cluster is
+given separately.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ _WORKLOAD = {"nodes": Field(items(anything, "a node")), "edges": Field(items(any
 
 
 def recognises(path: Path) -> bool:
-    """Whether it is a JSON file that speaks of latencies on an "fpga"."""
+    """Whether a file's name ends in ``.json`` or ``.json.gz``, and the file has a field "fpgaLatency"."""
     if not path.name.endswith((".json", ".json.gz")):
         return False
     try:
@@ -85,23 +86,23 @@ def recognises(path: Path) -> bool:
 
 
 def load(path: str | Path) -> ComputationGraph:
-    """A graph from a workload file: one op per node, in the file's order; nodes of one colour class are colocated.
+    """Read a graph: it has one op per node, in the file's order; nodes of one colour class are colocated.
 
-    Times: the CPU latency for `CPU_KINDS`, the accelerator's for all other kinds of device. Where an accelerator does
-    not support a node, its time there is more than twice the CPU time of the whole graph: beside a CPU, no good
-    placement puts it there; without one, makespans mean little.
+    Times: the CPU latency for `CPU_KINDS`, the accelerator's for all other kinds of device. If an accelerator does not
+    support a node, the node takes more than twice the CPU time of the whole graph there. So in a cluster with a CPU, no
+    good placement puts the node there; in one without a CPU, makespans mean little.
 
-    Tensors: edges that leave a node with one size carry one tensor. Transfers are by ``size``, not by ``cost``, which
-    is 1000 times too small in upstream's throughput-inputs/LayerGraphs. Where an edge has only a cost, its size is
-    worked out at the rate of the file's other edges, or at 2 GiB/s if there are none. Sizes are rounded up to whole
-    bytes (upstream writes 0.125 for a tensor of no importance).
+    Tensors: edges of one size that leave a node carry one tensor. The bytes of a transfer come from ``size``, not from
+    ``cost``, which is 1000 times too small in upstream's throughput-inputs/LayerGraphs. If an edge has only a cost, its
+    size follows from the median rate of the file's other edges, or from 2 GiB/s if there are none. Sizes are rounded up
+    to whole bytes (upstream writes 0.125 for a tensor of no importance).
 
-    Memory: a node's ``size`` is all that it takes. What it takes beyond its output tensors is resident; in training
-    that includes gradients, so it is divided by the multiplier that the cost model applies to parameters.
+    Memory: a node's ``size`` is all memory that it takes. What is left of it without the output tensors is resident; in
+    training that includes gradients, so it is divided by the multiplier that the cost model applies to parameters.
 
-    Names are those of the file, or ``node<id>``; a name that several nodes bear becomes ``<name>#<id>``. The graph is a
-    training step if any node is a backward one. Edges are taken as they are: in upstream's LayerGraphs of training
-    steps those between backward nodes run the wrong way, which a throughput does not depend on but a makespan does.
+    Names are those of the file, or ``node<id>``; a name of several nodes becomes ``<name>#<id>``. The graph is a
+    training step if any node is a backward one. Edges are read as they are. In upstream's LayerGraphs of training steps
+    the edges between backward nodes run the wrong way, on which a throughput does not depend, but a makespan does.
 
     Raises:
         GraphError: not such a file; the message names the file and the node or edge.
@@ -161,7 +162,11 @@ def _op(node: dict[str, Any], name: str, everything_us: float) -> dict[str, Any]
 
 
 def _names(nodes: list[dict[str, Any]]) -> dict[int, str]:
-    """Name of the op of each node id."""
+    """Id of a node -> name of its op.
+
+    Raises:
+        GraphError: two nodes have the same id.
+    """
     names: dict[int, str] = {}
     for node in nodes:
         if node["id"] in names:
@@ -172,7 +177,7 @@ def _names(nodes: list[dict[str, Any]]) -> dict[int, str]:
 
 
 def _edge_bytes(edges: list[dict[str, Any]]) -> list[int]:
-    """Bytes that each edge carries."""
+    """Return the bytes that each edge carries."""
     rates = [edge["size"] / edge["cost"] for edge in edges if edge["size"] and edge["cost"]]
     rate = median(rates) if rates else _BYTES_PER_MS
     carried = []

@@ -8,8 +8,8 @@
     200,800
     100,400
 
-Arcs number the nodes from 0 as their lines come; inputs have no line, and no arc begins or ends there. Behind its times
-a line may say what its node computes, as in ``100,400,einsummable``.
+Arcs number the nodes from 0, in the order of the nodes' lines. Inputs have no line, and no arc begins or ends at one.
+Behind its times a line may say what its node computes, as in ``100,400,einsummable``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from placeto.problem.graph import ComputationGraph, GraphError
 
 
 def recognises(path: Path) -> bool:
-    """Whether it is a text file that is called ``nodes.txt``, or begins with a number and a list of numbers."""
+    """Whether a file's name ends in ``nodes.txt``, or it is a ``.txt`` file of a number, then a list of numbers."""
     name = plain_name(path)
     if not name.endswith(".txt") or not path.is_file():
         return False
@@ -32,11 +32,11 @@ def recognises(path: Path) -> bool:
 
 
 def load(path: str | Path) -> ComputationGraph:
-    """A graph from such a file: an op for each node but the inputs, which take no time and are everywhere.
+    """Read a graph: it has an op for each node but the inputs, which take no time and are on all devices.
 
-    1e-10 units become a microsecond, so that nothing is rounded: its time is that of all kinds of device, and the
-    communicating time becomes the bytes of its output. So on equal devices whose links are free, with a bandwidth of 1
-    byte/us and no latency, makespans are those of the published simulator, times 1e10.
+    A time of 1e-10 units becomes a microsecond, so that nothing is rounded. An op takes its node's time on all kinds of
+    device, and the node's communicating time becomes the bytes of the op's output. So on equal devices whose links are
+    free, with a bandwidth of 1 byte/us and no latency, makespans are those of the published simulator, times 1e10.
 
     Raises:
         GraphError: not such a file; the message names the file and the line or node.
@@ -60,7 +60,7 @@ def _ops(lines: list[str]) -> list[dict[str, Any]]:
     if len(sources) != len(destinations):
         raise GraphError(f"line 4: {len(destinations)} ends of arcs, but line 3 has {len(sources)} beginnings")
     width = len(str(len(nodes)))
-    names = [f"node{number:0{width}}" for number in range(len(nodes))]  # in one order as numbers and as strings
+    names = [f"node{number:0{width}}" for number in range(len(nodes))]  # the same order as numbers and as strings
     inputs: list[dict[str, None]] = [{} for _ in nodes]
     for src, dst in zip(sources, destinations, strict=True):
         for row, end in ((3, src), (4, dst)):
@@ -93,6 +93,6 @@ def _node(line: str, row: int) -> tuple[float, float]:
 
 
 def _type(line: str) -> str:
-    """What a node computes, where its line says so in a word."""
+    """Return the op type of a node: the word behind the times in its line, or "op" if there is none."""
     word = "".join(line.split(",", 3)[2:3]).strip()
     return word if re.fullmatch(r"[A-Za-z_][\w.-]{,99}", word, re.ASCII) else "op"

@@ -30,20 +30,23 @@ if TYPE_CHECKING:
 
 Color = tuple[float, float, float, float]
 _ROW_INCHES = 0.6  # height of a device's row
-_MOST_INCHES = 12.0  # of all rows together
+_MOST_INCHES = 12.0  # height of all rows together, at most
 _LEGEND_INCHES = 0.17  # height of a line of the legend
 _LETTER = 0.0085  # width of a letter, as a share of the time axis
-_TITLE = 160  # characters
+_TITLE = 160  # characters of a title, at most
 _LINK_COLOR = "0.35"
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
 class PlotError(ValueError):
-    """A picture in a format that can't be written."""
+    """The name of a picture has an ending that isn't in `SUFFIXES`."""
 
 
 def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
-    """Gantt chart: a row per device that is used, ops coloured by module, and a thin row below with what it sends."""
+    """Return a Gantt chart with a row for each device that is used.
+
+    Ops are coloured by module. A thin row below a device shows what it sends.
+    """
     graph, cluster = schedule.problem.graph, schedule.problem.cluster
     single = best_single(schedule.problem)
     of_one = "no single device holds the graph"
@@ -54,7 +57,12 @@ def gantt_figure(schedule: Schedule, title: str | None = None) -> Figure:
 
 
 def gantt_panels(schedules: Mapping[str, Schedule], title: str | None = None) -> Figure:
-    """Gantt charts of one graph below each other, on one time axis and in the same colours; by their headings."""
+    """Return Gantt charts of one graph below each other, with one time axis and the same colours.
+
+    Args:
+        schedules: heading of a chart -> its schedule.
+        title: the title of the whole figure.
+    """
     first = next(iter(schedules.values()))
     labels, end_us = color_labels(first), max(schedule.makespan_us for schedule in schedules.values()) or 1.0
     shown = list(dict.fromkeys(label for label in labels if label != OTHER))
@@ -80,7 +88,7 @@ def gantt_panels(schedules: Mapping[str, Schedule], title: str | None = None) ->
 def _draw(
     axes: Axes, schedule: Schedule, labels: list[str], colors: Mapping[str, Color], end_us: float, spacious: bool
 ) -> None:
-    """One schedule on a time axis that ends at `end_us`, with captions where rows are high enough."""
+    """Draw one schedule on a time axis that ends at `end_us`; if the rows are `spacious`, with captions."""
     cluster = schedule.problem.cluster
     used, row = np.unique(schedule.placement, return_inverse=True)
     row_of = dict(zip(used.tolist(), range(len(used)), strict=True))
@@ -108,7 +116,7 @@ def _draw(
 
 
 def _unit(end_us: float) -> tuple[str, float]:
-    """The unit of a time axis, and how many microseconds it has."""
+    """Return the unit of a time axis that ends at `end_us`, and how many microseconds the unit has."""
     return ("ms", 1e3) if end_us >= 2e3 else ("µs", 1.0)
 
 
@@ -120,7 +128,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         OSError: the file can't be written.
     """
     check_suffix(path)
-    drawn = BytesIO()  # into a file, PDF would bury an error of the file's under its own
+    drawn = BytesIO()  # not the file itself: an error in writing it would be hidden by one of matplotlib's PDF writer
     with missing_letters_are_boxes():
         figure.savefig(drawn, dpi=150, format=Path(path).suffix[1:].lower())
     with atomic_write(path) as temporary:
@@ -129,7 +137,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 @contextmanager
 def missing_letters_are_boxes() -> Iterator[None]:
-    """Within it matplotlib doesn't warn of letters that its font lacks: it draws boxes in place of them."""
+    """A context in which matplotlib doesn't warn of letters that its font lacks; it draws boxes in place of them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
         yield
@@ -155,9 +163,9 @@ def _boxes(start: np.ndarray, finish: np.ndarray, bottom: np.ndarray, height: fl
 def _captions(
     schedule: Schedule, row: np.ndarray, labels: list[str], colors: Mapping[str, Color], letter: float
 ) -> list[tuple[float, int, str, str]]:
-    """Middle in microseconds, row, text and colour of what stands in runs of ops of one label that are wide enough.
+    """Return the captions of those runs of ops of one label that are wide enough for a caption.
 
-    `letter` is the width of a letter, in microseconds.
+    `letter` is the width of a letter, in microseconds. A caption is its middle in microseconds, row, text and colour.
     """
     start, finish = schedule.start_us, schedule.finish_us
     runs: list[list[int]] = []

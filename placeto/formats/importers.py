@@ -17,11 +17,11 @@ IMPORTERS: dict[str, ModuleType] = {
     "onnx": onnx_model,
     "stg": stg,
 }
-"""Name -> importer."""
+"""Name of a format -> its importer, in the order in which importers are tried on a file."""
 
 
 def find_importer(path: str | Path) -> ModuleType | None:
-    """The importer for a file, or None if there is none: it may be a graph file of our own.
+    """Return the importer that recognises a file; None if none does, as for Placeto's own graph files.
 
     Raises:
         OSError: the file can't be read.

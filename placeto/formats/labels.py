@@ -1,4 +1,4 @@
-"""What ops share a colour in pictures of schedules: modules, or types where there are no modules."""
+"""Labels of ops, which have one colour each in pictures of schedules: modules, or types where there are no modules."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 _MAX_COLORS = 30
 _NOTABLE = 0.1  # share of the time above which a label is split, if colours are left
-_LARGE = 0.4  # share above which it is split all the same, and neighbours share a colour
+_LARGE = 0.4  # share above which a label is split even without colours left: then neighbours share a colour
 OTHER = "other"
 
 
 def color_labels(schedule: Schedule) -> list[str]:
-    """Label of each op: the head of its module's path, or its type where there are no modules.
+    """Return the label of each op: the first part of its module's path, or its type if there are no modules.
 
-    Heads that take much of the time are split into the modules inside them. Where there are more modules than
-    colours, neighbours share one; of types the rare ones are "other".
+    A label that takes more than 10 % of the time is split into the modules inside it, as far as colours are left; above
+    40 %, it is split in any case. If there are more labels than colours, neighbours get a common label. If there are
+    more types than colours, those that take least time are "other".
     """
     graph = schedule.problem.graph
     time = schedule.finish_us - schedule.start_us
@@ -28,7 +29,7 @@ def color_labels(schedule: Schedule) -> list[str]:
         return _frequent(list(graph.op_types), time)
     paths = [module.split(".") for module in graph.modules]
     labels, deepest = [path[0] or OTHER for path in paths], max(map(len, paths))
-    whole: set[str] = {OTHER}  # was split, and is what is left, or would be into too many
+    whole: set[str] = {OTHER}  # not to be split again: already split, can't be, or would give too many
     while True:
         total = {label: us for label, us in _total(labels, time).items() if label not in whole}
         largest = max(total, key=lambda label: total[label], default=OTHER)
@@ -48,7 +49,9 @@ def color_labels(schedule: Schedule) -> list[str]:
 
 
 def captions(label: str, labels: Iterable[str]) -> list[str]:
-    """What may stand for a label in a small box, the longest first: its ends that tell it from all other labels.
+    """Return the texts that may stand for a label in a small box, the longest first.
+
+    They are the label and its ends, without those that are only a number, or with which another label ends, too.
 
     >>> captions("encoder.layers.0", ["encoder.layers.0", "encoder.layers.1", "encoder.head"])
     ['encoder.layers.0', 'layers.0']
@@ -61,7 +64,7 @@ def captions(label: str, labels: Iterable[str]) -> list[str]:
 
 
 def _neighbours(labels: list[str]) -> list[str]:
-    """The labels, or where there are too many, a common one for neighbours in the order of the ops."""
+    """Return the labels; if there are too many, those that follow each other in the order of ops get a common one."""
     names = list(dict.fromkeys(label for label in labels if label != OTHER))
     if len(names) <= _MAX_COLORS:
         return labels
@@ -72,7 +75,7 @@ def _neighbours(labels: list[str]) -> list[str]:
 
 
 def _total(labels: list[str], time: np.ndarray) -> dict[str, float]:
-    """Time that goes to each label."""
+    """Label -> the time in microseconds that its ops take together."""
     total: dict[str, float] = {}
     for label, us in zip(labels, time.tolist(), strict=True):
         total[label] = total.get(label, 0.0) + us
@@ -80,7 +83,7 @@ def _total(labels: list[str], time: np.ndarray) -> dict[str, float]:
 
 
 def _frequent(labels: list[str], time: np.ndarray) -> list[str]:
-    """Keep the labels that most time goes to, as many as there are colors."""
+    """Keep the labels that take most time, as many as there are colours; all others become "other"."""
     total = _total(labels, time)
     total.pop(OTHER, None)
     kept = set(sorted(total, key=lambda label: -total[label])[:_MAX_COLORS])

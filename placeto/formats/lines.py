@@ -1,4 +1,4 @@
-"""Files of text, for importers."""
+"""Reading of text files, for importers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from placeto.problem.fields import read_bytes
 from placeto.problem.graph import GraphError
 
-_MARK = "\ufeff".encode()  # some editors begin a file with it
+_MARK = "\ufeff".encode()  # the byte order mark, with which some editors begin a file
 
 
 def plain_name(path: str | Path) -> str:
@@ -18,7 +18,13 @@ def plain_name(path: str | Path) -> str:
 
 
 def head(path: Path, length: int) -> bytes:
-    """The first bytes of a file, unpacked where its name ends in ``.gz``; none if it isn't there, or is damaged."""
+    """Return up to `length` bytes from the beginning of a file, unpacked if its name ends in ``.gz``.
+
+    Returns b"" if there is no such file, or if the compressed file is damaged.
+
+    Raises:
+        OSError: the file can't be read.
+    """
     if not path.is_file():
         return b""
     try:
@@ -29,10 +35,14 @@ def head(path: Path, length: int) -> bytes:
 
 
 def read_lines(path: str | Path, kind: str) -> list[str]:
-    """The lines of a text file, also of a compressed one; `kind` is what a message calls what it should have been.
+    """Return the lines of a text file, unpacked if its name ends in ``.gz``.
+
+    Args:
+        path: the path of the file.
+        kind: what the file should be, for the error message, such as "PipeDream profile".
 
     Raises:
-        GraphError: no text, or too much.
+        GraphError: the file isn't text in UTF-8, is damaged, or is too large.
         OSError: the file can't be read.
     """
     try:

@@ -1,15 +1,16 @@
-"""A cluster from what nvidia-smi says of a machine: with ``-L`` its GPUs, with ``topo -m`` how they are connected.
+"""A cluster from the output of nvidia-smi: ``-L`` lists the GPUs of a machine, ``topo -m`` how they are connected.
 
-The tools don't say how fast links are; these are the numbers of the presets (`placeto.problem.cluster.presets`), from
-datasheets, by kind of GPU and of connection:
+nvidia-smi doesn't say how fast links are. Their speeds are the numbers of the presets
+(`placeto.problem.cluster.presets`), from datasheets, by kind of GPU and of connection:
 
-- ``NV#``, so many NVLinks: `_NVLINK` of each. Where a GPU shows more than it has, all go through an NVSwitch: to any
-  other, one tensor after the other. Otherwise each pair has links of its own.
+- ``NV#``: as many NVLinks as the number says, each as in `_NVLINK`. If a GPU shows more links in all than its kind has,
+  they go through an NVSwitch: the GPU then sends one tensor after the other, to whichever GPU. Otherwise each pair of
+  GPUs has links of its own.
 - ``PIX``, ``PXB``, ``PHB``, ``NODE``, within a socket: PCIe of the GPU's generation, 16 lanes.
-- ``SYS`` (``SOC`` of old drivers), between sockets: three quarters of that.
-- GeForce boards, whose driver copies through the host's memory: half of PCIe, and the latency of ``SYS``.
+- ``SYS`` (``SOC`` of old drivers), between sockets: three quarters of the bandwidth of PCIe.
+- GeForce boards, whose driver copies through the host's memory: half of PCIe's bandwidth, and the latency of ``SYS``.
 
-GPUs below one PCIe switch (``PIX``, ``PXB``) share its way to those elsewhere.
+GPUs below one PCIe switch (``PIX``, ``PXB``) share the switch's link to all other GPUs.
 
 Legend: D devices.
 """
@@ -40,7 +41,7 @@ from placeto.problem.cluster.presets import (
 from placeto.problem.fields import listed, quote, read_bytes, within
 
 HOW = "write one by (nvidia-smi -L; nvidia-smi topo -m) > machine.txt"
-_BOARDS = {  # of nvidia-smi's names -> kind
+_BOARDS = {  # pattern of names that nvidia-smi gives a GPU -> kind of the GPU
     r"Tesla K80": "k80",
     r"Tesla P100-PCIE-16GB": "p100",
     r"Tesla V100-SXM[23]-\d+GB": "v100",
@@ -60,14 +61,15 @@ _BOARDS = {  # of nvidia-smi's names -> kind
 class _NVLink(NamedTuple):
     """NVLinks of a kind of GPU."""
 
-    links: int  # that it has
+    links: int  # how many the GPU has
     direct: float  # bytes/s of one, one way, where it leads to another GPU
     switch: float  # the same where it leads to an NVSwitch
     latency_us: float
 
 
 # On paper 20e9 (P100), 25e9 (V100, A100, H100, H200), 50e9 (B200) and 14.06e9 (RTX 3090) bytes/s a link (whitepapers).
-# V100, A100 and what goes through a switch have the shares of it that presets give them, the others the A100's.
+# Links of the V100 and the A100, and links to a switch, have the share of it that the presets give them; others that of
+# the A100.
 _SHARE, _SWITCHED = 92 / 100, 253 / 300
 _NVLINK = {
     "p100": _NVLink(4, 20e9 * _SHARE, 20e9 * _SWITCHED, LATENCY_US),
@@ -87,15 +89,17 @@ _FAILED = r"NVIDIA-SMI has failed|Failed to initialize NVML|No devices (were )?f
 
 
 def load_machine(path: str | Path, kinds: Sequence[str] = (), name: str | None = None) -> Cluster:
-    """The cluster of a file with what ``nvidia-smi topo -m`` prints, and ``nvidia-smi -L`` unless kinds are given.
+    """Return the cluster that a file describes by the output of ``nvidia-smi topo -m`` and of ``nvidia-smi -L``.
 
     Args:
         path: the path of a text file; other lines in it are not read.
-        kinds: the kinds of the GPUs, keys of `NVIDIA`: one for all, or one for each.
+        kinds: the kinds of the GPUs, keys of `NVIDIA`: one for all, or one for each. With them, the output of
+            ``nvidia-smi -L`` isn't needed.
         name: the name of the cluster; the file's if not given.
 
     Raises:
-        ClusterError: no matrix, one that isn't whole, several machines, or GPUs that there are no numbers for.
+        ClusterError: the file has no matrix, one that isn't whole, several machines, or GPUs without numbers here; or
+            `kinds` has an unknown kind, or is of the wrong length.
         OSError: the file can't be read.
     """
     data = read_bytes(path, ClusterError)
@@ -109,7 +113,7 @@ def load_machine(path: str | Path, kinds: Sequence[str] = (), name: str | None =
 
 
 def _matrix(lines: Sequence[str]) -> list[list[str]]:
-    """(D, D) kinds of connections, "X" on the diagonal."""
+    """Return the kinds of connections (D, D), with "X" on the diagonal."""
     heads = [at for at, line in enumerate(lines) if re.match(r"\s*GPU0(\s+(GPU1|[^X\s])|\s*$)", line)]
     if not heads:
         _refuse_failure(lines)
@@ -138,7 +142,7 @@ def _matrix(lines: Sequence[str]) -> list[list[str]]:
 
 
 def _devices(lines: Sequence[str], count: int, kinds: Sequence[str]) -> list[Device]:
-    """(D,) the GPUs."""
+    """Return the GPUs (D,), by their kinds if there are any, else by the names that ``nvidia-smi -L`` prints."""
     if kinds:
         for kind in kinds:
             if kind not in NVIDIA:
@@ -198,7 +202,7 @@ def _cluster(name: str, devices: Sequence[Device], connections: Sequence[Sequenc
 def _nvlink(
     devices: Sequence[Device], connections: Sequence[Sequence[str]], src: int, dst: int
 ) -> tuple[float, float, bool]:
-    """bytes/s and microseconds of a transfer over NVLinks, and whether it goes through a switch."""
+    """Return bandwidth in bytes/s and latency in us between two GPUs with NVLinks, and whether they use a switch."""
     rates, latencies, switched = [], [], []
     for end in (src, dst):
         kind, shown = devices[end].kind, sum(int(cell[2:]) for cell in connections[end] if cell.startswith("NV"))
@@ -213,7 +217,7 @@ def _nvlink(
 
 
 def _pcie(here: Device, there: Device, connection: str) -> tuple[float, float]:
-    """bytes/s and microseconds of a transfer over PCIe."""
+    """Return bandwidth in bytes/s and latency in microseconds between two GPUs over PCIe."""
     rate = min(_PCIE.get(device.kind, PCIE4) for device in (here, there))
     if here.kind in _GEFORCE or there.kind in _GEFORCE:
         return rate / 2, SOCKETS_LATENCY_US
@@ -221,7 +225,7 @@ def _pcie(here: Device, there: Device, connection: str) -> tuple[float, float]:
 
 
 def _switches(devices: Sequence[Device], connections: Sequence[Sequence[str]]) -> list[SharedLink]:
-    """What GPUs below one PCIe switch share on their way to others that they reach over PCIe only."""
+    """Return the links that GPUs below one PCIe switch share, to and from the GPUs that all reach over PCIe only."""
     shared, seen = [], set()
     for first in range(len(devices)):
         below = {first, *(j for j, cell in enumerate(connections[first]) if cell in _ONE_SWITCH)}

@@ -1,7 +1,7 @@
-"""What an ONNX model must keep to before its shapes are inferred: the inference trusts the file.
+"""Checks of an ONNX model before its shapes are inferred, since ONNX's shape inference trusts the file.
 
-A tensor of a thousand million elements without data, or a Split into as many parts, takes the inference gigabytes;
-parts that aren't there make it read beyond its arrays.
+A tensor of a thousand million elements without data, or a Split into as many parts, takes the inference gigabytes. If
+it reads inputs, outputs or attributes that a node lacks, it reads beyond the ends of its arrays.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     import onnx
 
 MOST_ELEMENTS = 2**58
-"""Of a tensor, so that its bytes are an int64."""
+"""Most elements of a tensor, so that the number of its bytes is an int64."""
 SMALL = 1024
-"""Elements of a constant that shapes may depend on."""
+"""Most elements of a constant that shapes may depend on."""
 _MOST_RANK = 64
 _MOST_NODES = 1_000_000
-_CLUE = 200  # characters
+_CLUE = 200  # characters of another program's message that are quoted
 _ONNX = "", "ai.onnx"  # the names of ONNX's own domain
 _DATA = "raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"
 
 
 def check_model(model: onnx.ModelProto) -> None:
-    """Refuse sizes that can't be, and nodes that don't follow those that they read from.
+    """Refuse a model with impossible sizes, with a node before one that it reads from, or with an invalid node.
 
     A dimension of -1, as some exporters write it, becomes one without a value.
 
     Raises:
-        GraphError: the first of them; the message names the tensor or the node.
+        GraphError: about the first of these; the message names the tensor or the node.
     """
     graph = model.graph
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -47,10 +47,10 @@ def check_model(model: onnx.ModelProto) -> None:
 
 
 def check_functions(model: onnx.ModelProto) -> None:
-    """Refuse local functions that call themselves, or make more than `_MOST_NODES` nodes when they are put in place.
+    """Refuse local functions that call themselves, and a model of more than `_MOST_NODES` nodes when all are inlined.
 
     Raises:
-        GraphError: the first of them.
+        GraphError: about the first of these.
     """
     functions = {(found.domain, found.name): found for found in model.functions}
     sizes: dict[tuple[str, str], int] = {}
@@ -74,7 +74,7 @@ def check_functions(model: onnx.ModelProto) -> None:
 
 
 def with_one_opset(model: onnx.ModelProto) -> None:
-    """Let functions of another opset than the model's have that of the model, where their ops are the same in both.
+    """Give each function of another opset the opset of the model, if all its ops are the same in both opsets.
 
     The model also gets the opsets of those domains that only functions name.
     """
@@ -98,10 +98,10 @@ def with_one_opset(model: onnx.ModelProto) -> None:
 
 
 def check_inlined(model: onnx.ModelProto) -> None:
-    """Refuse calls of local functions that the package onnx left: their bodies would count as nothing.
+    """Refuse calls of local functions that onnx's inliner has left, since the ops of such a function would be missing.
 
     Raises:
-        GraphError: the first of them.
+        GraphError: about the first of these.
     """
     functions = {(found.domain, found.name) for found in model.functions}
     for node in _nodes(model.graph.node):
@@ -111,21 +111,21 @@ def check_inlined(model: onnx.ModelProto) -> None:
 
 
 def one_line(text: str) -> str:
-    """What another program says, as a message of ours quotes it: printable, and not too long."""
+    """Return another program's message as ours quote it: in one line, printable, at most 200 characters long."""
     shown = repr(" ".join(text.split()))[1:-1]
     return shown if len(shown) <= _CLUE else f"{shown[: _CLUE - 3]}..."
 
 
 def title(node: onnx.NodeProto) -> str:
-    """A node as messages call it: by its name, or by its type where it has none."""
+    """Return what messages call a node: its name, or its type if it has no name."""
     return f"node {quote(node.name or node.op_type)}"
 
 
 def check_shape(dims: tuple[int, ...], what: str) -> None:
-    """Refuse negative dimensions, and more elements than `MOST_ELEMENTS`.
+    """Refuse a shape of more than 64 dimensions, with a negative one, or of more elements than `MOST_ELEMENTS`.
 
     Raises:
-        GraphError: with `what` before it.
+        GraphError: the shape is refused; the message begins with `what`.
     """
     if len(dims) > _MOST_RANK:
         raise GraphError(f"{what} has {len(dims)} dimensions, more than {_MOST_RANK}")
@@ -136,7 +136,7 @@ def check_shape(dims: tuple[int, ...], what: str) -> None:
 
 
 def drop_weights(graph: onnx.GraphProto) -> None:
-    """Forget the values that no shape depends on."""
+    """Delete the values of tensors of more than `SMALL` elements: no shape depends on them."""
     for tensor in _tensors(graph):
         if prod(tensor.dims) > SMALL:
             for field in _DATA:
@@ -144,9 +144,9 @@ def drop_weights(graph: onnx.GraphProto) -> None:
 
 
 def read_external(graph: onnx.GraphProto, folder: Path) -> None:
-    """Read those small tensors of integers that are kept in other files below `folder`: shapes may depend on them.
+    """Read the small tensors of integers that are stored in other files below `folder`: shapes may depend on them.
 
-    One that can't be read stays without values.
+    A tensor that can't be read stays without values.
     """
     from onnx import helper
 
@@ -182,7 +182,7 @@ def _check_value(value: onnx.ValueInfoProto) -> None:
 
 
 def _check_order(graph: onnx.GraphProto) -> None:
-    """Each tensor is made once, and before it is read."""
+    """Refuse a tensor that is made twice, or that is not made before it is read; refuse sparse weights as well."""
     if graph.sparse_initializer:
         name = graph.sparse_initializer[0].values.name
         raise GraphError(f"weight {quote(name)} is sparse, which can't be imported: make it dense")
@@ -213,7 +213,7 @@ def _check_tensors(graph: onnx.GraphProto) -> None:
 
 
 def _check_node(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:
-    """It has as many inputs and outputs, and the attributes, that the inference reads: it doesn't look."""
+    """Refuse a node without the inputs, outputs or attributes of its type: the inference reads them unchecked."""
     from onnx import defs
 
     found = {attribute.name: attribute for attribute in node.attribute}
@@ -225,7 +225,7 @@ def _check_node(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:
     domain = "" if node.domain == "ai.onnx" else node.domain
     try:
         schema = defs.get_schema(node.op_type, versions.get(domain, 0), domain)
-    except defs.SchemaError:  # an op of others
+    except defs.SchemaError:  # an op of a domain that isn't ONNX's
         return
     for names, least, most, what in (
         (node.input, schema.min_input, schema.max_input, "inputs"),
@@ -246,7 +246,7 @@ def _check_node(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph, and those inside of its nodes."""
+    """Yield a graph and, at any depth, the graphs inside its nodes."""
     stack = [graph]
     while stack:
         graph = stack.pop()
@@ -256,7 +256,7 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Graphs directly inside of a node."""
+    """Yield the graphs directly inside a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -264,7 +264,7 @@ def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, and those of the graphs inside of them."""
+    """Yield nodes and, at any depth, the nodes of the graphs inside them."""
     for node in nodes:
         yield node
         for graph in _inner(node):
@@ -273,7 +273,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """All tensors that hold values."""
+    """Yield all tensors that hold values: initializers and attributes, of graphs inside nodes as well."""
     for inner in _graphs(graph):
         yield from inner.initializer
         for node in inner.node:
@@ -311,7 +311,7 @@ def _raw_bytes(data_type: int, name: str, elements: int) -> int:
 
 
 def _stored(name: str, elements: int) -> tuple[str, int]:
-    """Field of a tensor without raw data, and how many values it has there."""
+    """Return the field with the values of a tensor that has no raw data, and how many values it must have there."""
     if name in ("FLOAT", "COMPLEX64"):
         return "float_data", elements * (1 + (name == "COMPLEX64"))
     if name in ("DOUBLE", "COMPLEX128"):
@@ -325,5 +325,5 @@ def _stored(name: str, elements: int) -> tuple[str, int]:
 
 
 def packed_bits(name: str) -> int:
-    """Bits of an element where several share a byte; else 0."""
+    """Return the bits of an element of a dtype of which several share a byte; 0 for all other dtypes."""
     return {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2}.get(name, 0)

@@ -1,4 +1,4 @@
-"""What ONNX ops read, write and compute."""
+"""The bytes that ONNX ops read and write, their FLOPs, and the dtype in which they compute."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from placeto.formats.onnx_checks import packed_bits
 from placeto.problem.dtypes import DEFAULT, DTYPES
 
 PASSING = {"Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
-"""Ops that move no data."""
-_GATHERS = {  # of these inputs they read only as much as they write
+"""Ops that move no data: they only give a tensor another shape or name."""
+_GATHERS = {  # op -> inputs of which it reads only as many bytes as it writes
     **dict.fromkeys(("Gather", "GatherElements", "GatherND", "GatherBlockQuantized", "Slice"), (0,)),
     "EmbedLayerNormalization": (2, 3, 4),
 }
@@ -32,19 +32,19 @@ class Operand(NamedTuple):
 
     @property
     def is_float(self) -> bool:
-        """Whether it holds floating-point numbers, of any width."""
+        """Whether the tensor holds floating-point numbers, of any width."""
         return "FLOAT" in self.label or self.label in _FLOATS
 
     @property
     def label(self) -> str:
-        """Its dtype as ONNX calls it."""
+        """ONNX's name of the dtype."""
         import onnx
 
         return str(onnx.TensorProto.DataType.Name(self.dtype))
 
 
 def item_bytes(operand: Operand) -> int:
-    """Bytes of a tensor; of numbers of 4 or 2 bits several share one."""
+    """Return the bytes of a tensor; several numbers of 4 or 2 bits share a byte."""
     from onnx import helper
 
     if bits := packed_bits(operand.label):
@@ -53,11 +53,11 @@ def item_bytes(operand: Operand) -> int:
 
 
 def bytes_accessed(kind: str, read: Sequence[Operand | None], written: Sequence[Operand]) -> int:
-    """Bytes that an op reads and writes.
+    """Return the bytes that an op reads and writes.
 
     Args:
         kind: type of the op.
-        read: its inputs; None is one that is left out, or that stands there before.
+        read: its inputs; None for an input that is left out, or that is the same tensor as an earlier one.
         written: its outputs.
     """
     sizes = [item_bytes(operand) if operand else 0 for operand in read]
@@ -68,9 +68,10 @@ def bytes_accessed(kind: str, read: Sequence[Operand | None], written: Sequence[
 
 
 def dtype_of(kind: str, read: Sequence[Operand], written: Sequence[Operand], computes: bool) -> str:
-    """What an op computes in: the first floating-point dtype that it writes or reads.
+    """Return the dtype in which an op computes: the first floating-point dtype that it writes or reads.
 
-    Products of integers compute in int8, whatever their scales and their result are.
+    An op that has FLOPs (`computes`) and multiplies integers computes in int8, whatever the dtypes of its scales and
+    its result are.
     """
     if computes and (not read[0].is_float or kind in _QUANTIZING):
         return "int8"
@@ -82,7 +83,7 @@ def dtype_of(kind: str, read: Sequence[Operand], written: Sequence[Operand], com
 
 
 def kernel(kind: str, read: Sequence[Operand], attributes: Mapping[str, Any]) -> str:
-    """Whether an op is a convolution of groups of channels, or of each channel by itself."""
+    """Return "depthwise" for a convolution of each channel by itself, "grouped" for one in groups, else ""."""
     groups = attributes.get("group", 1)
     if kind not in (*_CONVOLUTIONS, *_CHANNELS_LAST) or groups == 1:
         return ""
@@ -91,11 +92,11 @@ def kernel(kind: str, read: Sequence[Operand], attributes: Mapping[str, Any]) ->
 
 
 def flops(kind: str, read: Sequence[Operand | None], written: Sequence[Operand], attributes: Mapping[str, Any]) -> int:
-    """FLOPs of products and convolutions, 0 of all else.
+    """Return the FLOPs of an op: those of a product, a convolution or a Fourier transform; 0 for all other ops.
 
     Args:
         kind: type of the op.
-        read: its inputs; None is one that is left out.
+        read: its inputs; None for an input that is left out.
         written: its outputs.
         attributes: the attributes of the node.
     """
@@ -107,7 +108,10 @@ _Shapes = Sequence[tuple[int, ...]]
 
 
 def _convolution(weight: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
-    """Of the weight (M, C / groups, *kernel), the input of that number: each output takes a product with it."""
+    """The formula for convolutions whose input number `weight` is the weight (M, C / groups, *kernel).
+
+    Each element of the output is a sum of C / groups * kernel products.
+    """
 
     def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
         if attributes.get("channels_last"):
@@ -123,17 +127,23 @@ def _convolution(weight: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str
 def _convolution_channels_last(
     read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any], weight: int = 1
 ) -> int:
-    """Of x (B, *size, C); the weight begins with M, and has C / groups behind it or at its end."""
+    """FLOPs of a convolution of x (B, *size, C); M is the weight's first dimension, C / groups its second or last."""
     return 2 * prod(out) * prod(read[weight][1:])
 
 
 def _transposed(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """Of the weight (C, M / groups, *kernel): each input takes a product with it."""
+    """FLOPs of a transposed convolution with the weight (C, M / groups, *kernel).
+
+    Each element of the input takes part in M / groups * kernel products.
+    """
     return 2 * prod(read[0]) * prod(read[1][1:])
 
 
 def _product(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """Each output is a sum over the last dimension of the first input, over the last but one where it is transposed."""
+    """FLOPs of a matrix product.
+
+    Each output is a sum over the last dimension of the first input; over the last but one if that is transposed.
+    """
     return 2 * prod(out) * read[0][-2 if attributes.get("transA") and len(read[0]) > 1 else -1]
 
 
@@ -142,19 +152,23 @@ def _gemm(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) ->
 
 
 def _packed(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """By a matrix (K, N) that is packed, so that its shape doesn't say so."""
+    """FLOPs of a product with a packed matrix (K, N), whose shape doesn't show K: an attribute has it."""
     return 2 * prod(out) * int(attributes.get("K", read[0][-1]))
 
 
 def _recurrent(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """Of x (S, B, I), or (B, S, I), with weights (directions, gates * H, I) and (directions, gates * H, H)."""
+    """FLOPs of a recurrent layer on x (S, B, I) or (B, S, I).
+
+    Its weights are (directions, gates * H, I) and (directions, gates * H, H).
+    """
     return 2 * read[0][0] * read[0][1] * (prod(read[1]) + prod(read[2]))
 
 
 def _einsum(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """Products of the inputs so far with the next one, from left to right, as ONNX Runtime computes them.
+    """FLOPs of an Einsum, whose inputs are multiplied from left to right, as ONNX Runtime does it.
 
-    What only one of the two has, and nothing after them, is summed before it is multiplied.
+    In each step the product so far is multiplied with the next input. An index that only one of these two has, and
+    neither a later input nor the output, is summed before.
     """
     equation = attributes["equation"]
     equation = equation.decode() if isinstance(equation, bytes) else equation
@@ -180,7 +194,10 @@ def _einsum(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) 
 
 
 def _indices(term: str, shape: tuple[int, ...]) -> list[str | int]:
-    """The index of each dimension: a letter, or of those of an ellipsis the place from the right, as they broadcast."""
+    """Return the index of each dimension of an Einsum's input.
+
+    It is a letter or, for the dimensions of an ellipsis, their place from the right, from which they are broadcast.
+    """
     before, dots, after = term.partition("...")
     hidden = range(len(shape) - len(before) - len(after), 0, -1) if dots else ()
     indices = [*before, *hidden, *after]
@@ -190,9 +207,10 @@ def _indices(term: str, shape: tuple[int, ...]) -> list[str | int]:
 
 
 def _attention(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """Of queries (B, heads, L, E) and values (B, heads, S, V), or with heads and features in one dimension.
+    """FLOPs of an attention of queries (B, heads, L, E) and values (B, heads, S, V).
 
-    Inputs 4 and 5 are keys and values of the past. That of com.microsoft has one input, and projects it.
+    Heads and features may also be in one dimension. Inputs 4 and 5 are keys and values of the past. The op of the same
+    name of com.microsoft projects one input to queries, keys and values: see `_self_attention`.
     """
     if "q_num_heads" not in attributes and len(read[0]) == 3 and len(read[1]) == 2:
         return _self_attention(4)(read, out, attributes)
@@ -205,12 +223,15 @@ def _attention(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any
 
 
 def _scores_and_sums(queries: int, keys: int, width: int, value_width: int) -> int:
-    """Of so many queries of all heads, each with so many keys."""
+    """FLOPs of the scores and weighted sums of `queries` queries, of all heads together, each with `keys` keys."""
     return 2 * queries * keys * (width + value_width)
 
 
 def _self_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
-    """Of x (B, L, D) by a weight (D, queries + keys + values); input number `past` (2, B, heads, P, E) is the past."""
+    """The formula for attentions that project x (B, L, D) by a weight (D, queries + keys + values).
+
+    Input number `past` has the keys and values of the past (2, B, heads, P, E).
+    """
 
     def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
         batch, length, width = read[0]
@@ -222,10 +243,10 @@ def _self_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[st
 
 
 def _multi_head_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
-    """Of projected queries (B, L, D) and keys (B, S, D) or (B, heads, S, E); input number `past` has keys of the past.
+    """The formula for attentions of projected queries (B, L, D) and keys (B, S, D) or (B, heads, S, E).
 
-    Where keys are left out, queries hold all three: (B, L, heads, 3, E) or (B, L, D + keys + values). Where they are
-    there, values may have another width than they.
+    Input number `past` has the keys of the past. If there is no input of keys, the first input has queries, keys and
+    values: (B, L, heads, 3, E) or (B, L, D + keys + values). If there is one, values may have another width than keys.
     """
 
     def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
@@ -239,10 +260,10 @@ def _multi_head_attention(past: int) -> Callable[[_Shapes, tuple[int, ...], Mapp
 
 
 def _experts(first: int, apart: int) -> Callable[[_Shapes, tuple[int, ...], Mapping[str, Any]], int]:
-    """Of x (..., D): each token takes a product with the weights (experts, M, K) of `k` experts.
+    """The formula for mixtures of experts on x (..., D): each token is multiplied by the weights of `k` experts.
 
-    Weights are the inputs number `first`, first + apart and first + 2 * apart; where they are packed, a byte holds
-    several numbers.
+    Weights (experts, M, K) are the inputs number `first`, first + apart and first + 2 * apart. If they are packed
+    (`apart` is above 2), a byte holds several numbers.
     """
 
     def formula(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
@@ -254,7 +275,7 @@ def _experts(first: int, apart: int) -> Callable[[_Shapes, tuple[int, ...], Mapp
 
 
 def _transform(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """Fourier transforms along one axis, of x (..., 1 | 2) to out (..., 1 | 2): real numbers, or complex ones."""
+    """FLOPs of Fourier transforms along one axis; the last dimension is 1 for real numbers, 2 for complex ones."""
     axis = int(attributes.get("axis", 1))
     length = out[axis]
     if attributes.get("onesided", 0) and not attributes.get("inverse", 0):  # out has n // 2 + 1 of n
@@ -263,9 +284,10 @@ def _transform(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any
 
 
 def _frames_transform(read: _Shapes, out: tuple[int, ...], attributes: Mapping[str, Any]) -> int:
-    """Fourier transforms of frames of x (B, L), (B, L, 1) or, of complex numbers, (B, L, 2); out is (B, frames, n, 2).
+    """FLOPs of Fourier transforms of frames of x, which is (B, L) or (B, L, 1) for real numbers, else (B, L, 2).
 
-    One-sided, as it is unless an attribute says otherwise, out has n // 2 + 1 of n. Input 2 is the window (n,).
+    The output is (B, frames, n, 2), or one-sided (B, frames, n // 2 + 1, 2) unless an attribute says otherwise. Input 2
+    is the window (n,).
     """
     window = read[2] if len(read) > 2 else ()
     length = _whole(out[2], window[0] if window else 0) if attributes.get("onesided", 1) else out[2]
@@ -273,12 +295,12 @@ def _frames_transform(read: _Shapes, out: tuple[int, ...], attributes: Mapping[s
 
 
 def _whole(half: int, guess: int) -> int:
-    """The length of a transform of which one side is left, an even one if the guess is wrong."""
+    """Return the length of a transform whose one side has `half` elements: `guess` if it fits, else the even length."""
     return guess if guess // 2 + 1 == half else 2 * (half - 1)
 
 
 def _fourier(transforms: int, length: int, real: bool) -> int:
-    """5 n log2 n each, half as much where one side is real: FFTW's convention, https://www.fftw.org/speed/."""
+    """FLOPs of transforms: 5 n log2 n each, half of that if input or output is real; https://www.fftw.org/speed/."""
     return round((2.5 if real else 5.0) * transforms * length * log2(max(length, 1)))
 
 

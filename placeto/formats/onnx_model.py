@@ -33,17 +33,17 @@ from placeto.problem.graph import ComputationGraph, GraphError
 if TYPE_CHECKING:
     import onnx
 
-_SCOPES = "pkg.torch.onnx.name_scopes"  # from the whole model to the op
+_SCOPES = "pkg.torch.onnx.name_scopes"  # the metadata with the names of modules, from the whole model to the op
 _LONGEST_SCOPES = 10_000  # characters
 _CONTROL = {"If", "Loop", "Scan", "SequenceMap"}
-_KNOWN = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}  # domains; ops of others are named with theirs
-_STORED = {*PASSING, "Transpose"}  # of weights: done once, when a model is loaded
-_AXIS_IS_INPUT = 20  # the opset since when that of a DFT is one
+_KNOWN = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft"}  # domains that are no part of an op's type; all others are
+_STORED = {*PASSING, "Transpose"}  # ops that are done once if they read a weight, when a model is loaded
+_AXIS_IS_INPUT = 20  # the opset since which the axis of a DFT is an input
 _SIZED = {"Resize", "Upsample"}  # only their first input is data
 _PARSER = Apart(__name__, "onnx.inliner", "onnx.reference", "onnx.version_converter")
-_SECONDS, _BYTES_PER_S = 3.0, 5e3  # a node takes some 100 bytes and, at worst, some ms
-_LARGE = 64 * 2**20
-_MEMORY, _COPIES = 512 * 2**20, 6  # of the file, with its weights, while it is parsed
+_SECONDS, _BYTES_PER_S = 3.0, 5e3  # limit of time: a node has about 100 bytes and, at worst, takes some ms to read
+_LARGE = 64 * 2**20  # bytes of a file after which the process that parses it ends, to free its memory
+_MEMORY, _COPIES = 512 * 2**20, 6  # limit of memory in bytes: so many, and six copies of the file with its weights
 
 
 class _Made(NamedTuple):
@@ -54,27 +54,27 @@ class _Made(NamedTuple):
 
 
 def recognises(path: Path) -> bool:
-    """Whether the name ends as that of an ONNX file."""
+    """Whether a file's name ends in ``.onnx``."""
     return path.name.endswith(".onnx")
 
 
 def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: str | None = None) -> ComputationGraph:
-    """The graph of one inference of an ONNX model.
+    """Read the graph of one inference of an ONNX model.
 
-    An op is a node; FLOPs are counted of products and convolutions, as in a captured module. Weights are ops of type
-    "parameter", colocated with their first user; single numbers and lists of integers are constants. What only gives
-    a tensor another shape (Reshape, Squeeze, Identity ...) is left out, and so are transposed weights and what depends
-    on constants alone.
+    An op is a node. FLOPs are counted for products, convolutions and Fourier transforms, as in a captured module.
+    Weights are ops of type "parameter", colocated with their first user; single numbers and lists of integers are
+    constants, which are no ops. Also left out are nodes that only give a tensor another shape (Reshape, Squeeze,
+    Identity ...), that transpose weights, that depend on constants alone, or that no output of the model depends on.
 
     Args:
         path: the path of the file.
-        dimensions: the value of each symbolic dimension, by its name; of one without a name by the input's and the
-            dimension's number, as "x.0".
+        dimensions: name of a symbolic dimension -> its value. A dimension without a name is called by the input's name
+            and the dimension's number, such as "x.0".
         name: the name of the graph; the file's by default.
 
     Raises:
         GraphError: not such a file, a dimension without a value, control flow, or a shape that can't be inferred;
-            also if the package onnx isn't there.
+            also if the package onnx isn't installed.
         OSError: the file can't be read.
     """
     if find_spec("onnx") is None:
@@ -102,10 +102,10 @@ def load(path: str | Path, dimensions: Mapping[str, int] | None = None, name: st
 
 
 def read_records(path: str, dimensions: dict[str, int]) -> list[dict[str, Any]]:
-    """The op records of an ONNX model; see `load`, which calls this in another process.
+    """Return the op records of an ONNX model; see `load`, which calls this in another process.
 
     Raises:
-        GraphError: what `load` raises a GraphError for; other errors mean that the model is damaged.
+        GraphError: for the reasons that `load` names. Any other error means that the model is damaged.
         OSError: the file can't be read.
     """
     import onnx
@@ -132,16 +132,19 @@ def read_records(path: str, dimensions: dict[str, int]) -> list[dict[str, Any]]:
 
 
 class _Importer:
-    """Op records in the making."""
+    """Turns the nodes of an ONNX graph into op records.
+
+    `known` has the names of the small tensors that were computed when shapes were inferred.
+    """
 
     def __init__(self, model: onnx.ModelProto, known: set[str]) -> None:
         graph = model.graph
         self.graph = graph
         self.opset = max((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0)
         self.operands = {name: Operand(*found) for name, found in shapes_of(graph).items()}
-        self.weights: dict[str, Operand] = {}  # not yet used
-        self.stored: dict[str, str] = {}  # a weight, or another shape of it -> the weight
-        self.made: dict[str, _Made | None] = {}  # tensor -> what makes it; None is an input or a constant
+        self.weights: dict[str, Operand] = {}  # those that no op has read so far
+        self.stored: dict[str, str] = {}  # name of a weight, or of another shape of it -> name of the weight
+        self.made: dict[str, _Made | None] = {}  # tensor -> what makes it; None for an input or a constant
         self.constants: set[str] = set()
         self.known = known
         self.made |= dict.fromkeys(value.name for value in graph.input)
@@ -149,10 +152,14 @@ class _Importer:
             self._keep(tensor.name, Operand(tuple(tensor.dims), tensor.data_type))
         self.ops: list[dict[str, Any]] = []
         self.names: set[str] = set()
-        self.taken: Counter[str] = Counter()  # numbers behind a name
+        self.taken: Counter[str] = Counter()  # name -> the last number that was put behind it
 
     def records(self) -> list[dict[str, Any]]:
-        """Op records of all nodes that the outputs need."""
+        """Return the op records of all nodes that the model's outputs depend on.
+
+        Raises:
+            GraphError: a node can't be imported; the message names it.
+        """
         nodes = list(self.graph.node)
         makers = {name: number for number, node in enumerate(nodes) for name in node.output if name}
         needed: set[int] = set()
@@ -175,7 +182,10 @@ class _Importer:
         return self.ops
 
     def _keep(self, name: str, value: Operand) -> None:
-        """A tensor of the file: a weight, or what is known before anything is run."""
+        """Register a tensor whose values are in the file, as a weight or as a constant.
+
+        Constants are tensors that were computed beforehand, single numbers and lists of integers.
+        """
         self.operands[name] = value
         self.made.pop(name, None)
         if name in self.known or value.elements == 1 or (len(value.shape) < 2 and not value.is_float):
@@ -189,6 +199,7 @@ class _Importer:
         self.made |= dict.fromkeys(names)
 
     def _visit(self, node: onnx.NodeProto) -> None:
+        """Register what a node makes: a constant, another form of a weight or of a tensor, or the outputs of an op."""
         if node.op_type in _CONTROL:
             raise GraphError(f"{title(node)}: {node.op_type} is control flow, which a graph doesn't have")
         inputs = [name for name in node.input if name]
@@ -217,6 +228,7 @@ class _Importer:
         self._add(node, inputs, outputs)
 
     def _add(self, node: onnx.NodeProto, inputs: list[str], outputs: list[str]) -> None:
+        """Append the record of a node, behind the records of the weights that it is the first to read."""
         title = node.name.strip("/") or f"{node.op_type}"
         read, written = ([self.operands[name] for name in names] for names in (inputs, outputs))
         attributes = _attributes(node)
@@ -253,6 +265,7 @@ class _Importer:
         return "shapes that depend on values can't be imported"
 
     def _weight(self, name: str) -> dict[str, Any]:
+        """Return the record of a weight, which isn't among the unread ones any more."""
         size = item_bytes(self.weights.pop(name))
         unique = self._unique(name)
         self.made[name] = _Made(unique, 0)
@@ -260,6 +273,7 @@ class _Importer:
         return {"name": unique, "type": "parameter", "module": module, "param_bytes": size, "outputs": [size]}
 
     def _unique(self, name: str) -> str:
+        """Return a name that no other op has: this one, with a number behind it if it is taken."""
         unique = name
         while unique in self.names:
             self.taken[name] += 1
@@ -275,7 +289,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _module(node: onnx.NodeProto) -> str:
-    """Path of the module that a node comes from, as PyTorch's exporters leave it: in the metadata, or in the name."""
+    """Return the path of the module that a node comes from; PyTorch's exporters write it to its metadata or name."""
     for entry in node.metadata_props:
         if entry.key == _SCOPES and len(entry.value) < _LONGEST_SCOPES:
             try:

@@ -17,18 +17,22 @@ from placeto.terminal import printable
 if TYPE_CHECKING:
     import onnx
 
-_GROWING = {"Range", "Tile", "Expand", "ConstantOfShape", "OneHot", "Pad", "Resize", "Upsample", "EyeLike"}  # by values
+# Ops whose outputs have a size that depends on the values of their inputs.
+_GROWING = {"Range", "Tile", "Expand", "ConstantOfShape", "OneHot", "Pad", "Resize", "Upsample", "EyeLike"}
 _LISTED = 4  # dimensions in a message
-_RESHAPED = 5  # the opset since when a Reshape's shape is an input
+_RESHAPED = 5  # the opset since which the shape of a Reshape is an input
 _EXTERNAL = "Cannot parse data from external tensors"
 _UNKNOWN = "expected to have type but instead is null"
 
 
 def bind(graph: onnx.GraphProto, dimensions: Mapping[str, int]) -> None:
-    """Give the symbolic dimensions of all tensors their values.
+    """Give the symbolic dimensions of all tensors their values, in place.
+
+    Dimensions of tensors that aren't inputs may stay without a value: they are inferred later.
 
     Raises:
-        GraphError: an input's dimension has no value, or there is no such dimension.
+        GraphError: an input's dimension has no value, a value isn't from 1 to 2^58 - 1, or no input has a dimension of
+            that name.
     """
     initializers = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in initializers]
@@ -65,10 +69,10 @@ def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def with_reshapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, converted where it has a Reshape of the first four opsets, whose shapes ONNX doesn't infer any more.
+    """Return the model, converted to opset 5 if it has a Reshape of an older opset, whose shapes ONNX doesn't infer.
 
     Raises:
-        GraphError: it can't be converted.
+        GraphError: the model can't be converted.
     """
     from onnx.version_converter import ConvertError, convert_version
 
@@ -86,10 +90,10 @@ def with_reshapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, set[str]]:
-    """The model with the shapes that can be inferred, and the names of the small tensors that were computed for it.
+    """Return the model with all shapes that can be inferred, and the names of the small tensors computed for that.
 
-    What depends on nothing but shapes and constants is computed, and stands among the initializers: exported models
-    find out how to reshape a tensor by such ops.
+    Tensors that depend on nothing but shapes and constants are computed and become initializers: in exported models,
+    the shape that a Reshape reads is often such a tensor.
 
     Raises:
         GraphError: shapes contradict each other.
@@ -104,10 +108,10 @@ def with_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, set[str]]:
 
 
 def shapes_of(graph: onnx.GraphProto) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Shape and dtype of each tensor of which they are known.
+    """Name of a tensor -> its shape and the number of its dtype, for all tensors whose shapes are known.
 
     Raises:
-        GraphError: a shape is beyond all bounds.
+        GraphError: a shape isn't possible; see `check_shape`.
     """
     found = {}
     for value in (*graph.value_info, *graph.output, *graph.input):
@@ -129,7 +133,7 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
         contradictions = [line for line in lines if _UNKNOWN not in line]
         if contradictions or not lines:
             raise _cant_be_inferred(contradictions[-1] if contradictions else "no reason is given") from None
-    try:  # some op's shapes aren't known: the importer says so of the first one
+    try:  # the shapes of some op aren't known: the importer's message names the first one
         return infer_shapes(model, strict_mode=False, data_prop=True)
     except InferenceError as problem:
         raise _cant_be_inferred(str(problem)) from None
@@ -143,7 +147,7 @@ def _cant_be_inferred(why: str) -> GraphError:
 
 
 def _computed(model: onnx.ModelProto, known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute what can be computed, and replace its nodes by initializers."""
+    """Compute the nodes whose inputs are known, replace them by initializers, and return their outputs by name."""
     from onnx import numpy_helper
 
     graph, shapes = model.graph, shapes_of(model.graph)
@@ -174,10 +178,10 @@ def _computed(model: onnx.ModelProto, known: Mapping[str, np.ndarray]) -> dict[s
 
 
 def integer_of(graph: onnx.GraphProto, name: str) -> int:
-    """The integer that a tensor of one element holds.
+    """Return the integer that a constant tensor of one element holds.
 
     Raises:
-        GraphError: it isn't known before anything is run.
+        GraphError: the tensor isn't a constant of one element.
     """
     from onnx import numpy_helper
 
@@ -190,7 +194,7 @@ def integer_of(graph: onnx.GraphProto, name: str) -> int:
 
 
 def _constant(node: onnx.NodeProto) -> np.ndarray | None:
-    """What a node of type Constant holds, if it is numbers, and few."""
+    """Return the values of a node of type Constant; None if they aren't numbers, or are more than `SMALL`."""
     from onnx import helper, numpy_helper
 
     for attribute in node.attribute:
@@ -206,7 +210,7 @@ def _constant(node: onnx.NodeProto) -> np.ndarray | None:
 def _values(
     node: onnx.NodeProto, values: Mapping[str, np.ndarray], shapes: Mapping[str, Any], versions: dict[str, int]
 ) -> dict[str, np.ndarray] | None:
-    """The outputs of a node, by name; None if they depend on what isn't known, or aren't small."""
+    """Return the outputs of a node by name; None if an input isn't known, or if an output isn't small or computable."""
     from onnx import helper
     from onnx.reference import ReferenceEvaluator
 
@@ -226,7 +230,7 @@ def _values(
         return None
     try:
         made: Any
-        if node.op_type == "Unsqueeze" and "axes" in attributes:  # before opset 13, which alone the reference has
+        if node.op_type == "Unsqueeze" and "axes" in attributes:  # before opset 13; the reference has it only since
             made = [np.expand_dims(values[inputs[0]], tuple(attributes["axes"]))]
         else:
             made = ReferenceEvaluator(node, opsets=versions).run(None, {name: values[name] for name in inputs})

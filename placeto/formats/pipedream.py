@@ -23,11 +23,11 @@ from placeto.problem.graph import ComputationGraph, GraphError
 
 _FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _US_PER_MS = 1000.0
-_MOST_TENSORS = 100  # of one activation; each consumer reads them all
+_MOST_TENSORS = 100  # of one activation, as a consumer may read them all
 
 
 def recognises(path: Path) -> bool:
-    """Whether the name ends as PipeDream's profiles do, or it is a text file that begins with a layer."""
+    """Whether a file's name ends in ``graph.txt``, or it is a ``.txt`` file that begins with a layer."""
     name = plain_name(path)
     if name.endswith("graph.txt"):
         return True
@@ -35,18 +35,18 @@ def recognises(path: Path) -> bool:
 
 
 def load(path: str | Path) -> ComputationGraph:
-    """One training step from a profile: a forward and a backward op per layer, colocated.
+    """Read one training step from a profile: it has a forward and a backward op for each layer, colocated.
 
-    Layer ``node4`` becomes the op "node4", which holds the parameters, and "node4/grad", each with its measured time on
-    every kind of device (it is a GPU's, also where a cluster has CPUs). An edge carries the activation forward, and its
-    mirror a gradient of the same size back, one for each edge: "node5/grad" has an output for each of its layer's
-    inputs. "node4/grad" also reads node4's own activation, as the loss does at the end. Where an activation is a list
-    of tensors, ``__getitem__(i)`` reads the i-th and any other layer all. A layer that takes no time and has no
-    parameters (a view, an addition in place) stays with its first producer, or is free to go anywhere if that is an
-    input.
+    Layer ``node4`` becomes the op "node4", which holds the parameters, and the op "node4/grad". Each takes its measured
+    time on every kind of device, even on CPUs, though the times were measured on a GPU. An edge carries the
+    activation forward. For each edge, another one carries a gradient of the same size back: "node5/grad" has an output
+    for each input of its layer. "node4/grad" also reads node4's own activation, as the loss does at the end. If an
+    activation is a list of tensors, a layer ``__getitem__(i)`` reads the i-th, and any other layer reads all of them. A
+    layer that takes no time and has no parameters (a view, an addition in place) is colocated with its first producer,
+    or with nothing if that producer is an input.
 
-    Inputs have no backward op, and no time: upstream measured the loading of data there. Ops are in the order of the
-    layers' numbers, backward ops in reverse after them.
+    Inputs have no backward op and take no time, as upstream measured the loading of data there. Forward ops are in the
+    order of the layers' numbers; behind them come the backward ops, in the opposite order.
 
     Raises:
         GraphError: not such a profile; the message names the file and the line or layer.
@@ -79,7 +79,7 @@ class _Layer:
 
 def _parse(lines: list[str]) -> tuple[dict[str, _Layer], list[tuple[str, str]]]:
     layers: dict[str, _Layer] = {}
-    edges: dict[tuple[str, str], int] = {}  # -> line
+    edges: dict[tuple[str, str], int] = {}  # -> number of its line
     for number, line in enumerate(lines, start=1):
         parts = line.strip().split(" -- ")
         if not line.strip():
@@ -139,7 +139,7 @@ def _number(text: str, field: str, name: str) -> float:
 
 
 def _natural(name: str) -> tuple[str, bool, int, str]:
-    """Sort key by the number at the end: node2 before node10."""
+    """Return a sort key that compares the numbers at the ends of names, so that node2 comes before node10."""
     stem = name.rstrip("0123456789")
     digits = name[len(stem) :].lstrip("0")
     return stem, stem != name, len(digits), digits
@@ -152,7 +152,7 @@ def _ops(layers: dict[str, _Layer], edges: list[tuple[str, str]]) -> list[dict[s
         for name, layer in reversed(layers.items())
         if not layer.is_input
     }
-    first: dict[str, str] = {}  # producer of each layer that has one
+    first: dict[str, str] = {}  # layer -> its first producer
     for src, dst in edges:
         first.setdefault(dst, src)
         for output in _reads(layers[src], layers[dst]):
@@ -180,7 +180,7 @@ def _record(layer: _Layer, name: str, time_us: float, outputs: list[int]) -> dic
 
 
 def _reads(producer: _Layer, consumer: _Layer) -> list[int]:
-    """Which of the producer's tensors the consumer reads."""
+    """Return the numbers of those of the producer's tensors that the consumer reads."""
     count = len(producer.activations)
     if consumer.type == "__getitem__" and consumer.arguments in map(str, range(-count, count)):
         return [int(consumer.arguments) % count]
@@ -188,12 +188,12 @@ def _reads(producer: _Layer, consumer: _Layer) -> list[int]:
 
 
 def _homes(layers: dict[str, _Layer], first: dict[str, str]) -> dict[str, str]:
-    """The layer that each is colocated with: itself, or, if it is free, its first producer's home."""
+    """Layer -> the layer with which it is colocated: itself or, if it `is_free`, the home of its first producer."""
     homes: dict[str, str] = {}
     for name in layers:
         passed: dict[str, None] = {}
         while name not in homes and layers[name].is_free and name in first and name not in passed:
-            passed[name] = None  # in a set again: a cycle, which is refused later
+            passed[name] = None  # a name that is met again is in a cycle, which is refused later
             name = first[name]
         homes |= dict.fromkeys([*passed, name], homes.get(name, name))
     return homes

@@ -43,32 +43,32 @@ if TYPE_CHECKING:
 __all__ = ["PlacementError", "PlacementFile", "load_placement", "save_placement"]
 
 FORMAT = "placeto.placement/1"
-PLAN = "placeto.plan/1"  # which has a placement in a field: see `placeto.formats.plan`
+PLAN = "placeto.plan/1"  # a file that has a placement in one of its fields: see `placeto.formats.plan`
 
 
 @dataclass(frozen=True)
 class PlacementFile:
-    """The content of a placement file; whatever is None was left out of it."""
+    """The content of a placement file. A field that is None isn't in the file."""
 
     placement: Annotated[Mapping[str, str], mapping(text)]  # op name -> device name
     graph_hash: Annotated[str | None, optional(text)] = None
-    cluster: Annotated[str | None, optional(text)] = None  # its name
-    costs: Annotated[str | None, optional(text)] = None  # the cost model, with the hash of what decides its times
+    cluster: Annotated[str | None, optional(text)] = None  # name of the cluster
+    costs: Annotated[str | None, optional(text)] = None  # name of the cost model, which has a hash of its data
     dispatch: Annotated[str | None, optional(choice(*DISPATCHES))] = None
-    """What the makespan is of: see `placeto.problem.dispatch`."""
+    """The dispatch with which `makespan_us` was simulated: see `placeto.problem.dispatch`."""
     makespan_us: Annotated[float | None, optional(number())] = None
     fits: Annotated[bool | None, optional(flag)] = None
     peak_memory: Annotated[Mapping[str, int], mapping(size)] = field(default_factory=dict)  # device name -> bytes
     whole_modules: Annotated[Sequence[str] | None, optional(items(text, "a module"))] = None
-    """Kept whole, as blocks were; None = any module could be divided."""
+    """Paths of the modules that were kept whole in addition to the blocks; None = any module could be divided."""
     placer: Annotated[str | None, optional(text)] = None
     simulations: Annotated[int | None, optional(integer())] = None
     seconds: Annotated[float | None, optional(number())] = None
     order: Annotated[Mapping[str, list[str]] | None, optional(mapping(items(text, "an op")))] = None
-    """Device name -> its ops as they start."""
+    """Device name -> names of its ops, in the order in which they start."""
 
     def devices(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
-        """(N,) int64, the device index of each op, in the order of ``graph.op_names``.
+        """Return the device index of each op, (N,) int64, in the order of ``graph.op_names``.
 
         Raises:
             PlacementError: the file is for another graph, leaves an op out, or names an unknown op or device.
@@ -85,11 +85,13 @@ class PlacementFile:
         return np.array([index[self.placement[op]] for op in graph.op_names], np.int64)
 
     def op_order(self, graph: ComputationGraph) -> np.ndarray | None:
-        """(N,) int64, an order of all ops in which each device has its own as the file lists them; None = no lists.
+        """Return an order of all ops, (N,) int64, in which each device's ops stand as the file lists them.
+
+        Returns None if the file has no lists.
 
         Raises:
-            PlacementError: the file is for another graph; or lists that leave an op out, name an unknown one, stand
-                under another device than the placement's, or contradict the graph.
+            PlacementError: the file is for another graph, or its lists leave an op out, name an unknown op, have an op
+                under another device than the placement has, or contradict the graph.
         """
         if self.order is None:
             return None
@@ -108,12 +110,16 @@ class PlacementFile:
             raise PlacementError(str(problem)) from None
 
     def on(self, graph: ComputationGraph, count: int) -> tuple[np.ndarray, list[list[int]], list[str]]:
-        """(N,) the device of each op, the ops of each device in its order, and the devices' names, of `count` devices.
+        """Return the placement on `count` devices, for callers that don't have its cluster.
 
-        Devices are in the order in which the file's `peak_memory` or `order` has them, without their cluster.
+        Devices are numbered in the order of the file's `peak_memory` or, if it has none, of its `order`.
+
+        Returns:
+            The number of each op's device (N,), the ops of each device in their order, and the devices' names.
 
         Raises:
-            PlacementError: the file is for another graph, has no order, or names more devices.
+            PlacementError: the file is for another graph, has no order or one that contradicts the graph, leaves an op
+                out, or names another number of devices.
         """
         names = list(self.peak_memory or self.order or {})
         if self.order is None or not names:
@@ -141,7 +147,7 @@ class PlacementFile:
             raise PlacementError(f"{what} {quote(graph.name)}; {self._differences(graph)}: {how}")
 
     def _differences(self, graph: ComputationGraph) -> str:
-        """What can be said of the file's graph, of which it has the names of ops."""
+        """Return a clause that says how the file's graph differs from `graph`, as far as the names of ops show it."""
         if other := next((op for op in self.placement if op not in graph.index), None):
             return f"that one has an op {quote(other)}, which isn't in this one"
         if new := next((op for op in graph.op_names if op not in self.placement), None):
@@ -153,7 +159,7 @@ def load_placement(path: str | Path) -> PlacementFile:
     """Read a placement file, or the placement of a plan file; `PlacementFile.devices` turns it into an array.
 
     Raises:
-        PlacementError: the file is no placement; the message names file and field.
+        PlacementError: the file is neither of the two; the message names the file and the field.
         OSError: the file can't be read.
     """
     document = read_json(path, PlacementError)
@@ -164,19 +170,19 @@ def load_placement(path: str | Path) -> PlacementFile:
 
 
 def placement_of(document: Any) -> PlacementFile:
-    """The placement that a document of JSON is.
+    """Return the placement file that a JSON document holds.
 
     Raises:
-        PlacementError: it is none; the message names the field.
+        PlacementError: the document isn't a placement file; the message names the field.
     """
     table = table_of(PlacementFile)
     return PlacementFile(**read_document(document, FORMAT, "a placement file", table, PlacementError))
 
 
 def save_placement(placement: PlacementFile | PlacementResult, path: str | Path) -> None:
-    """Write a placement file, of what a placer returned or of a `PlacementFile`; fields that are None are left out.
+    """Write what a placer returned, or a `PlacementFile`, to a placement file; fields that are None are left out.
 
-    Of what a placer returned, the file also has the peak memory of each device.
+    For what a placer returned, the file also has the peak memory of each device.
 
     Raises:
         PlacementError: the name doesn't end in .json or .json.gz, or `placement` is neither of the two.
@@ -192,7 +198,7 @@ def save_placement(placement: PlacementFile | PlacementResult, path: str | Path)
 
 
 def document_of(file: PlacementFile) -> dict[str, Any]:
-    """What a placement file says, as a document of JSON."""
+    """Return the JSON document of a placement file, without the fields that are None."""
     values = {key: value for key, value in vars(file).items() if value is not None}
     large = {"placement": dict(values.pop("placement"))}
     if file.order is not None:
@@ -201,7 +207,7 @@ def document_of(file: PlacementFile) -> dict[str, Any]:
 
 
 def described(result: PlacementResult) -> PlacementFile:
-    """What is written of a placer's result."""
+    """Return the content of the placement file for a placer's result."""
     graph, cluster = result.problem.graph, result.problem.cluster
     schedule = result.schedule()
     names = np.array(graph.op_names)

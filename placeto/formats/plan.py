@@ -1,6 +1,6 @@
-"""Plan files (format "placeto.plan/1"): a way to run a step, what it takes, and the placement that it is.
+"""Plan files (format "placeto.plan/1"): one way to run a step, with its simulated time, its memory and its placement.
 
-Where a placement file is read, a plan file may stand: `placeto.formats.placement.load_placement` takes its placement.
+A plan file can be given in place of a placement file: `placeto.formats.placement.load_placement` takes its placement.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class PlanFile:
     kind: Annotated[str, text]  # such as "pipeline"
     shape: Annotated[str, text]  # such as "2 stages x 4"
     micro_batches: Annotated[int, integer(1)]
-    order: Annotated[str, text]  # of the ops of a device: a dispatch, "own list" or "program"
+    order: Annotated[str, text]  # in which a device runs its ops: a dispatch, "own list" or "program"
     run_by: Annotated[str, text]  # the tool whose step is simulated
-    batch: Annotated[int, integer(1)]  # samples of a step
+    batch: Annotated[int, integer(1)]  # number of samples in a step
     step_us: Annotated[float, number()]  # simulated, as that tool runs it
     memory: Annotated[Mapping[str, int], mapping(size)]  # bytes by category, of the fullest device
-    room: Annotated[int, size]  # bytes of that device
+    room: Annotated[int, size]  # bytes of memory that this device has
     fits: Annotated[bool, flag]
     cluster_hash: Annotated[str, text]
     placement: Annotated[PlacementFile, _placement]
 
     def check_cluster(self, cluster: Cluster) -> None:
-        """Refuse another cluster than the plan's.
+        """Refuse a cluster other than the plan's.
 
         Raises:
-            PlacementError: it is another one.
+            PlacementError: the hash of the cluster isn't the one in the plan.
         """
         if cluster.hash != self.cluster_hash:
             theirs, ours = quote(self.cluster_hash[:12]), quote(cluster.hash[:12])
@@ -67,10 +67,10 @@ class PlanFile:
 
 
 def load_plan(path: str | Path) -> PlanFile | None:
-    """Read a plan file; None for a file of another format.
+    """Read a plan file; return None if the file has another format.
 
     Raises:
-        PlacementError: the file is no plan; the message names file and field.
+        PlacementError: the file isn't JSON, or has a wrong field; the message names the file and the field.
         OSError: the file can't be read.
     """
     document = read_json(path, PlacementError)
@@ -84,7 +84,7 @@ def save_plan(plan: PlanFile, path: str | Path) -> None:
     """Write a plan file.
 
     Raises:
-        PlacementError: the file is not called .json or .json.gz.
+        PlacementError: the name doesn't end in .json or .json.gz.
         OSError: the file can't be written.
     """
     check_json_name(path, PlacementError)

@@ -28,16 +28,16 @@ _DUMMIES = 2
 
 
 def recognises(path: Path) -> bool:
-    """Whether the name ends as those of the set do."""
+    """Whether a file's name ends in ``.stg`` or ``.stg.gz``."""
     return plain_name(path).endswith(".stg")
 
 
 def load(path: str | Path) -> ComputationGraph:
-    """A graph from such a file: an op for each task, dummies included.
+    """Read a graph: it has an op for each task, dummies included.
 
-    A unit of time becomes a microsecond: a task's time is that of all kinds of device, and a communication time becomes
-    the bytes of an output; tasks that are reached in the same time read the same. So on equal devices whose links are
-    free, with a bandwidth of 1 byte/us and no latency, makespans are in the file's units.
+    A unit of time becomes a microsecond. An op takes its task's time on all kinds of device. A communication time
+    becomes the bytes of an output, which all tasks with the same communication time read. So on equal devices whose
+    links are free, with a bandwidth of 1 byte/us and no latency, makespans are in the file's units.
 
     Raises:
         GraphError: not such a file; the message names the file and the line or task.
@@ -53,8 +53,8 @@ def load(path: str | Path) -> ComputationGraph:
 def _ops(lines: list[tuple[int, list[str]]]) -> list[dict[str, Any]]:
     if not lines:
         raise GraphError("not a task graph: it has no line")
-    count = _whole(lines[0][1][0], lines[0][0])  # in the prototype set followed by a number of processors
-    tasks: dict[int, tuple[float, list[tuple[int, float]], int]] = {}  # -> time, what it needs, line
+    count = _whole(lines[0][1][0], lines[0][0])  # the prototype set also has a number of processors here
+    tasks: dict[int, tuple[float, list[tuple[int, float]], int]] = {}  # number -> time, needed tasks, line
     at = 1
     while at < len(lines):
         row, words = lines[at]

@@ -1,9 +1,9 @@
 """A placement of whole modules, as `accelerate` and the models of Hugging Face take it: module path -> device.
 
-Each unit (`hooks.py`) goes where most of its time is; units that must share a device go together. Modules whose units
-all agree are said once; no module of the map contains another, as accelerate's hooks would then move inputs to the
-outer one's device. What this costs against the free placement is simulated: with whole modules, and run in program
-order besides, as Python would run it.
+Each unit (`hooks.py`) goes to the device that has most of the unit's time in the placement; units that must share a
+device go together. A module whose units are all on one device has one entry. No module of the map contains another, as
+accelerate's hooks would then move inputs to the outer one's device. Two schedules show what the map costs in comparison
+with the placement: one with whole modules, and one that also keeps to program order, as Python would run it.
 
 Legend: N ops, U units, D devices.
 """
@@ -25,28 +25,29 @@ from placeto.simulator.schedule import Schedule, simulate
 if TYPE_CHECKING:
     from torch import nn
 
-CPU = "cpu"  # what kinds of CPUs begin with, and what accelerate calls it
+CPU = "cpu"  # the beginning of all kinds of CPUs, and accelerate's name of the CPU
 OFFLOADED = (CPU, "disk")
-"""Devices of a device map whose modules accelerate computes on the main device, to which it copies their weights."""
+"""Devices in a map whose modules accelerate computes on the main device: it copies their weights there."""
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceMap:
-    """Where each module goes, and what that takes."""
+    """The device of each module, and how long the step takes with it."""
 
-    modules: dict[str, int]  # path -> device, a number; of all parameters, buffers and ops, the loss's aside
+    modules: dict[str, int]  # path -> number of a device, for all parameters, buffers and ops except those of the loss
     main: int  # the device of the parameters, buffers and inputs of the model itself
-    placement: np.ndarray  # (N,) int64, what it says of the ops
-    whole: Schedule  # with whole modules, by the problem's dispatch
-    in_order: Schedule  # the same in program order
-    notes: tuple[str, ...]  # sentences: where it had to leave the placement, and why
-    borrowed: dict[str, str]  # parameters that are read outside of their module -> by which, "" for the model itself
+    placement: np.ndarray  # (N,) int64, the device of each op under this map
+    whole: Schedule  # of `placement`, by the problem's dispatch
+    in_order: Schedule  # of `placement`, in program order
+    notes: tuple[str, ...]  # sentences: where the map had to differ from the given placement, and why
+    borrowed: dict[str, str]  # parameter that another module than its own reads -> this module, "" for the model itself
 
     def named(self, names: Sequence[str] = ()) -> dict[str, int | str]:
-        """The map as accelerate takes it.
+        """Return the map as accelerate takes it.
 
         Args:
-            names: (D,) of the devices; if not given "cpu" for a CPU and numbers for the others, in the cluster's order.
+            names: (D,) names of the devices; if not given, "cpu" for a CPU and numbers for the others, in the cluster's
+                order.
 
         Raises:
             ExportError: not as many names as devices.
@@ -61,7 +62,7 @@ class DeviceMap:
         return {module: said[device] for module, device in self.modules.items()}
 
     def offload_note(self, named: dict[str, int | str]) -> str:
-        """Why accelerate can't run a map with these devices, as a sentence; empty if it can."""
+        """Return the reason why accelerate can't run the map `named`, as a sentence; "" if it can."""
         for tensor, reader in self.borrowed.items():
             for module, device in named.items():
                 if device in OFFLOADED and inside(tensor, module):
@@ -74,13 +75,13 @@ class DeviceMap:
 
 
 def device_map(schedule: Schedule, whole: Sequence[str] = (), module: nn.Module | None = None) -> DeviceMap:
-    """The device map next to a placement.
+    """Return the device map that is most like a placement.
 
     Args:
         schedule: the schedule of the placement.
-        whole: paths of modules that must not be divided, beside the blocks.
-        module: that was captured; needed for graphs of older versions only, which don't know all of its parameters and
-            buffers.
+        whole: paths of modules that must not be divided, in addition to the blocks.
+        module: the module that was captured; needed for graphs of older versions only, which lack some of its
+            parameters and buffers.
 
     Raises:
         ExportError: the graph has no modules.
@@ -103,16 +104,16 @@ def device_map(schedule: Schedule, whole: Sequence[str] = (), module: nn.Module 
 
 
 def whole_modules(graph: ComputationGraph, whole: Sequence[str] = ()) -> ComputationGraph:
-    """The graph with the ops colocated that a device map has to keep together, so that every placer does.
+    """Return the graph with all ops colocated that a device map keeps together, so that every placer keeps them so.
 
     Raises:
-        ExportError: the graph has no modules, or not those named.
+        ExportError: the graph has no modules, or lacks one of `whole`.
     """
     return with_whole_modules(graph, module_units(graph, whole))
 
 
 def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, int, tuple[str, ...]]:
-    """(U+1,) the device of each unit, the model itself last; the main device; what moved away from the placement."""
+    """Return the device of each unit (U+1,), the model itself last; the main device; and notes on what had to move."""
     root = len(units.names)
     time = schedule.finish_us - schedule.start_us + 1e-9
     votes = np.zeros((root + 1, schedule.problem.num_devices))
@@ -123,7 +124,7 @@ def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, int, tuple[s
     np.add.at(together, units.joined, votes)
     voted = together[units.joined].any(1)
     device = together[units.joined].argmax(1)
-    for unit in np.flatnonzero(~voted[:root]).tolist():  # nothing of it is in the graph: beside what is next to it
+    for unit in np.flatnonzero(~voted[:root]).tolist():  # without ops: with the unit of the most similar path
         near = max(np.flatnonzero(voted[:root]).tolist(), key=lambda other: _shared(units.names, unit, other))
         device[units.joined == units.joined[unit]] = device[near]
     with_root = units.joined == units.joined[root]
@@ -145,13 +146,13 @@ def _devices(schedule: Schedule, units: Units) -> tuple[np.ndarray, int, tuple[s
 
 
 def _shared(names: Sequence[str], one: int, other: int) -> int:
-    """How many parts two paths have in common."""
+    """Return how many parts two paths have in common from their beginning; 99 if one begins with the other."""
     pairs = zip(names[one].split("."), names[other].split("."), strict=False)
     return next((depth for depth, (a, b) in enumerate(pairs) if a != b), 99)
 
 
 def _of_ops(graph: ComputationGraph, units: Units, device: np.ndarray) -> np.ndarray:
-    """(N,) where ops run: with their unit, else with what they read first, as accelerate's hooks leave it."""
+    """(N,) the device of each op: that of its unit, else of the first op that it reads, as accelerate would run it."""
     placement = np.where(units.where >= 0, device[units.where], -1)
     for op in graph.topological_order.tolist():
         if placement[op] < 0:
@@ -166,7 +167,7 @@ def _of_ops(graph: ComputationGraph, units: Units, device: np.ndarray) -> np.nda
 
 
 def _said(graph: ComputationGraph, units: Units, device: np.ndarray) -> dict[str, int]:
-    """Units and their devices, those of a module in which all agree as one."""
+    """Path -> device of units, or of a module with all its units if they are on one device."""
     of_units = dict(zip(units.names, device[: len(units.names)].tolist(), strict=True))
     between = {(graph.modules[op], int(device[units.where[op]])) for op in np.flatnonzero(units.where >= 0).tolist()}
     between = {(path, at) for path, at in between if path and path != LOSS and path not in of_units}

@@ -17,11 +17,11 @@ from placeto.simulator.schedule import Schedule
 from placeto.terminal import printable
 
 MOST_BOXES = 60
-_LABELLED = 0.05  # share of the largest arrow's bytes from which on arrows have a label
+_LABELLED = 0.05  # arrows of at least this share of the largest arrow's bytes have a label
 
 
 def modules_dot(schedule: Schedule, most_boxes: int = MOST_BOXES) -> str:
-    """The picture's source, for ``dot -Tsvg``."""
+    """Return the picture in graphviz's language DOT, as input of ``dot -Tsvg``."""
     from matplotlib import colormaps  # takes a second
     from matplotlib.colors import to_hex
 
@@ -65,7 +65,7 @@ def modules_dot(schedule: Schedule, most_boxes: int = MOST_BOXES) -> str:
 
 
 def _boxes(modules: tuple[str, ...], time: np.ndarray, most: int) -> list[str]:
-    """(N,) a label for each op: the module that it is shown in."""
+    """(N,) the label of each op's box, which is the path of a module."""
     paths = [module.split(".") if module else [] for module in modules]
     labels = [path[0] if path else "(no module)" for path in paths]
     closed: set[str] = set()
@@ -86,7 +86,7 @@ def _boxes(modules: tuple[str, ...], time: np.ndarray, most: int) -> list[str]:
             closed.add(largest)
         else:
             labels = inside
-            closed |= {largest}  # what it computes by itself
+            closed |= {largest}  # what still has its label is what the module computes by itself
 
 
 def _quoted(text: str) -> str:

@@ -16,8 +16,9 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def save_graphml(schedule: Schedule, path: str | Path) -> None:
-    """Write the ops and tensors of a schedule: device, start and end in us, type, module; bytes.
+    """Write the ops of a schedule as nodes, and an edge for each op that reads a tensor of another op.
 
+    A node has the op's type, module, device, and start and end in microseconds; an edge has the tensor's bytes.
     Characters that XML doesn't have are spelled out, as in "\\x1b".
 
     Raises:
@@ -48,7 +49,7 @@ def _text(text: str) -> str:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """The names of ops as XML has them, still different from each other."""
+    """Return the names of ops with only characters that XML has; they still differ from each other."""
     taken, made = set(names), []
     for name in names:
         text = _text(name)

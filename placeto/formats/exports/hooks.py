@@ -1,9 +1,9 @@
 """Which modules must share a device so that `accelerate` can run a model that is divided between devices.
 
-Its hooks move the arguments of a module of the device map to that module's device, and those of the whole model to the
-map's first device, with the parameters and buffers of the model itself. Nothing else is moved: an op between two
-modules runs where its inputs are, so what it reads must be on one device. Parameters and buffers of a module that is
-divided would stay where they were loaded, so such a module stays whole.
+accelerate's hooks move the arguments of each module of the device map to that module's device. They move the arguments
+of the whole model, and its own parameters and buffers, to the map's first device. Nothing else is moved. An op between
+two modules runs where its inputs are, so all its inputs must be on one device. Parameters and buffers that belong
+directly to a divided module would stay where they were loaded, so such a module stays whole.
 
 Legend: N ops, U units.
 """
@@ -33,13 +33,13 @@ from placeto.problem.graph.labels import TENSORS
 if TYPE_CHECKING:
     from torch import nn
 
-_LARGE = 0.5  # a module with more than this share of the model is rather divided: it would leave other devices idle
-_LOSSES = ("nll_loss", "cross_entropy")  # models that compute such a loss themselves move its targets
+_LARGE = 0.5  # a module with more than this share of the model is divided: whole, it would leave other devices idle
+_LOSSES = ("nll_loss", "cross_entropy")  # models that compute such a loss themselves move the loss's targets
 
 
 @dataclass(frozen=True)
 class Join:
-    """Two units that must share a device, and why."""
+    """The numbers of two units that must share a device, and why."""
 
     one: int
     other: int
@@ -48,28 +48,28 @@ class Join:
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """Which ops belong to which unit. Number U stands for the model itself: its own tensors, and its inputs."""
+    """The units and their ops. Number U stands for the model itself: its own tensors, and its inputs."""
 
     names: tuple[str, ...]  # (U,) module paths, in the order of their first op
-    unit: np.ndarray  # (N,) int64, -1 for ops between the units: of the whole model, or of the loss
-    joined: np.ndarray  # (U+1,) int64, the first unit with which each must share a device, mostly itself
-    where: np.ndarray  # (N,) int64, the joined unit where an op has to run; -1 if it runs where its inputs are
+    unit: np.ndarray  # (N,) int64, the unit of each op; -1 for ops between units: of the whole model, or of the loss
+    joined: np.ndarray  # (U+1,) int64, the first of the units with which each must share a device; often itself
+    where: np.ndarray  # (N,) int64, the number in `joined` with which an op has to run; -1 if it runs where inputs are
     own: tuple[str, ...]  # parameters and buffers of the model itself
     joins: tuple[Join, ...]
-    whole: dict[str, str]  # modules that stay whole for accelerate's sake -> the reason, a sentence
-    borrowed: dict[str, str]  # parameters that are read outside of their module -> where
+    whole: dict[str, str]  # module that stays whole because of accelerate -> the reason, a sentence
+    borrowed: dict[str, str]  # parameter that another module than its own reads -> this module
 
 
 def module_units(graph: ComputationGraph, whole: Sequence[str] = (), module: nn.Module | None = None) -> Units:
-    """The units of a graph, and which of them must share a device.
+    """Find the units of a graph, and those that must share a device.
 
     Args:
         graph: captured, so that its ops have modules.
-        whole: paths of modules that are to stay whole, beside the blocks.
-        module: the module that was captured: graphs of older versions don't know all of its parameters and buffers.
+        whole: paths of modules that are to stay whole, in addition to the blocks.
+        module: the module that was captured; graphs of older versions lack some of its parameters and buffers.
 
     Raises:
-        ExportError: the graph has no modules, or not those that are to stay whole.
+        ExportError: the graph has no modules, or lacks one that is to stay whole.
     """
     groups = _same_tensors(graph, module)
     paths = paths_of(graph, whole, (name for group in groups for name in group))
@@ -91,7 +91,7 @@ def module_units(graph: ComputationGraph, whole: Sequence[str] = (), module: nn.
 
 
 def with_whole_modules(graph: ComputationGraph, units: Units) -> ComputationGraph:
-    """The graph whose units must each stay on one device: what they are made of is colocated."""
+    """Return the graph with the ops of each unit, and of units that must share a device, colocated."""
     colocation = graph.colocation.copy()
     root: dict[int, int] = {}  # colocation group of the graph -> unit
     group = units.where
@@ -110,7 +110,7 @@ def with_whole_modules(graph: ComputationGraph, units: Units) -> ComputationGrap
 
 
 def _same_tensors(graph: ComputationGraph, module: nn.Module | None) -> list[list[str]]:
-    """All names of each parameter and buffer."""
+    """Return the lists of names of all parameters and buffers: one list a tensor, which may have several names."""
     by_name: dict[str, list[str]] = {}
     for name, kind, others in zip(graph.op_names, graph.op_types, graph.module_tensors, strict=True):
         for group in [[name, *others]] if kind in TENSORS else [[other] for other in others]:
@@ -127,7 +127,7 @@ def _same_tensors(graph: ComputationGraph, module: nn.Module | None) -> list[lis
 
 @dataclass(eq=False)
 class _Search:
-    """Where accelerate runs each op of the forward pass, in terms of units."""
+    """The search for the unit with which accelerate runs each op, and for units that must share a device."""
 
     graph: ComputationGraph
     names: tuple[str, ...]
@@ -145,7 +145,11 @@ class _Search:
         self.where = np.full(self.graph.num_ops, -1, np.int64)
 
     def run(self, groups: Sequence[Sequence[str]]) -> dict[str, str]:
-        """Join units; returns modules that should rather stay whole, with the reasons."""
+        """Join the units that must share a device; return the modules that should stay whole instead -> the reasons.
+
+        Args:
+            groups: the names of each parameter and buffer.
+        """
         graph = self.graph
         for group in groups:
             self.own += [name for name in group if "." not in name]
@@ -172,9 +176,12 @@ class _Search:
         return self.undivided
 
     def between(self, op: int, producers: Sequence[int], buffers: Sequence[str]) -> None:
-        """An op of a module that is divided runs where its inputs are."""
+        """Find where an op of a divided module runs, which is where its inputs are.
+
+        If its inputs are of several units, join these units, or note that the module should stay whole.
+        """
         graph, path = self.graph, self.graph.modules[op]
-        sources: dict[int, bool] = {}  # unit -> whether what comes of it is an argument of the module
+        sources: dict[int, bool] = {}  # unit -> whether an argument of the module comes from it
         for producer in producers:
             if self.where[producer] >= 0:
                 argument = graph.op_types[producer] != "parameter" and not inside(graph.modules[producer], path)
@@ -194,7 +201,7 @@ class _Search:
         self.where[op] = next(iter(sources), -1)
 
     def may_stay_whole(self, path: str) -> bool:
-        """Whether a module holds no stack of blocks, and no more than half of the model."""
+        """Whether a module contains no list of blocks, and at most half of the model's FLOPs and of its parameters."""
         graph = self.graph
         rest = [other.removeprefix(path) for other in self.of_path if inside(other, path)]
         if any(part.isdigit() for name in rest for part in name.split(".")):
@@ -204,7 +211,7 @@ class _Search:
         return max(shares) <= _LARGE
 
     def note_borrowed(self, op: int, producers: Sequence[int]) -> None:
-        """A parameter that another module than its own reads is in no argument that a hook could move."""
+        """Note each parameter that an op of another module reads: it is no argument, so that no hook moves it."""
         graph = self.graph
         for producer in producers:
             if graph.op_types[producer] == "parameter":
@@ -213,32 +220,36 @@ class _Search:
                     self.borrowed.setdefault(names[0], graph.modules[op])
 
     def join_readers(self) -> None:
-        """Units that read one parameter, in graphs of older versions, which don't know second names."""
+        """Join units that read the same parameter, in graphs of older versions, which lack second names of tensors."""
         graph = self.graph
         for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
             if graph.op_types[src] == "parameter" and self.unit[src] >= 0 and self.unit[dst] >= 0:
                 self.join(int(self.unit[src]), int(self.unit[dst]), f"both read {graph.op_names[src]}")
 
     def owner(self, name: str) -> int:
-        """The unit of a parameter or buffer."""
+        """Return the unit of a parameter or buffer, by its name."""
         path = name.rpartition(".")[0]
         return self.number[self.of_path[path]] if path else self.root
 
     def say(self, unit: int) -> str:
+        """Return the name of a unit, for reasons."""
         return self.names[unit] if unit < self.root else "the model's own tensors and inputs"
 
     def find(self, unit: int) -> int:
+        """Return the first of the units that are joined with a unit."""
         while self.leader[unit] != unit:
             self.leader[unit] = unit = self.leader[self.leader[unit]]
         return unit
 
     def join(self, one: int, other: int, why: str) -> None:
+        """Join two units that must share a device, and all units that are joined with them."""
         first, second = sorted((self.find(one), self.find(other)))
         if first != second:
             self.leader[second] = first
             self.joins.append(Join(one, other, f"{self.say(one)} and {self.say(other)} share a device: {why}"))
 
     def units(self, whole: dict[str, str]) -> Units:
+        """Return what was found; `whole` has the modules that stay whole because of accelerate, with the reasons."""
         joined = np.array([self.find(unit) for unit in range(self.root + 1)], np.int64)
         where = np.where(self.where >= 0, joined[self.where], -1)
         return Units(

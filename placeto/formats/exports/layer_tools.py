@@ -22,18 +22,19 @@ from placeto.formats.exports.units import ExportError
 from placeto.formats.exports.whole_layers import WholeLayers
 from placeto.problem.cluster import Cluster
 
-CPU = "cpu"  # what kinds of CPUs begin with
+CPU = "cpu"  # the beginning of all kinds of CPUs
 
 
 def megatron(made: WholeLayers, batch: int | None = None) -> str:
-    """Arguments of Megatron-LM's training programs, as a shell array.
+    """Return arguments of Megatron-LM's training programs, as a shell array.
 
     Args:
-        made: of a training step in micro-batches.
+        made: the layers of a training step in micro-batches.
         batch: samples of a step; if not given, a micro-batch has one.
 
     Raises:
-        ExportError: devices don't take the stages in turns, or not in a number of micro-batches that it can do.
+        ExportError: the stages don't go over the devices in turns, or Megatron-LM can't run them with that number of
+            micro-batches.
     """
     name, size, replicas = _name(made), len(made.ranks[0]), len(made.devices)
     if not in_turns(made.devices):
@@ -59,7 +60,7 @@ def megatron(made: WholeLayers, batch: int | None = None) -> str:
 
 
 def vllm(made: WholeLayers, batch: int | None = None) -> str:
-    """The environment and arguments of ``vllm serve``, for a shell.
+    """Return the environment and arguments of ``vllm serve``, for a shell.
 
     Raises:
         ExportError: a device has layers in several places, or none.
@@ -75,7 +76,7 @@ def vllm(made: WholeLayers, batch: int | None = None) -> str:
 
 
 def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
-    """Arguments of llama.cpp's programs, as a shell array.
+    """Return arguments of llama.cpp's programs, as a shell array.
 
     Raises:
         ExportError: a device has layers in several places, or none; there are replicas; or a CPU has other layers than
@@ -84,7 +85,7 @@ def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
     _contiguous(made, "llama.cpp")
     _alone(made, "llama.cpp")
     (devices,), cluster = made.devices, made.schedule.problem.cluster
-    slots = [*made.counts[:-1], made.counts[-1] + 1]  # the output is behind the layers
+    slots = [*made.counts[:-1], made.counts[-1] + 1]  # the output counts as one more layer
     on_cpu = [cluster.devices[device].kind.lower().startswith(CPU) for device in devices]
     for stage, ((first, end), own) in enumerate(zip(made.stages, on_cpu, strict=True)):
         if own and stage:
@@ -102,7 +103,7 @@ def llama_cpp(made: WholeLayers, batch: int | None = None) -> str:
 
 
 def exo(made: WholeLayers, batch: int | None = None) -> str:
-    """The shards of an instance of exo, as JSON: of each device its rank and its layers.
+    """Return the shards of an instance of exo, as JSON, with the rank and the layers of each device.
 
     Raises:
         ExportError: a device has layers in several places, or none, or there are replicas.
@@ -123,7 +124,7 @@ def exo(made: WholeLayers, batch: int | None = None) -> str:
 
 
 LAYER_TOOLS = {"megatron": megatron, "vllm": vllm, "llama.cpp": llama_cpp, "exo": exo}
-"""Name of a format -> what it writes of layers, and of the samples of a step if they are known."""
+"""Name of a format -> function that writes it, from layers and the samples of a step, which may be None."""
 TITLES = {"megatron": "Megatron-LM", "vllm": "vLLM", "llama.cpp": "llama.cpp", "exo": "exo"}
 
 
@@ -140,7 +141,7 @@ def in_turns(devices: tuple[tuple[int, ...], ...]) -> bool:
 
 
 def ranks_by_stage(made: WholeLayers) -> tuple[int, ...]:
-    """(P * R,) the device of each rank where ranks are counted by stages, in each by replicas."""
+    """(P * R,) the device of each rank, if ranks are numbered by pipeline rank, and within one by replica."""
     return tuple(device for row in zip(*made.ranks, strict=True) for device in row)
 
 
@@ -151,7 +152,10 @@ def hosts_in_order(cluster: Cluster, ranks: tuple[int, ...]) -> bool:
 
 
 def visible(cluster: Cluster, ranks: tuple[int, ...]) -> str:
-    """CUDA_VISIBLE_DEVICES of the one host of a cluster, empty where the ranks are its first GPUs."""
+    """Return the value of CUDA_VISIBLE_DEVICES that gives each rank its GPU.
+
+    It is "" if it isn't needed, because the ranks are the first GPUs in order, or if the cluster has several hosts.
+    """
     gpus = [number for number, device in enumerate(cluster.devices) if not device.kind.lower().startswith(CPU)]
     own = [gpus.index(device) for device in ranks if device in gpus]
     return "" if cluster.num_hosts > 1 or own == list(range(len(own))) else ",".join(map(str, own))

@@ -5,8 +5,8 @@ A split before a module is legal unless
 - the module is called more than once: every call would begin a stage;
 - an input of the model is read behind it: only the first stage is given inputs;
 - an output is made before it: only the last stage gives outputs.
-A stage is not, where a tensor that earlier stages make is read both in it and behind it: its gradient would come from
-two stages. Tensors that have no gradient may.
+A stage isn't legal if a tensor of an earlier stage is read both in it and behind it: the tensor's gradient would come
+from two stages. A tensor without gradient may be read so.
 
 Legend: N ops, U units.
 """
@@ -44,30 +44,30 @@ _NO_GRADIENT |= {f"{kind}_{what}" for kind in ("logical", "bitwise") for what in
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Which stages can be."""
+    """The legal stages, and the reasons against all others."""
 
-    legal: np.ndarray  # (U+1, U+1) bool, whether units from one to before another can be a stage
-    why: tuple[str, ...]  # sentences: what stands against the others, first what stands against single splits
-    at_once: int  # how many of these are about single splits
-    refused: bool  # whether some of that is more than modules that have to stay together
+    legal: np.ndarray  # (U+1, U+1) bool, whether the units a to b - 1 can be a stage, at [a, b]
+    why: tuple[str, ...]  # clauses: the reasons against the others, first those against splits at one module
+    at_once: int  # how many of the reasons are against splits at one module
+    refused: bool  # whether one of these is about inputs or outputs of the model
 
 
 def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray) -> Splits:
-    """The legal stages of a graph.
+    """Find the legal stages of a graph.
 
     Args:
         graph: captured; its ops are in program order.
         names: (U,) units in program order.
-        unit: (N,) int64, -1 for ops between the units.
+        unit: (N,) int64, the unit of each op; -1 for ops between the units.
     """
     forward = first_forward(graph)
     run = np.flatnonzero(forward & (unit >= 0))
     begin = run[np.unique(unit[run], return_index=True)[1]]  # (U,) the first op of each
     reasons: dict[int, str] = {}  # unit -> why the model can't be split before it
-    refused: set[int] = set()  # of these, where torch fails
+    refused: set[int] = set()  # those of them before which torch would fail to split
 
     def forbid(after: int, until: int, why: str, fails: bool = True) -> None:
-        """No split between an op and a later one."""
+        """Forbid all splits between the op `after` and the later op `until`; `fails`: torch would fail there."""
         first, last = np.searchsorted(begin, (after, until), "right").tolist()
         for number in range(max(first, 1), last):
             reasons.setdefault(number, why)
@@ -94,7 +94,7 @@ def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray)
         for name in graph.module_inputs[op]:
             readers[name].append(op)
     for name, ops in readers.items():
-        if min(ops) < behind or graph.mode != "training" or loss:  # else a target of the loss that the model computes
+        if min(ops) < behind or graph.mode != "training" or loss:  # else a target of the model's own loss
             where = graph.modules[max(ops)] or "the model itself"
             forbid(0, max(ops), f"{where} reads the model's input {name}")
     for (src, _), users in reads.items():
@@ -128,13 +128,13 @@ def find_splits(graph: ComputationGraph, names: Sequence[str], unit: np.ndarray)
 
 
 def first_forward(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, ops of the forward pass of the first micro-batch, parameters and the loss function aside."""
+    """(N,) bool, whether an op is in the forward pass of the first micro-batch; parameters and the loss are not."""
     first = graph.micro_batches <= 0
     return in_forward(graph) & first & np.array([module != LOSS for module in graph.modules])
 
 
 def called_again(graph: ComputationGraph, ops: np.ndarray) -> bool:
-    """Whether every module that ops of the forward pass are in, those of a unit, computes in several calls."""
+    """Whether each module of a unit is called more than once; `ops` are the unit's ops in the forward pass."""
     calls: dict[str, int] = {}
     for op in ops.tolist():
         path = graph.modules[op]

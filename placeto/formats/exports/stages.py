@@ -1,8 +1,8 @@
 """Contiguous pipeline stages, as `torch.distributed.pipelining` takes them: the modules at which a model is split.
 
-Units (`units.py`) in program order are divided into as many runs as there are devices, so that the longest stage,
-forward and backward, takes the least time: a pipeline is as fast as its slowest stage. A split is legal (`splits.py`)
-where torch can run what comes of it.
+Units (`units.py`) in program order are divided into as many stages as there are devices. The longest stage, forward and
+backward, takes as little time as possible, because a pipeline is as fast as its slowest stage. A split is legal
+(`splits.py`) if torch can run the stages that it makes.
 
 Legend: N ops, U units, D devices, S stages.
 """
@@ -30,11 +30,11 @@ class ExportWarning(UserWarning):
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """Which modules each stage has."""
+    """The modules and the time of each stage."""
 
     modules: tuple[tuple[str, ...], ...]  # (S,) module paths of each stage
-    stage_us: np.ndarray  # (S,) float64, what each stage computes for, in a step
-    agreement: float  # share of the time that the placement divides in the same way, whatever it calls the devices
+    stage_us: np.ndarray  # (S,) float64, for how long each stage computes in a step
+    agreement: float  # share of the ops' time in which placement and stages agree, with devices matched to stages
 
     @property
     def split_points(self) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class Stages:
         return tuple(modules[0] for modules in self.modules[1:])
 
     def described(self, device_names: tuple[str, ...]) -> dict[str, object]:
-        """For JSON."""
+        """Return a table for JSON, with the split points and each stage's device, time in us and modules."""
         stages = [
             {"device": device_names[number], "us": float(us), "modules": list(modules)}
             for number, (modules, us) in enumerate(zip(self.modules, self.stage_us, strict=True))
@@ -51,17 +51,17 @@ class Stages:
 
 
 def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequence[str] = ()) -> Stages:
-    """The stages of a model.
+    """Divide a model into stages that take equal time, as far as possible.
 
     Args:
-        schedule: the schedule of the placement; stage s runs on device s.
-        count: S; if not given, as many as there are devices, or fewer, with an `ExportWarning`, where torch can't run
-            so many or modules have to stay together.
-        whole: paths of modules that must not be divided, beside the blocks.
+        schedule: the schedule of a placement, which the stages are compared with; stage s runs on device s.
+        count: S, the number of stages; if not given, as many as there are devices, or fewer, with an `ExportWarning`,
+            if torch can't run so many or modules have to stay together.
+        whole: paths of modules that must not be divided, in addition to the blocks.
 
     Raises:
-        ExportError: the graph has no modules, fewer units than stages, more stages than devices, or torch can't run
-            that many stages, nor any split where no number is given.
+        ExportError: the graph has no modules; `count` is above the number of devices or of units, or torch can't run so
+            many stages; or no count is given, and torch can't run any split because of the model's inputs or outputs.
     """
     problem = schedule.problem
     graph, devices = problem.graph, problem.num_devices
@@ -103,7 +103,7 @@ def pipeline_stages(schedule: Schedule, count: int | None = None, whole: Sequenc
 
 
 def _in_program_order(graph: ComputationGraph, whole: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """Units that are run, by their first op as captured; (N,) int64 the unit of each op, -1 for ops between them."""
+    """Return the units of the forward pass, by their first ops, and (N,) int64 the unit of each op; -1 for no unit."""
     of_path = {path: unit_of(path, whole) for path in paths_of(graph, whole)}
     found = set(of_path.values())
     outer = found & holders(found)
@@ -117,12 +117,15 @@ def _in_program_order(graph: ComputationGraph, whole: Sequence[str]) -> tuple[li
 
 
 def _balanced(work: np.ndarray, count: int, legal: np.ndarray | None = None) -> list[int] | None:
-    """Where each run of rows of work (U, D) ends, run s on device s, with the least longest run; None if there is none.
+    """Divide the units into runs, run s on device s, so that the longest run takes the least time.
 
     Args:
-        work: what each unit takes on each device.
-        count: how many runs.
-        legal: (U+1, U+1) bool, whether a run may be from one unit to before another; all may if not given.
+        work: (U, D) the time of each unit on each device.
+        count: the number of runs.
+        legal: (U+1, U+1) bool, whether the units a to b - 1 may be a run, at [a, b]; all may if not given.
+
+    Returns:
+        For each run, the number of its last unit plus 1; None if no division is legal.
     """
     units = len(work)
     total = np.vstack([np.zeros(work.shape[1]), np.cumsum(work, 0)])

@@ -1,11 +1,11 @@
-"""The order in which `torch.distributed.pipelining` runs the chunks of a pipeline, and what the step then takes.
+"""The order in which `torch.distributed.pipelining` runs the chunks of a pipeline, and the step in this order.
 
-torch runs whole chunks: F, the forward pass of a stage for a micro-batch; I, the gradients that the stage before waits
-for; W, those of weights; or B, both at once. A device's list of ops becomes an order of chunks: F and W stand where the
-list begins them, I where it has computed the last of what is sent. The first stage has B for W: nobody waits for it. A
-stage without trained weights has B for I, or a B that computes nothing, since torch asks for a backward pass of each.
-Orders of all devices are parts of one order of all chunks, in which each comes after those that it needs, so that no
-device waits for ever.
+torch runs whole chunks of a stage and a micro-batch. F is the forward pass. I computes the gradients that the stage
+before waits for, and W those of weights; B does both at once. A device's list of ops becomes an order of chunks: F and
+W stand where the list begins them, I where the list has computed the last gradient that is sent. The first stage has B
+in place of I and W, since no stage waits for its gradients. A stage without trained weights has B in place of I, or a B
+without ops, since torch needs a backward chunk of each stage. The orders of all devices are parts of one order of all
+chunks, in which each chunk comes after those that it needs, so that no device waits for ever.
 
 Legend: N ops, S stages, R replicas, M micro-batches, P devices of a replica, D devices.
 """
@@ -27,17 +27,17 @@ from placeto.simulator.schedule import Schedule, simulate
 
 _TRIED = 3  # static orders, beside a placement's own; the others were best in none of 15 plans
 Chunk = tuple[int, str, int]
-"""Stage, kind (F, I, W or B), micro-batch."""
+"""The stage, kind (F, I, W or B) and micro-batch of a chunk."""
 
 
 @dataclass(frozen=True, eq=False)
 class TorchOrder:
-    """What each device runs."""
+    """The chunks that each device runs, in order."""
 
-    chunks: tuple[tuple[Chunk, ...], ...]  # (D,) of each device, in its order
-    kinds: tuple[str, ...]  # (N,) of each op F, I, W or B, "" of what is in no chunk
-    schedule: Schedule  # the placement with ops in the order of the chunks
-    moved: float  # share of the time that torch computes elsewhere than where it is placed
+    chunks: tuple[tuple[Chunk, ...], ...]  # (D,) those of each device, in its order
+    kinds: tuple[str, ...]  # (N,) the kind of each op's chunk: F, I, W or B; "" for an op in no chunk
+    schedule: Schedule  # of the placement, with ops in the order of the chunks
+    moved: float  # share of the time in ops that torch runs on another device than the placement
 
     def micro_batches(self, stages: TorchStages, replica: int) -> tuple[int, ...]:
         """(M / R,) the micro-batches of a replica, in the order in which its last stage runs them forward.
@@ -50,7 +50,7 @@ class TorchOrder:
         return tuple(of for stage, kind, of in chunks if (stage, kind) == (last, "F") and of in own)
 
     def rows(self, stages: TorchStages, replica: int) -> list[list[str]]:
-        """(P, ...) the cells of the CSV file of a replica: a row a rank; micro-batches are told by their place."""
+        """(P, ...) the cells of a replica's CSV file: a row a rank; micro-batches by their place in `micro_batches`."""
         number = {micro_batch: place for place, micro_batch in enumerate(self.micro_batches(stages, replica))}
         return [
             [f"{stage}{kind}{number[micro_batch]}" for stage, kind, micro_batch in self.chunks[device]]
@@ -59,12 +59,12 @@ class TorchOrder:
 
 
 def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) -> TorchOrder:
-    """The order of a placement's chunks, and the placement simulated in it.
+    """Find the order of a placement's chunks, and simulate the placement in this order.
 
     Args:
         schedule: the schedule of the placement.
         stages: as `torch_stages` finds them in it.
-        alike: whether all replicas run their chunks in the order of the first one.
+        alike: whether all replicas run their chunks in the order of the first replica.
     """
     problem, of, stage = schedule.problem, schedule.problem.graph.micro_batches, stages.stage
     replica = np.zeros(max(map(max, stages.micro_batches)) + 1, np.int64)
@@ -96,13 +96,14 @@ def torch_order(schedule: Schedule, stages: TorchStages, alike: bool = False) ->
 
 
 def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, PlacementResult]:
-    """A placement in the best order of whole chunks, made of its own order or of a static one; and as torch runs it.
+    """Return a placement with its best order of whole chunks, and the same placement as torch runs it.
 
-    Chunks of the fastest order of ops took up to 25 % longer than the ops, those of another order up to 11 % less than
-    these (15 plans of transformers on three clusters). For the second see `torch_step`: it is of another graph.
+    The order is made from the placement's own order of ops, or from one of three static orders. Chunks in the fastest
+    order of ops took up to 25 % longer than the ops. Chunks of another order took up to 11 % less time than these (15
+    plans of transformers on three clusters). The second result is of another graph: see `torch_step`.
 
     Raises:
-        ExportError: torch can't run it.
+        ExportError: torch can't run the placement.
     """
     own, problem = result.schedule(), result.problem
     stages = torch_stages(own)
@@ -117,7 +118,7 @@ def in_whole_chunks(result: PlacementResult) -> tuple[PlacementResult, Placement
 
 
 def _alike(lists: list[list[Chunk]], stages: TorchStages) -> list[list[Chunk]]:
-    """The chunks of each device, in each replica in the order of the first one."""
+    """Return the chunks of each device, with those of every replica in the order of the first replica."""
     first, number = stages.devices[0], {of: place for place, of in enumerate(stages.micro_batches[0])}
     found = list(lists)
     for devices, own in zip(stages.devices, stages.micro_batches, strict=True):
@@ -127,7 +128,11 @@ def _alike(lists: list[list[Chunk]], stages: TorchStages) -> list[list[Chunk]]:
 
 
 def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """(N,) F, I, W or B, "" of what is in no chunk; (N,) bool, the last gradients that the stage before waits for."""
+    """Return the kind of each op's chunk (N,), and (N,) bool, the ops that make the last gradients to be sent.
+
+    A kind is F, I, W or B, or "" for an op in no chunk. Of the gradients that the stage before waits for, the last ones
+    are those on which no other of them in the same stage depends.
+    """
     graph = schedule.problem.graph
     backward = np.array([part in BACKWARD_PASSES for part in graph.passes]) & (stage >= 0)
     needed, sent = np.zeros(len(stage), bool), np.zeros(len(stage), bool)
@@ -151,7 +156,7 @@ def _kinds(schedule: Schedule, stage: np.ndarray) -> tuple[list[str], np.ndarray
 
 
 def _ordered(schedule: Schedule, members: dict[Chunk, list[int]], sent: np.ndarray) -> list[Chunk]:
-    """All chunks, each after those that it needs, earlier ones of the schedule first."""
+    """Return all chunks, each after those that it needs; of several that can be next, the earliest in the schedule."""
     start, finish = schedule.start_us, schedule.finish_us
     time = dict.fromkeys(members, 0.0)
     for chunk, ops in members.items():
@@ -182,14 +187,14 @@ def _ordered(schedule: Schedule, members: dict[Chunk, list[int]], sent: np.ndarr
 def _simulated(
     schedule: Schedule, lists: list[list[Chunk]], members: dict[Chunk, list[int]], sent: np.ndarray
 ) -> Schedule:
-    """The schedule with the ops of each device in the order of its chunks.
+    """Simulate the placement with the ops of each device in the order of its chunks.
 
-    What the stage before waits for a chunk computes last. Sums of gradients, and what else belongs to no micro-batch,
-    come behind the last chunk that they need, or at the end where they need something of another device.
+    Within a chunk, the ops that make what the stage before waits for come last. Sums of gradients and other ops of no
+    micro-batch come behind the last chunk that they need, or at the end if they need a tensor of another device.
     """
     problem, low = schedule.problem, schedule.lowering
     ops = problem.num_ops
-    place = np.full(ops, -1.0)  # among the chunks of its device
+    place = np.full(ops, -1.0)  # of each op's chunk in the list of its device
     for chunks in lists:
         for number, chunk in enumerate(chunks):
             place[members[chunk]] = number

@@ -1,4 +1,4 @@
-"""A folder from which torchrun trains a model in the pipeline that a placement is.
+"""A folder from which torchrun trains a model in the pipeline of a placement.
 
 The folder has three kinds of files. plan.json says where the model is cut, and which stages each rank has.
 schedule-R.csv says in which order replica R runs its chunks. run.py, a copy of `torch_run.py`, is the program that
@@ -34,20 +34,20 @@ class TorchPipeline:
 
     @property
     def num_ranks(self) -> int:
-        """Devices that have a stage; torch's ranks are these, in the order of the cluster."""
+        """The number of devices that have a stage. They are torch's ranks, in the order of the cluster."""
         return sum(map(len, self.stages.ranks))
 
     @cached_property
     def step(self) -> Schedule:
-        """What the step takes as torch runs it: see `torch_step`; of another graph than the placement's."""
+        """The schedule of the step as torch runs it, which is of another graph than the placement: see `torch_step`."""
         return torch_step(self.order.schedule, self.stages, self.order.kinds).schedule()
 
 
 def torch_pipeline(schedule: Schedule) -> TorchPipeline:
-    """The pipeline that a placed training step in micro-batches is.
+    """Return the pipeline of a placed training step in micro-batches.
 
     Raises:
-        ExportError: torch can't run it; the message says where, why and what to do.
+        ExportError: torch can't run the placement; the message says where, why and what to do.
     """
     stages = torch_stages(schedule)
     return TorchPipeline(stages, torch_order(schedule, stages))
@@ -60,20 +60,20 @@ def save_torch_pipeline(
     settings: Mapping[str, Any] | None = None,
     loss: str | None = None,
 ) -> None:
-    """Write the folder, which may exist. A `run.py` that is there stays, as it may have been changed.
+    """Write the folder, which may exist. A `run.py` in it is kept, as it may have been changed.
 
     Args:
-        made: what to write.
-        folder: made where it isn't there.
+        made: the pipeline to write.
+        folder: the path of the folder, which is made if it doesn't exist.
         factory: the function that makes the model, as ``file.py:function``; if none, `run.py` has to be given it.
-        settings: further arguments of it.
+        settings: arguments of the factory.
         loss: the name of the loss, if it isn't the factory's.
 
     Raises:
-        OSError: it can't be written.
+        OSError: a file can't be written.
     """
     folder.mkdir(exist_ok=True)
-    (folder / "plan.json").unlink(missing_ok=True)  # it comes last: what has none is not whole
+    (folder / "plan.json").unlink(missing_ok=True)  # written last: a folder without it isn't complete
     stages, names = made.stages, made.order.schedule.problem.cluster.device_names
     used = sorted(device for ranks in stages.ranks for device in ranks)
     replicas = []

@@ -1,8 +1,9 @@
 """Trains a model in the pipeline of plan.json, which lies beside this file: torchrun --nproc-per-node RANKS run.py
 
-Each rank builds the whole model, cuts it into stages, and keeps its own. torch.distributed.pipelining runs them in the
-order of schedule-R.csv, of replica R. After a step the replicas of a stage average their gradients. Take your own data
-in `batches`; --check trains the whole model beside, on each rank, and says by how much the two differ.
+Each rank builds the whole model, cuts it into stages, and keeps its own stages. torch.distributed.pipelining runs them
+in the order of schedule-R.csv, where R is the number of the replica. After a step the replicas of a stage average their
+gradients. To train on your own data, change `batches`. With --check, each rank also trains the whole model, and prints
+by how much the two differ.
 
 `placeto export --format torch-pipeline` has written this file. It needs torch (2.13) alone: change it as you like.
 """
@@ -38,13 +39,19 @@ HERE = Path(__file__).parent
 
 
 def batches(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
-    """The whole batch of each step, all replicas' parts of it, in the shapes of the factory's. Replace by your data."""
+    """Yield the inputs and targets of each step: the batches of all replicas together, in the shapes of the factory's.
+
+    Replace the body to train on your data.
+    """
     while True:
         yield inputs, targets
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The function that file.py:function or package.module:function names; file.py:function(depth=4) is called."""
+    """Return the function that file.py:function or package.module:function names.
+
+    For file.py:function(depth=4), it is the function with these arguments already given.
+    """
     where, _, call = name.rpartition(":") if "(" not in name else name.partition("(")[0].rpartition(":")
     call += name[name.index("(") :] if "(" in name else ""
     if where.endswith(".py"):
@@ -69,22 +76,22 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def find_loss(name: str) -> Callable[..., Any]:
-    """As --loss of placeto names it."""
+    """Return the loss of a name that `placeto` takes as --loss, such as cross_entropy, mean or file.py:function."""
     if ":" in name:
         return find(name)
     return {"sum": torch.sum, "mean": torch.mean}.get(name) or getattr(nn.functional, name)
 
 
 class Output:
-    """What a model returns, of which the stages give the tensors alone."""
+    """The structure of what a model returns. Stages return its tensors alone; `whole` puts them back into it."""
 
     def __init__(self) -> None:
         self.leaves: list[Any] = []
-        self.places: list[int] = []  # of tensors among the leaves
+        self.places: list[int] = []  # places of the tensors among the leaves
         self.spec: Any = None
 
     def taken_apart(self, output: Any) -> Any:
-        """Its tensors in order; the tensor itself if there is one."""
+        """Return the tensors of an output in order, or the tensor itself if there is only one; keep all else."""
         leaves, self.spec = tree_flatten(output)
         self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -92,7 +99,7 @@ class Output:
         return tensors[0] if len(tensors) == 1 else tensors
 
     def whole(self, tensors: Any) -> Any:
-        """The output again, of its tensors."""
+        """Return the output as the model gave it, with these tensors in it."""
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, [tensors] if isinstance(tensors, Tensor) else tensors, strict=True):
             leaves[place] = tensor
@@ -100,7 +107,7 @@ class Output:
 
 
 class OfTensors(nn.Module):
-    """A model that takes and gives tensors one by one; the rest of its inputs is as it was in the first batch."""
+    """A model that takes and returns only tensors; all other inputs stay as they were in the first batch."""
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         super().__init__()
@@ -108,7 +115,7 @@ class OfTensors(nn.Module):
         self.leaves, self.spec = tree_flatten(inputs if isinstance(inputs, Tensor | Mapping) else tuple(inputs))
 
     def forward(self, *tensors: Tensor) -> Any:
-        """The tensors that the model gives."""
+        """Return the tensors that the model returns."""
         given = iter(tensors)
         leaves = [next(given) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         inputs = tree_unflatten(leaves, self.spec)
@@ -119,12 +126,12 @@ class OfTensors(nn.Module):
 
 
 def tensors_of(inputs: Any) -> list[Tensor]:
-    """All tensors in order."""
+    """Return all tensors of nested inputs, in order."""
     return [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
 
 
 def part(tree: Any, rows: Tensor, length: int) -> Any:
-    """The rows of all tensors that are as long as the batch; others as they are."""
+    """Return the tree with only these rows of tensors that are as long as the batch, and all else as it is."""
 
     def of(leaf: Any) -> Any:
         split = isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == length
@@ -134,9 +141,9 @@ def part(tree: Any, rows: Tensor, length: int) -> Any:
 
 
 def copied(_: nn.Module, __: Any, output: Any) -> Any:
-    """What a stage gives, to be sent: contiguous.
+    """Return the output of a stage with contiguous tensors, as torch can send no others; copy those with a gradient.
 
-    torch detaches in place what has a gradient. It can't, where that is a view or is saved for the backward pass.
+    torch detaches these in place, which fails for views and for tensors that are saved for the backward pass.
     """
 
     def of(leaf: Any) -> Any:
@@ -148,7 +155,7 @@ def copied(_: nn.Module, __: Any, output: Any) -> Any:
 
 
 def received(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a stage is given, as a copy, whose gradients are to be sent: contiguous."""
+    """Return the inputs of a stage, as copies if they have gradients; the gradients become contiguous, to be sent."""
     return tuple(_WithSentGradient.apply(leaf) if leaf.requires_grad else leaf for leaf in given)
 
 
@@ -163,12 +170,12 @@ class _WithSentGradient(torch.autograd.Function):
 
 
 def taken_by(cut: Any) -> list[bool]:
-    """For each input whether the first stage takes it: torch leaves out those that nobody reads."""
+    """Return for each input whether the first stage takes it: torch leaves out inputs that no op reads."""
     return [bool(node.users) for node in cut.split_gm.graph.nodes if node.op == "placeholder"]
 
 
 def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> Any:
-    """The model cut into its stages, traced on the tensors of a micro-batch."""
+    """Cut the model into its stages, traced on the tensors of a micro-batch."""
     where = {"beginning": SplitPoint.BEGINNING, "end": SplitPoint.END}
     spec = {f"model.{module}": where[side] for module, side in plan["split_points"]}
     cut = pipeline(model, mb_args=tuple(tensors), split_spec=spec)
@@ -202,7 +209,7 @@ def stages_of(model: OfTensors, tensors: list[Tensor], plan: dict[str, Any]) -> 
 
 
 def arguments() -> argparse.Namespace:
-    """Those of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Trains a model in the pipeline of plan.json.")
     parser.add_argument("--factory", help="file.py:function that makes the model; that of plan.json if not given")
     parser.add_argument("--steps", type=int, default=20)
@@ -215,7 +222,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Build, cut, train."""
+    """Build the model, cut it into stages, and train it."""
     given, plan = arguments(), json.loads((HERE / "plan.json").read_text())
     ranks = sum(len(replica["ranks"]) for replica in plan["replicas"])
     if int(os.environ.get("WORLD_SIZE", "0")) != ranks:
@@ -255,7 +262,7 @@ def main() -> None:
     now: dict[str, Any] = {}
 
     def loss_of(output: Any, rows: Tensor) -> Tensor:
-        """Of a micro-batch; torch passes on the numbers of its rows in place of targets."""
+        """Return the loss of a micro-batch; torch passes the numbers of its rows in place of targets."""
         return loss(returned.whole(output), *part(now["targets"], rows, length))
 
     batched = [leaf.dim() > 0 and len(leaf) == length for leaf in compress(tensors_of(inputs), taken)]
@@ -317,10 +324,11 @@ def main() -> None:
 def compare(
     whole: nn.Module, stages: Any, inputs: Any, targets: Any, loss: Any, length: int, count: int, groups: Any
 ) -> float:
-    """The loss of the whole model, whose gradients are computed; of each stage the first of its group says how far its
-    gradients, and those of its replicas, are from them at most; no one does without groups.
+    """Compute the gradients of the whole model, and return its loss.
 
-    Both are sums over micro-batches, divided at the end, as torch does it: so they are rounded alike.
+    If `groups` are given, the first rank of each stage's group prints by how much the gradients of the stage, on all
+    its replicas, differ from these at most. Loss and gradients are sums over micro-batches that are divided at the end,
+    as in the pipeline, so that both are rounded alike.
     """
     device, total = next(whole.parameters()).device, 0.0
     before = random_state(device)
@@ -355,7 +363,7 @@ def compare(
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Of torch's generator of a device; it changes with each draw."""
+    """Return the state of torch's random generator on a device, which each draw changes."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 

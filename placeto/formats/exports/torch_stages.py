@@ -1,9 +1,10 @@
-"""The pipeline that a placement of a step in micro-batches is, as `torch.distributed.pipelining` runs one.
+"""The stages and replicas in a placement of a step in micro-batches, as `torch.distributed.pipelining` runs them.
 
-A placement file says where each op runs, not by which plan. Stages are found again from it: in program order, a stage
-ends where a micro-batch's forward pass goes on on another device. Micro-batches on the same devices belong to one
-replica. torch (2.13) cuts a model before or after a call of a module, sends between neighbouring stages only, gives the
-model's inputs to the first stage and takes the output from the last one; what it can't run is refused here.
+A placement file says where each op runs, but not which plan it comes from. So the stages are found from the placement:
+in program order, a stage ends where a micro-batch's forward pass continues on another device. Micro-batches on the same
+devices belong to one replica. torch (2.13) cuts a model before or after a call of a module, sends between neighbouring
+stages only, gives the model's inputs to the first stage and takes the output from the last one. A placement that torch
+can't run is refused here.
 
 Legend: N ops, S stages, R replicas, M micro-batches, F ops of the forward pass of a micro-batch, the loss aside.
 """
@@ -29,11 +30,11 @@ _PLACE = "place with --placer torch-pipeline"
 class TorchStages:
     """S stages of contiguous modules on R replicas."""
 
-    stage: np.ndarray  # (N,) int64 of the ops of micro-batches, -1 of parameters, sums of gradients and the optimizer
+    stage: np.ndarray  # (N,) int64, stage of each op; -1 for parameters, sums of gradients and the optimizer
     devices: tuple[tuple[int, ...], ...]  # (R, S) where each replica has each stage; a device may have several
-    micro_batches: tuple[tuple[int, ...], ...]  # (R, M / R) of each replica, in order
+    micro_batches: tuple[tuple[int, ...], ...]  # (R, M / R) those of each replica, in order
     splits: tuple[tuple[str, str], ...]  # (S-1,) the module at whose beginning or end each stage but the first begins
-    modules: tuple[tuple[str, ...], ...]  # (S,) the modules of each stage, as few names as say it
+    modules: tuple[tuple[str, ...], ...]  # (S,) the outermost modules that run in each stage alone
 
     @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
@@ -42,7 +43,7 @@ class TorchStages:
 
 
 def torch_stages(schedule: Schedule) -> TorchStages:
-    """The stages and replicas of a placed training step.
+    """Find the stages and replicas of a placed training step.
 
     Args:
         schedule: the schedule of the placement.
@@ -54,7 +55,7 @@ def torch_stages(schedule: Schedule) -> TorchStages:
 
 
 def torch_refusal(problem: PlacementProblem, placement: np.ndarray) -> str:
-    """Why torch can't run a placement (N,) of a training step; "" where it can."""
+    """Return the reason why torch can't run a placement (N,) of a training step; "" if it can."""
     try:
         stages_of(problem, placement)
     except ExportError as error:
@@ -63,7 +64,7 @@ def torch_refusal(problem: PlacementProblem, placement: np.ndarray) -> str:
 
 
 def stages_of(problem: PlacementProblem, placement: np.ndarray) -> TorchStages:
-    """As `torch_stages`, of a placement (N,).
+    """Find the stages and replicas of a placement (N,), as `torch_stages` does for a schedule.
 
     Raises:
         ExportError: see `torch_stages`.
@@ -80,7 +81,7 @@ def stages_of(problem: PlacementProblem, placement: np.ndarray) -> TorchStages:
     _check_loss(graph)
     program = _forward_ops(graph, count)
     busy = problem.op_time[np.arange(len(of)), placement] > 0.0
-    computing = np.flatnonzero(busy[program[0]])  # (C,) places in F
+    computing = np.flatnonzero(busy[program[0]])  # (C,) places in the program (F,)
     if not len(computing):
         raise ExportError(f"{name}: no op of the forward pass takes time, so there are no stages: give its ops times")
     _check_first(graph, program[0, computing], placement)
@@ -107,7 +108,11 @@ def stages_of(problem: PlacementProblem, placement: np.ndarray) -> TorchStages:
 
 
 def _forward_ops(graph: ComputationGraph, count: int) -> np.ndarray:
-    """(M, F) the ops of each micro-batch's forward pass in program order, without the loss and what follows it."""
+    """Return the ops of each micro-batch's forward pass (M, F) in program order, without the loss and ops after it.
+
+    Raises:
+        ExportError: micro-batches run different modules.
+    """
     forward = in_forward(graph)
     behind = np.array([module == LOSS for module in graph.modules])
     for src, dst in sorted(zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True)):
@@ -123,7 +128,16 @@ def _forward_ops(graph: ComputationGraph, count: int) -> np.ndarray:
 
 
 def _runs(graph: ComputationGraph, ops: np.ndarray, placement: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(S,) where each stage begins among ops (M, C) that compute, and (M, S) the device of each stage."""
+    """Return where each stage begins (S,), as a place among the C ops that compute, and its devices (M, S).
+
+    Args:
+        graph: captured.
+        ops: (M, C) the ops of each micro-batch's forward pass that take time, in program order.
+        placement: (N,) the device of each op.
+
+    Raises:
+        ExportError: micro-batches change their device at different ops.
+    """
     where = placement[ops]
     changes = where[:, 1:] != where[:, :-1]
     if not (changes == changes[0]).all():
@@ -142,7 +156,12 @@ def _goes_on(changes: bool) -> str:
 
 
 def replicas_of(name: str, devices: np.ndarray, tool: str = "torch") -> tuple[np.ndarray, np.ndarray]:
-    """(R, S) the devices of each replica, and (M,) the replica of each micro-batch, of devices (M, S).
+    """Return the devices of each replica (R, S), and the replica of each micro-batch (M,).
+
+    Args:
+        name: the name of the graph, for messages.
+        devices: (M, S) where each micro-batch has each stage.
+        tool: the name of the tool that runs the stages, for messages.
 
     Raises:
         ExportError: replicas share a device, or run different numbers of micro-batches.
@@ -166,10 +185,20 @@ def replicas_of(name: str, devices: np.ndarray, tool: str = "torch") -> tuple[np
 
 
 def _split(graph: ComputationGraph, program: np.ndarray, last: int, first: int) -> tuple[tuple[str, str], int]:
-    """Where a model is cut between two places in its program (F,), and the place at which the later stage begins.
+    """Return where to cut a model between two places in its program (F,), and the place where the later stage begins.
 
-    Before a module that begins there, or after one that ends there, the innermost one: lists of modules aren't called.
-    Between the cut and the two places stand only ops that take no time.
+    The cut is before a module that begins between the two places or, if there is none, after one that ends there. Of
+    several such modules it is the innermost one, since an outer one may be a list of modules, which is never called.
+    All ops between the two places take no time.
+
+    Args:
+        graph: captured.
+        program: (F,) the ops of a micro-batch's forward pass in program order.
+        last: the place of the last op of the earlier stage that takes time.
+        first: the place of the first op of the later stage that takes time.
+
+    Raises:
+        ExportError: no module that is called once begins or ends between the two places.
     """
     paths = [graph.modules[op] for op in program.tolist()]
     before, behind = paths[last], paths[first]
@@ -190,11 +219,12 @@ def _split(graph: ComputationGraph, program: np.ndarray, last: int, first: int) 
 
 
 def _others(graph: ComputationGraph, placement: np.ndarray, stage: np.ndarray, devices: np.ndarray) -> None:
-    """Fill in the stage of the loss, which is the last, and of each op of a backward pass.
+    """Fill in, in `stage`, the last stage for the ops of the loss, and the stage of each op of a backward pass.
 
-    An op of the backward pass belongs to a stage that runs its module. Gradients come from the stage itself or a later
-    one, so it is the last such stage that is none behind what the op reads. Where it reads no gradient, what it reads
-    comes from the stage itself or an earlier one. Of several that can be, one on the op's device is preferred.
+    An op of the backward pass belongs to a stage that runs its module. If it reads gradients, these come from its own
+    stage or from later ones: so it belongs to the last such stage that isn't later than any of them. If it reads only
+    other tensors, these come from its own stage or from earlier ones: so it belongs to the first such stage that isn't
+    earlier than any of them. In both cases, stages on the op's own device are preferred.
     """
     stages = set(range(devices.shape[1]))
     last = max(stages)
@@ -219,7 +249,7 @@ def _others(graph: ComputationGraph, placement: np.ndarray, stage: np.ndarray, d
             bound = max(made)
             stage[op] = min([n for n in here if n >= bound] or [n for n in able if n >= bound], default=bound)
     for op in graph.topological_order[::-1].tolist():
-        if stage[op] < 0 and graph.micro_batches[op] != NO_MICRO_BATCH:  # reads nothing of the step
+        if stage[op] < 0 and graph.micro_batches[op] != NO_MICRO_BATCH:  # it reads nothing that the step makes
             stage[op] = max((int(stage[reader]) for reader in readers[op]), default=last)
 
 
@@ -260,9 +290,9 @@ def _check(graph: ComputationGraph, stage: np.ndarray) -> None:
 
 
 def _check_first(graph: ComputationGraph, ops: np.ndarray, placement: np.ndarray) -> None:
-    """Refuse tied parameters of several stages, among the ops (C,) of a micro-batch that compute.
+    """Refuse a tied parameter that several stages read, considering the ops (C,) of a micro-batch that take time.
 
-    That comes before all else: with such a parameter, no other cut between its users is better.
+    This is checked first, because with such a parameter no other cut between its users is better.
     """
     stage = np.full(graph.num_ops, -1, np.int64)
     stage[ops] = np.cumsum(np.append(False, placement[ops][1:] != placement[ops][:-1]))
@@ -270,8 +300,15 @@ def _check_first(graph: ComputationGraph, ops: np.ndarray, placement: np.ndarray
 
 
 def _check_parameters(graph: ComputationGraph, stage: np.ndarray, forward: np.ndarray, tied: bool = False) -> None:
-    """Refuse a parameter that ops of `forward` (N,), with `tied` of two modules, read in two stages (N,)."""
-    users: dict[int, list[int]] = {}  # of parameters, and of slices of them
+    """Refuse a parameter that ops of the forward pass read in two stages; with `tied`, only if two modules read it.
+
+    Args:
+        graph: captured.
+        stage: (N,) the stage of each op.
+        forward: (N,) bool, the ops of the forward pass to consider.
+        tied: whether a parameter that only one module reads is accepted.
+    """
+    users: dict[int, list[int]] = {}  # op -> ops that read it; among them are those of slices of parameters
     for src, dst in zip(graph.edge_src.tolist(), graph.edge_dst.tolist(), strict=True):
         users.setdefault(src, []).append(dst)
     for op in (op for op, kind in enumerate(graph.op_types) if kind == "parameter"):
@@ -292,7 +329,7 @@ def _check_parameters(graph: ComputationGraph, stage: np.ndarray, forward: np.nd
 
 
 def _named(graph: ComputationGraph, program: np.ndarray, stage: np.ndarray) -> tuple[tuple[str, ...], ...]:
-    """(S,) of each stage the outermost modules that compute in it alone."""
+    """(S,) for each stage, the outermost modules that compute in this stage alone."""
     stages: dict[str, set[int]] = {}
     for op in program.tolist():
         parts = graph.modules[op].split(".") if graph.modules[op] else []

@@ -1,13 +1,13 @@
-"""What a step takes as `run.py` of an exported pipeline runs it: with the parameters of a stage on each replica.
+"""The step as `run.py` of an exported pipeline runs it, with the parameters of a stage on each replica.
 
 After its last chunk a rank adds up the gradients of its stages with the other replicas, by all-reduce in a ring (in the
 cluster's order: 2 (R - 1) transfers of 1 / R of the bytes, from each replica to the next), and divides them by the
-number of micro-batches. No parameter is sent, and each replica keeps the state of the optimizer. All of it becomes ops
-of a graph, which the simulator runs as any other; each device keeps to the list of its chunks.
+number of micro-batches. No parameter is sent, and each replica keeps the state of the optimizer. The step becomes a
+graph of its own, which the simulator runs like any other. Each device keeps to the list of its chunks.
 
-Costs that `placeto profile --processes` has measured say what torch takes beside the ops: for a chunk, for a backward
-pass in two chunks in place of one, and for what a ring adds. With other costs a chunk takes its ops, and an addition of
-a ring what it would take as an op.
+Costs that `placeto profile --processes` has measured have the time that torch takes in addition to the ops: for a
+chunk, for a backward pass in two chunks in place of one, and for the additions of a ring. With other costs, a chunk
+takes the time of its ops, and an addition of a ring takes the time that it would take as an op.
 
 Legend: N ops, T tensors, S stages, R replicas, D devices.
 """
@@ -30,8 +30,8 @@ from placeto.simulator.result import PlacementResult
 from placeto.simulator.schedule import Schedule, simulate
 
 CHUNK, SPLIT, SUM = "torchrun.chunk", "torchrun.split", "torchrun.sum"
-"""Under which measured costs have what torch takes beside the ops: for a chunk; for I and W in place of B, for each
-parameter of the stage and each byte of it; and for a ring's addition, for each tensor and byte."""
+"""Names in measured costs for the time that torch takes in addition to the ops: for a chunk; for I and W in place of B,
+for each parameter of the stage and each of its bytes; and for a ring's addition, for each tensor and byte."""
 ADDITION, PART = "aten.add", "part"
 Record = dict[str, Any]
 Output = tuple[str, int]
@@ -39,23 +39,28 @@ Output = tuple[str, int]
 
 
 def torch_step(schedule: Schedule, stages: TorchStages, kinds: Sequence[str]) -> PlacementResult:
-    """A placement in whole chunks as torch runs it: one of a graph of its own, with what torch adds to the step.
+    """Return a placement in whole chunks as torch runs it.
+
+    The result is of another graph, which also has the ops that torch adds to the step.
 
     Args:
-        schedule: the placement, with its ops in the order of the chunks.
-        stages: of it.
-        kinds: (N,) of each op F, I, W or B, "" of what is in no chunk.
+        schedule: the schedule of the placement, with its ops in the order of the chunks.
+        stages: the stages of the placement.
+        kinds: (N,) the kind of each op's chunk: F, I, W or B; "" for an op in no chunk.
     """
     return _Step(schedule, stages, kinds).made()
 
 
 def share(size: int, number: int, count: int) -> int:
-    """Bytes of one of `count` parts."""
+    """Return the bytes of part `number` if `size` bytes are divided into `count` parts, as equally as possible."""
     return size * (number + 1) // count - size * number // count
 
 
 def _summed(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, the sums of gradients, and what reads them: `run.py` doesn't count the optimizer's update."""
+    """(N,) bool, the ops that sum gradients, and all ops that depend on them, such as the optimizer's update.
+
+    The update is left out because `run.py` doesn't count it in the time of a step.
+    """
     found = np.zeros(graph.num_ops, bool)
     found[gradient_sums(graph).additions] = True
     found[[op for op, kind in enumerate(graph.op_types) if kind == GRADIENT]] = True
@@ -65,13 +70,14 @@ def _summed(graph: ComputationGraph) -> np.ndarray:
 
 
 class _Step:
-    """The graph in the making."""
+    """Builds the graph of the step as torch runs it."""
 
     def __init__(self, schedule: Schedule, stages: TorchStages, kinds: Sequence[str]) -> None:
         self.schedule, self.problem, self.graph = schedule, schedule.problem, schedule.problem.graph
         self.stages, self.kinds, self.devices = stages, kinds, schedule.problem.cluster.devices
         self.summed, self.shared, sums = _summed(self.graph), of_no_micro_batch(self.graph), gradient_sums(self.graph)
-        self.addition = dict(zip(sums.home.tolist(), sums.addition[sums.ptr[:-1] + 1].tolist(), strict=True))  # by home
+        # Home of a parameter's gradient -> an op that adds to this gradient.
+        self.addition = dict(zip(sums.home.tolist(), sums.addition[sums.ptr[:-1] + 1].tolist(), strict=True))
         self.own = self.graph.to_ops()
         self.source = self.graph.producer.tolist()  # (T,)
         self.size, self.tensors = defaultdict[int, int](int), defaultdict[int, int](int)  # of each stage's gradients
@@ -80,16 +86,16 @@ class _Step:
             self.size[stage] += int(self.graph.output_bytes[tensor])
             self.tensors[stage] += 1
         self.records: list[Record] = []
-        self.lists: list[list[int]] = [[] for _ in self.devices]  # (D,) of each device its ops, as numbers of records
+        self.lists: list[list[int]] = [[] for _ in self.devices]  # (D,) the ops of each device, as numbers of records
 
     def made(self) -> PlacementResult:
-        """The step, simulated."""
+        """Build the step, and simulate it."""
         graph, given = self.graph, defaultdict[int, list[tuple[int, int]]](list)
         for home, tensor in contributions(graph):
             given[self.source[tensor]].append((home, tensor))
         self._copy()
         ran = [[op for op in ops.tolist() if self._kept(op)] for ops in self.schedule.device_order]
-        held: dict[tuple[int, int], Output] = {}  # by home and device, what has been added up
+        held: dict[tuple[int, int], Output] = {}  # home and device -> what has been added up so far
         for device, ops in enumerate(ran):
             chunk = None
             for op in (op for op in ops if self.stages.stage[op] >= 0):
@@ -107,10 +113,11 @@ class _Step:
         return self._simulated()
 
     def _kept(self, op: int) -> bool:
-        """Whether an op is one of the step as torch runs it, under the same name."""
+        """Whether an op is also in the step as torch runs it, under the same name."""
         return not (self.summed[op] or self.shared[op])
 
     def _simulated(self) -> PlacementResult:
+        """Make a graph of the records, and simulate it with the ops of each device in the order of its list."""
         for record in self.records:
             record.pop("colocation", None)
             record["held"] = [each for each in record.get("held", ()) if self._kept(self.graph.index[each[0]])]
@@ -123,16 +130,18 @@ class _Step:
         return PlacementResult(placement, done.makespan_us, done.fits, 1, 0.0, (), problem, order=order)
 
     def _add(self, device: int, record: Record) -> Output:
+        """Append an op to the list of a device, and return its first output."""
         self.lists[device].append(len(self.records))
         self.records.append(record)
         return record["name"], 0
 
     def _beside(self, device: int, what: str) -> Fit | None:
-        """What was measured on devices of this kind under torchrun."""
+        """Return the fit of `what` that was measured on devices of this kind under torchrun; None if there is none."""
         of: dict[str, Fit] = getattr(self.problem.costs, "fits", {}).get(self.devices[device].kind, {})
         return of.get(what)
 
     def _chunk(self, device: int, stage: int, kind: str, micro_batch: int) -> None:
+        """Add an op for the time that torch takes for a chunk in addition to its ops, if that was measured."""
         if fit := self._beside(device, CHUNK):
             us, split = fit.fixed_us, self._beside(device, SPLIT)
             if kind == "W" and split:
@@ -141,7 +150,7 @@ class _Step:
             self._add(device, {"name": f"{stage}{kind}{micro_batch}", "type": CHUNK, "micro_batch": micro_batch} | time)
 
     def _copy(self) -> None:
-        """Give each device the parameters that it reads, and what is made of them."""
+        """Copy parameters, and ops of no micro-batch that depend on them, to all devices that read them."""
         graph, where, shared = self.graph, self.schedule.placement, self.shared
         order = [op for op in graph.topological_order.tolist() if not self.summed[op]]
         on: dict[int, set[int]] = defaultdict(set)
@@ -161,7 +170,7 @@ class _Step:
             record["inputs"] = [(renamed.get((source, device), source), n) for source, n in record["inputs"]]
 
     def _accumulate(self, held: dict[tuple[int, int], Output], home: int, device: int, tensor: int) -> None:
-        """Add what a micro-batch gives to a gradient to what those before it on the device have given."""
+        """Add a micro-batch's part of a gradient to the sum of the parts of earlier micro-batches on the device."""
         op, graph = self.source[tensor], self.graph
         given = graph.op_names[op], tensor - int(graph.output_ptr[op])
         if (home, device) not in held:
@@ -174,7 +183,7 @@ class _Step:
         held[home, device] = self._add(device, self.own[self.addition[home]] | record)
 
     def _sum_up(self) -> None:
-        """Let the replicas of each stage add up their gradients, and divide them."""
+        """Add the ops by which the replicas of each stage sum up their gradients, and divide them."""
         size, tensors = self.size, self.tensors
         for stage in sorted(size):
             ring = sorted({row[stage] for row in self.stages.devices})
@@ -186,7 +195,7 @@ class _Step:
                 self._add(device, {"name": name, "type": ADDITION, "pass": "backward"} | cost)
 
     def _reduce(self, what: str, ring: Sequence[int], size: int, tensors: int) -> None:
-        """All-reduce of so many bytes: each part goes around the ring to be summed up, then around again."""
+        """Add an all-reduce of `size` bytes: each part goes around the ring to be summed up, then around again."""
         count = len(ring)
         parts = [share(size, number, count) for number in range(count)]
         at: list[list[Output]] = [[] for _ in parts]

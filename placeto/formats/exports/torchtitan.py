@@ -1,9 +1,10 @@
 """A folder from which torchtitan (0.3) trains a model in the stages, replicas and order of a placement.
 
-parallelism.py sets what its configuration has: the modules of each stage (``module_fqns_per_model_part``), how many
-pipeline ranks and replicas there are, and schedule.csv (``pipeline_parallel_schedule_csv``), which all replicas run.
-torchtitan has whole layers, and stage s on pipeline rank s mod P, or, with two stages a rank, back in the opposite
-order. A placement that comes back has one stage where it turns: that is cut in two.
+parallelism.py sets fields of torchtitan's configuration: the modules of each stage (``module_fqns_per_model_part``),
+the numbers of pipeline ranks and replicas, and schedule.csv (``pipeline_parallel_schedule_csv``), which all replicas
+run. torchtitan needs whole layers. Its stage s is on pipeline rank s mod P; or, with two stages a rank, the second
+stages go over the ranks in the opposite order. A placement that goes back over its devices so has one stage at the
+turn, which is cut in two.
 
 Legend: S stages, R replicas, P pipeline ranks.
 """
@@ -60,10 +61,10 @@ class TorchTitan:
 
     layers: WholeLayers
     order: TorchOrder
-    modules: tuple[tuple[str, ...], ...]  # (S,) of each stage
-    renamed: bool  # whether they are torchtitan's names, not the model's own
+    modules: tuple[tuple[str, ...], ...]  # (S,) the modules of each stage
+    renamed: bool  # whether `modules` has torchtitan's names, not the model's own
     back: bool  # whether stages go back over the ranks in the opposite order
-    rows: tuple[tuple[str, ...], ...]  # (P, ...) of the schedule, such as 0F2: stage, kind, micro-batch of a replica
+    rows: tuple[tuple[str, ...], ...]  # (P, ...) cells of the CSV, such as 0F2: stage, kind, micro-batch of a replica
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -72,10 +73,10 @@ class TorchTitan:
 
 
 def torchtitan(schedule: Schedule) -> TorchTitan:
-    """The pipeline of whole layers that a placed training step in micro-batches is.
+    """Return the pipeline of whole layers of a placed training step in micro-batches.
 
     Raises:
-        ExportError: torchtitan can't run it; the message says where, why and what to do.
+        ExportError: torchtitan can't run the placement; the message says where, why and what to do.
     """
     layers, name = whole_layers(schedule, "torchtitan"), schedule.problem.graph.name
     if len(layers.stages) == 1:
@@ -119,17 +120,17 @@ def save_torchtitan(made: TorchTitan, folder: Path, batch: int | None = None) ->
     """Write the folder, which may exist.
 
     Args:
-        made: what to write.
-        folder: made where it isn't there.
+        made: the pipeline to write.
+        folder: the path of the folder, which is made if it doesn't exist.
         batch: samples of a step; if not given, a micro-batch has one.
 
     Raises:
-        OSError: it can't be written.
+        OSError: a file can't be written.
     """
     folder.mkdir(exist_ok=True)
     layers, replicas = made.layers, len(made.layers.devices)
     cluster, samples = layers.schedule.problem.cluster, 1 if batch is None else batch // layers.micro_batches
-    (folder / "parallelism.py").unlink(missing_ok=True)  # it comes last: what has none is not whole
+    (folder / "parallelism.py").unlink(missing_ok=True)  # written last: a folder without it isn't complete
     rows = io.StringIO()
     csv.writer(rows, lineterminator="\n").writerows(made.rows)
     write_text(rows.getvalue(), folder / "schedule.csv")
@@ -158,7 +159,7 @@ def goes_back(devices: tuple[tuple[int, ...], ...]) -> bool:
 
 
 def _turned(cell: str, turn: int) -> list[str]:
-    """The cells of a chunk after the stage `turn` is cut in two, in the order in which they can run.
+    """Return the cells of a chunk after stage `turn` is cut in two, in the order in which they can run.
 
     >>> _turned("1F0", 1), _turned("1I0", 1), _turned("2F0", 1), _turned("0B3", 1)
     (['1F0', '2F0'], ['2I0', '1I0'], ['3F0'], ['0B3'])

@@ -1,4 +1,4 @@
-"""Modules that are placed as a whole: the blocks of a model, and what stands beside them.
+"""Units, which are modules that are placed as a whole: the blocks of a model, and the modules beside them.
 
 A unit is the shortest prefix of a module's path that ends in a number, as `encoder.layers.3`, or the whole path where
 there is none. A module that is to stay whole is a unit, unless it is part of one.
@@ -18,23 +18,23 @@ from placeto.problem.graph.labels import TENSORS
 
 LOSS = "loss"
 """Module path of the ops of a loss function, which is no module."""
-_BACKWARD = re.compile(r"^(@\d+)?/?grad/")  # behind the module in an op's name, in graphs that don't know their passes
+_BACKWARD = re.compile(r"^(@\d+)?/?grad/")  # behind the module in an op's name, for graphs whose ops have no pass
 
 
 class ExportError(ValueError):
-    """A graph or placement that a format can't say; the message says why."""
+    """A graph or placement that can't be exported to a format; the message says why."""
 
 
 def paths_of(graph: ComputationGraph, whole: Sequence[str] = (), others: Iterable[str] = ()) -> list[str]:
-    """Paths of the modules that compute or have parameters or buffers, without the model itself.
+    """Return the paths of the modules that compute or have parameters or buffers, without the model itself.
 
     Args:
         graph: captured, so that its ops have modules.
         whole: paths of modules that are to stay whole.
-        others: names of further parameters and buffers.
+        others: names of parameters and buffers that the graph may not have.
 
     Raises:
-        ExportError: the graph has no modules, or not those that are to stay whole.
+        ExportError: the graph has no modules, or lacks one that is to stay whole.
     """
     owners = [name.rpartition(".")[0] for name in (*tensor_names(graph), *others)]
     paths = [path for path in dict.fromkeys((*graph.modules, *owners)) if path and (path != LOSS or path in owners)]
@@ -52,7 +52,7 @@ def paths_of(graph: ComputationGraph, whole: Sequence[str] = (), others: Iterabl
 
 
 def tensor_names(graph: ComputationGraph) -> dict[str, list[int]]:
-    """Names of the module's parameters and buffers that the graph knows -> the ops that stand for them or read them."""
+    """Name of each parameter or buffer that is in the graph -> the ops that stand for it or read it."""
     found: dict[str, list[int]] = {}
     for op, (name, kind, others) in enumerate(zip(graph.op_names, graph.op_types, graph.module_tensors, strict=True)):
         for tensor in (name, *others) if kind in TENSORS else others:
@@ -61,7 +61,12 @@ def tensor_names(graph: ComputationGraph) -> dict[str, list[int]]:
 
 
 def unit_of(path: str, whole: Iterable[str]) -> str:
-    """The unit that a module belongs to."""
+    """Return the unit to which a module belongs.
+
+    Args:
+        path: the path of the module.
+        whole: paths of modules that are to stay whole.
+    """
     kept = [module for module in whole if inside(path, module)]
     parts = path.split(".")
     kept += [".".join(parts[:depth]) for depth, part in enumerate(parts, start=1) if part.isdigit()][:1]
@@ -69,12 +74,12 @@ def unit_of(path: str, whole: Iterable[str]) -> str:
 
 
 def inside(path: str, module: str) -> bool:
-    """Whether a path is that of a module, or of one in it."""
+    """Whether a path is that of `module`, or of a module inside it."""
     return path == module or path.startswith(f"{module}.")
 
 
 def holders(paths: Iterable[str]) -> set[str]:
-    """The modules that hold one of these, however deep.
+    """Return the paths of all modules that contain one of `paths`, at any depth.
 
     >>> sorted(holders(["a.b.c", "a.d", "e"]))
     ['a', 'a.b']
@@ -83,11 +88,13 @@ def holders(paths: Iterable[str]) -> set[str]:
 
 
 def numbered(graph: ComputationGraph, of_path: dict[str, str]) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names of the units in the order of their first op that isn't a parameter; (N,) int64 the unit of each op, or -1.
+    """Return the names of the units, and the unit of each op (N,) int64, which is -1 for an op without unit.
+
+    Units are in the order of their first op that isn't a parameter or buffer.
 
     Args:
         graph: captured.
-        of_path: the unit of each module; other modules, and the model itself, have none.
+        of_path: path of a module -> its unit; all other modules, and the model itself, have none.
     """
     number: dict[str, int] = {}
     unit = np.full(graph.num_ops, -1, np.int64)
@@ -102,7 +109,7 @@ def numbered(graph: ComputationGraph, of_path: dict[str, str]) -> tuple[tuple[st
 
 
 def in_forward(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, ops of the forward pass, parameters aside; of all micro-batches."""
+    """(N,) bool, whether an op is in the forward pass of any micro-batch; parameters and buffers are not."""
     found = np.zeros(graph.num_ops, bool)
     for op, (name, module, kind, part) in enumerate(
         zip(graph.op_names, graph.modules, graph.op_types, graph.passes, strict=True)

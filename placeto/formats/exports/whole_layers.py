@@ -1,9 +1,9 @@
-"""The layers that each device has in a placement, for tools that are told how many layers each device gets.
+"""The layers that each device has in a placement, for tools that take a number of layers for each device.
 
-Layers are the modules of one list, such as ``h.0`` to ``h.11``. Of the lists in which half of the forward pass is
-spent, it is the one with the most modules. What is computed before the layers, an embedding, goes to the first stage,
-what comes behind them, a norm and a head, to the last. A layer goes to the device on which most of its forward pass
-runs, and its backward pass with it.
+Layers are the modules of one list, such as ``h.0`` to ``h.11``. Of the lists that take at least half of the time of the
+forward pass, it is the one with the most modules. What is computed before the layers, such as an embedding, goes to the
+first stage. What is computed behind them, such as a norm and a head, goes to the last. A layer goes to the device on
+which most of its forward pass runs, and its backward pass goes with it.
 
 Legend: N ops, L layers, S stages, R replicas, M micro-batches, D devices.
 """
@@ -26,17 +26,17 @@ class WholeLayers:
     """S stages of contiguous layers on R replicas."""
 
     modules: tuple[str, ...]  # (L,) in program order
-    before: tuple[str, ...]  # modules that compute before the layers, outermost first
-    behind: tuple[str, ...]  # modules that compute behind them
+    before: tuple[str, ...]  # the outermost modules that compute before the layers
+    behind: tuple[str, ...]  # the outermost modules that compute behind them
     stages: tuple[tuple[int, int], ...]  # (S,) the first layer of each stage, and the one behind its last
     devices: tuple[tuple[int, ...], ...]  # (R, S) where each replica has each stage; a device may have several
-    micro_batches: int  # M, 1 where the step has none
+    micro_batches: int  # M; 1 if the step has none
     schedule: Schedule  # of the placement with whole layers
-    moved: float  # share of the time that is computed elsewhere than where the placement has it
+    moved: float  # share of the time in ops that whole layers put on another device than the placement
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """(S,) layers of each stage; only the first and the last may have none."""
+        """(S,) the number of layers of each stage; only the first and the last may have none."""
         return tuple(end - first for first, end in self.stages)
 
     @property
@@ -46,11 +46,11 @@ class WholeLayers:
 
 
 def whole_layers(schedule: Schedule, tool: str) -> WholeLayers:
-    """The layers of a placement, of a training step or an inference.
+    """Return the layers of each stage in a placement of a training step or an inference.
 
     Args:
         schedule: the schedule of the placement.
-        tool: whose name stands in messages.
+        tool: the name of the tool, for messages.
 
     Raises:
         ExportError: the graph has no list of layers, or micro-batches differ in more than the devices of their stages.
@@ -104,7 +104,11 @@ def _called(modules: tuple[str, ...], item: int) -> str:
 
 
 def _layers(graph: ComputationGraph, forward: np.ndarray, time: np.ndarray) -> tuple[str, ...]:
-    """The modules of the list of layers."""
+    """Return the paths of the layers (L,) in program order.
+
+    Raises:
+        ExportError: no list takes half of the time of the forward pass.
+    """
     lists: dict[str, dict[str, float]] = {}
     for op in np.flatnonzero(forward).tolist():
         parts = graph.modules[op].split(".")
@@ -123,9 +127,9 @@ def _layers(graph: ComputationGraph, forward: np.ndarray, time: np.ndarray) -> t
 
 
 def _items(graph: ComputationGraph, forward: np.ndarray, of: np.ndarray, modules: tuple[str, ...]) -> np.ndarray:
-    """(N,) int64, 0 of what is before the layers, 1 to L of them, L+1 behind them, -1 of what is in no such place.
+    """(N,) int64, the item of each op: 0 before the layers, 1 to L in a layer, L + 1 behind them, -1 if none is known.
 
-    Parameters, and ops of the backward pass, go with the modules that they belong to, the loss behind the layers.
+    Parameters and ops of the backward pass have the item of their module; the loss is behind the layers.
     """
     number = {path: place for place, path in enumerate(modules, start=1)}
     depth = modules[0].count(".") + 1
@@ -150,15 +154,15 @@ def _items(graph: ComputationGraph, forward: np.ndarray, of: np.ndarray, modules
 def _moved(
     schedule: Schedule, item: np.ndarray, of: np.ndarray, split: bool, devices: np.ndarray, stage: np.ndarray
 ) -> np.ndarray:
-    """(N,) the placement with whole layers.
+    """Return the placement (N,) with whole layers.
 
     Args:
         schedule: the schedule of the placement.
-        item: (N,) as `_items` finds them.
-        of: (N,) micro-batches.
-        split: whether the step is in micro-batches, so that parameters may be at any replica.
-        devices: (M, S) devices of each micro-batch.
-        stage: (L+2,) of each item.
+        item: (N,) the item of each op, from `_items`.
+        of: (N,) the micro-batch of each op.
+        split: whether the step is in micro-batches; then a parameter may be on any replica.
+        devices: (M, S) the devices of each micro-batch.
+        stage: (L+2,) the stage of each item.
     """
     graph, placement = schedule.problem.graph, schedule.placement.copy()
     for op in np.flatnonzero(item >= 0).tolist():
@@ -174,7 +178,7 @@ def _moved(
 def _outer(
     graph: ComputationGraph, forward: np.ndarray, item: np.ndarray, number: int, modules: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The outermost modules that compute before or behind the layers; the lists that hold the layers are none."""
+    """Return the outermost modules of the ops of item `number`, without modules that contain layers."""
     found: dict[str, None] = {}
     for op in np.flatnonzero(forward & (item == number)).tolist():
         parts = graph.modules[op].split(".") if graph.modules[op] else []

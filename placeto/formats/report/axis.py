@@ -10,7 +10,7 @@ _TIMES = 8  # numbers on an axis of time, at most
 
 
 def round_step(size: float) -> float:
-    """1, 2 or 5 times a power of ten, no less than the size.
+    """Return the least number that is 1, 2 or 5 times a power of ten, and no less than `size`.
 
     >>> round_step(0.3), round_step(50.0), round_step(51.0)
     (0.5, 50.0, 100.0)
@@ -20,7 +20,7 @@ def round_step(size: float) -> float:
 
 
 def time_marks(end_us: float) -> list[tuple[float, str]]:
-    """Where numbers stand on an axis from 0 to `end_us`, as shares of it, and what they say.
+    """Return the marks of an axis from 0 to `end_us`: the position of each as a share of the axis, and its text.
 
     >>> time_marks(2500.0)
     [(0.0, '0 us'), (0.2, '500 us'), (0.4, '1.00 ms'), (0.6, '1.50 ms'), (0.8, '2.00 ms'), (1.0, '2.50 ms')]

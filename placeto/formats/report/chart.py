@@ -1,4 +1,4 @@
-"""What the script of a report draws: ops and sends as compact arrays, sorted by row and start.
+"""The data that the script of a report draws: ops and sends as compact arrays, sorted by row and start.
 
 Legend: N ops, S sends.
 """
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
 
 TICKS = 2**32 - 1
-"""Times are whole numbers of this part of the makespan."""
-_GOLDEN = 0.618034  # steps of hue that stay apart, however many there are
+"""Times are whole numbers from 0 to this one, which is the makespan."""
+_GOLDEN = 0.618034  # step of hue: hues stay apart, however many steps there are
 _GREY = "#8a8f98"
 
 
 def chart_data(schedule: Schedule, path: CriticalPath) -> dict[str, Any]:
-    """Arrays by name, each as base64 of little-endian integers, and the texts that they number.
+    """Return the arrays by name, and the texts to which their numbers refer.
 
-    Ops are sorted by device and start, sends by sender and start; ``first`` says where each device's begin. ``start``
-    and ``end`` count in `TICKS` of ``makespan_us``. ``name`` of a send is the position of its producer among the ops.
+    An array is in base64, of little-endian integers (``bytes`` of sends: of floats of 64 bits). Ops are sorted by
+    device and start, sends by sender and start; ``first`` has the position of each device's first one. ``start`` and
+    ``end`` are in `TICKS` of ``makespan_us``. ``name`` of a send is the position of its producer among the ops.
     """
     graph, cluster = schedule.problem.graph, schedule.problem.cluster
     count, devices = graph.num_ops, cluster.num_devices
@@ -71,7 +72,7 @@ def chart_data(schedule: Schedule, path: CriticalPath) -> dict[str, Any]:
             "first": first(schedule.send_src[sends]),
             "start": ticks(schedule.send_start_us[sends]),
             "end": ticks(schedule.send_finish_us[sends]),
-            "to": _packed(schedule.send_dst[sends], "<i2"),  # -1 = all
+            "to": _packed(schedule.send_dst[sends], "<i2"),  # -1 = all devices
             "bytes": _packed(graph.output_bytes[schedule.send_tensor][sends], "<f8"),
             "name": _packed(place[producer][sends], "<u4"),
             "critical": _packed(critical[count:][sends], "u1"),
@@ -84,13 +85,13 @@ def _packed(values: np.ndarray, dtype: str) -> str:
 
 
 def _numbered(texts: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
-    """The different texts, and the number (N,) of each."""
+    """Return the different texts, and for each text its number among these (N,)."""
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     return list(number), np.array([number[text] for text in texts])
 
 
 def _color(number: int) -> str:
-    """A colour that stands out from white and from near black, and from those of the numbers next to it."""
+    """Return a colour that can be told from white, from near black, and from the colours of neighbouring numbers."""
     lightness = (0.48, 0.60, 0.40)[number % 3]
     red, green, blue = colorsys.hls_to_rgb((0.58 + number * _GOLDEN) % 1.0, lightness, 0.55)
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"

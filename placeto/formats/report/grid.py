@@ -1,7 +1,7 @@
-"""A step in micro-batches as a grid: a row a device, and in it the passes over micro-batches in the order of time.
+"""A step in micro-batches as a grid: a row for each device, with its passes over micro-batches in the order of time.
 
-Of a pipeline that `torch.distributed.pipelining` can run, cells are its chunks in torch's notation, at the times of
-whole chunks; of any other placement, passes over a micro-batch at the times of the schedule itself.
+If `torch.distributed.pipelining` can run the placement, the cells of a row are its chunks in torch's notation, at the
+times of whole chunks. Otherwise they are passes over a micro-batch, at the times of the schedule itself.
 
 Legend: N ops, D devices.
 """
@@ -33,30 +33,30 @@ KINDS = {
     "bubble": "bubble: the device computes nothing",
 }
 _OTHER, _BUBBLE = "other", "bubble"
-_MOST = 64  # devices
-_COLUMNS = 960  # of a row, where cells aren't whole chunks
-_SHORTEST = 1e-3  # of the step: a shorter gap isn't drawn
-_LETTER, _ROOM, _UPRIGHT = 7.0, 4.0, 12.0  # pixels of a letter, beside them, and of a cell whose label is turned
-_LANE, _LONGER, _LONGEST = 900.0, 1800.0, 4000.0  # of a row of cells: at least, for labels, for those that are turned
+_MOST = 64  # devices that are drawn, at most
+_COLUMNS = 960  # columns of a row, if cells aren't whole chunks; each shows what runs at its middle
+_SHORTEST = 1e-3  # share of the step: a shorter gap isn't drawn
+_LETTER, _ROOM, _UPRIGHT = 7.0, 4.0, 12.0  # pixels: width of a letter, room beside a label, width of a turned label
+_LANE, _LONGER, _LONGEST = 900.0, 1800.0, 4000.0  # pixels of a row: at least; at most for labels; for turned labels
 
 Key = tuple[str, str, int]
-"""Label, kind (of `KINDS`), micro-batch of its replica."""
+"""The label of a cell, its kind (of `KINDS`), and its micro-batch: in whole chunks, as its replica numbers it."""
 
 Span = tuple[float, float, Key]
-"""From when to when, in us, a device does what."""
+"""Start and end, in us, of what a device does, and the key of it."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """What a device does without a break."""
 
-    label: str  # "2F0"; "" where it has none
+    label: str  # such as "2F0"; "" for a cell without label
     kind: str  # of `KINDS`
-    odd: bool  # the micro-batch, of which neighbours differ in shade
-    start: float  # share of the step
-    share: float  # of the step
-    title: str
-    room: str  # what the label has room for: "wide"; "tall", if it is turned; or "" for nothing
+    odd: bool  # whether the number of the micro-batch is odd: neighbours differ in shade
+    start: float  # where the cell begins, as a share of the step
+    share: float  # how long it is, as a share of the step
+    title: str  # text that a browser shows for the cell
+    room: str  # "wide" if the label has room, "tall" if it has room when it is turned, "" if it has none
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,15 @@ class Row:
 class Grid:
     """Rows of cells on one axis of time."""
 
-    rows: Sequence[Row]  # none where there are no micro-batches
+    rows: Sequence[Row]  # none if there are no micro-batches
     kinds: Sequence[str]  # those of `KINDS` that occur
-    sentence: str  # what is seen, or why nothing is
+    sentence: str  # what the grid shows, or why there is none
     makespan_us: float
-    width: int  # pixels that a row of cells takes for most labels to have room
+    width: int  # pixels of a row of cells, so that most labels have room
 
 
 def step_grid(schedule: Schedule) -> Grid:
-    """The grid of a placed step; without micro-batches, a sentence that says so."""
+    """Return the grid of a placed step; for a step without micro-batches, one without rows, whose sentence says why."""
     of = schedule.problem.graph.micro_batches
     if (of == NO_MICRO_BATCH).all():
         why = f"{schedule.problem.graph.name} isn't in micro-batches, so there is no grid of passes over them"
@@ -116,7 +116,7 @@ def step_grid(schedule: Schedule) -> Grid:
 
 
 def _by_pass(schedule: Schedule, why: str) -> Grid:
-    """Cells of what devices run op by op, and why they are no chunks."""
+    """Return the grid of what devices run op by op; `why` is a sentence that says why its cells are no chunks."""
     of = schedule.problem.graph.micro_batches
     keys = [
         (f"{kind}{number}", kind, number) if number != NO_MICRO_BATCH else ("", _OTHER, number)
@@ -147,7 +147,7 @@ def _grid(schedule: Schedule, keys: Sequence[Key], text: str, whole: bool) -> Gr
 
 
 def _width(rows: Iterable[Sequence[Span]], makespan: float) -> float:
-    """Pixels of a row in which 90 % of labels have room, each in the longest cell that has it."""
+    """Return the pixels of a row in which 90 % of the labels have room, each in the longest of its cells."""
     longest: dict[tuple[int, str], float] = {}
     for number, row in enumerate(rows):
         for start, end, (label, _, _) in row:
@@ -162,7 +162,7 @@ def _width(rows: Iterable[Sequence[Span]], makespan: float) -> float:
 
 
 def _spans(schedule: Schedule, device: int, keys: Sequence[Key], whole: bool) -> list[Span]:
-    """From when to when, in us, a device does what without a break, bubbles among it."""
+    """Return what a device does, bubbles included, as one span for each stretch without a break."""
     ops = schedule.device_order[device]
     ops = ops[schedule.finish_us[ops] > schedule.start_us[ops]]
     start, makespan = schedule.start_us[ops], schedule.makespan_us
@@ -178,7 +178,7 @@ def _spans(schedule: Schedule, device: int, keys: Sequence[Key], whole: bool) ->
 
 
 def _joined(spans: Iterable[Span], makespan: float) -> list[Span]:
-    """Spans in the order of time, those that follow each other with one key as one, and the gaps between as bubbles."""
+    """Return spans in the order of time, with neighbours of the same key joined, and gaps between them as bubbles."""
     shortest, bubble = _SHORTEST * makespan, ("", _BUBBLE, NO_MICRO_BATCH)
     joined: list[Span] = []
     reached = 0.0

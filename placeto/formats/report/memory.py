@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 480, 110
 LARGE_WIDTH, LARGE_HEIGHT = 960, 220
-_COLUMNS = 240  # of a picture: in each its highest point
+_COLUMNS = 240  # of a picture; each shows its highest point
 _LARGE_COLUMNS = 480
-_MOST = 64  # devices
-_LOW = 0.2  # share of the limit below which the limit is above the picture
+_MOST = 64  # devices that have a picture, at most
+_LOW = 0.2  # if the peak is below this share of the limit, the limit is above the picture
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class MemoryPicture:
 
 
 def memory_pictures(schedule: Schedule) -> list[MemoryPicture]:
-    """One for each device that is used, of the first 64."""
+    """Return the pictures of the devices that are used, of 64 at most."""
     used = np.unique(schedule.placement)[:_MOST].tolist()
     timelines, end_us = memory_timelines(schedule), schedule.makespan_us or 1.0
     return [_picture(schedule, device, timelines[device], end_us) for device in used]
@@ -49,15 +49,15 @@ class StackedPicture:
     """Areas on top of each other over time, in the pixels of a picture of `LARGE_WIDTH` x `LARGE_HEIGHT`."""
 
     device: str
-    areas: Mapping[str, str]  # points of an SVG polygon by category, without those of which there is nothing
-    peak: Mapping[str, str]  # what each of these takes when the device holds most
+    areas: Mapping[str, str]  # category -> points of an SVG polygon, without categories that take nothing
+    peak: Mapping[str, str]  # category -> its bytes, as text, when the device holds most
     limit: float | None  # height of the line that is the limit; None = above the picture
     lines: Sequence[tuple[float, str]]  # height of a line, and the bytes that it stands for
     caption: str
 
 
 def stacked_picture(schedule: Schedule) -> StackedPicture:
-    """Memory by category of the device of which the largest share is full at its peak."""
+    """Return memory by category over time, for the device whose peak is the largest share of its memory."""
     number = int((schedule.peak_memory / schedule.problem.cluster.memory).argmax())
     device, end_us = schedule.problem.cluster.devices[number], schedule.makespan_us or 1.0
     times, held = memory_by_category(schedule, number)
@@ -97,13 +97,13 @@ def _picture(schedule: Schedule, number: int, timeline: tuple[np.ndarray, np.nda
 
 
 def _scale(peak: int, memory: int) -> tuple[float, bool]:
-    """The bytes at the upper end of a picture, and whether the device's memory is above that."""
+    """Return the bytes at the upper end of a picture, and whether the device's memory limit is above it."""
     below = peak < _LOW * memory
     return 1.08 * (peak if below else max(peak, memory)) or 1.0, below
 
 
 def _columns(times: np.ndarray, end_us: float, count: int) -> list[tuple[int, int]]:
-    """The first of the points (P,) that count in each column of a picture, and that behind the last."""
+    """Return for each column of a picture the first of the points (P,) in it, and the one behind the last."""
     edges = np.linspace(0.0, end_us, count + 1)
     before = np.maximum(np.searchsorted(times, edges[:-1], side="right") - 1, 0)
     after = np.maximum(np.searchsorted(times, edges[1:], side="left"), before + 1)
@@ -111,7 +111,7 @@ def _columns(times: np.ndarray, end_us: float, count: int) -> list[tuple[int, in
 
 
 def _steps(heights: np.ndarray, width: int) -> list[str]:
-    """The corners of a line of steps, as many as there are heights; those of equal height are one."""
+    """Return the corners of a line with a step for each height; neighbouring steps of equal height are one step."""
     changes = np.flatnonzero(np.diff(heights, prepend=np.inf, append=np.inf))
     corners = []
     for first, last in zip(changes[:-1].tolist(), changes[1:].tolist(), strict=True):

@@ -27,14 +27,14 @@ class Module:
     name: str  # the end of its path, below its parent
     ops: int
     share: float  # of the time of all ops
-    parameters: int  # bytes
+    parameters: int  # bytes of its parameters
     devices: list[tuple[str, float]]  # the largest share first: of the module's time, or of its ops if they take none
     children: list[Module] = field(default_factory=list)
     left_out: int = 0  # smaller modules inside it that are not among `children`
 
 
 def module_tree(schedule: Schedule) -> Module:
-    """The whole graph as a module; those with one child only are joined with it."""
+    """Return the whole graph as a module; a module with only one child is joined with this child."""
     graph, names = schedule.problem.graph, schedule.problem.cluster.device_names
     time = schedule.finish_us - schedule.start_us
     whole = float(time.sum()) or 1.0
@@ -70,7 +70,7 @@ def module_tree(schedule: Schedule) -> Module:
 
 
 def _split(paths: Sequence[Sequence[str]], ops: np.ndarray, depth: int) -> dict[str, np.ndarray]:
-    """The ops by the part of their module's path at a depth, "" where it is no longer than that."""
+    """Part of the module's path at `depth` -> the ops with this part; "" -> the ops whose paths end before."""
     parts: dict[str, list[int]] = {}
     for op in ops.tolist():
         parts.setdefault(paths[op][depth] if depth < len(paths[op]) else "", []).append(op)

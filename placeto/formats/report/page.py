@@ -1,4 +1,4 @@
-"""The page itself: everything into one template."""
+"""The page of HTML, which is made from one template and all parts of the report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Counts = Sequence[tuple[int, float, bool]]
 
 @dataclass(frozen=True)
 class Ways:
-    """Ways to run the step, as `placeto plan` finds them, of which the report is on the first."""
+    """Ways to run the step, as `placeto plan` finds them. The report is on the first of them."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -39,7 +39,11 @@ class Ways:
 
 
 def save_report(schedule: Schedule, path: str | Path, title: str) -> None:
-    """Write the page of a schedule to a file, whole or not at all; see `report_page`."""
+    """Write the page of a schedule to a file, whole or not at all; see `report_page`.
+
+    Raises:
+        OSError: the file can't be written.
+    """
     write_text(report_page(schedule, title), path)
 
 
@@ -53,17 +57,17 @@ def report_page(
     advice: str = "",
     ways: Ways | None = None,
 ) -> str:
-    """The report on a schedule as HTML, with its style, script and data inside.
+    """Return the report on a schedule as HTML, with its style, script and data inside.
 
     Args:
         schedule: the schedule that the report is on.
         title: what to call the model.
-        placer: the placer that found the placement, where that is known.
-        rivals: what other placers found, by their names.
-        whole_modules: whether it and they keep each block of the model on one device.
+        placer: the name of the placer that found the placement, if that is known.
+        rivals: name of another placer -> what it found.
+        whole_modules: whether all placers keep each block of the model on one device.
         counts: (devices, makespan in microseconds, whether it fits) on 1, 2, 4, ... devices and on all.
-        advice: how many of them are worth using, in a sentence.
-        ways: the ways to run the step, where the placement is the first of them.
+        advice: how many devices are worth using, in a sentence.
+        ways: the ways to run the step, if the placement is the first of them.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -105,16 +109,21 @@ def report_page(
 
 
 def _paragraphs(said: list[tuple[str, str]], ways: Ways | None, devices: str) -> list[tuple[str, str]]:
-    """Each with a heading. Ways to run a step have replicas among them, by the same batch."""
+    """Return the paragraphs of the page, each with its heading.
+
+    With ways to run the step, the advice on data parallelism is left out: replicas are among the ways, on the same
+    batch.
+    """
     if ways is not None:
         said = [("Plan", ways.advice), *(part for part in said if part[0] != words.INSTEAD)]
     return [*said, ("Devices", devices)] if devices else said
 
 
 def _ways(ways: Ways) -> tables.Table:
-    """Numbers to the right, as they begin with a digit in each row; the first row is the report's.
+    """Return the table of the ways; the first row is that of the report.
 
-    Lines break between the sizes of a cell, such as "w 1.20 GB g 3.40 GB", not within one.
+    A column whose cells begin with a digit in each row is of numbers. Lines break between the sizes of a cell, such as
+    "w 1.20 GB g 3.40 GB", not within a size.
     """
     numbers = [all(row[column][:1].isdigit() for row in ways.rows) for column in range(len(ways.columns))]
     texts = tuple(column for column, number in enumerate(numbers) if not number)

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 ROWS = 20
 _MOST_DEVICES = 64
-_CONSUMERS = 3  # modules named of those that read a tensor
+_CONSUMERS = 3  # modules, and devices, that are named of those that read a tensor
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts; the columns in `words` are text, the others numbers, set to the right."""
+    """A table of texts. `words` has the numbers of the columns with words; all others are aligned to the right."""
 
     caption: str
     columns: tuple[str, ...]
     rows: Sequence[Sequence[str]]
     words: tuple[int, ...] = (0,)
-    left_out: int = 0  # rows that are not there
+    left_out: int = 0  # number of rows that aren't shown
 
 
 def device_table(schedule: Schedule) -> Table:
-    """What each device computes, sends and holds."""
+    """Return the table of what each device computes, sends and holds."""
     cluster, shares = schedule.problem.cluster, device_shares(schedule)
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices)
     sent = sent_bytes(schedule).sum(axis=1)
@@ -52,7 +52,11 @@ def device_table(schedule: Schedule) -> Table:
 
 
 def count_table(counts: Sequence[tuple[int, float, bool]]) -> Table:
-    """The step on 1, 2, 4, ... devices and on all: (devices, makespan in microseconds, whether it fits)."""
+    """Return the table of the best step on 1, 2, 4, ... devices and on all.
+
+    Args:
+        counts: (devices, makespan in microseconds, whether it fits) of each row.
+    """
     rows = [
         (str(devices), format_us(us), f"{counts[0][1] / (us or 1.0):.2f}", f"{1.0 - us / (before or 1.0):.1%}", fits)
         for (devices, us, holds), (_, before, _) in zip(counts, [*counts[:1], *counts], strict=False)
@@ -63,7 +67,7 @@ def count_table(counts: Sequence[tuple[int, float, bool]]) -> Table:
 
 
 def link_table(schedule: Schedule) -> Table:
-    """What goes from which device to which: those with the most bytes."""
+    """Return the table of the pairs of devices between which most bytes are sent."""
     names, makespan = schedule.problem.cluster.device_names, schedule.makespan_us or 1.0
     sizes = schedule.problem.graph.output_bytes[schedule.send_tensor]
     pairs: dict[tuple[int, int], list[float]] = {}
@@ -82,7 +86,7 @@ def link_table(schedule: Schedule) -> Table:
 
 
 def cut_table(schedule: Schedule) -> Table:
-    """The tensors that are sent, by the bytes that this takes."""
+    """Return the table of the tensors for which most bytes are sent, all copies together."""
     graph, names = schedule.problem.graph, schedule.problem.cluster.device_names
     copies = np.bincount(schedule.send_tensor, minlength=len(graph.output_bytes))
     largest = np.argsort(-copies * graph.output_bytes, kind="stable")[: min(ROWS, int((copies > 0).sum()))]
@@ -105,7 +109,7 @@ def cut_table(schedule: Schedule) -> Table:
 
 
 def path_table(schedule: Schedule, path: CriticalPath) -> Table:
-    """The critical path by module: those that take most of it."""
+    """Return the table of the modules that take most of the critical path."""
     totals: dict[str, list[float]] = {}
     count = schedule.problem.num_ops
     for step, needed, took in zip(path.steps.tolist(), path.needed.tolist(), path.took_us.tolist(), strict=True):
@@ -125,7 +129,7 @@ def path_table(schedule: Schedule, path: CriticalPath) -> Table:
 
 
 def step_table(schedule: Schedule, path: CriticalPath) -> Table:
-    """The longest steps of the critical path, in the order in which they happen."""
+    """Return the table of the longest steps of the critical path, in the order in which they happen."""
     graph, names, count = schedule.problem.graph, schedule.problem.cluster.device_names, schedule.problem.num_ops
     rows = []
     for position in np.sort(np.argsort(-path.took_us, kind="stable")[:ROWS]).tolist():
@@ -149,7 +153,7 @@ def step_table(schedule: Schedule, path: CriticalPath) -> Table:
 
 
 def sent_bytes(schedule: Schedule) -> np.ndarray:
-    """(D, D + 1) int64, bytes that go from each device to each; the last column is what goes to all at once."""
+    """(D, D + 1) int64, bytes sent from each device to each other; the last column is for sends to all at once."""
     devices = schedule.problem.num_devices
     sent = np.zeros((devices, devices + 1), np.int64)
     sizes = schedule.problem.graph.output_bytes[schedule.send_tensor]
@@ -158,7 +162,7 @@ def sent_bytes(schedule: Schedule) -> np.ndarray:
 
 
 def _op_of(schedule: Schedule, step: int) -> int:
-    """The op, or the op whose tensor is sent."""
+    """Return the op of a step of the critical path: the op itself, or the one whose tensor the step sends."""
     count = schedule.problem.num_ops
     if step < count:
         return step
@@ -170,7 +174,7 @@ def _module(schedule: Schedule, op: int) -> str:
 
 
 def _first(texts: Iterable[str], most: int) -> str:
-    """The first few different texts, and how many more there are."""
+    """Return the first `most` different texts, and how many more there are."""
     different = list(dict.fromkeys(texts))
     more = len(different) - most
     return ", ".join(different[:most]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""What a report says in words: what was placed where, how fast it is, and what takes the time."""
+"""The paragraphs of a report: what was placed where, how fast it is, and what takes the time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from placeto.simulator.schedule import Schedule
 
 INSTEAD = "Instead of placing"
-"""Heading of what is said of data parallelism."""
+"""The heading of the paragraph on data parallelism."""
 _MOST_DEVICES, _MOST_LABELS = 8, 3
 _VERDICTS = {
     COMPUTE: "Ops that need each other's results take the largest part: faster devices would help. More devices would "
@@ -30,7 +30,14 @@ _VERDICTS = {
 
 
 def summary(schedule: Schedule, path: CriticalPath, title: str, placer: str) -> list[tuple[str, str]]:
-    """Paragraphs, each with a heading."""
+    """Return the paragraphs, each as its heading and its text.
+
+    Args:
+        schedule: the schedule of the placement.
+        path: the critical path of the schedule.
+        title: the name of the model.
+        placer: the name of the placer; "" if it isn't known.
+    """
     return [
         ("Result", _result(schedule, title, placer)),
         ("What is where", _where(schedule)),
@@ -70,7 +77,7 @@ def _result(schedule: Schedule, title: str, placer: str) -> str:
 
 
 def _where(schedule: Schedule) -> str:
-    """The labels that take most of each device's time."""
+    """Return a sentence for each device: its share of the work, and the labels that take most of its time."""
     names, labels = schedule.problem.cluster.device_names, np.array(color_labels(schedule), object)
     time = schedule.finish_us - schedule.start_us
     sentences = []
