@@ -118,8 +118,8 @@ def order_of_lists(graph: ComputationGraph, lists: Sequence[Sequence[int]]) -> n
     """(N,) int64, an order of all ops that agrees with the graph and with the list of each device.
 
     Raises:
-        OrderError: an op that stands in no list or in two, or lists that contradict the graph or each other; the
-            message names an op.
+        OrderError: an op is in no list or in several, or the lists contradict the graph or each other; the message
+            names an op.
     """
     listed = [op for ops in lists for op in ops]
     count = np.bincount(np.array(listed, np.int64), minlength=graph.num_ops)

@@ -38,7 +38,7 @@ class _Best:
 
 
 class Evaluator:
-    """Score placements within a budget, and keep the best: one that fits before one that doesn't, then the least score.
+    """Scores placements within a budget, and keeps the best: those that fit come first, then those of least score.
 
     Scores are penalised makespans in microseconds: makespan x (1 + `MEMORY_PENALTY` x memory overflow). When the budget
     is spent, scores are `math.inf` and nothing is simulated. Without limits the budget is never spent.

@@ -182,7 +182,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     heaps = edge1 - edge0 if by_priority or free_links else 0
     left_send = np.empty(heaps, np.int64)  # by priority, and over free links, queues of sends are heaps
     send_key, send_tie = np.empty(heaps), np.empty(heaps, np.int64)
-    others = np.zeros(d, np.int64)  # by priority, a queue of ops is its first, in `head`, and a set of so many others
+    others = np.zeros(d, np.int64)  # by priority, a queue is its first op, in `head`, and a set of this many others
     num_words = (n >> 6) + 1 if by_priority else 1
     num_upper = (num_words >> 6) + 1
     words, summary = np.zeros(d * num_words, np.uint64), np.zeros(d * num_upper, np.uint64)

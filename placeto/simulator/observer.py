@@ -29,14 +29,14 @@ class Observer:
     report: Callable[[Status], None] | None = None
     """called after each simulation, or after several of a compiled search, many times a second"""
     patience: float | None = None
-    """share of the budget: the placer ends when it spent this share without finding anything better; None = never"""
+    """share of the budget: the placer ends after spending it without finding anything better; None = never"""
     stage: str = "heuristics"
     best: tuple[bool, float] = (True, float("inf"))
     heuristic_us: float = float("inf")
     gained_at: float = 0.0
 
     def look(self, share: float, best: tuple[bool, float]) -> None:
-        """Record the best placement of an evaluator, when a share of the budget is spent, and call `report`.
+        """Record the best placement of an evaluator and the share of the budget that is spent, and call `report`.
 
         `best` is (whether it exceeds memory, penalised makespan). It may be the best of one heuristic alone. The
         observer keeps the best of all.
@@ -50,7 +50,7 @@ class Observer:
             self.report(Status(self.stage, share, self.best[1], known))
 
     def has_enough(self, share: float) -> bool:
-        """Whether the placer must end, when a share of the budget is spent."""
+        """Whether the placer must end, given the share of the budget that is spent."""
         return self.patience is not None and share - self.gained_at >= self.patience
 
 

@@ -168,7 +168,8 @@ class Efficiency:
 
         They are the first that there are of: the kind in the dtype or a similar one; the plainer kind; the kind in
         float32; its forward pass; the constant. For convolutions on tensor cores, only the device's own entries count
-        at first. After them, its matrix products tell more than convolutions on other devices with another cuDNN.
+        at first. If there are none, its own matrix products predict more than convolutions on other devices, which were
+        measured with another cuDNN.
         """
         names, kin = self._names(device), (dtype, ANY, *_KIN.get(dtype, ()))
         if kind.startswith(CHANNELS_LAST):
@@ -216,7 +217,7 @@ class Efficiency:
         kinds = [_kind_in(graph.mode, op_kind(op_type, kernel)) for op_type, kernel, _ in unique]
         fused = np.array([_of_dropout(*label) for label in unique])[which]
         time = np.empty((graph.num_ops, cluster.num_devices))
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a problem refuses what is not finite
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # problems refuse times that aren't finite
             for column, device in enumerate(cluster.devices):
                 of = [
                     (kind, kernel, _runs_in(device, dtype))

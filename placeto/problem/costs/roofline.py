@@ -28,7 +28,7 @@ class Roofline:
     def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
         """(N, D) float64, microseconds."""
         time = np.empty((graph.num_ops, cluster.num_devices))
-        with np.errstate(over="ignore"):  # a problem refuses what is not finite
+        with np.errstate(over="ignore"):  # problems refuse times that aren't finite
             for column, device in enumerate(cluster.devices):
                 peaks = {dtype: device.peak(dtype) for dtype in set(graph.dtypes)}
                 peak = np.array([peaks[dtype] for dtype in graph.dtypes])

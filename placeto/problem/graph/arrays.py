@@ -45,7 +45,7 @@ class GraphArrays:
     # None = all NOT_HELD; no part of the hash, so that placements of graphs captured before it existed stay valid
     held_until: np.ndarray = None  # type: ignore[assignment]
     dtypes: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) dtype of each op; None = float32
-    kernels: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) one of KERNELS; None = none of special shape
+    kernels: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) each one of KERNELS; None = all ""
     # (N,) keys of measured times, "" where unknown; no part of the hash, as only cost models depend on them
     signatures: tuple[str, ...] = None  # type: ignore[assignment]
     # (N,) int64, bytes of gradients and the optimizer's state; None = gradient and two moments, 3 x trained_bytes

@@ -62,7 +62,7 @@ class Groups:
     group: np.ndarray  # (N,) int64, group of each op
     num_groups: int  # G
     modules: tuple[str, ...]  # (G,) module path of each group's heaviest op, "" where unknown
-    sets: tuple[np.ndarray, ...]  # int64 arrays, groups that a search may move together, such as those of a module
+    sets: tuple[np.ndarray, ...]  # int64 arrays of groups to move together: modules, subtrees of modules, calls
 
     def __post_init__(self) -> None:
         for array in (self.group, *self.sets):

@@ -49,12 +49,12 @@ def join_light(
     transfer. Gradients of shared weights only join those of the same weight.
 
     Args:
-        leader: (N,) int64, an op of the same unit; the smallest op of a unit, its leader, has itself. Changed, as are
-            the next two.
-        work: (N,) microseconds of the unit, at its leader.
-        heaviest: (N,) int64, the unit's heaviest op, at its leader.
+        leader: (N,) int64, another op of the same unit, on the way to the unit's smallest op, its root; a root has
+            itself. Changed, as are the next two.
+        work: (N,) microseconds of each unit, at its root.
+        heaviest: (N,) int64, the heaviest op of each unit, at its root.
         time: (N,) microseconds of each op.
-        pairs: (2, P) int64, leaders of units that exchange tensors, each pair once.
+        pairs: (2, P) int64, roots of units that exchange tensors, each pair once.
         travel: (P,) microseconds of the longest transfer between each pair.
         origins: the origin of each op.
         joining: the limits.
