@@ -17,7 +17,9 @@ from placeto.problem.problem import PlacementProblem
 def on_devices(problem: PlacementProblem, devices: tuple[int, ...]) -> PlacementProblem:
     """Return the problem on some of its devices alone, with the priorities that it has on all devices; cached.
 
-    A placement on these devices has the same makespan here as on the whole cluster.
+    A placement on these devices has the same makespan here as on the whole cluster, with one exception. If the devices
+    have other numbers within their hosts than before, lowering may choose other devices for sums of gradients and for
+    relays on other hosts: see `placeto.simulator.lowering`.
     """
     cluster, own = problem.cluster, np.array(devices)
     names = {cluster.device_names[device] for device in devices}
