@@ -1,7 +1,7 @@
 """Clusters whose names say how many boards of which kind one host has, such as 4xrtx3090 or 2xh100+1xl4.
 
-Links are assumed. Boards of one kind have the links of a preset of this kind. Transfers between two kinds have
-the lower bandwidth and the longer latency of the PCIe slots of both.
+Links are assumed. Boards of one kind have the links of a preset of this kind. Transfers between two kinds have the
+lower bandwidth and the longer latency of the PCIe slots of both.
 
 Legend: D devices.
 """

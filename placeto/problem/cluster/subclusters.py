@@ -14,7 +14,7 @@ _STEP = 1.5  # links that are faster than all slower ones by this factor make a 
 
 
 def subclusters(cluster: Cluster) -> list[tuple[int, ...]]:
-    """Return sets of 2 to D-1 devices with faster links than to the rest, such as hosts, and sets of one kind.
+    """Return sets of 2 to D-1 devices with faster links to each other than to the rest, and sets of one kind.
 
     The numbers of the devices in a set are sorted. If fast links divide the devices into several parts, the sets are
     the part with the most FLOP/s, the first two parts together, the first four, and so on. Sets with the fastest links
