@@ -36,7 +36,7 @@ from placeto.simulator.slack import fill_slack
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
 
 SERIAL_BELOW = 3  # rows of a batch: fewer take less time than waking a second thread, above all on a busy machine
-PARALLEL_OPS = 6_000  # ops of two rows together that are worth a second thread: they take about a millisecond
+PARALLEL_OPS = 6_000  # ops of all rows together, about a millisecond: from here on, two rows are worth two threads
 
 
 class PlacementError(ValueError):
