@@ -1,16 +1,18 @@
 """Dispatch: which of its ready ops a device runs next, and which of its tensors a link sends next.
 
-- "fifo": first ready first served, as TensorFlow's executor and the published Placeto simulator did.
-- "priority": the ready op with the longest remaining path first. Static, and without transfers, so that it does not
-  depend on the placement. Links send first what the first of its consumers needs first. A device that has all ops keeps
-  to the order of the program among those that are ready: any order takes it as long, and longest path first would run
-  all gradients of weights last, and keep what they read until then, recomputed activations too.
-- "earlier-F": as "priority", by the remaining path less F times the work of all earlier micro-batches. Longest path
-  first runs one op for all micro-batches before the next op, so that the next stage waits for all of them.
+- "fifo": first ready, first served, as TensorFlow's executor and the published Placeto simulator did.
+- "priority": the ready op with the longest remaining path first. The path has no transfers, so the order is static: it
+  does not depend on the placement. A link sends the tensor first whose first consumer comes first in this order. A
+  device that has all ops runs the ready ops in the order of the program. Any order takes it equally long, but longest
+  path first would run all gradients of weights last, and would keep the tensors that they read until then, recomputed
+  activations too.
+- "earlier-F": as "priority", but with the remaining path less F times the work of all earlier micro-batches. Longest
+  path first runs one op for all micro-batches before the next op, so that the next stage waits for all of them.
 - "1f1b": the backward pass first, then the earlier micro-batch, then the longest remaining path: one forward, one
   backward, as PipeDream's pipelines run (Narayanan et al., SOSP 2019). It holds the fewest activations.
-- "list": each device runs a list strictly in order and waits for its head, as streams and generated programs do; links
-  send in the order in which tensors are made. Where no list is given it is the order of the program.
+- "list": each device runs its list of ops strictly in order, and waits until the next op of the list is ready, as
+  streams and generated programs do. Links send tensors in the order in which they are made. If no list is given, it is
+  the order of the program.
 
 Legend: N ops, D devices.
 """
@@ -34,10 +36,16 @@ class OrderError(ValueError):
 
 
 def priorities(graph: ComputationGraph, dispatch: str, busy_us: np.ndarray) -> np.ndarray:
-    """(N,) int64, place of each op in the order of dispatch, 0 first; `busy_us` (N, D) is what it keeps devices busy.
+    """(N,) int64, place of each op in the order of dispatch, from 0 on.
 
-    Under a static order by longest remaining path, each op at its mean over devices, and by micro-batch and pass where
-    the order asks for them; ties by name. Else program order.
+    A static order goes by the longest remaining path, in which each op takes its mean time over the devices. Orders
+    other than "priority" also go by micro-batch, and "1f1b" by pass. Equal ops are in the order of their names. The
+    dispatches "fifo" and "list" get the order of the program.
+
+    Args:
+        graph: N ops.
+        dispatch: one of `DISPATCHES`.
+        busy_us: (N, D) microseconds that each op keeps each device busy.
     """
     if dispatch not in STATIC_ORDERS:
         return np.argsort(graph.topological_order)
@@ -50,16 +58,16 @@ def priorities(graph: ComputationGraph, dispatch: str, busy_us: np.ndarray) -> n
             forward = np.array([kind not in BACKWARD_PASSES for kind in graph.passes])
             keys = -path, np.where(belongs, graph.micro_batches, count), forward
         else:
-            work = mean[belongs].sum() / count  # of one micro-batch
+            work = mean[belongs].sum() / count  # mean time of one micro-batch, in us
             share = float(dispatch.removeprefix("earlier-"))
             keys = (share * work * np.where(belongs, graph.micro_batches, 0) - path,)
     return np.argsort(np.lexsort((graph.name_rank, *keys)))
 
 
 def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) -> np.ndarray:
-    """(N,) int64, the order in which one device alone runs the ops; `priority` (N,) as `priorities` gives it.
+    """(N,) int64, the order in which a device that has all ops runs them; `priority` (N,) comes from `priorities`.
 
-    Under a static order the ready op that stands first in the program goes first; see the module.
+    Under a static order it is the order of the program: see the module.
     """
     if dispatch == "list":
         return np.argsort(priority)
@@ -70,7 +78,7 @@ def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) ->
     ptr = np.searchsorted(graph.edge_src[by_name], np.arange(graph.num_ops + 1)).tolist()
     missing = np.bincount(graph.edge_dst, minlength=graph.num_ops).tolist()
     order = [op for op in range(graph.num_ops) if missing[op] == 0]
-    for op in order:  # which grows: first ready first served
+    for op in order:  # the list grows in the loop: first ready, first served
         for c in child[ptr[op] : ptr[op + 1]]:
             missing[c] -= 1
             if missing[c] == 0:
@@ -79,17 +87,20 @@ def order_alone(graph: ComputationGraph, dispatch: str, priority: np.ndarray) ->
 
 
 def fixed_edges(graph: ComputationGraph) -> np.ndarray:
-    """(E,) bool, edges that every placement keeps: all but those into sums of gradients, which lowering decides."""
+    """(E,) bool, edges that are the same under every placement.
+
+    The others lead into the ops of sums of gradients, and into the op at the parameter's home: lowering changes these.
+    """
     sums, moved = gradient_sums(graph), np.zeros(graph.num_ops, bool)
     moved[sums.additions] = moved[sums.home] = True
     return ~moved[graph.edge_dst]
 
 
 def places(graph: ComputationGraph, order: np.ndarray) -> np.ndarray:
-    """(N,) int64, place of each op in an order (N,) of all.
+    """(N,) int64, place of each op in an order (N,) of all ops.
 
     Raises:
-        OrderError: it is no permutation, or an op comes before one that it needs; the message names an op.
+        OrderError: the order is no permutation, or an op comes before an op that it needs; the message names an op.
     """
     array = np.asarray(order)
     count = graph.num_ops
@@ -104,11 +115,11 @@ def places(graph: ComputationGraph, order: np.ndarray) -> np.ndarray:
 
 
 def order_of_lists(graph: ComputationGraph, lists: Sequence[Sequence[int]]) -> np.ndarray:
-    """(N,) int64, an order of all ops that keeps both the graph and the lists of each device.
+    """(N,) int64, an order of all ops that agrees with the graph and with the list of each device.
 
     Raises:
-        OrderError: an op that stands in no list or in two, or lists that contradict the graph or each other; the
-            message names an op.
+        OrderError: an op is in no list or in several, or the lists contradict the graph or each other; the message
+            names an op.
     """
     listed = [op for ops in lists for op in ops]
     count = np.bincount(np.array(listed, np.int64), minlength=graph.num_ops)
@@ -118,7 +129,7 @@ def order_of_lists(graph: ComputationGraph, lists: Sequence[Sequence[int]]) -> n
     fixed = fixed_edges(graph)
     src = np.concatenate([graph.edge_src[fixed], *(np.array(ops[:-1], np.int64) for ops in lists)])
     dst = np.concatenate([graph.edge_dst[fixed], *(np.array(ops[1:], np.int64) for ops in lists)])
-    from placeto.problem.order_kernels import first_ready  # which takes a compiler: who reads a graph needs none
+    from placeto.problem.order_kernels import first_ready  # here, since it loads numba, and reading a graph needs none
 
     by_src = np.argsort(src, kind="stable")
     order = first_ready(

@@ -1,7 +1,7 @@
-"""Files of JSON, and checks of the fields that stand in them: what every reader of a file is made of.
+"""JSON files, and checks of their fields, from which all readers of files are made.
 
-A reader names the fields of a record in a table and gets their values, checked; all else ends in the error of its own
-format, in one sentence that says what is wrong, and what would be right:
+A reader has a table of the fields of a record, and gets their checked values. A record that breaks a rule raises the
+error of the reader's format. Its message is one sentence, which says what is wrong and what would be right:
 
     _LINK = {"bandwidth": Field(number(above=0.0)), "latency_us": Field(number(), 0.0)}
     with within(ClusterError, path), within(ClusterError, "link", name):
@@ -30,14 +30,17 @@ from placeto.problem.files import atomic_write
 
 INT64_MAX = 2**63 - 1
 MOST_BYTES = 128 * 2**20
-"""Of a file, unpacked. A graph of 100,000 ops takes 20 to 30 MB; parsed, the worst content takes 25 times its size."""
+"""Largest size of a file, unpacked.
+
+A graph of 100,000 ops takes 20 to 30 MB. In memory, the worst content takes 25 times the size of its file.
+"""
 MOST_NESTED = 32
-"""Lists and objects in one another; no format has more than six."""
-_LONGEST_INTEGER = 40  # digits; longer ones become floats, which may be infinite: no field takes them
+"""How deep lists and objects may be nested; no format nests more than six."""
+_LONGEST_INTEGER = 40  # digits; longer ones become floats, perhaps infinite, which no field accepts
 _LONGEST_QUOTE = 60
 _MOST_CHOICES = 24
 
-# A string, also one that never ends, so that no part of it is looked at twice.
+# A string, even without a closing quote; possessive, so that matching takes linear time.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _REQUIRED = object()
 
@@ -47,7 +50,7 @@ Check = Callable[[Any, str, type[ValueError]], Any]
 
 @dataclass(frozen=True)
 class Field:
-    """How a field is checked, and what it is where it is left out; without a `default` it may not be."""
+    """The check of a field, and its value if it is left out. A field without `default` is required."""
 
     check: Check
     default: Any = _REQUIRED
@@ -56,10 +59,12 @@ class Field:
 def read_fields(
     record: Any, table: Mapping[str, Field], error: type[ValueError], *, others: bool = False
 ) -> dict[str, Any]:
-    """The values of all fields of a table. `others` may stand in the record too, if so said; they are not read.
+    """Return the checked values of all fields of a table, with defaults for those that the record leaves out.
+
+    With `others`, the record may have fields that aren't in the table; they are left out of the result.
 
     Raises:
-        error: no object, an unknown or a missing field, or one that its check refuses.
+        error: the record is no object, has an unknown field, lacks a required one, or has one that its check refuses.
     """
     if not isinstance(record, Mapping):
         raise error(f"must be an object with {', '.join(table)}, not {quote(record)}")
@@ -79,14 +84,14 @@ def read_fields(
 def read_document(
     document: Any, form: str, what: str, table: Mapping[str, Field], error: type[ValueError], *, others: bool = False
 ) -> dict[str, Any]:
-    """`read_fields` of a whole file, which says its format.
+    """Return the checked values of the fields of a whole file, without its field "format".
 
     Args:
-        document: what the file holds.
-        form: the format that it must say, such as "placeto.graph/1".
-        what: what it is, for the message.
-        table: its fields, but for the format; the values returned are of these.
-        error: the exception raised.
+        document: the parsed content of the file.
+        form: the format that the file must have, such as "placeto.graph/1".
+        what: what the file must be, for the message, such as "a graph file".
+        table: the fields other than "format".
+        error: the exception that is raised, as in `read_fields`.
         others: whether fields that aren't in the table are allowed.
     """
     if not isinstance(document, dict) or document.get("format") != form:
@@ -97,7 +102,7 @@ def read_document(
 
 
 def table_of(kind: type) -> dict[str, Field]:
-    """The fields of a dataclass, each annotated with its check, as ``size: Annotated[int, integer()]``."""
+    """The table of a dataclass whose fields are annotated with checks, as in ``size: Annotated[int, integer()]``."""
     hints = get_type_hints(kind, include_extras=True)
     table = {}
     for own in fields(kind):
@@ -107,7 +112,7 @@ def table_of(kind: type) -> dict[str, Field]:
 
 
 def nested(table: Mapping[str, Field]) -> Check:
-    """A check for an object in another one, with the fields of a table."""
+    """A check for an object inside a record, which has the fields of a table. It returns their values."""
 
     def check(value: Any, key: str, error: type[ValueError]) -> dict[str, Any]:
         with within(error, key):
@@ -117,7 +122,7 @@ def nested(table: Mapping[str, Field]) -> Check:
 
 
 def refuse_unknown(record: Mapping[Any, Any], known: Collection[str], error: type[ValueError]) -> None:
-    """Raise the error if a field of the record is not known."""
+    """Raise the error if the record has a field that isn't in `known`."""
     for key in record:
         if key not in known:
             raise error(f"unknown field {quote(key)}; known: {', '.join(sorted(known))}")
@@ -125,7 +130,7 @@ def refuse_unknown(record: Mapping[Any, Any], known: Collection[str], error: typ
 
 @contextmanager
 def within(error: type[ValueError], what: object, name: Any = None) -> Iterator[None]:
-    """Put `what`, and a quoted name if there is one, before the message of an error that is raised inside."""
+    """Put `what`, and the quoted `name` if there is one, before the message of an `error` that the block raises."""
     try:
         yield
     except error as problem:
@@ -134,12 +139,12 @@ def within(error: type[ValueError], what: object, name: Any = None) -> Iterator[
 
 
 def anything(value: Any, key: str, error: type[ValueError]) -> Any:
-    """Check nothing: the reader looks at it by itself."""
+    """Return the value unchecked, for fields that their reader checks."""
     return value
 
 
 def number(*, above: float | None = None, infinite: bool = False) -> Check:
-    """A check of a number >= 0, or > `above`; finite, unless told otherwise. Gives a float."""
+    """A check for a number >= 0, or > `above`, finite unless `infinite` is set. It returns a float."""
     rule = f"a {'' if infinite else 'finite '}number {'>= 0' if above is None else f'> {above:g}'}"
 
     def check(value: Any, key: str, error: type[ValueError]) -> float:
@@ -153,7 +158,7 @@ def number(*, above: float | None = None, infinite: bool = False) -> Check:
 
 
 def integer(least: int = 0, most: int = INT64_MAX) -> Check:
-    """A check of an integer within bounds."""
+    """A check for an integer from `least` to `most`."""
     rule = f"an integer from {least} to {'2^63 - 1' if most == INT64_MAX else most}"
 
     def check(value: Any, key: str, error: type[ValueError]) -> int:
@@ -165,7 +170,7 @@ def integer(least: int = 0, most: int = INT64_MAX) -> Check:
 
 
 def size(value: Any, key: str, error: type[ValueError]) -> int:
-    """Check whole bytes, which may be written as a float such as 16e9."""
+    """Check a whole number of bytes, which may be a float such as 16e9, and return it as an int."""
     found = _float(value)
     if not (0 <= found < 2.0**63 and found == math.floor(found)):
         raise error(f"{key} must be a whole number of bytes from 0 to 2^63 - 1, not {quote(value)}")
@@ -173,14 +178,14 @@ def size(value: Any, key: str, error: type[ValueError]) -> int:
 
 
 def flag(value: Any, key: str, error: type[ValueError]) -> bool:
-    """Check true or false."""
+    """Check a bool."""
     if not isinstance(value, bool):
         raise error(f"{key} must be true or false, not {quote(value)}")
     return value
 
 
 def text(value: Any, key: str, error: type[ValueError]) -> str:
-    """Check a string, of characters that can be written."""
+    """Check a string without lone surrogates, which files can't have."""
     if not isinstance(value, str):
         raise error(f"{key} must be a string, not {quote(value)}")
     if not value.isascii() and re.search("[\ud800-\udfff]", value):
@@ -189,12 +194,12 @@ def text(value: Any, key: str, error: type[ValueError]) -> str:
 
 
 def optional(check: Check) -> Check:
-    """A check of what may also be null."""
+    """A check that also accepts None."""
     return lambda value, key, error: None if value is None else check(value, key, error)
 
 
 def items(check: Check, each: str) -> Check:
-    """A check of a list; `each` is what a message calls one of it."""
+    """A check for a list, whose items all pass `check`. Messages call an item `each`."""
 
     def check_all(value: Any, key: str, error: type[ValueError]) -> list[Any]:
         if not isinstance(value, list | tuple):
@@ -205,7 +210,7 @@ def items(check: Check, each: str) -> Check:
 
 
 def mapping(check: Check) -> Check:
-    """A check of an object with any keys whose values are alike."""
+    """A check for an object with any keys, whose values all pass `check`."""
 
     def check_all(value: Any, key: str, error: type[ValueError]) -> dict[str, Any]:
         if not isinstance(value, Mapping):
@@ -218,7 +223,7 @@ def mapping(check: Check) -> Check:
 
 
 def choice(*known: str) -> Check:
-    """A check of a string that is one of a few."""
+    """A check for a string that is one of `known`."""
 
     def check(value: Any, key: str, error: type[ValueError]) -> str:
         if not isinstance(value, str) or value not in known:
@@ -229,14 +234,14 @@ def choice(*known: str) -> Check:
 
 
 def check_array(value: Any, key: str, kind: type[np.generic], length: int, error: type[ValueError]) -> None:
-    """Refuse what is no array of one dimension, of a length and a dtype."""
+    """Raise the error unless the value is an array of shape (length,) and of dtype `kind`."""
     if not isinstance(value, np.ndarray) or value.dtype != kind or value.shape != (length,):
         found = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else quote(value)
         raise error(f"{key} must be an array of {length} {kind.__name__}, not {found}")
 
 
 def quote(value: Any) -> str:
-    """A value as a message shows it: in one short line, with all that a terminal would obey made visible.
+    """A value as messages show it: in one short line, with escapes in place of control characters.
 
     >>> print(quote("\\x1b[31m"), quote(10**5000))
     '\\x1b[31m' an integer of 16610 bits
@@ -248,7 +253,7 @@ def quote(value: Any) -> str:
 
 
 def listed(names: Collection[str]) -> str:
-    """Names that would be valid, the first of them where they are many."""
+    """Valid names for a message: all of them, or the first 24 and how many more there are."""
     first = [text for text, _ in zip(names, range(_MOST_CHOICES), strict=False)]
     more = f" and {len(names) - len(first)} more" if len(names) > len(first) else ""
     return ", ".join(quote(name)[1:-1] for name in first) + more
@@ -260,8 +265,8 @@ def read_json(path: str | Path, error: type[ValueError]) -> Any:
     NaN and infinities are read as Python does; integers of more than 40 digits become floats.
 
     Raises:
-        error: the content is no JSON, has a key twice, or is beyond `MOST_BYTES` or `MOST_NESTED`; the message names
-            the file.
+        error: the content is no JSON, has a key twice in one object, or exceeds `MOST_BYTES` or `MOST_NESTED`; the
+            message names the file.
         OSError: the file can't be read.
     """
 
@@ -284,10 +289,10 @@ def read_json(path: str | Path, error: type[ValueError]) -> Any:
 
 
 def read_bytes(path: str | Path, error: type[ValueError]) -> bytes:
-    """The content of a file, unpacked as it streams where the name ends in ``.gz``.
+    """Return the content of a file, unpacked if its name ends in ``.gz``.
 
     Raises:
-        error: more than `MOST_BYTES`, or damaged; the message names the file.
+        error: the file has more than `MOST_BYTES`, unpacked, or is damaged; the message names the file.
         OSError: the file can't be read.
     """
     if not isinstance(path, str | os.PathLike):
@@ -304,10 +309,12 @@ def read_bytes(path: str | Path, error: type[ValueError]) -> bytes:
 
 
 def check_json_name(path: str | Path, error: type[ValueError], what: str = "") -> None:
-    """Refuse a name under which a file of JSON would not be known as such; what isn't a file, a pipe say, may have any.
+    """Refuse to write JSON to a file whose name would not be recognized on reading.
+
+    What exists and isn't a regular file, such as a pipe, may have any name.
 
     Raises:
-        error: it doesn't end in ``.json`` or ``.json.gz``.
+        error: the name doesn't end in ``.json`` or ``.json.gz``, or `path` is no path.
     """
     if not isinstance(path, str | Path):
         raise error(f"{what}the path of a .json file is needed, not {quote(path)}")
@@ -329,7 +336,7 @@ def write_json(document: Any, path: str | Path) -> None:
 
 
 def _nesting(data: bytes) -> int:
-    """How deep lists and objects are in one another."""
+    """How deep lists and objects are nested."""
     bare = np.frombuffer(_STRING.sub(b"", data), np.uint8)
     brackets = bare[np.isin(bare, np.frombuffer(b"[{]}", np.uint8))]
     steps = np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1)
@@ -341,14 +348,14 @@ def _integer(digits: str) -> float:
 
 
 def _float(value: Any) -> float:
-    """The value as a float, infinite beyond all floats; NaN if it is no number."""
+    """The value as a float; infinite if it exceeds all floats, NaN if it is no number."""
     if type(value) is float:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         return math.nan
     try:
         return float(value)
-    except OverflowError:  # an int
+    except OverflowError:  # an int that exceeds all floats
         return math.inf if value > 0 else -math.inf
 
 

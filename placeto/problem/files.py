@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and by one process at a time."""
+"""Writing files so that they are complete or unchanged, and by one process at a time."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP  # a file system that has none
-_held: set[Path] = set()  # what this process has locked
+_NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP  # errors of a file system without locks
+_held: set[Path] = set()  # files and folders that this process has locked
 
 
 class BusyError(ValueError):
-    """Another process is writing there; the message says which."""
+    """Another process has locked the file or folder; the message says which process."""
 
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Give a path to write to, which takes the place of `path` at the end: a crash leaves the old file.
+    """Yield the path of a temporary file, which replaces `path` when the block ends: a crash leaves the old file.
 
-    It has the same ending. What killed processes left of their own is removed. A link stays a link; a device or a
-    pipe is written to directly.
+    The temporary file has the same suffix. Temporary files of `path` that killed processes have left are removed. If
+    `path` is a symbolic link, the file that it leads to is replaced. A device or a pipe is written to directly.
 
     Raises:
         OSError: the file can't be written; its `filename` is `path`.
@@ -50,26 +50,27 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def _named(path: str | Path) -> Iterator[None]:
-    """Within it errors of the system are of this file."""
+    """Raise an OSError of the block again, with this path as its `filename`."""
     try:
         yield
     except OSError as problem:
         if problem.errno is None:
             raise
-        raise OSError(problem.errno, problem.strerror, str(path)) from None  # of the class that goes with the number
+        raise OSError(problem.errno, problem.strerror, str(path)) from None  # the class follows from the number
 
 
 def write_text(text: str, path: str | Path) -> None:
-    """Write a text file; the old one stays until the new one is complete."""
+    """Write a text file in UTF-8; the old file stays until the new one is complete."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def locked(path: str | Path) -> Iterator[None]:
-    """Within it no other process can lock this file or folder; this one can once more.
+    """Lock a file or folder for the block: no other process can lock it. This process can lock it again inside.
 
-    The lock is on a file beside it, in a folder, and ends with the process, however that ends.
+    The lock is held on a file of its own, beside the file or inside the folder. The lock ends at the latest when the
+    process ends, even if it is killed.
 
     Raises:
         BusyError: another process has the lock.
@@ -86,12 +87,12 @@ def locked(path: str | Path) -> Iterator[None]:
         yield
     finally:
         _held.discard(target)
-        lock.unlink(missing_ok=True)  # before it is free: who waits for it with an open file sees that it is gone
+        lock.unlink(missing_ok=True)  # before it is unlocked: a process that has it open then sees that it is gone
         os.close(stream)
 
 
 def _lock(lock: Path, path: str | Path) -> int:
-    """Open and lock a lock file, and write into it who did; its file descriptor."""
+    """Open and lock a lock file, write this process into it, and return its file descriptor."""
     while True:
         stream = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -105,7 +106,7 @@ def _lock(lock: Path, path: str | Path) -> int:
                 os.close(stream)
                 raise
         if os.fstat(stream).st_nlink:
-            with suppress(OSError):  # a full disk: the lock holds, it only doesn't say whose it is
+            with suppress(OSError):  # a full disk: the lock holds, but doesn't name its process
                 os.ftruncate(stream, 0)
                 os.write(stream, f"process {os.getpid()} on {socket.gethostname()}".encode())
             return stream
@@ -113,12 +114,12 @@ def _lock(lock: Path, path: str | Path) -> int:
 
 
 def _hidden(target: Path) -> str:
-    """How names of files that go with a target begin; names must not get too long."""
+    """The beginning of the names of a target's lock and temporary files, cut so that they aren't too long."""
     return f".{target.name[:200]}"
 
 
 def _sweep(target: Path) -> None:
-    """Remove unfinished files of a target whose processes are gone."""
+    """Remove a target's temporary files whose processes no longer run."""
     unfinished = re.compile(rf"{re.escape(_hidden(target))}\.(\d{{1,9}})(\.\w+)?")
     for entry in os.scandir(target.parent):
         if (match := unfinished.fullmatch(entry.name)) and not _alive(int(match[1])):
@@ -131,6 +132,6 @@ def _alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # of another user
+    except OSError:  # a process of another user
         return True
     return True

@@ -16,21 +16,21 @@ from placeto.problem.graph import ComputationGraph
 from placeto.problem.graph.graph_memory import storage
 
 EGRESS, PAIR, FREE = 0, 1, 2
-"""Links of a problem: one per sender, one per ordered pair of devices, none (transfers wait for nothing)."""
+"""Links of a problem: one for each sender, one for each ordered pair of devices, or none (no transfer waits)."""
 FIFO, PRIORITY, LIST = 0, 1, 2
 """Dispatch of a problem: see `placeto.problem.dispatch`."""
 LONE: Any = np.int64(0)
-"""Index of the only problem, for kernels that call others; see `placeto.compiling`."""
+"""Index of the only problem of a batch of one, for kernels that call other kernels: see `placeto.compiling`."""
 
 
 class FlatProblems(NamedTuple):
     """P problems as flat arrays, one after another; problem p owns the slices between its offsets p and p + 1.
 
-    They are to be read only, though they can be written: numba takes read-only arrays for another type than those that
-    lowering makes.
+    Nobody may write to the arrays, although they are writable: numba takes read-only arrays for another type than the
+    writable ones that lowering makes.
 
-    All integers are int64, all others float64. Inside a problem, ops, tensors and devices count from 0, and the
-    ``*_ptr`` arrays of N + 1 (or T + 1) offsets count from the problem's first edge.
+    All integers are int64, all other numbers float64. Inside a problem, ops, tensors and devices are numbered from 0,
+    and the ``*_ptr`` arrays of N + 1 (or T + 1) offsets count from the problem's first edge.
     """
 
     op_offset: np.ndarray  # (P+1,) ops
@@ -42,19 +42,19 @@ class FlatProblems(NamedTuple):
     shared_offset: np.ndarray  # (P+1,) shared links
     path_offset: np.ndarray  # (P+1,) shared links crossed, over all pairs of devices
     # per problem
-    broadcast: np.ndarray  # (P,) int64, 1 = one send for all destinations (over egress links alone: see Cluster)
+    broadcast: np.ndarray  # (P,) int64, 1 = one send for all destinations (only over egress links: see Cluster)
     link: np.ndarray  # (P,) int64, EGRESS, PAIR or FREE
     dispatch: np.ndarray  # (P,) int64, FIFO, PRIORITY or LIST
     link_gap_us: np.ndarray  # (P,)
     # per op
-    op_time: np.ndarray  # ((N+R)*D,) us, row-major; of relays 0
+    op_time: np.ndarray  # ((N+R)*D,) us, row-major; 0 for relays
     tail_us: np.ndarray  # (N,) lower bound of the time from the op's end to the makespan
     op_rank: np.ndarray  # (N,) int64, rank of the op's name
     priority: np.ndarray  # (N,) int64, place of each op in the order of dispatch, 0 first; not read under FIFO
-    ranked: np.ndarray  # (N,) int64, the ops by that place
+    ranked: np.ndarray  # (N,) int64, the ops in the order of dispatch
     num_inputs: np.ndarray  # (N,) int64, edges into the op
     resident: np.ndarray  # (N,) int64, bytes of parameters, gradients and optimizer state
-    # edges out of an op, three orders
+    # edges out of an op, in three orders
     out_ptr: np.ndarray  # (N+1,) offsets of each op's edges in the next three arrays
     out_child: np.ndarray  # (E,) int64, consumers in op order
     out_tensor: np.ndarray  # (E,) int64, the tensors these edges carry
@@ -64,20 +64,20 @@ class FlatProblems(NamedTuple):
     # per tensor
     tensor_src: np.ndarray  # (T,) int64, producer
     tensor_bytes: np.ndarray  # (T,) int64
-    storage: np.ndarray  # (T,) int64, the tensor whose memory it is a part of: itself, unless it is a view
-    held_until: np.ndarray  # (T,) int64, op to whose end a tensor lives, if on its producer's device; -1 = none
-    live_bytes: np.ndarray  # (T,) int64, what a tensor adds on its producer's device: 0 if it is resident memory
+    storage: np.ndarray  # (T,) int64, the tensor in whose memory each tensor is: itself, unless it is a view
+    held_until: np.ndarray  # (T,) int64, op until whose end a tensor lives, if it is on the tensor's device; -1 = none
+    live_bytes: np.ndarray  # (T,) int64, bytes that a tensor takes on its producer's device: 0 if it is resident
     # per device
-    overhead_us: np.ndarray  # (D,)
-    memory: np.ndarray  # (D,) int64
-    device_rank: np.ndarray  # (D,) int64
-    bandwidth: np.ndarray  # (D*D,) bytes/us
+    overhead_us: np.ndarray  # (D,) us after each op that takes time
+    memory: np.ndarray  # (D,) int64, bytes
+    device_rank: np.ndarray  # (D,) int64, rank of the device's name
+    bandwidth: np.ndarray  # (D*D,) bytes/us, row-major, from row to column
     latency_us: np.ndarray  # (D*D,)
-    path_ptr: np.ndarray  # (D*D+1,) offsets of each pair's shared links in `path_link`, from the problem's first
-    # per shared link that a pair's transfers cross, and per shared link
+    path_ptr: np.ndarray  # (D*D+1,) offsets of each pair's shared links in the problem's part of `path_link`
+    # per pair and shared link that its transfers cross; then per shared link
     path_link: np.ndarray  # int64, number of the shared link
     shared_bandwidth: np.ndarray  # bytes/us
-    # what lowering reads, see `placeto.problem.flat_sums`; nothing of a problem that is its own lowering
+    # what lowering reads, see `placeto.problem.flat_sums`; empty for a problem that lowering leaves as it is
     lowering_offset: np.ndarray  # (P+1,)
     lowering: np.ndarray  # int64
 
@@ -91,9 +91,16 @@ def flatten(
     dispatch: int,
     priority: np.ndarray,
 ) -> FlatProblems:
-    """One problem as flat arrays.
+    """Return one problem as flat arrays.
 
-    `op_time` is (N, D), in microseconds, `resident` (N,) and `live` (T,) are bytes, `priority` (N,) a permutation.
+    Args:
+        graph: N ops, T tensors.
+        cluster: D devices.
+        op_time: (N, D) microseconds.
+        resident: (N,) int64, resident bytes of each op.
+        live: (T,) int64, bytes of each tensor on its producer's device.
+        dispatch: `FIFO`, `PRIORITY` or `LIST`.
+        priority: (N,) int64, place of each op in the order of dispatch.
     """
     num_ops, num_tensors, num_devices = graph.num_ops, len(graph.output_bytes), cluster.num_devices
     src, dst, tensor = graph.edge_src, graph.edge_dst, graph.edge_tensor
@@ -103,7 +110,7 @@ def flatten(
     by_name = np.lexsort((tensor, rank[dst], src))
     by_tensor = np.lexsort((rank[dst], tensor))
     fastest = path_us(graph, op_time.min(axis=1))
-    # A hair below the sum, so that rounding never makes the bound exceed the makespan.
+    # Slightly less than the sum, so that rounding never makes the bound exceed the makespan.
     tail = (longest_path(graph, fastest, fastest) - fastest) * (1 - 1e-9)
 
     path_ptr, path_link = cluster.paths
@@ -157,7 +164,7 @@ def flatten(
 
 
 def concatenated(parts: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
-    """The arrays of named tuples of one kind, field by field one after another; ``*_offset`` go on counting."""
+    """Concatenate named tuples of one class field by field; the fields ``*_offset`` continue their count."""
     columns = []
     for name, column in zip(parts[0]._fields, zip(*parts, strict=True), strict=True):  # type: ignore[attr-defined]
         if name.endswith("_offset"):
@@ -168,7 +175,7 @@ def concatenated(parts: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
 
 
 def longest_path(graph: ComputationGraph, time: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """(N,) longest path from the start of each op, where an op takes `time`, but `last` if it ends the path."""
+    """(N,) longest path from the start of each op. An op takes `time` (N,), and the last op of a path `last` (N,)."""
     by_src = np.argsort(graph.edge_src, kind="stable")
     child = graph.edge_dst[by_src].tolist()
     ptr = np.searchsorted(graph.edge_src[by_src], np.arange(graph.num_ops + 1)).tolist()
@@ -180,5 +187,5 @@ def longest_path(graph: ComputationGraph, time: np.ndarray, last: np.ndarray) ->
 
 
 def own(array: np.ndarray) -> np.ndarray:
-    """An array for kernels: contiguous and writable, as what kernels make is; another one is another type to numba."""
+    """The array, contiguous and writable, as arrays that kernels make: numba takes others for another type."""
     return np.require(array, requirements=["C", "W"])

@@ -1,4 +1,4 @@
-"""What the simulator needs to know of a problem to lower it: see `placeto.simulator.lowering`.
+"""The arrays by which the simulator lowers a problem: see `placeto.simulator.lowering`.
 
 Legend: N ops, T tensors, E edges, D devices, H hosts, S sums of gradients, C contributions to all of them, Q copied
 tensors, R = Q * H relays.
@@ -15,14 +15,15 @@ from placeto.problem.graph.labels import NO_MICRO_BATCH
 
 
 def relay_name(tensor_of: str, host: int) -> str:
-    """Name of the op that passes a tensor of another host on to the devices of a host; it decides between equals."""
+    """Name of the relay of a tensor on a host; the rank of the name decides between events at equal times."""
     return f"{tensor_of} on host {host}"
 
 
 def copied_tensors(graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
-    """(Q,) int64, tensors that cross to another host once: those of no micro-batch that several micro-batches read.
+    """(Q,) int64, tensors that cross to another host only once.
 
-    They are parameters, and what is made of parameters alone, such as a cast to another dtype.
+    They are made in the forward pass by ops of no micro-batch, and at least two edges lead from them to ops of
+    micro-batches. They are parameters, and tensors made from parameters alone, such as a cast to another dtype.
     """
     several = cluster.num_hosts > 1 and cluster.transfers == "unicast"
     if not several or not (graph.micro_batches != NO_MICRO_BATCH).any():
@@ -31,13 +32,13 @@ def copied_tensors(graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
     shared = (graph.micro_batches == NO_MICRO_BATCH) & (np.array(graph.passes) == "forward")
     within = graph.micro_batches[graph.edge_dst] != NO_MICRO_BATCH
     readers = np.bincount(graph.edge_tensor[within], minlength=len(made_by))
-    outside = np.zeros(graph.num_ops, bool)  # ops that need something of a micro-batch, such as sums of losses
+    outside = np.zeros(graph.num_ops, bool)  # ops that read a tensor of a micro-batch, such as sums of losses
     outside[graph.edge_dst[graph.micro_batches[graph.edge_src] != NO_MICRO_BATCH]] = True
     return np.flatnonzero((readers > 1) & shared[made_by] & ~outside[made_by] & (graph.output_bytes > 0))
 
 
 def relay_names(graph: ComputationGraph, cluster: Cluster) -> list[str]:
-    """(R,) names: the hosts of the first copied tensor, then those of the next."""
+    """(R,) names of the relays: one for each host of the first copied tensor, then those of the next tensor."""
     made_by = np.repeat(np.arange(graph.num_ops), np.diff(graph.output_ptr))
     names, taken = [], set(graph.op_names)
     for tensor in copied_tensors(graph, cluster).tolist():
@@ -53,31 +54,35 @@ def relay_names(graph: ComputationGraph, cluster: Cluster) -> list[str]:
 
 
 HEADER = 7
-"""Numbers before the arrays of `lowering_array`: R, H, S, C, Q, edges that read copied tensors, E + R."""
+"""How many numbers stand before the arrays of `lowering_array`.
+
+They are R, H, S, C, Q, the number of edges that read copied tensors, and E + R.
+"""
 
 
 def lowering_array(
     graph: ComputationGraph, cluster: Cluster, priority: np.ndarray, by_priority: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What lowering reads, in one int64 array, which costs kernels less than many do; empty if nothing is lowered.
+    """Return all that lowering reads in one int64 array, and the places and name ranks of ops among ops and relays.
 
-    After `HEADER` numbers stand, one after another:
+    Kernels take one array at less cost than many. It is empty if nothing is lowered. After `HEADER` numbers it has,
+    one after another:
 
     - host (D,): number of each device's host;
-    - sum_home, home_edge (S,): the op at the parameter's home, and the edge into it;
+    - sum_home, home_edge (S,): the op at the parameter's home, and the edge that leads into it;
     - sum_ptr (S+1,): offsets of each sum's contributions;
-    - part_tensor, part_add, part_edge, part_out (C,): what is contributed, the op that adds it (-1 for the first of a
-      sum), the first of that op's two edges, the tensor that it makes;
+    - part_tensor, part_add, part_edge, part_out (C,): the tensor that is contributed, the op that adds it (-1 for the
+      first of a sum), the first of this op's two edges, and the tensor that this op makes;
     - copied_tensor (Q,), reader_ptr (Q+1,), reader_edge: the copied tensors and the edges that read them;
-    - relay_rank, relay_priority (R,): as ``op_rank`` and ``priority`` of ops;
-    - dst, tensor, named (E+R,): of each edge the consumer, the tensor where the placement doesn't say another, and the
-      edges in order of the consumer's name.
+    - relay_rank, relay_priority (R,): of the relays what ``op_rank`` and ``priority`` are of ops;
+    - dst, tensor, named (E+R,): the consumer of each edge, the tensor that each edge carries unless lowering changes
+      it, and the edges in the order of their consumers' names.
 
     Args:
         graph: N ops.
         cluster: D devices.
         priority: (N,) place of each op in the order of dispatch.
-        by_priority: whether ops are dispatched by it.
+        by_priority: whether ops are dispatched in this order.
 
     Returns:
         The array; the place of each op (N,) among ops and relays; the rank of each op's name (N,) among them.
@@ -129,7 +134,10 @@ def _ranks(graph: ComputationGraph, relays: list[str]) -> np.ndarray:
 
 
 def path_us(graph: ComputationGraph, time_us: np.ndarray, sums: GradientSums | None = None) -> np.ndarray:
-    """(N,) microseconds that count on a path: of sums none, since lowering may take them off it."""
+    """(N,) microseconds of each op on a path; 0 for the ops of `sums`, since lowering may take them off the path.
+
+    Without `sums`, those of `gradient_sums` are used.
+    """
     additions = (sums or gradient_sums(graph)).additions
     if not len(additions):
         return time_us

@@ -1,4 +1,4 @@
-"""The step of `placeto.problem.dispatch` that looks at every op, compiled: graphs have tens of thousands of them.
+"""The step of `placeto.problem.dispatch` that visits every op, compiled: graphs have tens of thousands of ops.
 
 Legend: N ops, E edges.
 """
@@ -14,12 +14,15 @@ from placeto.compiling import compiled
 
 @compiled()
 def first_ready(ptr: np.ndarray, child: np.ndarray, missing: np.ndarray) -> np.ndarray:
-    """(N,) ops, of those that may come next the first; shorter where there is a cycle: as `topological_order`, faster.
+    """(N,) int64, the topological order in which the ready op with the least number always comes next.
+
+    It is what `GraphArrays.topological_order` gives, made faster. If there is a cycle, the ops on it and after it are
+    missing.
 
     Args:
-        ptr: (N+1,) where the children of each op begin.
-        child: (E,) of the edges, by their producers.
-        missing: (N,) how many producers each op waits for; is changed.
+        ptr: (N+1,) int64, offsets of each op's consumers in `child`.
+        child: (E,) int64, consumer of each edge, sorted by producer.
+        missing: (N,) int64, how many edges lead into each op; changed.
     """
     ready = [op for op in range(len(missing)) if missing[op] == 0]
     order, count = np.empty(len(missing), np.int64), 0

@@ -1,4 +1,4 @@
-"""A graph on a cluster at certain costs: what is placed.
+"""The placement problem: a graph to be placed on a cluster, with a cost model.
 
 Legend: N ops, D devices, P problems of a batch.
 """
@@ -29,11 +29,14 @@ from placeto.problem.graph.memory_fields import DEFAULT_OPTIMIZER, NOT_HELD, OPT
 # Resident bytes per parameter byte where a graph doesn't say more: parameter, gradient and Adam's moments.
 PARAM_MULTIPLIER = {"training": 2 + OPTIMIZERS[DEFAULT_OPTIMIZER], "inference": 1}
 _KINDS = {"fifo": FIFO, "list": LIST}
-"""What of a dispatch the kernel reads; all others go by priority."""
+"""Dispatch -> its number in the flat arrays. All dispatches that aren't here are `PRIORITY`."""
 _SHARED = ("resident_bytes", "live_bytes", "op_time", "unmeasured", "busy_us", "lower_bound_us")
-"""What a problem has whatever its dispatch."""
+"""Properties of a problem that don't depend on its dispatch."""
 _SHORTEST_US, _LONGEST_US = 1e-12, 1e18
-"""Of a time that is not 0, and of all together (30,000 years): beyond, sums and ratios lose their digits."""
+"""Limits in microseconds: the least time that isn't 0, and the longest makespan (30,000 years).
+
+Beyond these limits, sums and ratios of times would lose digits.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +44,10 @@ class PlacementProblem:
     """A graph to be placed on a cluster. Hashable by identity.
 
     Raises:
-        TypeError: the graph, the cluster or the cost model is something else; the message says what to write.
+        TypeError: the graph, the cluster or the cost model has another type; the message says what to write.
         ValueError: there is no such dispatch.
-        GraphError: the time of an op is neither 0 nor from 1e-12 to 1e18 us, or times or memory may be too large in
-            all; the message names the op or the graph.
+        GraphError: the time of an op is neither 0 nor from 1e-12 to 1e18 us, the makespan could exceed 1e18 us, or the
+            parameters and tensors together exceed int64 bytes; the message names the op or the graph.
     """
 
     graph: ComputationGraph
@@ -76,14 +79,17 @@ class PlacementProblem:
         return f"PlacementProblem({self.graph!r}, {self.cluster!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles without what is derived: arrays that come back writable are another type to numba, which compiles."""
+        """Pickle the four fields alone.
+
+        Derived arrays would come back writable. Numba takes these for another type, and would compile kernels again.
+        """
         return PlacementProblem, (self.graph, self.cluster, self.costs, self.dispatch)
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 of all that decides what a placement costs, 64 hex digits."""
         text = f"{self.graph.hash} {self.cluster.hash} {self.costs.name} {self.dispatch}"
-        if any(self.graph.signatures):  # costs may go by them
+        if any(self.graph.signatures):  # measured costs depend on them
             text += json.dumps(self.graph.signatures)
         if (self.graph.held_until != NOT_HELD).any():
             text += json.dumps(self.graph.held_until.tolist())
@@ -101,23 +107,23 @@ class PlacementProblem:
 
     @cached_property
     def resident_bytes(self) -> np.ndarray:
-        """(N,) int64, bytes that each op needs for good: parameters, their gradients and optimizer state."""
+        """(N,) int64, bytes that each op takes for the whole step: parameters, their gradients and optimizer state."""
         return frozen(self.graph.param_bytes + self.graph.state_bytes)
 
     @cached_property
     def live_bytes(self) -> np.ndarray:
-        """(T,) int64, bytes that each tensor takes on its producer's device while it lives: none if it is resident."""
+        """(T,) int64, bytes that each tensor takes on its producer's device while it lives: 0 if it is resident."""
         on_cpus = any(device.kind.startswith("cpu") for device in self.cluster.devices)
         return frozen(live_bytes(self.graph, on_cpus))
 
     @cached_property
     def op_time(self) -> np.ndarray:
-        """(N, D) float64, microseconds: ``time_us[kind]`` where given, else ``time_us["*"]``, else the costs'."""
+        """(N, D) float64, microseconds: ``time_us[kind]`` if given, else ``time_us["*"]``, else by the cost model."""
         return frozen(with_measured(self.costs.op_time_us(self.graph, self.cluster), self.graph, self.cluster))
 
     @cached_property
     def unmeasured(self) -> tuple[str, ...]:
-        """Kinds of devices of which no op was measured, neither in the graph nor for the costs: times are borrowed."""
+        """Kinds of devices without measured op times, in the graph and in the cost model: their times are assumed."""
         found: tuple[str, ...] = getattr(self.costs, "unmeasured", lambda cluster: ())(self.cluster)
         return tuple(kind for kind in found if not {kind, "*"} & set(self.graph.time_us))
 
@@ -128,7 +134,7 @@ class PlacementProblem:
 
     @cached_property
     def single_device_us(self) -> float:
-        """Makespan with all ops on the best single device, to the bit what the simulator gives."""
+        """Makespan in microseconds with all ops on the best single device, equal to the simulator's to the last bit."""
         order = order_alone(self.graph, self.dispatch, self.priority)
         best = np.inf
         for device in range(self.num_devices):
@@ -141,26 +147,29 @@ class PlacementProblem:
 
     @cached_property
     def longest_path_us(self) -> float:
-        """Time of the longest path of ops, each on its fastest device; an overhead counts after its last op alone."""
+        """Microseconds of the longest path of ops, each on its fastest device.
+
+        Only the last op of the path counts with its overhead. Sums of gradients take no time: see `path_us`.
+        """
         work, busy = self.op_time.min(axis=1), self.busy_us.min(axis=1)
         return float(longest_path(self.graph, path_us(self.graph, work), path_us(self.graph, busy)).max())
 
     @cached_property
     def lower_bound_us(self) -> float:
-        """max(critical path, total work / D) with each op's fastest device: no placement is faster.
+        """Microseconds: max(longest path, total work / D), with each op on its fastest device. No placement is faster.
 
-        Overheads count where they can't be avoided: in the work, and after the last op of a path.
+        Overheads count where they can't be avoided: in the work, and after the last op of the path.
         """
         return max(self.longest_path_us, float(self.busy_us.min(axis=1).sum()) / self.num_devices)
 
     @cached_property
     def arrays(self) -> FlatProblems:
-        """The problem as flat arrays, a batch of one: what the simulator's kernel reads."""
+        """The problem as flat arrays, a batch of one problem, which the kernels read."""
         memory, dispatch = (self.resident_bytes, self.live_bytes), _KINDS.get(self.dispatch, PRIORITY)
         return flatten(self.graph, self.cluster, self.op_time, *memory, dispatch, self.priority)
 
     def under(self, dispatch: str) -> PlacementProblem:
-        """The same problem under another dispatch; made once.
+        """Return the same problem under another dispatch; cached.
 
         Raises:
             ValueError: the dispatch is unknown.
@@ -173,35 +182,35 @@ class PlacementProblem:
 
     @cached_property
     def _made(self) -> dict[str, PlacementProblem]:
-        """This problem under each dispatch that it was made for."""
+        """Dispatch -> this problem under it, for each dispatch that `under` was called with."""
         return {self.dispatch: self}
 
     @cached_property
     def priority(self) -> np.ndarray:
-        """(N,) int64, place of each op in the order of dispatch, 0 first; under "fifo" nothing reads it."""
+        """(N,) int64, place of each op in the order of dispatch, from 0 on; not used under "fifo"."""
         return frozen(priorities(self.graph, self.dispatch, self.busy_us))
 
 
 @dataclass(frozen=True, eq=False)
 class ProblemBatch:
-    """Several problems in one set of flat arrays, for `simulate_batch` and for kernels of one's own."""
+    """Several problems in one set of flat arrays, for `simulate_batch` and for kernels of your own."""
 
     problems: tuple[PlacementProblem, ...]  # (P,)
     arrays: FlatProblems
 
     @classmethod
     def of(cls, problems: Sequence[PlacementProblem]) -> ProblemBatch:
-        """Concatenate problems; their graphs and clusters may differ in everything.
+        """Make a batch of problems, which may have different graphs and clusters.
 
         Raises:
-            ValueError: no problem at all.
+            ValueError: there is no problem.
         """
         if not problems:
             raise ValueError("a batch needs at least one problem")
         return cls(tuple(problems), FlatProblems(*concatenated([problem.arrays for problem in problems])))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles its problems alone, as they do."""
+        """Pickle the problems alone: the arrays are made again from them."""
         return ProblemBatch.of, (self.problems,)
 
     @property
@@ -211,10 +220,10 @@ class ProblemBatch:
 
 
 def check_problem(problem: object) -> None:
-    """Refuse what is no problem, such as a graph or the name of a cluster.
+    """Refuse an object that isn't a `PlacementProblem`, such as a graph or the name of a cluster.
 
     Raises:
-        TypeError: it is none; the message says what to write.
+        TypeError: it isn't one; the message says what to write.
     """
     if not isinstance(problem, PlacementProblem):
         raise TypeError(
@@ -239,7 +248,7 @@ def _check_types(graph: object, cluster: object, costs: object) -> None:
 
 
 def _horizon(problem: PlacementProblem) -> float:
-    """A time, in microseconds, by which any schedule has ended: everything one after another, at its slowest."""
+    """Microseconds after which every schedule has ended: all ops and transfers one by one, each at its slowest."""
     graph, cluster = problem.graph, problem.cluster
     ops = sum(problem.op_time.max(axis=1).tolist()) + problem.num_ops * float(cluster.overhead_us.max())
     largest = float(graph.output_bytes.max(initial=0))

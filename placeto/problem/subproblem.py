@@ -1,4 +1,4 @@
-"""A problem on some of its devices alone; `placeto.problem.cluster.subclusters` says which are worth a look.
+"""A problem on some of its devices alone; `placeto.problem.cluster.subclusters` says which ones may be faster.
 
 Legend: D devices.
 """
@@ -15,9 +15,11 @@ from placeto.problem.problem import PlacementProblem
 
 @lru_cache(maxsize=16)
 def on_devices(problem: PlacementProblem, devices: tuple[int, ...]) -> PlacementProblem:
-    """The problem on some of its devices alone, with the priorities that it has on all; cached.
+    """Return the problem on some of its devices alone, with the priorities that it has on all devices; cached.
 
-    A placement on it takes as long as the same on the whole cluster.
+    A placement on these devices has the same makespan here as on the whole cluster, with one exception. If the devices
+    have other numbers within their hosts than before, lowering may choose other devices for sums of gradients and for
+    relays on other hosts: see `placeto.simulator.lowering`.
     """
     cluster, own = problem.cluster, np.array(devices)
     names = {cluster.device_names[device] for device in devices}
@@ -37,5 +39,5 @@ def on_devices(problem: PlacementProblem, devices: tuple[int, ...]) -> Placement
         hosts=tuple(np.unique(cluster.host[own], return_inverse=True)[1].tolist()),
     )
     made = replace(problem, cluster=part)
-    vars(made)["priority"] = problem.priority  # else means over other devices may order the ops otherwise
+    vars(made)["priority"] = problem.priority  # the mean times over fewer devices could give another order
     return made

@@ -21,13 +21,13 @@ def format_bytes(size: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a size in decimal units, or without one.
+    """Return the bytes of a size with a decimal unit, or without a unit.
 
     >>> parse_bytes("1GB"), parse_bytes("512 MB"), parse_bytes("0"), parse_bytes("1.5kB")
     (1000000000, 512000000, 0, 1500)
 
     Raises:
-        ValueError: it is no size.
+        ValueError: the text is no size.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     unit = (
@@ -41,7 +41,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_flop(work: float) -> str:
-    """Work, as `format_bytes` does sizes.
+    """FLOPs in decimal units, with digits as in `format_bytes`.
 
     >>> format_flop(256), format_flop(4.089e9)
     ('256 FLOP', '4.09 GFLOP')
@@ -50,7 +50,7 @@ def format_flop(work: float) -> str:
 
 
 def format_rate(each_second: float) -> str:
-    """How often in a second, with four significant digits, or whole.
+    """A rate per second with four significant digits, from 9999.5 on as a whole number.
 
     >>> format_rate(0.123456), format_rate(977.42), format_rate(243_912.3)
     ('0.1235', '977.4', '243,912')
@@ -68,7 +68,7 @@ def format_us(time_us: float) -> str:
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:
-    """The value in the first unit in which it is below 1000, at least in the last."""
+    """The value with three significant digits, in the first unit in which it is below 1000, else in the last unit."""
     unit = 0
     while unit < len(units) - 1 and abs(value) >= 999.5:
         value, unit = value / 1000, unit + 1

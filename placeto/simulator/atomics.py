@@ -1,6 +1,6 @@
-"""Atomic reads and writes of int64 arrays, for kernels that work together on several threads.
+"""Atomic reads and writes of int64 arrays, for kernels that share them between threads.
 
-All are sequentially consistent: what a thread wrote before it stores is seen by who loads what was stored.
+All are sequentially consistent: a thread that loads a value sees all that another thread wrote before it stored it.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ def _load(typing_context: Any, array: Any, index: Any) -> Any:
 
 
 load: Any = intrinsic(_load)
-"""``load(array, index)``: the entry."""
+"""``load(array, index)`` returns the entry."""
 
 add, least, store = _update("add"), _update("min"), _update("xchg")
-"""``add(array, index, value)`` and so on: changes the entry, and returns what it was before."""
+"""``add(array, index, value)``, ``least(...)`` and ``store(...)`` change the entry: to the sum, to the smaller number,
+or to the value. They return the entry as it was before."""
 
 
 if sys.platform == "win32":
 
     @njit
     def give_way() -> None:
-        """Let others use the core; Windows has no call for it that kernels can make."""
+        """Do nothing: Windows has no function that kernels can call to let another thread use the core."""
 
 else:
     _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
     @compiled(nogil=True)
     def give_way() -> None:
-        """Let others use the core."""
+        """Let another thread use the core."""
         _sched_yield()

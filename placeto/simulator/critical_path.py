@@ -1,4 +1,4 @@
-"""The critical path of a schedule: the steps, one after another, that take as long as the whole.
+"""The critical path of a schedule: a chain of ops and sends that takes as long as the whole step.
 
 Legend: N ops, S sends, K steps of the path.
 """
@@ -13,34 +13,34 @@ from placeto.problem.cluster import crossings
 from placeto.simulator.schedule import Schedule
 
 COMPUTE, TRANSFER, DEVICE, LINK, LAUNCH, IDLE = PARTS = ("compute", "transfer", "device", "link", "launch", "idle")
-"""What time on the path goes to.
+"""Parts of the time on the path.
 
-"compute" and "transfer" are ops and sends whose result the next step needs; "device" and "link" are ops and sends that
-the next step does not need, but which kept busy the device or link that it waited for; "launch" is overheads of ops and
-gaps of links; "idle" is what none of these explain.
+"compute" and "transfer" are ops and sends whose result the next one on the path needs. "device" and "link" are ops and
+sends whose result the next one doesn't need, but which kept the device or link busy for which it waited. "launch" is
+the overhead of ops and the gap of links. "idle" is the rest.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class CriticalPath:
-    """Steps in the order of time; `shares` of the makespan add up to 1."""
+    """The ops and sends of the path, here called steps, in the order of time."""
 
     steps: np.ndarray  # (K,) int64: op i as i, send s as N + s
-    needed: np.ndarray  # (K,) bool: the next step needs its result; else it kept the device or link of the next busy
-    took_us: np.ndarray  # (K,) float64, until the next step could begin but for overheads and gaps
-    time_us: dict[str, float]  # what of the makespan goes to each of `PARTS`
+    needed: np.ndarray  # (K,) bool: whether the next step needs its result, or else waited for its device or link
+    took_us: np.ndarray  # (K,) float64, duration up to its end or the next step's start, without overhead and gap
+    time_us: dict[str, float]  # microseconds of each of `PARTS`; their sum is the makespan
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the makespan, by `PARTS`."""
+        """Share of the makespan of each of `PARTS`; they add up to 1, or to 0 if the makespan is 0."""
         whole = sum(self.time_us.values()) or 1.0
         return {part: us / whole for part, us in self.time_us.items()}
 
 
 def critical_path(schedule: Schedule) -> CriticalPath:
-    """Walk back from the end of a schedule: what each step waited for last, until the beginning.
+    """Find the path from the end of a schedule back to its beginning: before each step comes what it waited for last.
 
-    Where a step waited for its input and for its device until the same time, the input counts.
+    If a step waited until the same time for an input and for its device, the input counts.
     """
     problem, count = schedule.problem, schedule.problem.num_ops
     cluster, graph = problem.cluster, problem.graph
@@ -60,7 +60,7 @@ def critical_path(schedule: Schedule) -> CriticalPath:
         if step >= count:
             tensor, src = int(schedule.send_tensor[step - count]), int(schedule.send_src[step - count])
             producer = int(graph.producer[tensor])
-            # what comes from another device than its producer's is passed on
+            # a tensor sent by another device than its producer's was passed on by a relay
             return [producer if schedule.placement[producer] == src else sent[tensor, src]]
         here, found = int(schedule.placement[step]), []
         for edge in range(graph.input_ptr[step], graph.input_ptr[step + 1]):
@@ -84,7 +84,7 @@ def critical_path(schedule: Schedule) -> CriticalPath:
         needed.append(wanted)
         took.append(ended - float(start[step]))
         until = float(start[step])
-        # the latest of all that it waited for; at equal times an input, then what took the longest
+        # the last of all that it waited for; at equal times inputs come first, then the one that took longest
         given = inputs(step)
         causes = [(float(finish[cause]), True, float(finish[cause] - start[cause]), cause) for cause in given]
         causes += [
@@ -98,7 +98,7 @@ def critical_path(schedule: Schedule) -> CriticalPath:
 
 
 def _before(schedule: Schedule, free: np.ndarray) -> list[list[tuple[int, float]]]:
-    """What ran before each step on its device, or on the links that it crosses, and when each was idle again."""
+    """Return, for each op and send, the steps before it on its device or links, and when each left these free."""
     cluster, count = schedule.problem.cluster, schedule.problem.num_ops
     sizes = schedule.problem.graph.output_bytes[schedule.send_tensor]
     shared = crossings(cluster)

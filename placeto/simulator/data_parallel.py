@@ -1,6 +1,6 @@
 """Data parallelism on a cluster, with which a placement is compared: a replica of the model on each device.
 
-Each of D replicas runs the whole step on a batch of its own, as large as the graph's; then the gradients are summed
+Each of D replicas runs the whole step on its own batch, which is as large as the graph's. Then the gradients are summed
 over all devices by a ring all-reduce (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of
 workstations, Journal of Parallel and Distributed Computing 69, 2009): 2 (D - 1) rounds, in each of which every device
 sends a D-th of the gradients to the next.
@@ -19,46 +19,46 @@ from placeto.problem.cluster import Cluster, crossings
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 
-_ALL_RINGS = 8  # devices up to which all rings are tried
+_ALL_RINGS = 8  # all rings are tried for at most this many devices
 
 
 @dataclass(frozen=True, eq=False)
 class DataParallel:
-    """What a step of data parallelism takes; it processes D batches, where a placement's step processes one."""
+    """Time and memory of a step of data parallelism. It processes D batches, while a placement's step processes one."""
 
-    replica_us: float  # the step on one device, of the slowest device
-    all_reduce_us: float
-    gradient_bytes: int  # of one replica
-    ring: tuple[int, ...]  # (D,) devices, each of which sends to the next
+    replica_us: float  # microseconds of the step on one device, the slowest one
+    all_reduce_us: float  # microseconds of summing the gradients
+    gradient_bytes: int  # bytes of the gradients of one replica
+    ring: tuple[int, ...]  # (D,) devices, each of which sends to the next, and the last to the first
     peak_memory: np.ndarray  # (D,) int64, bytes of a replica on each device
-    fits: bool  # each device holds a replica
+    fits: bool  # whether a replica fits on each device
 
     @property
     def least_us(self) -> float:
-        """The step if the gradients' way is hidden behind the computing altogether."""
+        """Microseconds of the step if the whole all-reduce runs while the replicas compute."""
         return max(self.replica_us, self.all_reduce_us)
 
     @property
     def most_us(self) -> float:
-        """The step if none of it is hidden: the gradients are sent when all of them are there."""
+        """Microseconds of the step if the all-reduce begins when all gradients are computed."""
         return self.replica_us + self.all_reduce_us
 
     @property
     def batches(self) -> int:
-        """D, how many batches a step processes."""
+        """D, the number of batches that a step processes."""
         return len(self.ring)
 
     def gain(self, makespan_us: float) -> tuple[float, float]:
-        """How many times the samples a second of a placement: at least, and at most."""
+        """Samples per second divided by those of a placement with this makespan: at least, and at most."""
         placed_us = self.batches * makespan_us
         return ratio(placed_us, self.most_us), ratio(placed_us, self.least_us)
 
 
 def data_parallel(problem: PlacementProblem) -> DataParallel:
-    """Simulate a replica on each device, and work out the all-reduce of the gradients.
+    """Simulate a replica on each device, and compute the time of the all-reduce of the gradients.
 
-    There are gradients for the graph's trained bytes, so none in inference. Buckets of gradients that a framework
-    keeps beside the gradients are not counted.
+    The gradients have the size of the graph's trained parameters, so there are none in inference. Buckets, in which a
+    framework copies gradients, are not counted.
     """
     devices = range(problem.num_devices)
     replicas = [simulate(problem, np.full(problem.num_ops, device)) for device in devices]
@@ -76,9 +76,9 @@ def data_parallel(problem: PlacementProblem) -> DataParallel:
 
 
 def best_ring(cluster: Cluster, size: int) -> tuple[tuple[int, ...], float]:
-    """The ring over which all devices sum `size` bytes the soonest, and in how many microseconds.
+    """Return the ring over which all devices sum `size` bytes the fastest, and the microseconds that it takes.
 
-    With up to eight devices it is the best of all rings, with more the devices are taken in their order.
+    With up to eight devices it is the best of all rings. With more, it has the devices in their order.
 
     >>> from placeto.problem.cluster import load_cluster
     >>> best_ring(load_cluster("2xp100"), 12_000_000)  # two rounds of 6 MB at 12 GB/s and 15 us of latency each
@@ -95,7 +95,7 @@ def best_ring(cluster: Cluster, size: int) -> tuple[tuple[int, ...], float]:
         sends = np.array(ring), np.array((*order, 0))
         slowest = float(alone[sends].max())
         if slowest < best[0]:
-            for link, mask in zip(cluster.shared_links, masks, strict=True):  # they divide what they share
+            for link, mask in zip(cluster.shared_links, masks, strict=True):  # a round's sends share it
                 crossed = mask[sends]
                 times = cluster.latency_us[sends] + crossed.sum() * chunk / link.bandwidth
                 slowest = max(slowest, float(times[crossed].max(initial=0.0)))
@@ -104,7 +104,7 @@ def best_ring(cluster: Cluster, size: int) -> tuple[tuple[int, ...], float]:
 
 
 def ratio(time_us: float, other_us: float) -> float:
-    """Of two makespans; where ops take no time, 1 without transfers and inf with them."""
+    """Return `time_us` / `other_us`; if the latter is 0, then 1 if both are 0, else inf."""
     if other_us > 0:
         return float(time_us / other_us)
     return 1.0 if time_us == 0 else np.inf

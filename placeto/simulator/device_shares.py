@@ -1,4 +1,4 @@
-"""For which share of a step each device computes, sends without computing, or waits.
+"""The share of a step for which each device computes, sends without computing, or waits.
 
 Legend: D devices, I intervals.
 """
@@ -14,7 +14,7 @@ def device_shares(schedule: Schedule) -> np.ndarray:
     """(D, 3) float64, shares of the makespan that sum to 1: busy, sending and waiting.
 
     A device is busy while it computes or launches an op, as in `Schedule.busy_us`. It is sending while it isn't busy
-    and something is on its way from it. It waits for the rest: for inputs, or for the end of the step.
+    and a tensor is on its way from it. It is waiting for the rest of the step: for inputs, or for the end.
     """
     problem, makespan = schedule.problem, schedule.makespan_us
     shares = np.zeros((problem.num_devices, 3))

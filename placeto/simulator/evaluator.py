@@ -1,4 +1,4 @@
-"""What every placer shares: the result, and the budget of simulations or seconds it must keep.
+"""The evaluator of placers: it simulates placements within a budget of simulations or seconds, and keeps the best.
 
 Legend: N ops, G groups, D devices, B placements of a batch.
 """
@@ -23,35 +23,35 @@ from placeto.simulator.result import as_listed
 from placeto.simulator.schedule import PARALLEL_OPS, Schedule, check_placement, in_order, simulate, simulate_batch
 from placeto.simulator.threads import start_threads
 
-_PARALLEL = 16  # waking the threads takes as long as a few simulations, and milliseconds on a busy machine
+_PARALLEL = 16  # rows of a batch: waking threads takes as long as a few simulations, milliseconds on a busy machine
 
 
 @dataclass(frozen=True, eq=False)
 class _Best:
-    """The best placement of those that were scored, where there is one."""
+    """The best placement of those that were scored; the defaults mean that there is none."""
 
-    dispatch: str  # under which it was scored
+    dispatch: str  # dispatch under which it was scored
     placement: np.ndarray | None = None  # (N,)
     key: tuple[bool, float] = (True, math.inf)  # (exceeds memory, penalised makespan)
     makespan_us: float = math.inf
-    order: np.ndarray | None = None  # (N,)
+    order: np.ndarray | None = None  # (N,) order under which it was scored; None = by dispatch
 
 
 class Evaluator:
-    """Scores placements within a budget and keeps the best: one that fits rather than not, then the least makespan.
+    """Scores placements within a budget, and keeps the best: those that fit come first, then those of least score.
 
-    Once the budget is spent, scores are `math.inf` and nothing is simulated. With neither limit it never is.
-    Scores are penalised makespans in microseconds: makespan x (1 + `MEMORY_PENALTY` x memory overflow).
+    Scores are penalised makespans in microseconds: makespan x (1 + `MEMORY_PENALTY` x memory overflow). When the budget
+    is spent, scores are `math.inf` and nothing is simulated. Without limits the budget is never spent.
 
     Seconds count from `began` and include the grouping of the ops. A step that has begun is not stopped: grouping or
-    splitting groups, the placing by a rule, a simulation. So a placer ends late by what is left of one such step.
+    splitting groups, placing by a rule, or a simulation. So a placer may end late by the rest of one such step.
 
     Args:
         problem: the problem whose placements are scored.
-        groups: of its ops; None = those of `group_ops`.
-        simulations: at most so many.
-        seconds: at most so many.
-        began: what `time.perf_counter` said when the placer began; None = now.
+        groups: groups of its ops; None = those of `group_ops`.
+        simulations: the most simulations; None = no limit.
+        seconds: the most seconds; None = no limit.
+        began: the value of `time.perf_counter` when the placer began; None = now.
 
     >>> from placeto import ComputationGraph, load_cluster
     >>> graph = ComputationGraph.from_ops("two", [{"name": n, "time_us": {"*": 5.0}} for n in "ab"])
@@ -61,7 +61,7 @@ class Evaluator:
     (10.0, inf, True)
 
     Raises:
-        ValueError: a negative or non-finite budget.
+        ValueError: the budget is negative or not finite.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Evaluator:
         self.seconds_limit = seconds
         self._whole, self._observer = (simulations, seconds), current()
         self.simulations = 0
-        self.last_fits = False  # whether the last placement that was scored is within memory
+        self.last_fits = False  # whether the last placement that was scored fits
         self._absorbed = 0.0  # seconds at the end of the last `absorb`
         self._batch = ProblemBatch((problem,), problem.arrays)
         self._chunks = Chunks()
@@ -100,7 +100,7 @@ class Evaluator:
 
     @property
     def remaining(self) -> float:
-        """Simulations left; inf if they are not limited, 0 if the time is up."""
+        """Simulations left; inf if there is no limit, 0 if the time is up or the observer ends the placer."""
         if self.seconds_limit is not None and self.seconds >= self.seconds_limit:
             return 0
         if self._observer is not None and self._observer.has_enough(self._spent(*self._whole)):
@@ -114,19 +114,19 @@ class Evaluator:
 
     @property
     def expected(self) -> float:
-        """Simulations that are left at the pace of those that were scored so far; inf if there is no limit."""
+        """Simulations left, at the pace of the last chunk if seconds are limited; inf if there is no limit."""
         if self.seconds_limit is None or self._chunks.pace == 0.0:
             return self.remaining
         return min(self.remaining, max(0.0, self.seconds_limit - self.seconds) / self._chunks.pace)
 
     def next_chunk(self, chunks: Chunks, most: int) -> int:
-        """Size of the next chunk of `most` simulations, within the budget: 0 if it is spent."""
+        """Return the size of the next chunk, at most `most` simulations and within the budget: 0 if it is spent."""
         count = min(most, self.remaining)
         return chunks.next(count, None if self.seconds_limit is None else self.seconds_limit - self.seconds)
 
     @contextmanager
     def limited(self, simulations: int, seconds: float | None) -> Iterator[None]:
-        """Within it no more than so many simulations and seconds in all, nor than the budget."""
+        """Lower the limits for the block. Like the budget, they count from when the placer began."""
         limits = self.limit, self.seconds_limit
         self.limit = simulations if self.limit is None else min(simulations, self.limit)
         if seconds is not None:
@@ -138,7 +138,7 @@ class Evaluator:
 
     @contextmanager
     def limited_to(self, share: float) -> Iterator[None]:
-        """Within it no more than a share of the simulations and of the time that are left."""
+        """Limit the block to a share of the simulations and of the time that are left."""
         simulations, seconds = 1 << 60, None
         if self.limit is not None:
             simulations = self.simulations + math.ceil(share * (self.limit - self.simulations))
@@ -149,7 +149,7 @@ class Evaluator:
 
     @contextmanager
     def anew(self) -> Iterator[None]:
-        """Within it the best placement is that of those scored within it, afterwards that of all."""
+        """Begin without a best placement for the block. Afterwards, the best of those before and within is the best."""
         before, history = self._best, self._history
         self._best, self._history = _Best(before.dispatch), []
         try:
@@ -161,9 +161,9 @@ class Evaluator:
                 self._history = [*history, self._history[-1]]
 
     def reorder(self, dispatch: str) -> None:
-        """Go on under another dispatch; the best placement stays the best under the one that it was scored under.
+        """Score under another dispatch from now on, and score `best_groups` again under it.
 
-        `best_groups` is scored anew.
+        The best placement keeps its score, and the dispatch under which it was scored.
         """
         if dispatch == self.problem.dispatch:
             return
@@ -175,7 +175,7 @@ class Evaluator:
 
     @property
     def progress(self) -> float:
-        """Fraction of the budget that is spent, in [0, 1]; 0 if there is none."""
+        """Share of the budget that is spent, from 0 to 1; 0 if there is no limit."""
         return self._spent(self.limit, self.seconds_limit)
 
     def _spent(self, limit: int | None, seconds: float | None) -> float:
@@ -188,12 +188,12 @@ class Evaluator:
 
     @property
     def best_fits(self) -> bool:
-        """Whether the best placement so far is within memory; False if there is none."""
+        """Whether the best placement so far fits; False if there is none."""
         return self._best.placement is not None and not self._best.key[0]
 
     @property
     def best(self) -> np.ndarray | None:
-        """(N,) best placement so far."""
+        """(N,) best placement so far; None if there is none."""
         return self._best.placement
 
     @property
@@ -208,13 +208,13 @@ class Evaluator:
 
     @property
     def best_groups(self) -> tuple[np.ndarray, float]:
-        """(G,) best placement so far that keeps groups together, and its penalised makespan; else all 0, and inf."""
+        """(G,) best placement so far that keeps groups together, and its penalised makespan; all 0 and inf if none."""
         if self._best_groups is None:
             return np.zeros(self.groups.num_groups, np.int64), math.inf
         return self._best_groups, self._best_groups_score
 
     def regroup(self, parts: Groups) -> None:
-        """Go on with parts of the groups; `best_groups` becomes the best placement so far that keeps these together."""
+        """Replace the groups; `best_groups` becomes the best known placement that keeps the new groups together."""
         alike = self._best.order is None and self._best.dispatch == self.problem.dispatch
         met = [(self._best.placement, self._best.key[1])] if alike else []
         if self._best_groups is not None:
@@ -228,7 +228,7 @@ class Evaluator:
 
     @contextmanager
     def split_into(self, parts: Groups) -> Iterator[None]:
-        """Within it the groups are these parts of them."""
+        """Replace the groups by their parts for the block, with their own `best_groups`."""
         before = self.groups, self._best_groups, self._best_groups_score
         self.regroup(parts)
         try:
@@ -238,9 +238,9 @@ class Evaluator:
 
     @contextmanager
     def confined(self, problem: PlacementProblem, devices: Sequence[int]) -> Iterator[Evaluator]:
-        """Within it another one scores on some of the devices alone, and spends this one's budget.
+        """Yield an evaluator of `problem`, made by `on_devices(self.problem, devices)`, which spends this one's budget.
 
-        Afterwards this one has its groups and, if it is better, its best placement. `problem` is that of `on_devices`.
+        Afterwards this evaluator has the other's groups and, if it is better, the other's best placement.
         """
         inner, own = Evaluator(problem, self.groups, self.limit, self.seconds_limit, self._begin), np.array(devices)
         inner.simulations, inner._whole, inner._absorbed = self.simulations, self._whole, self.seconds
@@ -262,18 +262,18 @@ class Evaluator:
             self._best_groups, self._best_groups_score = own[inner._best_groups], inner._best_groups_score
 
     def score(self, group_placement: np.ndarray) -> float:
-        """Penalised makespan of a placement (G,) of groups, in microseconds.
+        """Penalised makespan of a placement (G,) of groups, in microseconds; inf if the budget is spent.
 
         Raises:
-            PlacementError: not one device of the cluster per group.
+            PlacementError: an entry is no device of the cluster.
         """
         return self.score_ops(np.asarray(group_placement)[self.groups.group])
 
     def score_ops(self, placement: np.ndarray, order: np.ndarray | None = None) -> float:
-        """Penalised makespan of a placement (N,) of ops, in microseconds; with an order (N,) as `simulate` takes it.
+        """Penalised makespan in microseconds of a placement (N,) of ops, with an `order` (N,) as in `simulate`.
 
         Raises:
-            PlacementError: not one device of the cluster per op.
+            PlacementError: there isn't one device of the cluster for each op.
             OrderError: the order contradicts the graph.
         """
         if order is None:
@@ -287,10 +287,10 @@ class Evaluator:
         return float(penalised(makespan, overflow))
 
     def score_batch(self, group_placements: np.ndarray) -> np.ndarray:
-        """Penalised makespans (B,) of placements (B, G) of groups; inf for those beyond the budget.
+        """Penalised makespans (B,) in microseconds of placements (B, G) of groups; inf for those beyond the budget.
 
         Raises:
-            PlacementError: not one device of the cluster per group.
+            PlacementError: an entry is no device of the cluster.
         """
         return self._score_rows(np.asarray(group_placements)[:, self.groups.group])
 
@@ -302,10 +302,10 @@ class Evaluator:
         simulations: int,
         improvements: Sequence[tuple[int, float, float]] = (),
     ) -> None:
-        """Take over what a compiled search found in `simulations` more: its best placement (N,).
+        """Record the best placement (N,) of a compiled search, and the simulations that it made.
 
-        `improvements` are (simulation of these, makespan_us, overflow); their seconds are interpolated. Those that are
-        no better than what was found before are left out: the search may have begun from something worse.
+        `improvements` are (how many of these simulations were made, makespan_us, overflow) of each improvement in the
+        search. Their seconds are interpolated. Those that are not better than the best before the search are left out.
         """
         better, key = [], self._best.key
         for count, us, over in improvements:
@@ -324,9 +324,9 @@ class Evaluator:
             ]
 
     def result(self) -> PlacementResult:
-        """The best placement scored; where nothing was, the best single device.
+        """Return the best placement; if nothing was scored, all ops on the device that is fastest with them.
 
-        The fallback's schedule is worked out only to describe it, and is not counted.
+        Simulating the latter to describe it doesn't count.
         """
         best, order, problem = self._best, self._best.order, self.problem.under(self._best.dispatch)
         if best.placement is None:
@@ -378,12 +378,12 @@ class Evaluator:
 
 
 def _key(makespan_us: float, overflow: float) -> tuple[bool, float]:
-    """What is smaller is better: whether memory is exceeded, then the penalised makespan."""
+    """Sort key of placements, best first: whether memory is exceeded, then the penalised makespan."""
     return overflow > 0, penalised(makespan_us, overflow)
 
 
 def best_single(problem: PlacementProblem) -> Schedule | None:
-    """The fastest schedule on one device that has the memory; None if no device holds the whole graph."""
+    """Return the fastest schedule with all ops on one device that fits; None if none does."""
     for device in np.argsort(busy_us(problem), kind="stable"):
         schedule = simulate(problem, np.full(problem.num_ops, device))
         if schedule.fits:
@@ -392,5 +392,5 @@ def best_single(problem: PlacementProblem) -> Schedule | None:
 
 
 def busy_us(problem: PlacementProblem) -> np.ndarray:
-    """(D,) microseconds that each device would be busy with the whole graph, overheads included."""
+    """(D,) microseconds that each device would be busy with all ops, including overheads."""
     return problem.busy_us.sum(axis=0)

@@ -1,7 +1,7 @@
-"""The simulator's kernel: one schedule. `placeto.simulator.slack` has its slack, `memory` its memory.
+"""The simulator's kernel, which computes one schedule. `placeto.simulator.slack` and `memory` compute slack and memory.
 
-Kernels read a `FlatProblems` and the index of one problem in it, write into arrays the caller owns, and may be called
-from any other numba function, inside prange too (one `Record` per thread or iteration):
+Kernels read a `FlatProblems` and the index of one problem in it, write into arrays of the caller, and may be called
+from any other numba function, also inside prange (with one `Record` for each thread or iteration):
 
     record = new_record(flat, p)
     low, q, place = lowered(flat, p, placement)
@@ -10,12 +10,12 @@ from any other numba function, inside prange too (one `Record` per thread or ite
 
 `placeto.simulator.lowering` has `lowered`; a problem without sums of gradients over micro-batches is its own lowering.
 
-Events happen at slots: one per device, one per link. A slot has at most one pending event, so the next event is the
-least (time, key) over the slots; no heap is needed. Its key orders equal times: deliveries by their producer's rank,
-then links, then devices, each by rank. A slot's delivery (of an op's output to consumers on the same device, or of a
-send to its receivers) always comes before that slot's next start, so the two share the slot. A slot with an empty
-queue has no event (time inf); `free` says from when on it may start again. Free links share one slot: a heap of what is
-on its way.
+Events happen at slots: one for each device and each link. A slot has at most one pending event, so the next event is
+the least (time, key) of the slots, and no heap is needed. The key orders events at equal times: deliveries by the rank
+of their producer, then links, then devices, each by rank. A slot's delivery (of an op's output to consumers on the same
+device, or of a send to its receivers) always comes before the next start of this slot, so the two share the slot. A
+slot with an empty queue has no event (time inf); `free` is the time from which on it may start again. Free links share
+one slot, with a heap of the sends that are on their way.
 
 Legend: N ops, S sends, E edges, T tensors, D devices.
 """
@@ -30,33 +30,33 @@ from numba.cpython.unsafe.numbers import trailing_zeros
 from placeto.compiling import compiled
 from placeto.problem.flat import FREE, LIST, PAIR, PRIORITY, FlatProblems
 
-_LINK = 1 << 32  # keys: deliveries from 0, links from _LINK, devices from 2 * _LINK; then the number of the slot
+_LINK = 1 << 32  # keys: deliveries from 0, links from _LINK, devices from _DEVICE; the last bits are the slot
 _DEVICE = 2 << 32
 BROADCAST = -1
 _ONE = np.uint64(1)
 
 
 class Record(NamedTuple):
-    """What happened in one simulation; arrays may be longer than needed."""
+    """Starts and ends of the ops and sends of one simulation. The arrays may be longer than needed."""
 
-    start: np.ndarray  # (N,) float64, us; relays are ops, too
+    start: np.ndarray  # (N,) float64, us; N includes relays
     finish: np.ndarray  # (N,) float64, us
     send_tensor: np.ndarray  # (E,) int64; sends are numbered in the order in which they join their link's queue
     send_dst: np.ndarray  # (E,) int64, device, or BROADCAST
     send_start: np.ndarray  # (E,) float64, us
     send_finish: np.ndarray  # (E,) float64, us, delivery
-    order: np.ndarray  # (N+E,) int64: the starts in the order in which they happened, op i as i, send s as N + s
+    order: np.ndarray  # (N+E,) int64, ops and sends in the order of their starts: op i as i, send s as N + s
 
 
 def record_sizes(flat: FlatProblems) -> tuple[int, int]:
-    """Ops and edges that a record of the only problem has room for."""
+    """Return the numbers of ops and of edges, with relays, for which a record of the only problem has room."""
     relays = int(flat.lowering[0]) if len(flat.lowering) else 0
     return int(flat.op_offset[-1]) + relays, int(flat.edge_offset[-1]) + relays
 
 
 @compiled(nogil=True)
 def new_record(flat: FlatProblems, p: int) -> Record:
-    """An empty record, large enough for problem `p` and for what a placement lowers it to."""
+    """Return an empty record, large enough for problem `p` as any placement lowers it."""
     first = flat.lowering_offset[p]
     relays = flat.lowering[first] if flat.lowering_offset[p + 1] > first else 0
     n = flat.op_offset[p + 1] - flat.op_offset[p] + relays
@@ -74,7 +74,7 @@ def new_record(flat: FlatProblems, p: int) -> Record:
 
 @compiled(inner=True, nogil=True)
 def _merged(a: int, b: int, key: np.ndarray, tie: np.ndarray, left: np.ndarray, right: np.ndarray) -> int:
-    """Root of the skew heap of two (Sleator and Tarjan, 1986), least `key` first, then least `tie`; -1 = empty."""
+    """Merge two skew heaps (Sleator and Tarjan, 1986), return the root: least `key`, then least `tie`; -1 = empty."""
     if a < 0:
         return b
     if b < 0:
@@ -96,7 +96,7 @@ def _merged(a: int, b: int, key: np.ndarray, tie: np.ndarray, left: np.ndarray, 
 
 @compiled(inner=True, nogil=True)
 def _keep(place: int, number: int, words: np.ndarray, summary: np.ndarray, num_words: int, num_upper: int) -> None:
-    """Add a place to set `number`: bits in its words, and in its summary the bits of the words that aren't 0."""
+    """Add a place to set `number`: a bit in its `words`; `summary` has the bits of those words that aren't 0."""
     word = place >> 6
     words[number * num_words + word] |= _ONE << np.uint64(place & 63)
     summary[number * num_upper + (word >> 6)] |= _ONE << np.uint64(word & 63)
@@ -104,7 +104,7 @@ def _keep(place: int, number: int, words: np.ndarray, summary: np.ndarray, num_w
 
 @compiled(inner=True, nogil=True)
 def _take_first(number: int, words: np.ndarray, summary: np.ndarray, num_words: int, num_upper: int) -> int:
-    """The least place of set `number`, which must not be empty; it is taken out."""
+    """Remove the least place from set `number`, which must not be empty, and return it."""
     upper = 0
     while summary[number * num_upper + upper] == 0:
         upper += 1
@@ -119,7 +119,7 @@ def _take_first(number: int, words: np.ndarray, summary: np.ndarray, num_words: 
 
 @compiled(inner=True, nogil=True)
 def _next_event(slot_time: np.ndarray, slot_key: np.ndarray) -> tuple[float, int]:
-    """The least time, and the least key of the slots that have it."""
+    """Return the least time of the slots, and the least key of the slots that have this time."""
     now, key = slot_time[0], slot_key[0]
     for s in range(1, len(slot_time)):
         t = slot_time[s]
@@ -133,10 +133,10 @@ def _next_event(slot_time: np.ndarray, slot_key: np.ndarray) -> tuple[float, int
 
 @compiled(nogil=True)
 def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float) -> tuple[float, int]:
-    """Simulate problem `p` under `placement` (N or more entries, each in 0..D-1, not checked); fills `record`.
+    """Simulate problem `p` under `placement` (N or more entries, each in 0..D-1, not checked), and fill `record`.
 
-    Returns the makespan in microseconds and the number of sends. Where the makespan exceeds `cutoff` it returns inf,
-    as early as a bound shows it, and `record` is incomplete.
+    Returns the makespan in microseconds and the number of sends. If the makespan exceeds `cutoff`, it returns inf as
+    soon as a bound shows this, and `record` is incomplete.
     """
     op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
     edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
@@ -151,7 +151,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     op_time = flat.op_time[flat.time_offset[p] : flat.time_offset[p + 1]]
     tail, rank = flat.tail_us[op0:op1], flat.op_rank[op0:op1]
     priority, ranked = flat.priority[op0:op1].copy(), flat.ranked[op0:op1].copy()
-    if by_priority and (placement[:n] == placement[0]).all():  # one device: the order of the program, which holds least
+    if by_priority and (placement[:n] == placement[0]).all():  # one device: the order of the program needs least memory
         for i in range(n):
             priority[i] = ranked[i] = i
     out_ptr = flat.out_ptr[op0 + p : op1 + p + 1]
@@ -169,24 +169,24 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
     send_start, send_finish = record.send_start, record.send_finish
 
     num_slots = d + (d * d if pair else 1 if free_links else d)
-    bits = 0  # of a slot's number, which stands in the last bits of its key
+    bits = 0  # how many bits a slot's number takes, at the end of its key
     while num_slots > 1 << bits:
         bits += 1
     slot_time, slot_key = np.full(num_slots, np.inf), np.zeros(num_slots, np.int64)
     base_key = np.empty(num_slots, np.int64)  # the key of the slot's next start
     free = np.zeros(num_slots)
-    head, last = np.full(num_slots, -1), np.full(num_slots, -1)  # queues of ops, resp. sends, as linked lists
-    running = np.zeros(num_slots, np.int64)  # op or send that the slot's pending delivery is of
+    head, last = np.full(num_slots, -1), np.full(num_slots, -1)  # queues of ops or sends, as linked lists
+    running = np.zeros(num_slots, np.int64)  # op or send of the slot's pending delivery
     next_op, next_send = np.empty(n, np.int64), np.empty(edge1 - edge0, np.int64)
     send_cost = np.empty(edge1 - edge0)
     heaps = edge1 - edge0 if by_priority or free_links else 0
-    left_send = np.empty(heaps, np.int64)  # by priority and over free links sends queue in heaps
+    left_send = np.empty(heaps, np.int64)  # by priority, and over free links, queues of sends are heaps
     send_key, send_tie = np.empty(heaps), np.empty(heaps, np.int64)
-    others = np.zeros(d, np.int64)  # by priority ops queue as the first, in `head`, and a set of so many others
+    others = np.zeros(d, np.int64)  # by priority, a queue is its first op, in `head`, and a set of this many others
     num_words = (n >> 6) + 1 if by_priority else 1
     num_upper = (num_words >> 6) + 1
     words, summary = np.zeros(d * num_words, np.uint64), np.zeros(d * num_upper, np.uint64)
-    new_sends = np.zeros((d, 2), np.int64)  # those of the op that runs, as (first, stop), where they wait for its end
+    new_sends = np.zeros((d, 2), np.int64)  # sends that wait for the end of the running op, as (first, stop)
     missing = flat.num_inputs[op0:op1].copy()
     for s in range(d):
         base_key[s] = ((_DEVICE + device_rank[s]) << bits) + s
@@ -253,7 +253,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 tensor = out_tensor[k]
                 link = slot * d + dst
                 cost = latency[link] + tensor_bytes[tensor] / bandwidth[link]
-                send = num_sends - 1  # the send of this tensor (to that device), if there is one: an op has few
+                send = num_sends - 1  # find a send of this tensor (to this device): an op has few
                 while send >= first_send and (send_tensor[send] != tensor or not (broadcast or send_dst[send] == dst)):
                     send -= 1
                 if send >= first_send:
@@ -267,7 +267,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 send_tensor[send], send_dst[send] = tensor, BROADCAST if broadcast else dst
                 if by_priority:
                     send_key[send] = priority[out_child[k]]
-            if free_links:  # sends are on their way from the op's end on, each by itself
+            if free_links:  # sends are on their way from the op's end on, and don't wait
                 for send in range(first_send, num_sends):
                     send_start[send], send_finish[send] = end, end + send_cost[send]
                     makespan = max(makespan, send_finish[send])
@@ -278,7 +278,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 if head[d] >= 0:
                     slot_time[d] = send_finish[head[d]]
                     slot_key[d] = (rank[tensor_src[send_tensor[head[d]]]] << bits) + d
-            elif by_priority:  # sends join their queue when the op ends, or a better one would wait behind them
+            elif by_priority:  # sends join their queue when the op ends, so that better ones can go first
                 new_sends[slot, 0], new_sends[slot, 1] = first_send, num_sends
                 has_local = has_local or num_sends > first_send
             else:
@@ -305,7 +305,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                 head[slot] = _merged(left_send[send], next_send[send], send_key, send_tie, left_send, next_send)
             else:
                 head[slot] = next_send[send]
-            if len(path_link) > 0:  # it holds its own link while it waits for those that it shares
+            if len(path_link) > 0:  # it keeps its own link busy while it waits for shared links
                 link = placement[tensor_src[tensor]] * d + send_dst[send]
                 for k in range(path_ptr[link], path_ptr[link + 1]):
                     now = max(now, shared_free[path_link[k]])
@@ -320,7 +320,7 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
             running[slot] = send
             slot_time[slot], slot_key[slot] = end, (rank[tensor_src[tensor]] << bits) + slot
 
-        else:  # a delivery: consumers lose a dependency, in order of name
+        else:  # a delivery: consumers have one input less to wait for, in order of name
             local = slot < d
             if local:
                 i = running[slot]
@@ -374,6 +374,6 @@ def run(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutof
                     if slot_time[s] == np.inf and missing[head[s]] == 0:
                         slot_time[s], slot_key[s] = max(free[s], now), base_key[s]
 
-    if num_starts < n + num_sends:  # lists that wait for each other: the problem's own never do
+    if num_starts < n + num_sends:  # lists that wait for each other; a problem's own lists never do
         return np.inf, num_sends
     return (makespan if makespan <= cutoff else np.inf), num_sends

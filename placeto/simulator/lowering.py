@@ -1,17 +1,17 @@
-"""Lowering: what a placement makes of sums of gradients, and of tensors that several micro-batches read.
+"""Lowering: the ops, edges and devices by which a placement adds up gradients, and sends parameters to other hosts.
 
-A graph in micro-batches says what is added up, in a chain: see `placeto.problem.graph.gradient_sums`. A placement says
-where. What one device contributes to a gradient is summed there, in the order of the micro-batches; then what one host
-contributes, on one of the devices that do; then, at the parameter's home, the sums of the devices of its host and those
-of the other hosts. An op of the chain stays an op, with other inputs and on another device: whatever a placement says
-of it is not read. A parameter that devices of another host read crosses to that host once, to one of those devices,
-where an op of no cost, a relay, passes it on to the others.
+A graph in micro-batches has a chain of ops that add up a gradient: see `placeto.problem.graph.gradient_sums`. The
+placement decides on which devices they run. The contributions of each device are summed there, in the order of the
+micro-batches. Then the sums of each other host are added up on one of the devices that have them. Then the sums of the
+home's host and those of the other hosts are added up at the parameter's home. Each op of the chain stays one op, but
+gets other inputs and a device: its entry in the placement is not used. A parameter that several devices of another host
+read crosses to this host once, to one of these devices. There an op of no cost, a relay, passes it on to the others.
 
-Among the devices of a host those that sum and pass on are, as far as they take part, the ones with the number that the
-home has within its host: homes spread over the devices spread this work as well.
+On another host, the device that adds up or passes on is the one with the home's number within its host. If this device
+takes no part, it is the next one that does. So homes on different devices spread this work over the devices.
 
-The lowered problem is a `FlatProblems` like any other: N ops of the graph, then R relays; E edges, then one into each
-relay; T tensors, then that of each relay. A problem without sums and relays is its own lowering.
+The lowered problem is a `FlatProblems` like any other: N ops of the graph, then R relays; E edges, then one edge into
+each relay; T tensors, then that of each relay. A problem without sums and relays is its own lowering.
 
 Legend: N ops, T tensors, E edges, D devices, H hosts, Q copied tensors, R = Q * H relays.
 """
@@ -29,7 +29,7 @@ from placeto.problem.flat_sums import HEADER
 
 
 class Sums(NamedTuple):
-    """What a problem is lowered by, int64 arrays: see `placeto.problem.flat_sums.lowering_array`."""
+    """The arrays of `placeto.problem.flat_sums.lowering_array`, all int64, which describe the sums and relays."""
 
     host: np.ndarray  # (D,)
     home: np.ndarray  # (S,)
@@ -50,13 +50,13 @@ class Sums(NamedTuple):
 
 
 class Wired(NamedTuple):
-    """Ops and tensors of a lowered problem, in the making."""
+    """Ops and tensors of a lowered problem, which are filled step by step."""
 
-    place: np.ndarray  # (N+R,) int64, device
+    place: np.ndarray  # (N+R,) int64, device of each op and relay
     tensor_of: np.ndarray  # (E+R,) int64, the tensor that each edge carries
-    src: np.ndarray  # (T+R,) int64, producer
-    size: np.ndarray  # (T+R,) int64, bytes
-    live: np.ndarray  # (T+R,) int64, bytes that it takes on its producer's device
+    src: np.ndarray  # (T+R,) int64, producer of each tensor
+    size: np.ndarray  # (T+R,) int64, bytes of each tensor
+    live: np.ndarray  # (T+R,) int64, bytes that each tensor takes on its producer's device
     storage: np.ndarray  # (T+R,) int64, see `FlatProblems`
 
 
@@ -101,7 +101,7 @@ def _unpacked(data: np.ndarray, d: int) -> Sums:
 
 @compiled(inner=True, nogil=True)
 def _nearest(taking_part: np.ndarray, host: np.ndarray, wanted: int, number: np.ndarray, home: int) -> int:
-    """The device of a host that takes part and whose number within its host follows that of the home; -1 if none."""
+    """Return the device of host `wanted` that takes part and has the home's number, or the next in a circle; or -1."""
     found, least = -1, len(host)
     for device in range(len(host)):
         if host[device] == wanted and taking_part[device]:
@@ -113,14 +113,14 @@ def _nearest(taking_part: np.ndarray, host: np.ndarray, wanted: int, number: np.
 
 @compiled(inner=True, nogil=True)
 def _sum_up(sums: Sums, hosts: int, wired: Wired) -> None:
-    """Wire the ops that add, and place them."""
+    """Set the inputs and devices of the ops that add gradients."""
     host, place, src = sums.host, wired.place, wired.src
     d = len(host)
     number = _numbers(host, hosts)
     held, free, there = np.empty(d, np.int64), np.empty(len(sums.part_tensor), np.int64), np.empty(d, np.bool_)
     for s in range(len(sums.home)):
         home, spare, used = place[sums.home[s]], 0, 0
-        held[:] = -1  # the tensor with what each device has summed up
+        held[:] = -1  # the tensor with the sum of each device so far
         for c in range(sums.ptr[s], sums.ptr[s + 1]):
             tensor = sums.part_tensor[c]
             device = place[src[tensor]]
@@ -129,7 +129,7 @@ def _sum_up(sums: Sums, hosts: int, wired: Wired) -> None:
                 continue
             held[device] = tensor
             if device == home:
-                wired.live[tensor] = 0  # it becomes the gradient
+                wired.live[tensor] = 0  # it has the memory of the gradient
             if c > sums.ptr[s]:
                 free[spare] = c
                 spare += 1
@@ -161,7 +161,7 @@ def _sum_up(sums: Sums, hosts: int, wired: Wired) -> None:
 def _add(sums: Sums, c: int, device: int, home: int, total: int, tensor: int, wired: Wired) -> int:
     """Let the op of contribution `c` add a tensor to a total on a device; returns the tensor that it makes.
 
-    It adds in place: what it makes takes the memory of the total, and at home that of the gradient.
+    It adds in place: the new tensor has the memory of the total, and at home that of the gradient.
     """
     made, edge = sums.part_out[c], sums.part_edge[c]
     wired.place[sums.part_add[c]] = device
@@ -185,10 +185,10 @@ def _numbers(host: np.ndarray, hosts: int) -> np.ndarray:
 
 @compiled(inner=True, nogil=True)
 def _pass_on(sums: Sums, hosts: int, n: int, t: int, wired: Wired) -> None:
-    """Wire and place the relays."""
+    """Set the inputs and devices of the relays, and let ops on other hosts read the relays' tensors."""
     host, place, src, size = sums.host, wired.place, wired.src, wired.size
     number, there = _numbers(host, hosts), np.empty(len(host), np.bool_)
-    first = len(sums.dst) - len(sums.relay_rank)  # edge into a relay
+    first = len(sums.dst) - len(sums.relay_rank)  # edge into the first relay
     for q in range(len(sums.copied)):
         tensor = sums.copied[q]
         home = place[src[tensor]]
@@ -212,7 +212,7 @@ def _pass_on(sums: Sums, hosts: int, n: int, t: int, wired: Wired) -> None:
 
 @compiled(inner=True, nogil=True)
 def _wired(flat: FlatProblems, p: int, placement: np.ndarray, sums: Sums, hosts: int) -> Wired:
-    """Ops and tensors of the lowered problem."""
+    """Return the ops and tensors of the lowered problem."""
     tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
     n, t, relays = flat.op_offset[p + 1] - flat.op_offset[p], tensor1 - tensor0, len(sums.relay_rank)
     wired = Wired(
@@ -235,7 +235,7 @@ def _wired(flat: FlatProblems, p: int, placement: np.ndarray, sums: Sums, hosts:
 
 @compiled(inner=True, nogil=True)
 def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
-    """The edges by producer and by tensor: six arrays of `FlatProblems`."""
+    """Sort the edges by producer and by tensor, and return six arrays of `FlatProblems`, in its order."""
     dst, named, tensor_of, src = sums.dst, sums.named, wired.tensor_of, wired.src
     out_ptr, tensor_ptr = np.zeros(len(wired.place) + 1, np.int64), np.zeros(len(src) + 1, np.int64)
     for edge in range(len(dst)):
@@ -265,10 +265,10 @@ def _sorted_edges(sums: Sums, wired: Wired) -> tuple[np.ndarray, ...]:
 
 @compiled(inner=True, nogil=True)
 def _listed(priority: np.ndarray, sums: Sums, wired: Wired, out_ptr: np.ndarray, out_child: np.ndarray) -> np.ndarray:
-    """(N+R,) the list of all ops, with sums after what they add and relays before all who read them.
+    """(N+R,) int64, the list of all ops, with sums after the ops whose tensors they add, relays before their readers.
 
-    Where the list has a sum late enough it stays there. The whole list keeps the lowered graph, so devices that run
-    their parts of it never wait for each other in a circle.
+    A sum that comes late enough in the given list keeps its place. The whole list is a topological order of the lowered
+    graph, so devices that run their parts of it never wait for each other in a circle.
     """
     n, key = len(priority), np.empty(len(wired.place))
     for op in range(n):
@@ -286,7 +286,7 @@ def _listed(priority: np.ndarray, sums: Sums, wired: Wired, out_ptr: np.ndarray,
         home = sums.home[s]
         key[home] = max(key[home], key[wired.src[wired.tensor_of[sums.home_edge[s]]]] + 1e-3)
     for relay in range(n, len(key)):
-        key[relay] = len(key)  # where nobody reads it
+        key[relay] = len(key)  # kept if no op reads it
         for k in range(out_ptr[relay], out_ptr[relay + 1]):
             key[relay] = min(key[relay], key[out_child[k]] - 5e-4)
     return np.argsort(key, kind="mergesort")
@@ -294,7 +294,10 @@ def _listed(priority: np.ndarray, sums: Sums, wired: Wired, out_ptr: np.ndarray,
 
 @compiled(nogil=True)
 def lowered(flat: FlatProblems, p: int, placement: np.ndarray) -> tuple[FlatProblems, int, np.ndarray]:
-    """A problem as a placement (N or more entries) lowers it: flat arrays, its number in them, devices (N+R,)."""
+    """Lower problem `p` by a placement (N or more entries).
+
+    Returns flat arrays, the number of the lowered problem in them, and the device of each op and relay (N+R,).
+    """
     if flat.lowering_offset[p] == flat.lowering_offset[p + 1]:
         return flat, p, placement
     data = flat.lowering[flat.lowering_offset[p] : flat.lowering_offset[p + 1]]

@@ -1,6 +1,6 @@
 """The simulator's numba kernels for memory, and the score of a placement: makespan and memory over the limit.
 
-They read what `placeto.simulator.kernel.run` recorded; see there for how to call them.
+They read the `Record` of `placeto.simulator.kernel.run`; the module `kernel` says how to call them.
 
 Legend: N ops, S sends, E edges, T tensors, D devices.
 """
@@ -17,23 +17,23 @@ from placeto.simulator.kernel import Record, new_record, run
 from placeto.simulator.lowering import lowered
 
 MEMORY_PENALTY = 10.0
-"""Makespans are multiplied by 1 + this x the sum over devices of max(0, peak - memory) / memory."""
+"""A makespan is multiplied by 1 + `MEMORY_PENALTY` x the sum over devices of max(0, peak - memory) / memory."""
 
 
 def penalised(makespan_us: Any, overflow: Any) -> Any:
-    """Makespans times 1 + `MEMORY_PENALTY` x the memory over the limit, numbers or arrays."""
+    """Return makespans x (1 + `MEMORY_PENALTY` x memory overflow), for numbers or arrays."""
     return makespan_us * (1.0 + MEMORY_PENALTY * overflow)
 
 
 penalised_makespan = compiled(nogil=True)(penalised)
-"""The same for kernels."""
+"""`penalised` for kernels."""
 
 
 @compiled(inner=True, nogil=True)
 def memory_bound(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, bound: np.ndarray
 ) -> None:
-    """Fill `bound` (D,) int64: bytes of parameters and of all tensors ever on each device, at least the peak."""
+    """Fill `bound` (D,) int64: resident bytes and all tensors that are ever on each device, so at least the peak."""
     op0, tensor0 = flat.op_offset[p], flat.tensor_offset[p]
     n, d = flat.op_offset[p + 1] - op0, flat.device_offset[p + 1] - flat.device_offset[p]
     bound[:d] = 0
@@ -55,16 +55,16 @@ def memory_bound(
 def lives(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """From what to what, on which device and in how many bytes each tensor and each received copy lives.
+    """Return the lives of all tensors and received copies: events that begin and end them, their devices, their bytes.
 
-    A tensor is on its producer's device from the producer's start to its last use there (end of the producer, of the
-    last consumer on that device, of the last send), a received copy from its arrival to the end of the last
-    consumer there. An op until whose end the graph says that a tensor is held counts as a consumer on that device. What
-    is resident memory, such as a parameter, takes nothing more where it is made. Nor does a view beside the tensor that
-    it is a part of, which lives as long as the last of its views.
+    A tensor is on its producer's device from the producer's start to its last use there: the end of the producer, of
+    the last consumer on this device, or of the last send. A received copy is there from its arrival to the end of the
+    last consumer on its device. If the graph says that a tensor is held until an op ends, this op counts as a consumer.
+    Resident memory, such as a parameter, takes no further bytes where it is made. A view takes none either on the
+    device of the tensor that it is a part of, and this tensor lives as long as the last of its views there.
 
-    What begins or ends a life is op i as i, the delivery of send s as N + s: see `event_us`. Tensors come
-    first, then copies in the order of their sends.
+    An event i is the start or the end of op i, and an event N + s is the delivery of send s: see `event_us`. Tensors
+    come first, then copies in the order of their sends.
     """
     edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
     tensor0, tensor1 = flat.tensor_offset[p], flat.tensor_offset[p + 1]
@@ -76,7 +76,7 @@ def lives(
     finish, num_tensors = record.finish, tensor1 - tensor0
     most = num_tensors + edge1 - edge0
     born, ended = np.empty(most, np.int64), np.empty(most, np.int64)
-    end = np.empty(most)  # its time
+    end = np.empty(most)  # time of the event in `ended`
     where, size = np.empty(most, np.int64), np.empty(most, np.int64)
 
     for tensor in range(num_tensors):
@@ -122,7 +122,7 @@ def lives(
 
 @compiled(inner=True, nogil=True)
 def event_us(event: int, of_op: np.ndarray, of_send: np.ndarray) -> float:
-    """When an op starts (or ends), by times (N,) of ops, or a send is delivered, by times of sends."""
+    """Return the time of an event: in `of_op` (N,), the starts or the ends of ops, or in `of_send`, the deliveries."""
     return of_op[event] if event < len(of_op) else of_send[event - len(of_op)]
 
 
@@ -130,22 +130,22 @@ def event_us(event: int, of_op: np.ndarray, of_send: np.ndarray) -> float:
 def peak_memory(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, peak: np.ndarray
 ) -> None:
-    """Fill `peak` (D,) int64: most bytes on each device at any time, parameters included.
+    """Fill `peak` (D,) int64: most bytes on each device at any time, including resident bytes.
 
-    See `lives`. At equal times frees come first; what lives for no time does not count. Starts and ends of a device's
-    ops come in the order of time, so only deliveries are sorted.
+    It adds up the lives of `lives`. At equal times, memory is freed before more is taken, and lives of no duration do
+    not count. The starts and the ends of a device's ops are recorded in order of time, so only deliveries are sorted.
     """
     born, ended, where, size = lives(flat, p, placement, record, num_sends)
     op0, n = flat.op_offset[p], flat.op_offset[p + 1] - flat.op_offset[p]
     devices = flat.device_offset[p + 1] - flat.device_offset[p]
     start, finish, delivery = record.start[:n], record.finish[:n], record.send_finish[:num_sends]
     order = record.order[: n + num_sends]
-    taken, freed = np.zeros(n, np.int64), np.zeros(n + num_sends, np.int64)  # bytes, by what begins and ends lives
+    taken, freed = np.zeros(n, np.int64), np.zeros(n + num_sends, np.int64)  # bytes by the event of begin and end
     peak[:devices] = 0
     resident = flat.resident[op0 : op0 + n]
     for i in range(n):
         peak[placement[i]] += resident[i]
-    copies = len(born)  # the first of them
+    copies = len(born)  # index of the first received copy
     for life in range(len(born) - 1, -1, -1):
         if born[life] >= n:
             copies = life
@@ -184,7 +184,7 @@ def peak_memory(
 
 @compiled(inner=True, nogil=True)
 def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets (D+1,) and the items by device, in their order; `device` is that of each item, by its number."""
+    """Return offsets (D+1,) and the items sorted by device, else in their order; item i is on ``device[i]``."""
     ptr, found = np.zeros(devices + 1, np.int64), np.empty_like(items)
     for item in items:
         ptr[device[item] + 1] += 1
@@ -198,7 +198,7 @@ def _by_device(items: np.ndarray, device: np.ndarray, devices: int) -> tuple[np.
 
 @compiled(inner=True, nogil=True)
 def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int) -> float:
-    """Sum over devices of max(0, peak - memory) / memory; the timeline is only worked out where the bound is over."""
+    """Sum over devices of max(0, peak - memory) / memory. Peaks are computed only if `memory_bound` is too large."""
     memory = flat.memory[flat.device_offset[p] : flat.device_offset[p + 1]]
     peak = np.zeros(len(memory), np.int64)
     memory_bound(flat, p, placement, record, num_sends, peak)
@@ -217,7 +217,7 @@ def memory_overflow(flat: FlatProblems, p: int, placement: np.ndarray, record: R
 def run_and_measure(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, cutoff: float
 ) -> tuple[float, float, int]:
-    """Lower and simulate: makespan, overflow and number of sends; above `cutoff` two of them are inf."""
+    """Lower and simulate: makespan in us, overflow, number of sends; if it exceeds `cutoff`, the first two are inf."""
     low, q, place = lowered(flat, p, placement)
     makespan, num_sends = run(low, q, place, record, cutoff)
     if makespan == np.inf:
@@ -227,6 +227,6 @@ def run_and_measure(
 
 @compiled(nogil=True, inline="always")
 def score(flat: FlatProblems, p: int, placement: np.ndarray, cutoff: float) -> tuple[float, float]:
-    """Makespan and memory overflow of one placement; both inf above `cutoff`."""
+    """Makespan in microseconds and memory overflow of one placement; both inf if the makespan is above `cutoff`."""
     makespan, overflow, _ = run_and_measure(flat, p, placement, new_record(flat, p), cutoff)
     return makespan, overflow

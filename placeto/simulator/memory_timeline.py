@@ -1,4 +1,4 @@
-"""Memory over time: what `Schedule.peak_memory` is the peak of.
+"""Memory of devices over time, whose maximum is `Schedule.peak_memory`.
 
 Legend: D devices, P points, C categories.
 """
@@ -13,17 +13,17 @@ from placeto.simulator.memory import lives
 from placeto.simulator.schedule import Schedule
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "received")
-"""What memory is for: parameters; gradients, those of a device's own micro-batches among them; the optimizer's state;
-tensors that other ops have made; copies of what other devices hold or have made."""
+"""What memory is used for: parameters; gradients, including those of single micro-batches; the optimizer's state;
+tensors that other ops have made; and copies of parameters and tensors of other devices."""
 GATHER, SCATTER, RELAY = "gather", "scatter", "relay"
-"""Types of ops of no cost in steps whose parameters are divided over devices: what makes a unit's weights of their
-parts, and parts of its gradients, and what is passed on to other devices."""
+"""Types of ops of no cost in steps whose parameters are divided over devices. A gather makes the weights of a unit from
+their parts, a scatter makes the parts of its gradients, and a relay passes a tensor on to other devices."""
 
 
 def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each of D devices when its memory changes, (P,) float64 in us, and to how many bytes, (P,) int64.
+    """Return, for each of D devices, when its memory changes (P,) float64, in us, and its bytes since then (P,) int64.
 
-    The first point is at 0, with the parameters, their gradients and the optimizer's state.
+    The first point is at 0 us, and includes the parameters, their gradients and the optimizer's state.
     """
     problem = schedule.problem
     begin, end, where, size, _ = _lives(schedule)
@@ -42,14 +42,14 @@ def memory_timelines(schedule: Schedule) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.ndarray]:
-    """When the memory of a device changes, (P,) float64 in us, and to what, (P, C) int64 bytes of each of `CATEGORIES`.
+    """Return when a device's memory changes (P,) in us, and its bytes since then by `CATEGORIES` (P, C) int64.
 
-    The sums over categories are those of `memory_timelines`.
+    The sums over categories are the bytes of `memory_timelines`.
     """
     graph, here = schedule.problem.graph, schedule.placement == device
     begin, end, where, size, made_by = _lives(schedule)
     sums, types = gradient_sums(graph), np.array(graph.op_types)
-    parts = graph.producer[sums.tensor]  # the ops that give what is added up
+    parts = graph.producer[sums.tensor]  # the ops that make the contributions to gradients
     gives, takes = types[graph.edge_dst] == SCATTER, types[graph.edge_src] == SCATTER
     summing = [sums.additions, parts, graph.edge_src[gives], graph.edge_src[takes], graph.edge_dst[takes]]
     received = (made_by >= graph.num_ops) | np.isin(made_by, np.flatnonzero(types == RELAY))
@@ -67,15 +67,15 @@ def memory_by_category(schedule: Schedule, device: int) -> tuple[np.ndarray, np.
 
 
 def peak_by_category(schedule: Schedule, device: int) -> dict[str, int]:
-    """Bytes of each of `CATEGORIES` on a device when it holds most: their sum is its `Schedule.peak_memory`."""
+    """Return the bytes of each of `CATEGORIES` on a device at its peak; their sum is its `Schedule.peak_memory`."""
     _, held = memory_by_category(schedule, device)
     return dict(zip(CATEGORIES, held[held.sum(axis=1).argmax()].tolist(), strict=True))
 
 
 def _lives(schedule: Schedule) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """From when to when, in us, on which device and in how many bytes each tensor lives, and the op that made it.
+    """Return the lives of tensors and copies: begin and end in us, device, bytes, and the number of the producer.
 
-    What is received, or passed on, has a number above those of ops.
+    Copies that were received, and tensors of relays, have numbers above those of the graph's ops.
     """
     low, record = schedule.lowering, schedule.lowering.record
     born, ended, where, size = lives(low.flat, LONE, low.placement, record, schedule.num_sends)

@@ -1,4 +1,4 @@
-"""Observing a placer: the best placement so far, what the placer does, and an early end if nothing is gained.
+"""Observing a running placer: its stage and its best placement, and an early end if it finds nothing better.
 
 with observing(Observer(report=print, patience=0.3)):
     result = placer(problem, seconds=10)
@@ -14,31 +14,32 @@ from typing import NamedTuple
 
 
 class Status(NamedTuple):
-    """What can be seen of a running placer."""
+    """The state of a running placer."""
 
     stage: str  # "heuristics", "policy", "search", "search of parts"
-    share: float  # of the budget that is spent
-    best_us: float  # penalised makespan
-    heuristic_us: float  # the same when the heuristics were done; inf before
+    share: float  # share of the budget that is spent
+    best_us: float  # penalised makespan of the best placement so far
+    heuristic_us: float  # penalised makespan of the best placement of the heuristics; inf until they are done
 
 
 @dataclass(eq=False)
 class Observer:
-    """Who is told, and for how long nothing may be gained."""
+    """Receives the status of a running placer, and ends the placer when it no longer finds anything better."""
 
     report: Callable[[Status], None] | None = None
-    """called whenever something was simulated, many times a second"""
+    """called after each simulation, or after several of a compiled search, many times a second"""
     patience: float | None = None
-    """share of the budget after which the placer ends if nothing was gained in it; None = never"""
+    """share of the budget: the placer ends after spending it without finding anything better; None = never"""
     stage: str = "heuristics"
     best: tuple[bool, float] = (True, float("inf"))
     heuristic_us: float = float("inf")
     gained_at: float = 0.0
 
     def look(self, share: float, best: tuple[bool, float]) -> None:
-        """Take note of the best that a placer has now: whether it exceeds memory, and its penalised makespan.
+        """Record the best placement of an evaluator and the share of the budget that is spent, and call `report`.
 
-        That may be the best of one heuristic alone; the observer keeps the best of all.
+        `best` is (whether it exceeds memory, penalised makespan). It may be the best of one heuristic alone. The
+        observer keeps the best of all.
         """
         if best < self.best:
             self.best, self.gained_at = best, share
@@ -49,7 +50,7 @@ class Observer:
             self.report(Status(self.stage, share, self.best[1], known))
 
     def has_enough(self, share: float) -> bool:
-        """Whether the placer is to end."""
+        """Whether the placer must end, given the share of the budget that is spent."""
         return self.patience is not None and share - self.gained_at >= self.patience
 
 
@@ -58,7 +59,10 @@ _OBSERVER: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 @contextmanager
 def observing(observer: Observer | None) -> Iterator[None]:
-    """Within it the observer sees all placers of this thread; None sees nothing: what is placed isn't the user's."""
+    """Let an observer observe all placers of this thread in the block.
+
+    None switches observing off, for placements that aren't the user's own.
+    """
     token = _OBSERVER.set(observer)
     try:
         yield
@@ -67,12 +71,12 @@ def observing(observer: Observer | None) -> Iterator[None]:
 
 
 def current() -> Observer | None:
-    """Who is told now."""
+    """Return the observer of this thread, or None."""
     return _OBSERVER.get()
 
 
 def at_work(stage: str) -> None:
-    """Say what the placer does from now on."""
+    """Set the stage of the observer, if there is one."""
     observer = _OBSERVER.get()
     if observer is not None:
         observer.stage = stage

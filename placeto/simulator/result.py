@@ -1,4 +1,4 @@
-"""What a placer returns.
+"""The result of a placer.
 
 Legend: N ops, D devices.
 """
@@ -16,23 +16,23 @@ from placeto.problem.problem import PlacementProblem
 from placeto.problem.units import format_us
 from placeto.simulator.schedule import Schedule, simulate
 
-_ROUNDS = 5  # after which the lists of an order are taken as they are
+_ROUNDS = 5  # simulations after which `as_listed` ends, even if the lists have changed again
 
 
 @dataclass(frozen=True, eq=False)
 class PlacementResult:
-    """The best placement that a placer found, and what finding it took."""
+    """The best placement that a placer found, with the simulations and seconds that the search took."""
 
     placement: np.ndarray  # (N,) int64, device of each op; of sums of gradients the one that lowering gives them
-    makespan_us: float  # what `simulate` gives for it on `problem`
-    fits: bool  # no device exceeds its memory
-    simulations: int
-    seconds: float
+    makespan_us: float  # makespan that `simulate` gives for it on `problem`
+    fits: bool  # whether no device exceeds its memory
+    simulations: int  # simulations that the search took
+    seconds: float  # seconds that the search took
     history: tuple[tuple[int, float, float], ...]  # (simulations, seconds, makespan_us) of each improvement
-    problem: PlacementProblem  # under the dispatch that was chosen
-    placer: str = ""  # its name, where it has one
+    problem: PlacementProblem  # the problem, under the dispatch that was chosen
+    placer: str = ""  # name of the placer, if it has one
     order: np.ndarray | None = None  # (N,) the ops in the order that each device must keep; None = by dispatch
-    whole_modules: tuple[str, ...] | None = None  # kept whole, as blocks were; None = any module could be divided
+    whole_modules: tuple[str, ...] | None = None  # modules that were kept whole; None = any could be divided
 
     def __post_init__(self) -> None:
         if len(gradient_sums(self.problem.graph).home):
@@ -46,12 +46,12 @@ class PlacementResult:
         return f"PlacementResult({of}, {format_us(self.makespan_us)}, {used}, {fits}, {spent})"
 
     def schedule(self) -> Schedule:
-        """What runs where and when; its makespan is `makespan_us`."""
+        """Simulate the placement, and return its schedule; the makespan is `makespan_us`."""
         return simulate(self.problem, self.placement, order=self.order)
 
     @cached_property
     def peak_memory(self) -> dict[str, int]:
-        """Name of each device -> the most bytes that it holds at any time."""
+        """Name of each device -> most bytes that it has at any time."""
         return dict(zip(self.problem.cluster.device_names, self.schedule().peak_memory.tolist(), strict=True))
 
     def devices(self) -> dict[str, str]:
@@ -61,9 +61,9 @@ class PlacementResult:
 
 
 def as_listed(problem: PlacementProblem, placement: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, Schedule]:
-    """An order (N,) as its devices' lists tell it, and its schedule.
+    """Return an order (N,) that follows from the lists in which the devices run their ops, and its schedule.
 
-    Where a sum of gradients waits for another device's part it moves in its device's list.
+    If a sum of gradients waits for the part of another device, it comes later in its device's list than in `order`.
     """
     schedule = simulate(problem, placement, order=order)
     for _ in range(_ROUNDS):

@@ -2,13 +2,14 @@
 
 A placement of a graph in micro-batches is lowered first: see `placeto.simulator.lowering`.
 
-Each device runs one op at a time, of those that are ready the one that the problem's dispatch says; after an op of
-non-zero cost it stays busy for its overhead. A tensor used on another device is sent when its producer ends, through
-the sender's link. Times tie-break by kind (deliveries, links, devices) and then by name, so a schedule never depends on
-memory layout. With the "k80" presets this is the simulator of Addanki et al., "Placeto", NeurIPS 2019.
+Each device runs one op at a time. The problem's dispatch decides which of the ready ops is next. After an op of
+non-zero cost, the device stays busy for its overhead. A tensor used on another device is sent when its producer ends,
+through the sender's link. Events at equal times are ordered by kind (deliveries, links, devices) and then by name, so a
+schedule never depends on memory layout. With the "k80" presets this is the simulator of Addanki et al., "Placeto",
+NeurIPS 2019.
 
-`simulate` runs one placement, `simulate_batch` many at once; `placeto.simulator.kernel` tells how to call the kernels
-from other numba code on the flat arrays of a `ProblemBatch`.
+`simulate` runs one placement, and `simulate_batch` many at once. `placeto.simulator.kernel` says how to call the
+kernels from other numba code on the flat arrays of a `ProblemBatch`.
 
 Legend: N ops, S sends, D devices, P problems, B placements of a batch.
 """
@@ -34,8 +35,8 @@ from placeto.simulator.slack import fill_slack
 
 __all__ = ["PlacementError", "ProblemBatch", "Schedule", "check_placement", "simulate", "simulate_batch", "slack"]
 
-SERIAL_BELOW = 3  # rows of a batch: waking a second thread takes longer than so few do, most of all on a busy machine
-PARALLEL_OPS = 6_000  # of all rows together, from which on even two are worth it: a millisecond's
+SERIAL_BELOW = 3  # rows of a batch: fewer take less time than waking a second thread, above all on a busy machine
+PARALLEL_OPS = 6_000  # ops of all rows together, about a millisecond: from here on, two rows are worth two threads
 
 
 class PlacementError(ValueError):
@@ -44,30 +45,30 @@ class PlacementError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Lowering:
-    """What was simulated, as kernels read it: the problem as a placement lowers it. R relays follow the N ops."""
+    """The problem as the placement lowers it, which is what the kernels simulated. R relays follow the N ops."""
 
     flat: FlatProblems
-    placement: np.ndarray  # (N+R,) int64
-    record: kernel.Record
+    placement: np.ndarray  # (N+R,) int64, device of each op and relay
+    record: kernel.Record  # what the kernel recorded
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """What runs where and when. Sends are numbered in the order in which they join their link's queue."""
+    """When each op and each send of a step starts and ends. Sends are numbered in the order of joining their queues."""
 
     problem: PlacementProblem
-    placement: np.ndarray  # (N,) int64, device of each op; of sums of gradients that which lowering gave them
+    placement: np.ndarray  # (N,) int64, device of each op; for sums of gradients the device that lowering chose
     makespan_us: float  # time at which every device and link is idle again
-    start_us: np.ndarray  # (N,) float64
-    finish_us: np.ndarray  # (N,) float64, without the device's overhead
-    send_tensor: np.ndarray  # (S,) int64, tensor index
-    send_src: np.ndarray  # (S,) int64, device
-    send_dst: np.ndarray  # (S,) int64, device, or -1 = broadcast
-    send_start_us: np.ndarray  # (S,) float64
+    start_us: np.ndarray  # (N,) float64, start of each op
+    finish_us: np.ndarray  # (N,) float64, end of each op, without the device's overhead
+    send_tensor: np.ndarray  # (S,) int64, index of the tensor
+    send_src: np.ndarray  # (S,) int64, device that sends
+    send_dst: np.ndarray  # (S,) int64, device that receives, or -1 = broadcast
+    send_start_us: np.ndarray  # (S,) float64, start of each send
     send_finish_us: np.ndarray  # (S,) float64, delivery, without the link's gap
-    order: np.ndarray  # (N+S,) int64, the starts in the order in which they happened: op i as i, send s as N + s
-    edge_tensor: np.ndarray  # (E,) int64, the tensor that each edge carries: of sums as lowering has it
-    lowering: Lowering  # what was simulated
+    order: np.ndarray  # (N+S,) int64, ops and sends in the order of their starts: op i as i, send s as N + s
+    edge_tensor: np.ndarray  # (E,) int64, tensor of each edge; after lowering, an op's edges may have another order
+    lowering: Lowering  # the lowered problem that was simulated
 
     @property
     def num_sends(self) -> int:
@@ -82,22 +83,22 @@ class Schedule:
 
     @cached_property
     def busy_us(self) -> np.ndarray:
-        """(D,) float64, microseconds that each device computes or launches ops: their times and its overheads."""
+        """(D,) float64, microseconds that each device is busy: the times of its ops, and its overheads after them."""
         time = self.finish_us - self.start_us
         overhead = np.where(time > 0.0, self.problem.cluster.overhead_us[self.placement], 0.0)
         return np.bincount(self.placement, time + overhead, self.problem.num_devices)
 
     @cached_property
     def slack_us(self) -> np.ndarray:
-        """(N,) float64, how much later each op may end without growing the makespan; see `slack`."""
+        """(N,) float64, microseconds by which each op may end later without a longer makespan: see `slack`."""
         return slack(self.problem, self)
 
     @cached_property
     def peak_memory(self) -> np.ndarray:
-        """(D,) int64, most bytes on each device at any time, of the problem as the placement lowers it.
+        """(D,) int64, most bytes on each device at any time, after lowering.
 
-        Parameters, their gradients and the optimizer's state are there all the time, tensors and received copies while
-        they are needed: see `placeto.simulator.memory.lives`.
+        Parameters, their gradients and the optimizer's state count all the time, tensors and received copies while they
+        are needed: see `placeto.simulator.memory.lives`.
         """
         peak, low = np.zeros(self.problem.num_devices, np.int64), self.lowering
         memory.peak_memory(low.flat, LONE, low.placement, low.record, self.num_sends, peak)
@@ -116,10 +117,12 @@ class Schedule:
 
 
 def check_placement(problem: PlacementProblem, placement: np.ndarray) -> np.ndarray:
-    """The placement as a contiguous (N,) int64 array.
+    """Return the placement as a contiguous (N,) int64 array.
 
     Raises:
-        PlacementError: not one integer per op, or no device of the cluster; the message names the op.
+        TypeError: `problem` is no `PlacementProblem`.
+        PlacementError: there isn't one integer for each op, or a device isn't in the cluster; then the message names
+            the op.
     """
     check_problem(problem)
     array = np.asarray(placement)
@@ -144,12 +147,13 @@ def simulate(
     cutoff: float = math.inf,
     order: np.ndarray | None = None,
 ) -> Schedule:
-    """Run one placement (N,) of integers in 0..D-1, under the problem's dispatch.
+    """Simulate one placement (N,) of integers in 0..D-1, under the problem's dispatch, and return its schedule.
 
-    With an `order`, a permutation (N,) of the ops, each device runs its ops strictly in it, whatever the dispatch.
+    With an `order`, a permutation (N,) of the ops, each device runs its ops strictly in this order, whatever the
+    dispatch is.
 
-    With a `cutoff` in microseconds, a makespan above it comes back as inf, earlier than it would otherwise; such a
-    schedule has no sends, and its times mean nothing.
+    With a `cutoff` in microseconds, the simulation stops when the makespan must exceed it. Then the makespan is inf,
+    and the schedule has no sends and no valid times.
 
     >>> from placeto.problem.cluster import load_cluster
     >>> from placeto.problem.graph import ComputationGraph
@@ -160,15 +164,16 @@ def simulate(
     [0.0, 110.0]
 
     Raises:
-        PlacementError: not one device of the cluster per op; the message names the op and the valid devices.
-        OrderError: the order is no permutation, or contradicts the graph; the message names an op.
+        TypeError: `problem` is no `PlacementProblem`.
+        PlacementError: there isn't one device of the cluster for each op; the message says which devices are valid.
+        OrderError: the order is no permutation, or contradicts the graph; then the message names an op.
     """
     array = check_placement(problem, placement)
     if array is placement:
         array = array.copy()
     flat = problem.arrays if order is None else in_order(problem, order)
     record = kernel.new_record(flat, LONE)
-    low, _, place = lowered(flat, LONE, array) if len(flat.lowering) else (flat, LONE, array)  # compiling takes a while
+    low, _, place = lowered(flat, LONE, array) if len(flat.lowering) else (flat, LONE, array)  # it is slow to compile
     makespan, num_sends = kernel.run(low, LONE, place, record, float(cutoff))
     if makespan == math.inf:
         num_sends = 0
@@ -196,16 +201,16 @@ def simulate(
 
 
 def _edge_tensor(problem: PlacementProblem, low: FlatProblems) -> np.ndarray:
-    """(E,) the tensor that each edge of a lowered problem carries; of an op's edges in no special order."""
+    """(E,) tensor of each edge of the lowered problem; an op's edges may be in another order than in the graph."""
     by_child = np.argsort(low.out_child, kind="stable")
     return low.out_tensor[by_child][: problem.graph.num_edges]
 
 
 def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
-    """The problem's arrays with a list for each device: an order (N,) of all ops.
+    """Return the problem's arrays with the dispatch "list", and an order (N,) of all ops as the devices' lists.
 
     Raises:
-        OrderError: it is no permutation, or contradicts the graph; the message names an op.
+        OrderError: the order is no permutation, or contradicts the graph; then the message names an op.
     """
     place, ranked = places(problem.graph, order), np.array(order, np.int64)
     dispatch = np.array([LIST], np.int64)
@@ -213,10 +218,10 @@ def in_order(problem: PlacementProblem, order: np.ndarray) -> FlatProblems:
 
 
 def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
-    """(N,) float64, microseconds by which each op's end may slip without growing the makespan, all orders kept.
+    """(N,) float64, microseconds by which each op may end later without a longer makespan, if all orders stay the same.
 
-    It may slip until it pushes, through consumers, sends, the next op of its device or the next send of its link,
-    the end of the schedule. Never negative; 0 along the critical path.
+    A later end delays consumers, sends, the next op of the device and the next send of the link, and through these at
+    last the end of the schedule. Slack is never negative, and 0 along the critical path.
     """
     low = schedule.lowering
     op_slack, send_slack = np.empty(len(low.placement)), np.empty(schedule.num_sends)
@@ -228,14 +233,15 @@ def slack(problem: PlacementProblem, schedule: Schedule) -> np.ndarray:
 def simulate_batch(
     batch: ProblemBatch, index: np.ndarray, placements: np.ndarray, cutoff: float = math.inf
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run B placements, all but a few of them in parallel: row b of `placements` on problem ``index[b]``.
+    """Simulate B placements, in parallel if there are enough of them: row b of `placements` on problem ``index[b]``.
 
-    `placements` is (B, W) int64 with W >= N of each problem; what stands beyond N is ignored. Returns the makespans
-    (B,) float64 in microseconds and the memory overflows (B,) float64, the sum over devices of
-    max(0, peak - memory) / memory. Above `cutoff` both are inf. The result does not depend on the number of threads.
+    `placements` is (B, W) int64 with W >= N of each problem; entries beyond N are ignored. Returns the makespans (B,)
+    float64 in microseconds and the memory overflows (B,) float64, the sum over devices of
+    max(0, peak - memory) / memory. If the makespan exceeds `cutoff`, both are inf. The result does not depend on the
+    number of threads.
 
     Raises:
-        PlacementError: shapes that don't match, or a device that the cluster has not.
+        PlacementError: shapes don't match, or a problem isn't in the batch or a device isn't in its cluster.
     """
     index, placements = np.asarray(index), np.asarray(placements)
     if placements.ndim != 2 or index.shape != placements.shape[:1] or not np.issubdtype(placements.dtype, np.integer):
@@ -243,7 +249,7 @@ def simulate_batch(
             f"index (B,) and integer placements (B, W) must match, not {index.shape} and "
             f"{placements.dtype} of shape {placements.shape}"
         )
-    # Writable too, as read-only arrays are another type to numba.
+    # Writable, since numba takes read-only arrays for another type.
     index, placements = (np.require(array, np.int64, ["C", "W"]) for array in (index, placements))
     row = _first_invalid(batch.arrays, index, placements)
     if row >= 0:
@@ -260,7 +266,7 @@ def simulate_batch(
 
 @compiled()
 def _first_invalid(flat: FlatProblems, index: np.ndarray, placements: np.ndarray) -> int:
-    """First row that is no placement of its problem, or -1."""
+    """Return the first row that is no placement of its problem, or -1."""
     for b in range(len(index)):
         p = index[b]
         if p < 0 or p >= len(flat.broadcast):
@@ -284,7 +290,10 @@ def _run_batch(
     overflows: np.ndarray,
     several: bool,
 ) -> None:
-    """`several` threads or one, in one kernel: numba keeps a function compiled for both under one name."""
+    """Fill `makespans` and `overflows`, with several threads or one.
+
+    One kernel does both: numba caches a function that is compiled in both ways under one name.
+    """
     if several:
         for b in prange(len(index)):
             makespans[b], overflows[b] = memory.score(flat, index[b], placements[b], cutoff)

@@ -1,4 +1,4 @@
-"""The kernel for slack: how late what a schedule records may end.
+"""The kernel for slack: how much later the ops and sends of a schedule may end.
 
 Legend: N ops, S sends, D devices.
 """
@@ -23,11 +23,11 @@ def fill_slack(
     op_slack: np.ndarray,
     send_slack: np.ndarray,
 ) -> None:
-    """Fill `op_slack` (N,) and `send_slack` (S,): how late each may end, in us, without growing the makespan.
+    """Fill `op_slack` (N,) and `send_slack` (S,): microseconds by which each may end later without a longer makespan.
 
-    One pass backward over the recorded starts, along the arcs from op to consumer on its device, op to send, send to
-    consumer, op to the device's next op (after the overhead), send to the link's next send (after the gap), and send to
-    the next over a shared link (when its bytes are through).
+    It is one backward pass over the recorded starts, along these arcs: from an op to a consumer on its device, to a
+    send, and to the device's next op (after the overhead); from a send to a consumer, to the link's next send (after
+    the gap), and to the next send over a shared link (when this send's bytes have crossed it).
     """
     op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
     edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
@@ -46,10 +46,10 @@ def fill_slack(
     send_tensor, send_dst = record.send_tensor, record.send_dst
     send_start, send_finish = record.send_start, record.send_finish
 
-    # Latest start of what follows on the device or link, at first its idle time: as (start, slack of it).
+    # Start and slack of the next op on each device, or send on each link; at the end of the step the makespan and 0.
     next_start = np.full(d + d * d, makespan)
     next_slack = np.zeros(d + d * d)
-    next_shared = np.full(flat.shared_offset[p + 1] - shared0, np.inf)  # latest start of what crosses it next
+    next_shared = np.full(flat.shared_offset[p + 1] - shared0, np.inf)  # latest start of the next send over it
     op_slack[:n] = np.inf
     for position in range(n + num_sends - 1, -1, -1):
         i = order[position]
@@ -91,5 +91,5 @@ def fill_slack(
             if len(path_link) > 0:
                 for k in range(path_ptr[src * d + dst], path_ptr[src * d + dst + 1]):
                     next_shared[path_link[k]] = send_start[send] + least
-            # The producer starts before its sends do, so it is still to come.
+            # The producer starts before its sends, so the backward pass visits it later.
             op_slack[producer] = min(op_slack[producer], send_start[send] - finish[producer] + least)

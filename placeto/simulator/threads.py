@@ -1,8 +1,8 @@
 """How many threads torch and numba compute with.
 
-Numba starts its threads with the first parallel kernel of a process and then sets torch's number, whatever that was:
-small tensors on several threads take ten times as long where other processes are busy, and gradients are rounded in
-another way. So numba's threads are started before torch's number is set, here and nowhere else.
+Numba starts its threads with the first parallel kernel of a process, and then changes torch's number of threads. With
+several threads, small tensors take ten times as long while other processes are busy, and gradients are rounded
+differently. So numba's threads are started before torch's number is set, here and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from threadpoolctl import threadpool_limits
 
 
 def set_threads(torch_threads: int, numba_threads: int | None = None) -> None:
-    """How many threads torch has from now on, if it is imported already, and numba: at most its cores, None = all."""
-    cores = numba.get_num_threads()  # starts them
+    """Set the threads of torch, if it is imported, and of numba, which can't get more than it has; None = keep them."""
+    cores = numba.get_num_threads()  # starts numba's threads
     if numba_threads is not None:
         numba.set_num_threads(min(numba_threads, cores))
     if "torch" in sys.modules:
@@ -25,17 +25,17 @@ def set_threads(torch_threads: int, numba_threads: int | None = None) -> None:
 
 
 def start_threads() -> None:
-    """Start numba's threads, where they haven't been started; torch keeps the number that it has."""
+    """Start numba's threads, unless they have been started. Torch keeps its number of threads."""
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else 1
-    numba.get_num_threads()  # starts them
+    numba.get_num_threads()  # starts numba's threads
     if torch and torch.get_num_threads() != before:
         torch.set_num_threads(before)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within it torch, where it is imported, and BLAS compute with one thread; what they had before comes back."""
+    """Let torch, if it is imported, and BLAS compute with one thread in the block; afterwards as before."""
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else 1
     set_threads(1)

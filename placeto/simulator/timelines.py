@@ -1,6 +1,6 @@
-"""Kernels that read a schedule: who runs where after whom, and when a tensor or a gap would be there.
+"""Kernels that read a schedule: the ops of each device in order of start, and the first of them after a given time.
 
-They are what estimates of a move are made of, in the delta estimates of the local searches and in observations.
+The delta estimates of the local searches use them, and so do observations.
 
 Legend: N ops, S sends, D devices.
 """
@@ -19,9 +19,9 @@ from placeto.simulator.lowering import num_relays
 def timelines(
     flat: FlatProblems, p: int, placement: np.ndarray, record: Record, num_sends: int, ptr: np.ndarray, line: np.ndarray
 ) -> None:
-    """Fill `line` (N,) with the ops that take time by device and start, device d from ``ptr[d]`` to ``ptr[d + 1]``.
+    """Fill `line` (N,) with the ops that take time, by device and start, and `ptr` (D+1,) with each device's offsets.
 
-    Sums of gradients stand where `placement` has them, in the order in which the lowered problem starts them.
+    Sums of gradients are on the device that `placement` has for them, in the order of their starts after lowering.
     """
     num_ops = flat.op_offset[p + 1] - flat.op_offset[p]
     num_devices, time0 = flat.device_offset[p + 1] - flat.device_offset[p], flat.time_offset[p]
@@ -41,9 +41,9 @@ def timelines(
 
 @compiled(nogil=True, inline="always")
 def first_after(start: np.ndarray, line: np.ndarray, first: int, stop: int, cursor: int, ready: float) -> int:
-    """Position in ``line[first:stop]`` of the first op that starts after `ready`, or `stop`.
+    """Return the position, from `first` to `stop`, of the first op in `line` that starts after `ready`, or `stop`.
 
-    `cursor` is where the search begins, as a rule the last answer; it may be wrong.
+    The search begins at `cursor`, such as the last result. Any cursor from `first` to `stop` gives the right result.
     """
     low, high = cursor, stop
     if low > first and start[line[low - 1]] > ready:

@@ -1,4 +1,4 @@
-"""Making placers ready: their kernels are compiled, or loaded, before the clock starts."""
+"""Warming up placers: their kernels are compiled, or loaded, before the clock starts."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from placeto.problem.problem import PlacementProblem, ProblemBatch
 from placeto.simulator.observer import observing
 from placeto.simulator.schedule import simulate, simulate_batch
 
-_SIMULATIONS = 256  # of which some are in batches that are worth several threads
+_SIMULATIONS = 256  # enough for batches that are simulated with several threads
 _READY: WeakKeyDictionary[Callable[..., Any], dict[object, float]] = WeakKeyDictionary()
-"""Placer -> what sort of problem it was made ready for, and with how many simulations."""
+"""Placer -> sort of problem for which it is warm -> simulations of the warm-up; inf = no limit."""
 
 
 def warm_up(
     placer: Callable[..., Any], problem: PlacementProblem, simulations: int | None, seconds: float | None
 ) -> None:
-    """Compile a placer's kernels on a tiny graph, so that the seconds that it then spends on a problem count only work.
+    """Compile a placer's kernels on a tiny graph, so that compiling doesn't take seconds of the placer's budget.
 
     The tiny graph is in micro-batches if the problem's is. `simulations` and `seconds` are the placer's budget. Seconds
-    don't limit the compiling: it would stop half-way. What a placer does only where memory is tight, or with batches
-    worth several threads, is done beside. A placer that is ready already is left alone. Where compiling takes a minute,
-    this is said: on the command line as a note, else as a warning of the logger "placeto".
+    don't limit the warm-up, which would stop half-way. Kernels that a placer calls only if memory is short, or with
+    large batches, are called in addition. A placer that is warm already isn't called again. If kernels are compiled,
+    which may take a minute, users get a note on the command line, else a warning of the logger "placeto".
     """
     if seconds is not None:
         simulations = _SIMULATIONS if simulations is None else simulations
@@ -61,7 +61,7 @@ def warm_up(
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Within it who uses the package from Python hears that something is compiled; the command line tells by itself."""
+    """Log a warning if the block compiles something, except on the command line, which has a note of its own."""
     if terminal.tells_of_compiling:
         yield
         return
@@ -75,7 +75,7 @@ def _told() -> Iterator[None]:
 
 
 def _tiny(cluster: Cluster, several: bool) -> PlacementProblem:
-    of = {"module": "m", "flops": 1e6, "outputs": [4]}  # ops of modules are grouped by kernels
+    of = {"module": "m", "flops": 1e6, "outputs": [4]}  # with modules, since kernels group such ops
     head = {"name": "m/a", **of}
     tail = [{"name": f"m/{name}", "inputs": [["m/a", 0]], **of} for name in "bcd"]
     if several:

@@ -1,4 +1,4 @@
-"""The cluster: devices, the links between them, and which of them belong together.
+"""The cluster: devices, the links between them, and the parts of it that belong together.
 
 Input: files, presets and topologies. Output: a checked `Cluster`. Nothing here depends on graphs.
 """

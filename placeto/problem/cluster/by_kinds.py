@@ -1,7 +1,7 @@
-"""Clusters that are named by how many boards of which kind one host has, such as 4xrtx3090 or 2xh100+1xl4.
+"""Clusters whose names say how many boards of which kind one host has, such as 4xrtx3090 or 2xh100+1xl4.
 
-Links are assumed. Boards of one kind have those of a preset of this kind. Between two kinds is a PCIe slot, the slower
-one of the two.
+Links are assumed. Boards of one kind have the links of a preset of this kind. Transfers between two kinds have the
+lower bandwidth and the longer latency of the PCIe slots of both.
 
 Legend: D devices.
 """
@@ -26,7 +26,7 @@ from placeto.problem.cluster.presets import (
 from placeto.problem.cluster.topology import ClusterError
 
 MOST = 8
-"""Boards of a host."""
+"""Most boards of a host."""
 _HOW = "write a cluster file, from a preset by `placeto cluster 4xv100 -o mine.json` or from what nvidia-smi prints"
 _DESKTOP = PCIE4 / 2, SOCKETS_LATENCY_US
 _SLOTS = {  # kind -> bytes/s and microseconds of its slot, as in the presets of boards without NVLink
@@ -36,14 +36,14 @@ _SLOTS = {  # kind -> bytes/s and microseconds of its slot, as in the presets of
     **dict.fromkeys(("h100", "h200", "b200"), (PCIE5, PCIE_LATENCY_US)),
 }
 KINDS = ("k80", *_SLOTS)
-"""Kinds of boards of which such names may be made."""
+"""Kinds of boards that such names may have."""
 
 
 def of_kinds(name: str) -> tuple[Cluster, str] | None:
-    """The cluster that a name such as 4xrtx3090 stands for, and a sentence on its links; None for another name.
+    """Return the cluster of a name such as 4xrtx3090, and a sentence for users on its links; None for other names.
 
     Raises:
-        ClusterError: there is no preset with which the links of so many boards could be assumed.
+        ClusterError: the name has more than 8 boards, or no preset says how that many boards of a kind are linked.
     """
     parts = [re.fullmatch(r"(\d+)x(.+)", part) for part in name.split("+")]
     counts = [(int(part[1]), part[2]) for part in parts if part is not None and part[2] in _SLOTS and int(part[1])]
@@ -76,12 +76,16 @@ def of_kinds(name: str) -> tuple[Cluster, str] | None:
 
 
 def _boards(name: str, count: int, kind: str) -> Cluster:
-    """So many boards of a kind, with the name of the preset whose links they have."""
+    """A cluster of `count` boards of a kind, with the name of the preset whose links it has.
+
+    Raises:
+        ClusterError: no preset says how that many boards are linked; the message begins with `name`.
+    """
     alike = sorted(
         (cluster for cluster in (make() for make in CLUSTERS.values()) if _is_host_of(cluster, kind)),
         key=lambda cluster: len(cluster.devices),
     )
-    if not alike:  # only in a preset with another kind
+    if not alike:  # only a preset with other kinds has boards of this kind
         alike = [next(c for c in (make() for make in CLUSTERS.values()) if any(d.kind == kind for d in c.devices))]
     preset = next((cluster for cluster in alike if len(cluster.devices) >= count), alike[-1])
     size = len(preset.devices)
@@ -99,5 +103,5 @@ def _boards(name: str, count: int, kind: str) -> Cluster:
 
 
 def _is_host_of(cluster: Cluster, kind: str) -> bool:
-    """Whether a preset is of boards of this kind, on one host."""
+    """Whether a preset has boards of this kind alone, on one host."""
     return {device.kind for device in cluster.devices} == {kind} and not cluster.shared_links

@@ -35,7 +35,7 @@ FORMAT = "placeto.cluster/1"
 TRANSFERS = ("unicast", "broadcast")
 LINKS = ("egress", "pair", "free")
 STATIC_ORDERS = ("priority", "earlier-0.02", "earlier-0.05", "earlier-0.2", "1f1b")
-"""Dispatches by a static order of all ops: see `placeto.problem.dispatch`."""
+"""Dispatches that follow a static order of all ops: see `placeto.problem.dispatch`."""
 DISPATCHES = ("fifo", "list", *STATIC_ORDERS)
 BYTES_PER_US = 1e6  # 1 byte/us = 1e6 bytes/s
 
@@ -53,7 +53,7 @@ def _memory(value: Any, key: str, error: type[ValueError]) -> int:
 
 
 def _flops(value: Any, key: str, error: type[ValueError]) -> float | dict[str, float]:
-    """One peak for all dtypes, or an object with one for each, float32's at least."""
+    """Check peaks: one number for all dtypes, or an object with a peak for each dtype, at least for float32."""
     rate = number(above=0.0)
     if not isinstance(value, Mapping):
         return float(rate(value, key, error))
@@ -83,16 +83,16 @@ PRICE = optional(number())
 
 @dataclass(frozen=True)
 class Device:
-    """One device: how fast it computes and reads memory, and how much it holds.
+    """One device: how fast it computes and accesses memory, and how much memory it has.
 
     Raises:
-        ClusterError: a number is not finite or not above 0 (the overhead may be 0), or the memory is no whole number of
-            bytes; the message names device and field.
+        ClusterError: a number is not finite or not above 0 (the overhead may be 0), the memory is no whole number of
+            bytes, or `flops` has no peak of float32; the message names device and field.
     """
 
     name: str
     kind: str  # devices of one kind share measured op times
-    flops: float | Mapping[str, float]  # peak FLOP/s: of all dtypes, or by dtype
+    flops: float | Mapping[str, float]  # peak FLOP/s: one number for all dtypes, or dtype -> peak
     memory_bandwidth: float  # bytes/s
     memory: int  # bytes
     overhead_us: float = 0.0  # the device stays busy for this long after each op of non-zero cost
@@ -104,34 +104,34 @@ class Device:
         if isinstance(self.flops, Mapping):
             object.__setattr__(self, "flops", values["flops"])
         for key in ("flops", "memory_bandwidth", "overhead_us"):
-            if isinstance(getattr(self, key), np.generic):  # which the hash and files can't write
+            if isinstance(getattr(self, key), np.generic):  # json can't write numbers of numpy, for the hash and files
                 object.__setattr__(self, key, getattr(self, key).item())
 
     def __hash__(self) -> int:
         return hash((self.name, self.kind, self.memory, self.memory_bandwidth))
 
     def peak(self, dtype: str = dtypes.DEFAULT) -> float:
-        """FLOP/s in a dtype, or in the next of its kin that has a peak."""
+        """Peak FLOP/s in a dtype, or in the next similar dtype that has a peak: see `placeto.problem.dtypes.peak`."""
         return dtypes.peak(self.flops, dtype)
 
 
 @dataclass(frozen=True)
 class SharedLink:
-    """What the transfers from some devices to some others cross together: a switch, a bridge, a network card one way.
+    """A link that transfers from some devices to some others share: one way of a switch, a bridge or a network card.
 
-    A transfer goes on when all that it crosses are free, and keeps each busy for ``bytes / bandwidth``; those that
-    wait are served in the order in which they asked. `senders` and `receivers` are names of devices; a transfer
-    between two that stand on one side only does not cross the link.
+    A transfer starts when all shared links that it crosses are free, and keeps each of them busy for
+    ``bytes / bandwidth``. Waiting transfers are served in the order in which they began to wait. A transfer crosses the
+    link if it goes from a device of `senders` to another device, which is one of `receivers`.
     """
 
     name: str
     bandwidth: float  # bytes/us
-    senders: tuple[str, ...]
-    receivers: tuple[str, ...]
+    senders: tuple[str, ...]  # names of devices
+    receivers: tuple[str, ...]  # names of devices
 
 
 def crossings(cluster: Cluster) -> list[np.ndarray]:
-    """For each shared link, which transfers cross it: (D, D) bool, from row to column."""
+    """Return, for each shared link, which transfers cross it: (D, D) bool, from row to column."""
     names = np.array(cluster.device_names)
     masks = []
     for link in cluster.shared_links:
@@ -146,26 +146,27 @@ class Cluster:
     """Devices and the links between them.
 
     A transfer from device s to device d takes ``latency_us[s, d] + bytes / bandwidth[s, d]``. With "egress"
-    links each device sends one tensor after the other, with "pair" links one to each destination at a time.
-    "free" links let each tensor leave at once, whatever else is on its way: the model of the scheduling literature.
-    With "unicast" transfers a tensor is sent once per destination device, with "broadcast" once for all, in the
-    time of the slowest destination; over pair and free links the two are the same. Shared links are network cards and
-    switches that the transfers of several devices cross: see `SharedLink`. The diagonals mean nothing: they are set
-    to infinite bandwidth and no latency.
+    links, each device sends one tensor after the other. With "pair" links, it sends one at a time to each destination.
+    With "free" links, no tensor waits for others: this is the model of the scheduling literature. With "unicast"
+    transfers, a tensor is sent once for each destination device. With "broadcast", it is sent once for all of them, in
+    the time of the slowest destination; over pair and free links the two are the same. Shared links are network cards
+    and switches that the transfers of several devices cross: see `SharedLink`. A bandwidth above that of a shared link
+    on the way is lowered to it. The diagonals have no meaning: they are set to infinite bandwidth and no latency.
 
     Raises:
-        ClusterError: no device, duplicate names, a matrix that is not (D, D), a number out of range, an unknown mode,
-            a shared link of devices that aren't there, or with broadcast or free links.
+        ClusterError: no device or more than 4096, duplicate names, a matrix that is not (D, D), a number out of range,
+            an unknown mode, shared links of unknown devices or together with free links or with broadcast over egress
+            links, or hosts that aren't numbered from 0 on.
     """
 
     name: str
     devices: tuple[Device, ...]  # (D,)
     bandwidth: np.ndarray  # (D, D) float64, bytes/us, from row to column
-    latency_us: np.ndarray  # (D, D) float64
+    latency_us: np.ndarray  # (D, D) float64, from row to column
     transfers: str = "unicast"  # "unicast" | "broadcast"
     link: str = "egress"  # "egress" | "pair" | "free"
     link_gap_us: float = 0.0  # a link stays busy for this long after each delivery
-    dispatch: str = "priority"  # of problems on it, where they don't say: see `placeto.problem.dispatch`
+    dispatch: str = "priority"  # default of problems on this cluster: see `placeto.problem.dispatch`
     shared_links: tuple[SharedLink, ...] = ()
     price_per_hour: float | None = None  # of all devices together, in any currency; no part of the hash
     hosts: tuple[int, ...] = ()  # (D,) number of the host that each device is in, from 0 on; () = all in one
@@ -243,10 +244,10 @@ class Cluster:
         link_gap_us: float = 0.0,
         dispatch: str = "priority",
     ) -> Cluster:
-        """A cluster whose matrices follow from hosts and islands; see `placeto.problem.cluster.topology`.
+        """Make a cluster whose matrices follow from hosts and islands: see `placeto.problem.cluster.topology`.
 
         Raises:
-            ClusterError: the topology holds another number of devices, or any of the above.
+            ClusterError: the topology is for another number of devices, or as for the class.
         """
         bandwidth, latency_us = topology.matrices(len(devices))
         names, shared = [device.name for device in devices], []
@@ -272,7 +273,7 @@ class Cluster:
         return f"Cluster({self.name!r}, {kinds}, memory {format_bytes(int(self.memory.sum()))})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles by the fields alone, so that the arrays come back read-only."""
+        """Pickle the fields alone, so that the arrays come back read-only."""
         return Cluster, tuple(getattr(self, field.name) for field in fields(self))
 
     @property
@@ -308,7 +309,7 @@ class Cluster:
 
     @cached_property
     def paths(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which shared links each pair's transfers cross: offsets (D*D+1,) into the links' numbers, pairs row-major."""
+        """Shared links that each pair's transfers cross: offsets (D*D+1,) of the pairs, row-major, and link numbers."""
         crossed = np.array([pairs.ravel() for pairs in crossings(self)], bool).reshape(-1, self.num_devices**2)
         pairs, links = np.nonzero(crossed.T)
         ptr = np.searchsorted(pairs, np.arange(self.num_devices**2 + 1))
@@ -316,21 +317,21 @@ class Cluster:
 
     @cached_property
     def memory(self) -> np.ndarray:
-        """(D,) int64, bytes."""
+        """(D,) int64, bytes of each device's memory."""
         return frozen(np.array([device.memory for device in self.devices], np.int64))
 
     @cached_property
     def overhead_us(self) -> np.ndarray:
-        """(D,) float64, microseconds a device stays busy after each op of non-zero cost."""
+        """(D,) float64, microseconds that each device stays busy after each op of non-zero cost."""
         return frozen(np.array([device.overhead_us for device in self.devices], np.float64))
 
     @cached_property
     def device_rank(self) -> np.ndarray:
-        """(D,) int64, rank of each device name in string order: the simulator's tie-break."""
+        """(D,) int64, rank of each device name in string order, by which the simulator breaks ties."""
         return frozen(np.argsort(sorted(range(self.num_devices), key=self.device_names.__getitem__)))
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """The array itself, which nobody can write to any more."""
+    """Make an array read-only, and return it."""
     array.setflags(write=False)
     return array

@@ -1,4 +1,4 @@
-"""Cluster files: reading, writing, and presets by name; `topology` beside it has the compact form of links.
+"""Reading and writing cluster files, and presets by name. The module `topology` has the compact form of links.
 
 Legend: D devices.
 """
@@ -70,7 +70,7 @@ _CLUSTER = LINK_FIELDS | {
     "hosts": Field(items(integer(0, MOST_DEVICES), "a host"), ()),
 }
 _LEAST = 1e6
-_UNITS = {  # what numbers of a file are in, and what they look like
+_UNITS = {  # number of a file -> its unit, and an example
     "flops": ("FLOP/s", "15.7e12"),
     "memory_bandwidth": ("bytes/s", "900e9"),
     "memory": ("bytes", "16e9"),
@@ -80,13 +80,13 @@ _MATRICES = ("bandwidth", "latency_us")
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:
-    """The preset of that name, or the cluster in a file (``.json``, ``.json.gz``; format "placeto.cluster/1").
+    """Return the preset of a name, or the cluster in a file (``.json``, ``.json.gz``; format "placeto.cluster/1").
 
-    A name such as 4xrtx3090 or 2xh100+1xl4 stands for boards of one host, with assumed links: see `by_kinds`.
+    A name such as 4xrtx3090 or 2xh100+1xl4 gives boards of one host, with assumed links: see `by_kinds`.
 
     Raises:
-        ClusterError: there is no preset and no file of that name, or the file is no cluster file; the message names
-            file and field.
+        ClusterError: there is no preset and no file of this name, or the file is no cluster file; the message names
+            the name, or the file and the field.
         OSError: the file can't be read.
     """
     if not isinstance(name_or_path, str | PathLike):
@@ -144,7 +144,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
         document["hosts"] = list(cluster.hosts)
     if cluster.price_per_hour is not None:
         document["price_per_hour"] = cluster.price_per_hour
-    if cluster.shared_links:  # their latency is in that of the pairs
+    if cluster.shared_links:  # the latencies of the pairs include theirs
         document["shared_links"] = [
             {
                 "name": link.name,
@@ -158,7 +158,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
 
 
 def _bytes_per_second(bytes_per_us: float) -> float:
-    """The file value that loads as `bytes_per_us` exactly: the product, or a neighbour of it."""
+    """Return the bytes/s of a file that load as exactly `bytes_per_us`: the product, or the float next to it."""
     value = bytes_per_us * BYTES_PER_US
     for candidate in (value, math.nextafter(value, 0), math.nextafter(value, math.inf)):
         if candidate / BYTES_PER_US == bytes_per_us:
@@ -193,7 +193,7 @@ def _from_document(document: Any, default_name: str) -> Cluster:
 
 
 def _refuse_implausible(key: str, value: float) -> None:
-    """Raise an error for a number that no machine has; most often its exponent was forgotten."""
+    """Raise a ClusterError for a number too small for any machine; mostly its exponent was forgotten."""
     if value < _LEAST:
         unit, example = _UNITS[key]
         raise ClusterError(
@@ -202,7 +202,7 @@ def _refuse_implausible(key: str, value: float) -> None:
 
 
 def _devices(records: list[dict[str, Any]]) -> tuple[Device, ...]:
-    """The devices of all records: one each, or `count` alike, named "name:0", "name:1"..."""
+    """Make the devices of all records: one of each, or `count` alike ones, named "name:0", "name:1"..."""
     devices: list[Device] = []
     for position, record in enumerate(records):
         with within(ClusterError, "device", record.get("name", position)):
@@ -216,7 +216,7 @@ def _devices(records: list[dict[str, Any]]) -> tuple[Device, ...]:
 
 
 def _links(document: dict[str, Any], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bandwidth in bytes/s and latency of a file, each (D, D)."""
+    """Return the bandwidth in bytes/s and the latency in microseconds of a file, each (D, D)."""
     if "bandwidth" not in document:
         raise ClusterError("bandwidth is missing (or topology in its place)")
     latency_us = _matrix(document.get("latency_us", 0.0), "latency_us", size)
@@ -224,7 +224,7 @@ def _links(document: dict[str, Any], size: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def _shared_links(records: list[Any], devices: tuple[Device, ...], latency_us: np.ndarray) -> tuple[SharedLink, ...]:
-    """The shared links of a file; their latency is added to that of the pairs (D, D) that cross them."""
+    """Make the shared links of a file. Their latency is added to `latency_us` (D, D) of the pairs that cross them."""
     if not isinstance(records, list | tuple):
         raise ClusterError(f"shared_links must be a list of objects, not {quote(records)}")
     names, links = [device.name for device in devices], []
@@ -239,7 +239,7 @@ def _shared_links(records: list[Any], devices: tuple[Device, ...], latency_us: n
 
 
 def _matrix(value: Any, key: str, size: int) -> np.ndarray:
-    """(D, D) float64 from nested lists, or from one number for all pairs; what stands on the diagonal is ignored."""
+    """(D, D) float64 from nested lists, or from one number for all pairs; the diagonal of lists is ignored."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return np.full((size, size), float(value))
     if not isinstance(value, list) or any(not isinstance(row, list) or len(row) != size for row in value):

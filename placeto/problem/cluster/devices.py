@@ -1,4 +1,4 @@
-"""Devices that have a name, with the sources of their numbers.
+"""The devices of presets, with the sources of their numbers.
 
 Peaks by dtype without sparsity, memory bandwidths and memories are the vendors' datasheet values, of tensor cores
 where there are any; 16-bit products add up in 32 bits. bfloat16 has float16's peak, although GPUs before Ampere would
@@ -15,8 +15,8 @@ K80 = Device("k80", "k80", 4.1e12, memory_bandwidth=240e9, memory=12 * 10**9, ov
 
 
 def _gpu(kind: str, bandwidth: float, gigabytes: int, overhead_us: float, **peaks: float) -> Device:
-    """A GPU; peaks in TFLOP/s."""
-    flops = {dtype: float(f"{peak!r}e12") for dtype, peak in peaks.items()}  # the very number that a file would have
+    """A GPU, from bytes/s of memory bandwidth, gigabytes of memory, microseconds of overhead, and peaks in TFLOP/s."""
+    flops = {dtype: float(f"{peak!r}e12") for dtype, peak in peaks.items()}  # exactly the number that a file would have
     return Device(kind, kind, flops, memory_bandwidth=bandwidth, memory=gigabytes * 10**9, overhead_us=overhead_us)
 
 
@@ -49,7 +49,7 @@ B200 = _gpu(
     "b200", 8000e9, 180, 4.0, float64=37, float32=75, tf32=1125, float16=2250, float8=4500, int8=4500
 )  # fmt: skip
 NVIDIA = {gpu.kind: gpu for gpu in (K80, P100, V100, T4, A10, A100, A100_40GB, L4, RTX3090, RTX4090, H100, H200, B200)}
-"""Kind -> GPU."""
+"""Kind -> GPU of NVIDIA."""
 
 # Apple Mac Studio technical specifications, 2023: M2 Ultra with 76 GPU cores (128 fp32 lanes each at 1.4 GHz) and
 # 192 GB that the CPU shares, of which Metal gives the GPU three quarters by default.

@@ -1,4 +1,4 @@
-"""The clusters that have a name, with the sources of their numbers.
+"""The clusters that have a name (presets), with the sources of their numbers.
 
 Legend: D devices.
 """
@@ -66,7 +66,10 @@ def _cluster(
     link_gap_us: float = 0.0,
     dispatch: str = "priority",
 ) -> Cluster:
-    """A preset: devices named "gpu:0"... (or "cpu:0"...) in order; bandwidth in bytes/s, one number or (D, D)."""
+    """A preset with devices named "gpu:0"... (or "cpu:0"...) in order.
+
+    `bandwidth` in bytes/s and `latency_us` are one number or (D, D).
+    """
     named = named_devices(devices)
     size = (len(named), len(named))
     matrix = np.broadcast_to(bandwidth, size) / 1e6  # bytes/us
@@ -74,7 +77,7 @@ def _cluster(
 
 
 def named_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Devices with the names "gpu:0"... (or "cpu:0"...), in order."""
+    """Return copies of devices with the names "gpu:0"... (or "cpu:0"...), in order."""
     named: list[Device] = []
     for device in devices:
         prefix = "cpu" if device.kind.startswith("cpu") else "gpu"
@@ -84,12 +87,12 @@ def named_devices(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def k80s(name: str, count: int) -> Cluster:
-    """The published Placeto simulator: 7600 bytes/us, and 25 us of link time after each delivery."""
+    """K80s linked as in the published Placeto simulator: 7600 bytes/us, and 25 us of link time after each delivery."""
     return _cluster(name, [K80] * count, 7.6e9, 0.0, "broadcast", "egress", 25.0, "fifo")
 
 
 def _dgx1(name: str, count: int) -> Cluster:
-    """The first GPUs of a DGX-1: NVLink where there is one, PCIe and the sockets' link elsewhere."""
+    """The first `count` GPUs of a DGX-1: NVLink between pairs that have one, else PCIe and the link of the sockets."""
     links = _DGX1_LINKS[:count, :count]
     bandwidth = np.where(links > 0, links * NVLINK2, SOCKETS)
     latency_us = np.where(links > 0, LATENCY_US, SOCKETS_LATENCY_US)
@@ -104,7 +107,7 @@ def _mixed(name: str) -> Cluster:
 
 
 def _hosts(name: str, device: Device, topology: Topology) -> Cluster:
-    """Alike devices on several hosts, whose network cards they share."""
+    """Devices of one kind on several hosts, whose network cards they share."""
     return Cluster.from_topology(name, named_devices([device] * topology.num_devices), topology)
 
 
@@ -117,9 +120,10 @@ _2X4XV100 = Topology(
 
 
 def _dgx_h100(hosts: int) -> Topology:
-    """NVSwitch within (as in 8xh100), and a ConnectX-7 with 400 Gb/s of InfiniBand for each GPU (DGX H100 datasheet).
+    """NVSwitch in each host (as in 8xh100), and a ConnectX-7 with 400 Gb/s of InfiniBand for each GPU.
 
-    That is 50e9 bytes/s on paper. The share of it that transfers get, and the latency, are estimates.
+    The latter is 50e9 bytes/s on paper (DGX H100 datasheet). The share of it that transfers get, and the latency, are
+    estimates.
     """
     return Topology(((8,),) * hosts, island=Link(380e9, 8.0), network=Link(45e9, 15.0), card=Link(45e9), cards=8)
 

@@ -10,14 +10,15 @@ from scipy.sparse.csgraph import connected_components
 
 from placeto.problem.cluster.cluster import Cluster
 
-_STEP = 1.5  # links that are so much faster than others make a level of their own
+_STEP = 1.5  # links that are faster than all slower ones by this factor make a level of their own
 
 
 def subclusters(cluster: Cluster) -> list[tuple[int, ...]]:
-    """Devices that are closer to each other than to the rest, such as hosts, or of one kind: sorted numbers, 2 to D-1.
+    """Return sets of 2 to D-1 devices with faster links to each other than to the rest, and sets of one kind.
 
-    Of several parts that the links make there are the fastest, the two fastest together, four, and so on. The most
-    natural parts come first: those of the fastest links, then kinds.
+    The numbers of the devices in a set are sorted. If fast links divide the devices into several parts, the sets are
+    the part with the most FLOP/s, the first two parts together, the first four, and so on. Sets with the fastest links
+    come first, kinds come last.
 
     >>> from placeto import load_cluster
     >>> subclusters(load_cluster("2x4xv100")), subclusters(load_cluster("4xv100"))
@@ -42,7 +43,9 @@ def subclusters(cluster: Cluster) -> list[tuple[int, ...]]:
 
 
 def halves(cluster: Cluster) -> list[tuple[int, ...]]:
-    """The first half of a cluster's devices, a quarter, and so on down to two; those of `subclusters` likewise.
+    """Return the first half of a cluster's devices, the first quarter, and so on down to two, and those of its parts.
+
+    The parts are those of `subclusters`, which aren't in the result themselves.
 
     >>> from placeto import load_cluster
     >>> halves(load_cluster("8xh100"))
@@ -59,6 +62,6 @@ def halves(cluster: Cluster) -> list[tuple[int, ...]]:
 
 
 def _levels(bandwidth: np.ndarray) -> list[float]:
-    """The least bandwidth of links at each level of speed but the slowest, the fastest level first."""
+    """Return the least bandwidth of the links of each level of speed except the slowest, the fastest level first."""
     speeds = np.unique(bandwidth[np.isfinite(bandwidth)])
     return speeds[1:][speeds[1:] >= _STEP * speeds[:-1]][::-1].tolist()

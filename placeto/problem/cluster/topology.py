@@ -9,16 +9,16 @@ four GPUs, all four of a host joined by NVLink, with 25 Gb/s between the hosts:
 
 `hosts` has one list per host: the sizes of its islands, filled with the devices in their order. ``[[2, 2]]`` is one
 host with two pairs, ``[[1, 1, 1, 1]]`` one with four devices on PCIe alone. `island`, `host` and `network` are the
-links within an island, between islands of one host, and between hosts; those that join no two may be left out.
+links within an island, between islands of one host, and between hosts; links that no two devices need may be left out.
 
-Each pair of devices has the link of the closest level that joins it, but what several pairs share, all their transfers
-cross together (optional; each way by itself): `switch` is an island's way out, such as a PCIe switch, `bridge` leads
-from an island to the others of its host, and `card` is a host's network card, or each of its `cards`, to which its
-devices belong in turn:
+Each pair of devices has the link of the closest level that joins it. Transfers of several pairs may also cross shared
+links, which are optional, and separate for each direction. `switch` is an island's way out, such as a PCIe switch.
+`bridge` leads from an island to the others of its host. `card` is a host's network card; with several `cards`, each
+device of the host belongs to one of them, in turn:
 
     "card": {"bandwidth": 2.9e9}, "cards": 1
 
-Their latency comes on top of the pair's.
+The latency of a shared link is added to that of the pair.
 
 Legend: D devices.
 """
@@ -34,7 +34,7 @@ from placeto.problem.fields import Field, anything, integer, number, quote, read
 
 LEVELS = {"island": "two devices share an island", "host": "a host has two islands", "network": "there are two hosts"}
 MOST_DEVICES = 4096
-"""Of a cluster; its matrices have the square of it."""
+"""Most devices of a cluster; its matrices have the square of this number of entries."""
 
 
 class ClusterError(ValueError):
@@ -43,7 +43,7 @@ class ClusterError(ValueError):
 
 @dataclass(frozen=True)
 class Link:
-    """What a transfer over one level of the topology takes: ``latency_us + bytes / bandwidth``.
+    """The link of one level of the topology. A transfer over it takes ``latency_us + bytes / bandwidth``.
 
     Raises:
         ClusterError: a number is not finite, bandwidth is not positive, or latency is negative.
@@ -81,10 +81,10 @@ class Topology:
     island: Link | None = None  # within an island, e.g. NVLink
     host: Link | None = None  # between islands of one host, e.g. PCIe
     network: Link | None = None  # between hosts
-    switch: Link | None = None  # shared: what leaves or enters an island
-    bridge: Link | None = None  # shared: what goes from an island to the others of its host
-    card: Link | None = None  # shared: what leaves or enters a host over one of its cards
-    cards: int = 1  # network cards of a host
+    switch: Link | None = None  # shared by transfers that leave an island, and by those that enter it
+    bridge: Link | None = None  # shared by transfers from an island to the others of its host
+    card: Link | None = None  # shared by transfers that leave a host over one of its cards, and by those that enter it
+    cards: int = 1  # number of network cards of each host
 
     def __post_init__(self) -> None:
         if not _is_list(self.hosts) or not self.hosts:
@@ -123,7 +123,7 @@ class Topology:
         [[0.0, 10.0, 30.0], [10.0, 0.0, 30.0], [30.0, 30.0, 0.0]]
 
         Raises:
-            ClusterError: the islands hold more or fewer devices.
+            ClusterError: the islands have more or fewer devices.
         """
         if self.num_devices != num_devices:
             raise ClusterError(f"topology: hosts has room for {self.num_devices} devices, but there are {num_devices}")
@@ -137,7 +137,7 @@ class Topology:
         return bandwidth, latency_us
 
     def shared(self) -> list[tuple[str, Link, np.ndarray, np.ndarray]]:
-        """What transfers share: name, link, and the numbers of its senders and of its receivers."""
+        """Return the shared links: name, link, and numbers of the devices that send and that receive over it."""
         host, island = self._where()
         found: list[tuple[str, Link, np.ndarray, np.ndarray]] = []
 
@@ -158,17 +158,17 @@ class Topology:
         return found
 
     def _where(self) -> tuple[np.ndarray, np.ndarray]:
-        """(D,) host, and (D,) island, of each device."""
+        """Return the number of each device's host (D,), and of its island (D,)."""
         host = np.repeat(np.arange(len(self.hosts)), [sum(sizes) for sizes in self.hosts])
         islands = [size for sizes in self.hosts for size in sizes]
         return host, np.repeat(np.arange(len(islands)), islands)
 
 
 def topology_from_document(value: Any) -> Topology:
-    """The topology of a cluster file.
+    """Make the topology from the object of a cluster file.
 
     Raises:
-        ClusterError: it breaks a rule of the format; the message names the field.
+        ClusterError: the object breaks a rule of the format; the message names the field.
     """
     with within(ClusterError, "topology"):
         values = read_fields(value, _TOPOLOGY, ClusterError)

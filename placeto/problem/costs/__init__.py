@@ -1,6 +1,6 @@
-"""Cost models: how long each op takes on each device, by a datasheet, by a table of efficiencies, or measured.
+"""Cost models: how long each op takes on each device, by datasheets, by a table of efficiencies, or as measured.
 
-Input: names and files. Output: objects with `op_time_us`. A new cost model is a file of its own here.
+Input: names and files. Output: objects with `op_time_us`. A new cost model is a new file in this folder.
 """
 
 from placeto.problem.costs.cost_files import NAMES, load_costs

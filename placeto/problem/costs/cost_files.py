@@ -16,14 +16,17 @@ _FORMATS: dict[str, Callable[[str | Path], CostModel]] = {
     efficiency.FORMAT: efficiency.load_efficiency,
     profiled.FORMAT: profiled.load_profiled,
 }
-"""Of a file of costs: the function that reads it."""
+"""Format of a file of costs -> the function that reads it."""
 
 
 def load_costs(name_or_path: str | Path) -> CostModel:
-    """A cost model by name, or from a file (``.json``, ``.json.gz``) of one of the formats above.
+    """Return a cost model by name, "efficiency" or "roofline", or from a file (``.json``, ``.json.gz``).
+
+    Files have the format "placeto.efficiency/1" or "placeto.costs/1".
 
     Raises:
-        CostsError: no such name, or not such a file; the message says what would be valid.
+        CostsError: there is no cost model of this name, or no file of these formats; the message says what would be
+            valid.
         OSError: the file can't be read.
     """
     if not isinstance(name_or_path, str | PathLike):

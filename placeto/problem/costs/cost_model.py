@@ -1,6 +1,6 @@
 """Cost models: how long each op takes on each device.
 
-A cost model is a frozen object with `op_time_us` and a `name`; it is part of a problem's identity.
+A cost model is a frozen object with `op_time_us` and a `name`. The name is part of a problem's hash.
 
 Legend: N ops, D devices.
 """
@@ -20,18 +20,21 @@ class CostsError(ValueError):
 
 
 class CostModel(Protocol):
-    """What a problem needs of a cost model; equal ones are the same to it."""
+    """What a problem uses of a cost model: a name and the times of ops."""
 
     @property
     def name(self) -> str:
-        """What tells it from others, with all that decides its times: part of keys of kept results."""
+        """A text that differs for models with other times: it is part of the keys under which results are kept."""
 
     def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
-        """(N, D) float64, microseconds; what is not finite is refused by the problem."""
+        """(N, D) float64, microseconds. `PlacementProblem` refuses times that aren't finite."""
 
 
 def with_measured(time_us: np.ndarray, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
-    """(N, D) the times, but those that the graph gives where it does: of a device's kind, else of all kinds ("*")."""
+    """(N, D) a copy of the times, with the graph's measured times in their place where it has them.
+
+    A time that was measured on the device's kind comes before one for all kinds ("*").
+    """
     time_us = time_us.copy()
     for column, device in enumerate(cluster.devices):
         for kind in ("*", device.kind):

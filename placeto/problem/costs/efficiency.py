@@ -1,15 +1,16 @@
-"""Op times from what devices make of their datasheets: the default cost model.
+"""Op times from the shares of their datasheets' speeds that devices reached in measurements: the default cost model.
 
 time = fixed + max(flops / (peak of the dtype * compute * r^slope), bytes / (memory bandwidth * memory)), where r is the
-ratio of the two terms at full speed: what reuses more of what it reads computes better, as large matrices do. The
-factors of each kind of op on each device stand in a table, ``efficiency.json``, which `experiments.fit_efficiency`
-makes from measured ops. A kind that was not measured on a device has the mean over others; one that was not measured
-in a dtype, that of the plainer kind that it computes as. The K80, CPUs, and kinds measured nowhere have roofline over
-one constant. The overhead that a device has after each op is part of `fixed`, and taken off it, so that it isn't
-counted twice.
+ratio of the two terms at full speed. Ops that reuse more of what they read, such as products of large matrices, reach a
+larger share of the peak. The factors of each kind of op on each device are in a table, ``efficiency.json``, which
+`experiments.fit_efficiency` makes from measured ops. A kind of op that was not measured on a device has the mean of
+other devices. A kind that was not measured in a dtype has the factors of the plainer kind that it computes as. On the
+K80 and on CPUs, and for kinds that were measured nowhere, the time is the roofline's, divided by a constant. `fixed`
+was measured with the overhead that a device has after each op. This overhead is subtracted, so that it isn't counted
+twice.
 
-What a GPU does otherwise than the captured ops say: dropout is one kernel each way, and convolutions on tensor cores
-copy tensors whose channels aren't innermost.
+A GPU differs from the captured ops in two ways: it computes a dropout in one kernel in each direction, and convolutions
+on tensor cores copy tensors whose channels aren't the innermost dimension.
 
 Legend: N ops, D devices.
 """
@@ -49,7 +50,7 @@ from placeto.problem.graph.labels import CHANNELS_LAST
 
 FORMAT = "placeto.efficiency/1"
 ANY = "*"
-"""In place of a device: the mean over those measured. In place of a dtype: all that have no entry of their own."""
+"""In place of a device: the mean of all measured devices. In place of a dtype: all dtypes without their own entry."""
 KINDS = {
     "convolution": r"(_|cudnn_|mkldnn_)?convolution|(fused|qlinear|deform|nhwc|nhwcfused)?conv|conv\d?d|"
     r"conv(transpose|integer)",
@@ -68,15 +69,15 @@ KINDS = {
     "gather": r"embedding\w*|index\w*|_?unsafe_index\w*|gather\w*|scatter\w*|nll_loss\w*",
     "elementwise": r"\w+",
 }
-"""Kinds of ops, by the last part of their type in torch, or in ONNX; the first that matches holds."""
+"""Kind of ops -> pattern of the last part of their type in torch or ONNX. The first kind that matches is taken."""
 _TWO_WAYS = ("convolution", "batch_norm", "layer_norm", "softmax", "max_pool", "avg_pool")
-"""Kinds whose backward pass is a kind of its own; others go both ways alike, as far as data show."""
+"""Kinds whose backward pass is a kind of its own. As far as data show, the others are alike in both directions."""
 _LONGEST_TYPE = 200  # characters
 _NAMESPACES = ("aten.", "graphs.", "prims.", "optimizer.", "onnx.")
 
 
 def op_kind(op_type: str, kernel: str = "") -> str:
-    """The kind of an op by its type, and by its kernel where it is a convolution; "" is an unknown one.
+    """Return the kind of an op by its type, and for convolutions by its kernel; "" if the kind is unknown.
 
     >>> op_kind("aten.convolution_backward", "depthwise"), op_kind("aten.addmm"), op_kind("aten.relu"), op_kind("mine")
     ('depthwise_convolution_backward', 'matmul', 'elementwise', '')
@@ -95,18 +96,18 @@ def op_kind(op_type: str, kernel: str = "") -> str:
 
 
 class Factors(NamedTuple):
-    """What a kind of ops makes of a device."""
+    """How fast ops of one kind are on a device."""
 
-    compute: float  # of the peak
-    memory: float  # of the memory bandwidth
-    fixed_us: float  # of each op, the device's own overhead included
-    slope: float = 0.0  # exponent of the ratio of computing to accessing
-    least: float = 1.0  # the ratios that were measured: beyond, the nearest holds
-    most: float = 1.0
+    compute: float  # share of the peak, where the ratio r is 1
+    memory: float  # share of the memory bandwidth
+    fixed_us: float  # microseconds of each op, including the device's overhead
+    slope: float = 0.0  # exponent of the ratio r of computing to accessing
+    least: float = 1.0  # smallest ratio r that was measured; smaller ones count as this
+    most: float = 1.0  # largest ratio r that was measured; larger ones count as this
 
 
 _KIN = {"tf32": ("float16",), "bfloat16": ("float16",), "float16": ("bfloat16",)}
-"""Dtypes whose factors hold where a dtype has none; float32's after them."""
+"""Dtype -> dtypes whose factors are used if it has none; float32's are used after them."""
 _PLAIN = {
     "batched_matmul": "matmul",
     "convolution": "matmul",
@@ -114,60 +115,61 @@ _PLAIN = {
     "grouped_convolution": "convolution",
     "grouped_convolution_backward": "convolution_backward",
 }
-"""As what a kind computes in a dtype in which it wasn't measured. On tensor cores a convolution is a matrix product
-that is never written out ("implicit GEMM", cuDNN's only algorithms there)."""
+"""Kind of ops -> the plainer kind whose factors it has in a dtype in which it wasn't measured. On tensor cores, cuDNN
+computes every convolution as a matrix product whose matrices are never written to memory ("implicit GEMM")."""
 _LOSING = ("grouped_convolution", "grouped_convolution_backward")
-"""Of these the kinds whose parts don't fill a kernel's tiles: they lose as much to the plain kind as in float32."""
+"""Kinds of `_PLAIN` whose parts don't fill a kernel's tiles: slower than the plain kind by the ratio in float32."""
 _ON_TENSOR_CORES = ("tf32", "bfloat16", "float16")
-_DROPOUT_FLOAT = {"float64": 8, "float16": 2, "bfloat16": 2}  # bytes of a number; else 4
+_DROPOUT_FLOAT = {"float64": 8, "float16": 2, "bfloat16": 2}  # bytes of a number; 4 for other dtypes
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Factors by device, dtype and kind of op; see the module."""
+    """A cost model by factors for each device, dtype and kind of op; the module has the formula."""
 
     entries: Mapping[tuple[str, str, str], Factors]  # (kind of device, dtype or ANY, kind of op)
-    same: Mapping[str, str]  # kind of device -> another of the same chip, whose entries hold where it has none
-    constant: float  # of roofline, where nothing is measured
-    constants: Mapping[str, float]  # kind of device -> its own
+    same: Mapping[str, str]  # kind of device -> kind with the same chip, whose entries are used where it has none
+    constant: float  # share of the roofline's speed, if nothing is measured
+    constants: Mapping[str, float]  # kind of device -> its own constant
 
     @cached_property
     def name(self) -> str:
-        """The model, and a hash of its table."""
+        """The name of the model, and a hash of its table."""
         table = sorted((*key, *factors) for key, factors in self.entries.items())
         content = json.dumps([table, sorted(self.same.items()), self.constant, sorted(self.constants.items())])
         return f"efficiency {hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
     @cached_property
     def devices(self) -> frozenset[str]:
-        """Kinds of devices that were measured."""
+        """Kinds of devices that have entries."""
         return frozenset(device for device, _, _ in self.entries) - {ANY}
 
     def unmeasured(self, cluster: Cluster) -> tuple[str, ...]:
-        """Kinds of a cluster's devices that have no measured products and elementwise ops, in order."""
+        """Kinds of a cluster's devices of which matrix products or elementwise ops weren't measured, in order."""
         measured = {(device, kind) for device, _, kind in self.entries}
         names = {device.kind: self._names(device) for device in cluster.devices}
         both = ("matmul", "elementwise")
         return tuple(k for k, of in names.items() if not all(any((n, kind) in measured for n in of) for kind in both))
 
     def _names(self, device: Device) -> tuple[str, ...]:
-        """Its own, and that of the same chip.
+        """The kind of a device, and the kind with the same chip if there is one.
 
-        What stands behind "*" in the kind of a device is ignored: a "v100*0.5" is a V100 at half its speed.
+        The part of the kind from "*" on is ignored: a "v100*0.5" is a V100 at half its speed.
         """
         name = device.kind.partition("*")[0]
         return (name, self.same[name]) if name in self.same else (name,)
 
     def factors(self, device: Device, dtype: str, kind: str) -> Factors:
-        """Of ops of a kind on a device."""
+        """Factors of a kind of ops in a dtype on a device."""
         return self._found(device, dtype, kind)[0]
 
     def _found(self, device: Device, dtype: str, kind: str) -> tuple[Factors, bool]:
         """Factors, and whether they were measured on the device itself.
 
-        The first of: the kind in the dtype or its kin; the plainer kind; the kind in float32; its forward pass; the
-        constant. What other boards' convolutions make of tensor cores, with another cuDNN, tells less than the
-        products of the board.
+        They are the first that there are of: the kind in the dtype or a similar one; the plainer kind; the kind in
+        float32; its forward pass; the constant. For convolutions on tensor cores, only the device's own entries count
+        at first. If there are none, its own matrix products predict more than convolutions on other devices, which were
+        measured with another cuDNN.
         """
         names, kin = self._names(device), (dtype, ANY, *_KIN.get(dtype, ()))
         if kind.startswith(CHANNELS_LAST):
@@ -188,7 +190,10 @@ class Efficiency:
     def _entry(
         self, names: tuple[str, ...], dtypes: Iterable[str], kind: str, own: bool = False
     ) -> tuple[Factors, bool] | None:
-        """The first entry of these dtypes: of the device, before the mean, which isn't taken if it must be its own."""
+        """The first entry of these dtypes, and whether it is the device's own; None if there is none.
+
+        `names` are the kinds of the device, from `_names`. With `own`, the mean of other devices isn't taken.
+        """
         for dtype in dtypes:
             for where in names if own else (*names, ANY):
                 if (where, dtype, kind) in self.entries:
@@ -196,7 +201,7 @@ class Efficiency:
         return None
 
     def _as_plain(self, device: Device, dtype: str, kind: str) -> tuple[Factors, bool]:
-        """The plainer kind's factors, less what the kind loses to it in float32."""
+        """The plainer kind's factors, and False; for `_LOSING` they are times the ratio of the two kinds in float32."""
         plain = self._found(device, dtype, _PLAIN[kind])[0]
         if kind in _LOSING:
             mine, others = (self.factors(device, DEFAULT, one) for one in (kind, _PLAIN[kind]))
@@ -212,7 +217,7 @@ class Efficiency:
         kinds = [_kind_in(graph.mode, op_kind(op_type, kernel)) for op_type, kernel, _ in unique]
         fused = np.array([_of_dropout(*label) for label in unique])[which]
         time = np.empty((graph.num_ops, cluster.num_devices))
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a problem refuses what is not finite
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # problems refuse times that aren't finite
             for column, device in enumerate(cluster.devices):
                 of = [
                     (kind, kernel, _runs_in(device, dtype))
@@ -233,10 +238,11 @@ class Efficiency:
         return time
 
     def _copies(self, device: Device, kind: str, kernel: str, dtype: str) -> float:
-        """What copies of a convolution's tensors take, in times of accessing them once at full speed.
+        """Time of copying a convolution's tensors, as a multiple of the time to access them once at full speed.
 
-        Tensor cores want channels innermost; cuDNN copies tensors that have another layout, and the result (NVIDIA,
-        "Convolutional Layers User's Guide": "Tensor Layouts In Memory"). What was measured has its copies in it.
+        Tensor cores need channels as the innermost dimension. cuDNN copies tensors that have another layout, and the
+        result (NVIDIA, "Convolutional Layers User's Guide": "Tensor Layouts In Memory"). Measured times include the
+        copies.
         """
         plain = kind.removesuffix("_backward")
         native = kernel.endswith(CHANNELS_LAST) or not _on_tensor_cores(device, dtype)
@@ -246,34 +252,41 @@ class Efficiency:
 
 
 def _in_layout(kind: str, kernel: str) -> str:
-    """The kind of what has its channels innermost, if it is a convolution."""
+    """The kind of an op, marked if it is a convolution whose channels are the innermost dimension."""
     return f"{CHANNELS_LAST}_{kind}" if kernel.endswith(CHANNELS_LAST) and "convolution" in kind else kind
 
 
 def is_cpu(device: Device) -> bool:
-    """By its kind, which begins with "cpu"."""
+    """Whether a device is a CPU: its kind begins with "cpu"."""
     return device.kind.startswith("cpu")
 
 
 def _runs_in(device: Device, dtype: str) -> str:
-    """What TF32 is on a device that has no peak of it: GPUs before Ampere leave such products in float32."""
+    """The dtype in which a device computes: float32 for TF32 without a peak of it, as on GPUs before Ampere."""
     has = isinstance(device.flops, Mapping) and "tf32" in device.flops
     return DEFAULT if dtype == "tf32" and not has else dtype
 
 
 def _on_tensor_cores(device: Device, dtype: str) -> bool:
-    """By peaks: where tf32 has one, or 16 bits more than twice that of 32, which vectors of two would give."""
+    """Whether a device computes in a dtype on tensor cores, by its peaks.
+
+    It has tensor cores if it has a peak of TF32, or if its float16 peak is more than twice the float32 peak, which
+    vectors of two numbers would reach without them.
+    """
     cores = isinstance(device.flops, Mapping) and ("tf32" in device.flops or device.peak("float16") > 2 * device.peak())
     return cores and dtype in _ON_TENSOR_CORES and not is_cpu(device)
 
 
 def _kind_in(mode: str, kind: str) -> str:
-    """Where it gathers no statistics, a batch norm is elementwise."""
+    """The kind of an op in a mode: in inference, a batch norm gathers no statistics and is elementwise."""
     return "elementwise" if mode == "inference" and kind == "batch_norm" else kind
 
 
 def _of_dropout(op_type: str, kernel: str, dtype: str) -> float:
-    """Share of an op's bytes that a GPU accesses: its dropout is one kernel each way, with masks of a byte a number."""
+    """Share of an op's bytes that a GPU accesses: 1 except for ops of dropouts.
+
+    A GPU computes a dropout in one kernel in each direction, with a mask of one byte for each number.
+    """
     if kernel != "dropout":
         return 1.0
     size = _DROPOUT_FLOAT.get(dtype, 4)
@@ -308,7 +321,7 @@ def load_efficiency(path: str | Path) -> Efficiency:
     """Read a table of efficiencies (format "placeto.efficiency/1"); fields that say how it was made are ignored.
 
     Raises:
-        CostsError: it isn't one; the message names the entry and what would be valid.
+        CostsError: the file is no such table; the message names the entry and what would be valid.
         OSError: the file can't be read.
     """
     document = read_json(path, CostsError)
@@ -326,7 +339,7 @@ def load_efficiency(path: str | Path) -> Efficiency:
 
 
 def _size(entry: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Slope and range of ratios of an entry, checked."""
+    """Check and return the slope of an entry, and its smallest and largest ratio."""
     slope, ratios = entry["slope"], entry["ratios"]
     if isinstance(slope, bool) or not isinstance(slope, int | float) or not abs(slope) <= _STEEPEST:
         raise CostsError(f"slope must be a number from {-_STEEPEST:g} to {_STEEPEST:g}, not {quote(slope)}")

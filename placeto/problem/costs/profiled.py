@@ -1,6 +1,6 @@
-"""Costs that were measured: times of op signatures by kind of device, and a fit for what wasn't measured.
+"""Measured costs: times of op signatures by kind of device, and fits for ops that weren't measured.
 
-`placeto profile` writes the file (format "placeto.costs/1"); `placeto.runtime.profiling` says how it measures.
+`placeto profile` writes the files (format "placeto.costs/1"); `placeto.runtime.profiling` says how it measures.
 
 Legend: N ops, D devices.
 """
@@ -41,18 +41,18 @@ from placeto.problem.fields import (
 from placeto.problem.graph import ComputationGraph
 
 FORMAT = "placeto.costs/1"
-OTHERS = "*"  # the type under which the fit of all types together stands
+OTHERS = "*"  # the op type of the fit of all types together
 
 
 @dataclass(frozen=True)
 class OpCost:
-    """One op signature, and what it took."""
+    """One op signature, and its measured times."""
 
     signature: Annotated[str, text]
     type: Annotated[str, text]
     flops: Annotated[float, number()]
     bytes_accessed: Annotated[float, number()]
-    time_us: Annotated[Mapping[str, float], mapping(number())]  # by kind of device
+    time_us: Annotated[Mapping[str, float], mapping(number())]  # kind of device -> microseconds
 
 
 @dataclass(frozen=True)
@@ -64,27 +64,27 @@ class Fit:
     us_per_byte: Annotated[float, number()]
 
     def time_us(self, flops: float, bytes_accessed: float) -> float:
-        """Microseconds; infinite beyond all floats."""
+        """Microseconds of an op; infinite if they exceed all floats."""
         return self.fixed_us + self.us_per_flop * flops + self.us_per_byte * bytes_accessed
 
 
 @dataclass(frozen=True, eq=False)
 class Profiled:
-    """Measured costs: an op takes what its signature took, else what the fit of its type gives.
+    """Measured costs: an op takes the time of its signature, or if it wasn't measured, the time by the fit of its type.
 
-    An op without signature, FLOPs and bytes (a parameter; a view in files without signatures) takes no time.
+    An op without signature, FLOPs and bytes takes no time, such as a parameter, or a view in files without signatures.
     """
 
-    torch: str  # its version, as 2.13.0
-    machine: str  # what it was measured on, in words
+    torch: str  # version of torch, such as 2.13.0
+    machine: str  # the machine of the measurements, in words
     ops: tuple[OpCost, ...]
     fits: Mapping[str, Mapping[str, Fit]]  # kind of device -> op type, or "*" -> fit
-    steps: tuple[Mapping[str, Any], ...] = ()  # how well whole steps are predicted: for the reader
-    path: str = ""  # file that it comes from, for messages
+    steps: tuple[Mapping[str, Any], ...] = ()  # how well whole steps are predicted; only for people who read the file
+    path: str = ""  # the file that the costs were read from, for messages
 
     @cached_property
     def name(self) -> str:
-        """Tells it from others by a hash of all that decides times."""
+        """The name of the model, and a hash of all that decides its times."""
         content = [[op.signature, sorted(op.time_us.items())] for op in self.ops]
         fits = [[kind, sorted((key, *vars(fit).values()) for key, fit in of.items())] for kind, of in self.fits.items()]
         digest = hashlib.sha256(json.dumps([sorted(content), sorted(fits)]).encode()).hexdigest()
@@ -94,7 +94,7 @@ class Profiled:
         """(N, D) float64, microseconds.
 
         Raises:
-            CostsError: nothing was measured on a device of the cluster's kinds.
+            CostsError: the cluster has a kind of device on which nothing was measured.
         """
         columns = {}
         for device in cluster.devices:
@@ -106,7 +106,7 @@ class Profiled:
         return np.stack([columns[device.kind] for device in cluster.devices], axis=1)
 
     def _of_kind(self, graph: ComputationGraph, kind: str) -> np.ndarray:
-        """(N,) microseconds."""
+        """(N,) float64, microseconds of each op on a kind of device."""
         measured = {op.signature: op.time_us[kind] for op in self.ops if kind in op.time_us}
         fits = self.fits[kind]
         time = np.zeros(graph.num_ops)
@@ -123,7 +123,8 @@ def load_profiled(path: str | Path) -> Profiled:
     """Read a file of measured costs.
 
     Raises:
-        CostsError: the file is none, or measured under another version of torch; the message names file and field.
+        CostsError: the file has no measured costs, or costs under another version of torch; the message names file and
+            field.
         OSError: the file can't be read.
     """
     document = read_json(path, CostsError)
@@ -163,7 +164,7 @@ def save_profiled(costs: Profiled, path: str | Path) -> None:
 
 
 def torch_version() -> str:
-    """Of the torch that is installed, without what it was built for: 2.13.0 of 2.13.0+cpu."""
+    """The version of the installed torch, without the name of its build: 2.13.0 for 2.13.0+cpu."""
     return version("torch").split("+")[0]
 
 

@@ -1,4 +1,4 @@
-"""Op times from datasheets alone: the time to compute, or to access memory, whichever is longer.
+"""Op times from datasheets alone: the time to compute or the time to access memory, whichever is longer.
 
 Legend: N ops, D devices.
 """
@@ -17,18 +17,18 @@ from placeto.problem.graph import ComputationGraph
 class Roofline:
     """max(flops / peak, bytes_accessed / memory_bandwidth): Williams et al., "Roofline", CACM 2009.
 
-    The peak is that of the op's dtype, whatever the op.
+    The peak is that of the op's dtype, for every type of op.
     """
 
     @property
     def name(self) -> str:
-        """It has no settings."""
+        """The name without further content: the model has no settings."""
         return "roofline"
 
     def op_time_us(self, graph: ComputationGraph, cluster: Cluster) -> np.ndarray:
         """(N, D) float64, microseconds."""
         time = np.empty((graph.num_ops, cluster.num_devices))
-        with np.errstate(over="ignore"):  # a problem refuses what is not finite
+        with np.errstate(over="ignore"):  # problems refuse times that aren't finite
             for column, device in enumerate(cluster.devices):
                 peaks = {dtype: device.peak(dtype) for dtype in set(graph.dtypes)}
                 peak = np.array([peaks[dtype] for dtype in graph.dtypes])

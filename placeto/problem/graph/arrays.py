@@ -1,4 +1,4 @@
-"""The arrays that a computation graph is made of, and what follows from them alone.
+"""The arrays of a computation graph, and other arrays that follow from them alone.
 
 Legend: N ops, T tensors (op outputs), E edges.
 """
@@ -20,7 +20,7 @@ class GraphError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class GraphArrays:
-    """The fields of a `ComputationGraph`, which checks them, and what follows from them alone."""
+    """The fields of a `ComputationGraph`, which checks them, and properties that follow from them alone."""
 
     name: str
     mode: str  # "training" | "inference"
@@ -37,26 +37,27 @@ class GraphArrays:
     edge_dst: np.ndarray  # (E,) int64, non-decreasing
     edge_output: np.ndarray  # (E,) int64, which output of src
     time_us: Mapping[str, np.ndarray] = field(default_factory=dict)  # kind -> (N,), NaN = not given
-    # (N,) int64, the part of param_bytes with gradient and optimizer state; None = all in training
+    # (N,) int64, the part of param_bytes that has gradients and optimizer state; None = all in training, 0 in inference
     trained_bytes: np.ndarray = None  # type: ignore[assignment]
-    # (T,) bool, tensors that are resident memory, as a parameter itself; None = the outputs of parameters
+    # (T,) bool, whether the tensor is resident memory, such as a parameter; None = only outputs of parameters are
     resident_outputs: np.ndarray = None  # type: ignore[assignment]
-    # (T,) int64, the op to whose end each tensor lives, if both are on one device, or NOT_HELD: to its last use; None =
-    # all NOT_HELD; no part of the hash, so that placements of a graph captured before there was this field are its own
+    # (T,) int64, the op until whose end each tensor lives, if both are on one device; NOT_HELD = until its last use;
+    # None = all NOT_HELD; no part of the hash, so that placements of graphs captured before it existed stay valid
     held_until: np.ndarray = None  # type: ignore[assignment]
-    dtypes: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) what each computes in; None = float32
-    kernels: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) one of KERNELS; None = none of special shape
-    # (N,) what measured times are kept under, "" where unknown; no part of the hash, as nothing else depends on it
+    dtypes: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) dtype of each op; None = float32
+    kernels: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) each one of KERNELS; None = all ""
+    # (N,) keys of measured times, "" where unknown; no part of the hash, as only cost models depend on them
     signatures: tuple[str, ...] = None  # type: ignore[assignment]
-    # (N,) int64, bytes of gradients and the optimizer's state; None = gradient and two moments of trained_bytes
+    # (N,) int64, bytes of gradients and the optimizer's state; None = gradient and two moments, 3 x trained_bytes
     state_bytes: np.ndarray = None  # type: ignore[assignment]
     passes: tuple[str, ...] = None  # type: ignore[assignment]  # (N,) each one of PASSES; None = unknown
-    # (N,) int64, number of the micro-batch, -1 for ops that belong to all; None = all -1
+    # (N,) int64, number of each op's micro-batch, -1 for ops that belong to all micro-batches; None = all -1
     micro_batches: np.ndarray = None  # type: ignore[assignment]
 
-    # (N,) of TENSORS other names, of other ops buffers that they read (and unread tensors); no part of the hash
+    # (N,) for ops of types in TENSORS their tensor's other names, for other ops names of buffers that they read; one of
+    # these other ops also has the names of tensors that no op reads; no part of the hash
     module_tensors: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
-    # (N,) inputs of the module that an op of the forward pass reads; no part of the hash
+    # (N,) names of the module's inputs that each op of the forward pass reads; no part of the hash
     module_inputs: tuple[tuple[str, ...], ...] = None  # type: ignore[assignment]
 
     @property
@@ -86,13 +87,13 @@ class GraphArrays:
 
     @cached_property
     def reads(self) -> list[list[int]]:
-        """(N,) lists of the ops whose outputs each op reads, once for each edge."""
+        """(N,) for each op the list of ops whose outputs it reads, once for each edge."""
         sources, ptr = self.edge_src.tolist(), self.input_ptr.tolist()
         return [sources[first:last] for first, last in pairwise(ptr)]
 
     @cached_property
     def readers(self) -> list[list[int]]:
-        """(N,) lists of the ops that read an op's outputs, once for each edge."""
+        """(N,) for each op the list of ops that read its outputs, once for each edge."""
         found: list[list[int]] = [[] for _ in self.op_names]
         for op, sources in enumerate(self.reads):
             for source in sources:
@@ -101,7 +102,10 @@ class GraphArrays:
 
     @cached_property
     def topological_order(self) -> np.ndarray:
-        """(N,) int64, op indices, every producer before its consumers; ties by op order; shorter if on a cycle."""
+        """(N,) int64, op indices, every producer before its consumers; the least ready index comes next.
+
+        If the arrays have a cycle, the ops on it and after it are missing.
+        """
         missing = np.diff(self.input_ptr).tolist()
         ready = [op for op in range(self.num_ops) if missing[op] == 0]
         order = []
@@ -127,5 +131,5 @@ class GraphArrays:
 
     @cached_property
     def name_rank(self) -> np.ndarray:
-        """(N,) int64, rank of each op name in string order: the simulator's tie-break."""
+        """(N,) int64, rank of each op name in string order, by which the simulator breaks ties."""
         return np.argsort(sorted(range(self.num_ops), key=self.op_names.__getitem__))

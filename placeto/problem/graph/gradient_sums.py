@@ -1,8 +1,9 @@
-"""Sums of gradients over micro-batches, and what is kept with a parameter.
+"""Sums of gradients over micro-batches, and which ops stay on the device of a parameter.
 
-A step in micro-batches adds what each of them gives to a parameter's gradient. In a graph that is a chain of sums in
-the order of the micro-batches, and at its end an op of type "gradient", of no cost, at the parameter's home. The chain
-says what is added up; where, and in which order, follows from the placement: see `placeto.simulator.lowering`.
+In a step in micro-batches, each micro-batch contributes to the gradient of a parameter. The graph has a chain of ops
+that add up these contributions in the order of the micro-batches. At its end is an op of type "gradient", without cost,
+at the parameter's home. The chain says what is added up. On which devices, and in which order, follows from the
+placement: see `placeto.simulator.lowering`.
 
 Legend: N ops, E edges, S sums, C contributions to all of them.
 """
@@ -19,18 +20,18 @@ from placeto.problem.graph.graph import ComputationGraph
 from placeto.problem.graph.labels import NO_MICRO_BATCH
 
 GRADIENT = "gradient"
-"""Type of the op that stands for the whole gradient of a parameter where the parameter is."""
+"""Type of the op that stands for the whole gradient of a parameter, on the parameter's device."""
 _ADDITION = "aten.add"
 
 
 @dataclass(frozen=True, eq=False)
 class GradientSums:
-    """What is added up to the gradients of a graph's parameters. Sum s has contributions ``ptr[s]`` to ``ptr[s+1]``."""
+    """The sums of a graph's gradients. Sum s has the contributions from ``ptr[s]`` to ``ptr[s+1]``."""
 
-    home: np.ndarray  # (S,) int64, op of type "gradient"
-    ptr: np.ndarray  # (S+1,) int64
-    tensor: np.ndarray  # (C,) int64, what each micro-batch gives, in their order
-    addition: np.ndarray  # (C,) int64, the op that adds it; -1 for the first of each sum
+    home: np.ndarray  # (S,) int64, the op of type "gradient" at the end of each sum
+    ptr: np.ndarray  # (S+1,) int64, offsets of each sum's contributions
+    tensor: np.ndarray  # (C,) int64, the tensor that each micro-batch contributes, in the order of the micro-batches
+    addition: np.ndarray  # (C,) int64, the op that adds the contribution; -1 for the first one of each sum
 
     @property
     def additions(self) -> np.ndarray:
@@ -40,7 +41,7 @@ class GradientSums:
 
 @lru_cache(maxsize=64)
 def gradient_sums(graph: ComputationGraph) -> GradientSums:
-    """The sums of a graph of which at least two micro-batches are part; cached."""
+    """Return the sums of a graph that have at least two contributions; cached."""
     first, tensors = graph.input_ptr, graph.edge_tensor
     readers = np.bincount(tensors, minlength=len(graph.output_bytes))
     homes, tensor, addition, ptr = [], [], [], [0]
@@ -67,7 +68,7 @@ def gradient_sums(graph: ComputationGraph) -> GradientSums:
 
 
 def of_no_micro_batch(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bool, parameters and what is made of them alone, such as copies in 16 bits."""
+    """(N,) bool, ops that need nothing of a micro-batch: parameters, and ops on them alone, such as 16-bit casts."""
     found = graph.micro_batches == NO_MICRO_BATCH
     for op in graph.topological_order.tolist():
         found[op] &= bool(found[graph.reads[op]].all())
@@ -75,7 +76,7 @@ def of_no_micro_batch(graph: ComputationGraph) -> np.ndarray:
 
 
 def contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:
-    """The op at the home of each gradient, with each of the tensors that are added up to it."""
+    """Yield (the op at the home of a gradient, a tensor that is a part of this gradient), for all such tensors."""
     sums = gradient_sums(graph)
     for number, home in enumerate(sums.home.tolist()):
         for tensor in sums.tensor[sums.ptr[number] : sums.ptr[number + 1]].tolist():
@@ -86,7 +87,7 @@ def contributions(graph: ComputationGraph) -> Iterable[tuple[int, int]]:
 
 
 def _adds(graph: ComputationGraph, op: int) -> bool:
-    """Whether an op adds what one micro-batch gives to what those before it gave."""
+    """Whether an op adds the contribution of one micro-batch to the sum of those before it."""
     belongs_to_all = graph.passes[op] == "backward" and graph.micro_batches[op] == NO_MICRO_BATCH
     two_to_one = len(graph.reads[op]) == 2 and graph.output_ptr[op + 1] - graph.output_ptr[op] == 1
     return bool(belongs_to_all and graph.op_types[op] == _ADDITION and two_to_one)
@@ -94,10 +95,10 @@ def _adds(graph: ComputationGraph, op: int) -> bool:
 
 @lru_cache(maxsize=64)
 def together(graph: ComputationGraph) -> np.ndarray:
-    """(N,) int64, like ``graph.colocation``, with what is better kept together by choice; cached.
+    """(N,) int64, groups as in ``graph.colocation``, joined with further ops that are kept together by choice; cached.
 
-    A captured parameter stays with its first user, since a copy travels to every other device that uses it, and sums of
-    gradients count as being where the parameter is.
+    A captured parameter stays with its first user, since a copy travels to every other device that uses it. The ops of
+    a sum of gradients stay with the op of type "gradient". Ops in no group have -1.
     """
     leader = list(range(graph.num_ops))
 
@@ -133,7 +134,10 @@ def together(graph: ComputationGraph) -> np.ndarray:
 
 
 def first_users(graph: ComputationGraph) -> dict[int, int]:
-    """The first op of a captured graph that computes with each parameter, or with a slice of it."""
+    """Return, for each parameter of a captured graph, the first op that computes with it or with a slice of it.
+
+    Ops of the optimizer don't count. Parameters without such an op are left out.
+    """
     work = graph.flops + graph.bytes_accessed
     found = {}
     for op, kind in enumerate(graph.op_types):
@@ -144,7 +148,7 @@ def first_users(graph: ComputationGraph) -> dict[int, int]:
             shown = pending.pop()
             for reader in set(graph.readers[shown]):
                 if work[reader] == 0 and graph.colocation[reader] == graph.colocation[op] >= 0:
-                    pending.append(reader)  # a slice
+                    pending.append(reader)  # a slice of the parameter
                 elif graph.passes[reader] != "optimizer":
                     users.append(reader)
         if users:

@@ -32,15 +32,15 @@ FORMAT = "placeto.graph/1"
 class ComputationGraph(GraphArrays):
     """A directed acyclic graph of ops that exchange tensors; `GraphArrays` has its fields.
 
-    Edges are stored by consumer: the edges into op i stand together, in the order of its inputs.
-    Two edges with the same (src, output) carry one tensor. Output o of op i is tensor
-    ``output_ptr[i] + o``.
+    Edges are stored by consumer: the edges into op i stand together, in the order of its inputs. Two edges with the
+    same (src, output) carry one tensor. Output o of op i is tensor ``output_ptr[i] + o``.
 
-    Build one with `from_ops`, `load_graph` or `placeto.capture.trace`; the constructor validates.
+    Build a graph with `from_ops`, `load_graph` or `placeto.capture.trace`. The constructor checks the fields, completes
+    those that are None, and makes the arrays read-only.
 
     Raises:
-        GraphError: a cycle, a dangling edge, a duplicate name, a negative or non-finite number,
-            a size over int64, or no op at all; the message names the op.
+        GraphError: the graph has a cycle, a dangling edge, a duplicate name, a negative or non-finite number, a size
+            over int64, or no op; the message names the op.
     """
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class ComputationGraph(GraphArrays):
 
     @cached_property
     def likeness(self) -> str:
-        """Hash of the content without names, whatever the order of the ops: `placeto.problem.graph.likeness`."""
+        """Hash of the content without names, 64 hex digits: see `placeto.problem.graph.likeness`."""
         return likeness(self)
 
     @classmethod
@@ -98,11 +98,15 @@ class ComputationGraph(GraphArrays):
         return cls(name=name, mode=mode, **fields_of_ops(ops, mode))
 
     def to_ops(self) -> list[dict[str, Any]]:
-        """Op records as in the file format; inverse of `from_ops`."""
+        """Return op records as in the file format: the inverse of `from_ops`."""
         return ops_of(self)
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """A networkx MultiDiGraph with op names as nodes and ``bytes`` on nodes' and edges' data."""
+        """Return the graph as a networkx MultiDiGraph.
+
+        Nodes are op names, and have the other fields of their op records as data. Edges have ``output``, which output
+        of the source the target reads, and ``bytes``, its size.
+        """
         import networkx as nx
 
         graph = nx.MultiDiGraph(name=self.name, mode=self.mode)

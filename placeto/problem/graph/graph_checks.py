@@ -15,9 +15,9 @@ from placeto.problem.graph.arrays import GraphArrays, GraphError
 from placeto.problem.graph.labels import KERNELS, KEYS, LABELS, MODES, NAMES, NO_MICRO_BATCH, PASSES
 
 MOST_PARTS = 400
-"""Of a module's path: PyTorch runs no modules that deep, and grouping looks at every depth."""
+"""Most parts of a module's path: PyTorch runs no deeper modules, and grouping takes time for every depth."""
 _STRINGS = ("op_names", "op_types", "modules", "signatures", *LABELS)
-_ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # dtype, and one for each of what
+_ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # field -> its dtype, and what it has an entry for
     "flops": (np.float64, "op"),
     "bytes_accessed": (np.float64, "op"),
     "param_bytes": (np.int64, "op"),
@@ -32,7 +32,11 @@ _ARRAYS: dict[str, tuple[type[np.generic], str]] = {  # dtype, and one for each 
 
 
 def validate(graph: GraphArrays) -> None:
-    """Raise a GraphError for the first rule that a graph breaks: of types, lengths, ranges, and cycles."""
+    """Set labels, names and micro-batches that are None to their defaults; check types, lengths, ranges and cycles.
+
+    Raises:
+        GraphError: for the first rule that the graph breaks.
+    """
     names, num_tensors = graph.op_names, np.size(graph.output_bytes)
     num_ops = len(names) if isinstance(names, tuple | list) else 1
     if num_ops == 0:
@@ -115,14 +119,14 @@ def validate(graph: GraphArrays) -> None:
 
 
 def _refuse(names: Sequence[str], bad: np.ndarray, values: np.ndarray, rule: str) -> None:
-    """Raise an error that names the first op (N,) that is bad, if one is."""
+    """Raise a GraphError that names the first op whose entry in `bad` (N,) is true, if there is one."""
     if bad.any():
         op = int(bad.argmax())
         raise GraphError(f"op {quote(names[op])}: {rule}, not {values[op]}")
 
 
 def _on_cycle(graph: GraphArrays, op: int, done: set[int]) -> int:
-    """An op that lies on a cycle, found by walking unfinished producers from a blocked op."""
+    """Return an op on a cycle: walk from `op`, which isn't `done`, to producers that aren't, until one comes twice."""
     seen: set[int] = set()
     while op not in seen:
         seen.add(op)

@@ -1,4 +1,4 @@
-"""Graph files: reading and writing; `op_records` beside it has what stands for each op."""
+"""Reading and writing graph files. `op_records` has the objects of their ops."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_graph(path: str | Path) -> ComputationGraph:
     """Read a graph from ``.json`` or ``.json.gz`` (format "placeto.graph/1").
 
     Raises:
-        GraphError: the file is not such a graph; the message names file and op.
+        GraphError: the file has no graph of this format; the message names file and op.
         OSError: the file can't be read.
     """
     if str(path).endswith(".onnx"):

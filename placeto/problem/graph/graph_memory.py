@@ -1,4 +1,4 @@
-"""What a graph's tensors and parameters take of memory: views, dropout's masks, and the state of an optimizer.
+"""Memory of a graph's tensors and parameters: views, dropout's masks, and the state of an optimizer.
 
 Legend: N ops, T tensors.
 """
@@ -15,19 +15,19 @@ from placeto.problem.graph.memory_fields import OPTIMIZERS, state_bytes
 
 _FLOAT_BYTES = {"float64": 8, "float16": 2, "bfloat16": 2}
 HALVES = ("float16", "bfloat16")
-"""Dtypes beside which mixed precision keeps weights in float32."""
+"""Dtypes of 16 bits: with mixed precision, their parameters have copies in float32."""
 
 
 def storage(graph: ComputationGraph) -> np.ndarray:
-    """(T,) int64, the tensor whose memory each tensor is a part of: itself, but for views such as a slice.
+    """(T,) int64, the tensor in whose memory each tensor is: itself, unless it is a view, such as a slice.
 
-    A view is what a captured op of no work gives: it shows a part of the op's first input, which lives as long.
+    A view is an output of a captured op of no work. It is a part of the op's first input, which lives at least as long.
     """
     captured = np.array([kind.startswith("aten.") for kind in graph.op_types], bool)
     views = captured & (graph.flops == 0) & (graph.bytes_accessed == 0) & (np.diff(graph.input_ptr) > 0)
     made_by = graph.producer
     found = np.arange(len(made_by))
-    shown = views[made_by] & (graph.output_bytes > 0)  # an output of no bytes is a signal
+    shown = views[made_by] & (graph.output_bytes > 0)  # an output of no bytes is a signal, and no view
     found[shown] = graph.edge_tensor[graph.input_ptr[made_by[shown]]]
     while (found[found] != found).any():  # views of views
         found = found[found]
@@ -35,13 +35,14 @@ def storage(graph: ComputationGraph) -> np.ndarray:
 
 
 def live_bytes(graph: ComputationGraph, on_cpus: bool) -> np.ndarray:
-    """(T,) int64, bytes that each tensor takes on its producer's device while it lives: none if it is resident.
+    """(T,) int64, bytes that each tensor takes on its producer's device while it lives: 0 if it is resident.
 
-    A GPU computes a dropout in one kernel, and keeps a mask of a byte a number; a CPU keeps what the captured ops say.
+    A GPU computes a dropout in one kernel, and keeps a mask of one byte for each number. A CPU keeps the tensors of the
+    captured ops.
 
     Args:
-        graph: where ops of dropout have the kernel "dropout".
-        on_cpus: whether a device of the cluster is a CPU.
+        graph: T tensors; the ops of dropouts have the kernel "dropout".
+        on_cpus: whether a device of the cluster is a CPU; then the tensors of the captured ops count.
     """
     live = np.where(graph.resident_outputs, 0, graph.output_bytes)
     if on_cpus:
@@ -53,16 +54,16 @@ def live_bytes(graph: ComputationGraph, on_cpus: bool) -> np.ndarray:
 
 
 def with_optimizer(graph: ComputationGraph, optimizer: str, master_weights: bool = False) -> ComputationGraph:
-    """The graph with the state of an optimizer, one of `OPTIMIZERS`, for each parameter that is trained.
+    """Return the graph with the state of another optimizer for each trained parameter.
 
     Args:
-        graph: whose parameters' dtypes are those of their ops.
-        optimizer: whose state is of the parameter's dtype, as PyTorch's is.
-        master_weights: parameters of 16 bits have a copy in float32 beside, and the state is in float32, as training
-            in mixed precision keeps them: under Adam 2 bytes of weight, 2 of gradient, 4 of the copy and 8 of state.
+        graph: a parameter's dtype is that of its op.
+        optimizer: one of `OPTIMIZERS`; its state has the parameter's dtype, as in PyTorch.
+        master_weights: parameters of 16 bits also have a copy in float32, and their optimizer's state is in float32, as
+            in mixed-precision training: with Adam, 2 bytes of weight, 2 of gradient, 4 of the copy and 8 of state.
 
     Raises:
-        ValueError: no such optimizer.
+        ValueError: there is no such optimizer.
     """
     choice(*OPTIMIZERS)(optimizer, "optimizer", ValueError)
     state = state_bytes(graph.trained_bytes, optimizer)
@@ -74,7 +75,7 @@ def with_optimizer(graph: ComputationGraph, optimizer: str, master_weights: bool
 
 
 def assumed(graph: ComputationGraph, optimizer: str, master_weights: bool = False) -> str:
-    """What a training step's memory for a parameter is taken to be, in one line."""
+    """Return a line for users: which memory of a parameter is assumed for a training step."""
     count = OPTIMIZERS[optimizer]
     trained = {dtype for dtype, size in zip(graph.dtypes, graph.trained_bytes.tolist(), strict=True) if size}
     if master_weights and trained & set(HALVES):

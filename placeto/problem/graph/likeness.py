@@ -1,4 +1,4 @@
-"""Whether two graphs are the same but for names: how graphs are told apart where one must not be learned from.
+"""A hash that is equal for graphs that differ only in names, to keep test graphs out of training.
 
 Legend: N ops, E edges.
 """
@@ -17,10 +17,11 @@ _LABELS = ("op_types", "flops", "bytes_accessed", "param_bytes", "trained_bytes"
 
 
 def likeness(graph: GraphArrays) -> str:
-    """Hash of a graph's content without its names, 64 hex digits; the order in which ops are listed doesn't matter.
+    """Hash of a graph's content without its names, 64 hex digits. The order in which ops are listed doesn't matter.
 
-    Left out are the names of ops and modules, colocation, and how long tensors are held. Each op is hashed with all
-    that comes before it, and with all that comes after it; the graph is what its ops are together.
+    The names of ops and modules, colocation, and how long tensors are held are left out. Each op has two hashes, one
+    with all ops before it and one with all ops after it. The hash of the graph is made from the sorted hashes of its
+    ops.
 
     >>> from placeto.problem.graph import ComputationGraph
     >>> one, other = (ComputationGraph.from_ops("g", [{"name": a, "type": "mm", "flops": 1.0, "outputs": [8]},
@@ -42,7 +43,7 @@ def likeness(graph: GraphArrays) -> str:
 
 
 def _own(graph: GraphArrays) -> list[bytes]:
-    """(N,) hashes of what each op is by itself."""
+    """(N,) hashes of each op's own fields, without its edges."""
     columns = [np.asarray(getattr(graph, label)).tolist() for label in _LABELS]
     columns += [graph.time_us[kind].tolist() for kind in sorted(graph.time_us)]
     ptr, size, resident = graph.output_ptr.tolist(), graph.output_bytes.tolist(), graph.resident_outputs.tolist()
@@ -52,7 +53,10 @@ def _own(graph: GraphArrays) -> list[bytes]:
 
 
 def _along(order: list[int], own: list[bytes], others: list[list[tuple[int, int]]]) -> list[bytes]:
-    """(N,) hashes of each op with all ops that come before it in this order, by the edges between them."""
+    """(N,) hashes of each op together with all ops that it reaches over the edges `others`, found in `order`.
+
+    `others[op]` has (other op, number of the output that the edge carries); the other op comes earlier in `order`.
+    """
     found = list(own)
     for op in order:
         read = sorted(found[other] + output.to_bytes(8) for other, output in others[op])

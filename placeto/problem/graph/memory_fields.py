@@ -1,6 +1,6 @@
-"""A graph's memory fields: what of its tensors is resident anyway or held, which parameters are trained, and what by.
+"""A graph's memory fields: which tensors are resident or held, which parameters are trained, and their state.
 
-All are optional: files and arrays without them mean what they always did, and so does their hash.
+All are optional. Graphs without them, and their hashes, are the same as before these fields existed.
 
 Legend: N ops, T tensors.
 """
@@ -17,20 +17,20 @@ from placeto.problem.graph.arrays import GraphArrays, GraphError
 
 FIELDS = ("trained_bytes", "resident_outputs", "state_bytes")
 NOT_HELD = -1
-"""Of a tensor that is released after its last use."""
+"""Entry of `held_until` for a tensor that is released after its last use."""
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "lion": 1, "adam": 2, "adamw": 2}
-"""Optimizer -> tensors that it keeps for each parameter, of the parameter's dtype, as PyTorch's do."""
+"""Optimizer -> number of tensors that it keeps for each parameter, in the parameter's dtype, as in PyTorch."""
 DEFAULT_OPTIMIZER = "adam"
 
 
 def defaults(
     mode: str, op_types: Sequence[str], param_bytes: np.ndarray, output_ptr: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What the fields of a graph are where they aren't given.
+    """Return the values of a graph's memory fields if they aren't given.
 
-    ``trained_bytes`` (N,) int64: all parameters in training, none in inference. ``resident_outputs`` (T,) bool: what
-    an op of type "parameter" gives is the parameter. ``state_bytes`` (N,) int64: gradients and Adam's two moments.
-    ``held_until`` (T,) int64: `NOT_HELD`.
+    ``trained_bytes`` (N,) int64: all parameters in training, none in inference. ``resident_outputs`` (T,) bool: the
+    outputs of ops of type "parameter", which are the parameter itself. ``state_bytes`` (N,) int64: gradients and
+    Adam's two moments. ``held_until`` (T,) int64: `NOT_HELD`.
     """
     parameter = np.array([kind == "parameter" for kind in op_types], bool) & (param_bytes > 0)
     trained = param_bytes * (mode == "training")
@@ -41,7 +41,7 @@ def defaults(
 
 
 def state_bytes(trained_bytes: np.ndarray, optimizer: str = DEFAULT_OPTIMIZER) -> np.ndarray:
-    """(N,) int64, bytes of the gradients and the optimizer's state of (N,) bytes of parameters, at most int64's."""
+    """(N,) int64, bytes of gradients and optimizer state for parameters of `trained_bytes` (N,); never over int64."""
     tensors = 1 + OPTIMIZERS[optimizer]
     return np.minimum(trained_bytes, INT64_MAX // tensors) * tensors
 
@@ -53,7 +53,10 @@ def overwrite(
     resident: Sequence[Sequence[int] | None],
     state: Sequence[int | None],
 ) -> dict[str, np.ndarray]:
-    """The `defaults`, overwritten by what op records give: bytes and indices of outputs, None where they don't."""
+    """Overwrite the `defaults` with the values of op records, and return them.
+
+    Of each op, `trained` and `state` have bytes, and `resident` indices of its outputs; None = keep the default.
+    """
     for op, (size, outputs) in enumerate(zip(trained, resident, strict=True)):
         if size is not None:
             arrays["trained_bytes"][op] = size
@@ -68,19 +71,19 @@ def overwrite(
 
 
 def unusual(graph: GraphArrays) -> dict[str, np.ndarray]:
-    """The fields of the hash that aren't the default."""
+    """Return those of `FIELDS` that differ from their defaults: the hash of a graph includes only these."""
     default = of(graph)
     return {key: getattr(graph, key) for key in FIELDS if (getattr(graph, key) != default[key]).any()}
 
 
 def of(graph: GraphArrays) -> dict[str, np.ndarray]:
-    """The `defaults` of a graph; of the optimizer's state for the parameters that it says are trained."""
+    """Return the `defaults` of a graph. If it says which parameters are trained, `state_bytes` is for these."""
     default = defaults(graph.mode, graph.op_types, graph.param_bytes, graph.output_ptr)
     return default if graph.trained_bytes is None else default | {"state_bytes": state_bytes(graph.trained_bytes)}
 
 
 def records(graph: GraphArrays) -> list[dict[str, Any]]:
-    """What each op record says of memory: nothing where it's the default."""
+    """Return the memory fields of each op record; fields that have their default are left out."""
     default = of(graph)
     found: list[dict[str, Any]] = [{} for _ in range(graph.num_ops)]
     for key in ("trained_bytes", "state_bytes"):
@@ -98,10 +101,11 @@ def records(graph: GraphArrays) -> list[dict[str, Any]]:
 
 
 def complete(graph: GraphArrays) -> None:
-    """Fill in what a graph in the making lacks; refuse what doesn't fit it.
+    """Set the memory fields of a new graph that are None to their defaults, and check all of them.
 
     Raises:
-        GraphError: fields of wrong lengths or kinds, or more trained bytes than there are parameters; it names the op.
+        GraphError: a field has a wrong length, dtype or range, an op has more trained bytes than parameter bytes, or it
+            has state but no trained parameter.
     """
     default = of(graph)
     for key, array in default.items():

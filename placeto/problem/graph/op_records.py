@@ -1,4 +1,4 @@
-"""Op records: what stands for each op in a graph file, and in what `ComputationGraph.from_ops` reads.
+"""Op records: one object for each op, in a graph file and as argument of `ComputationGraph.from_ops`.
 
 Legend: N ops.
 """
@@ -37,7 +37,7 @@ def _input(value: Any, key: str, error: type[ValueError]) -> tuple[str, int]:
 
 
 def _label(value: Any, key: str, error: type[ValueError]) -> str | None:
-    """A colocation group's: a string, or an integer; None is none."""
+    """Check the label of a colocation group: a string, or an integer, which becomes a string; None = no group."""
     if value is None:
         return None
     return str(_INDEX(value, key, error)) if isinstance(value, int) else text(value, key, error)
@@ -70,10 +70,10 @@ _OP = {
 
 
 def fields_of_ops(ops: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Any]:
-    """The fields of a graph, but its name and mode, of op records.
+    """Return the fields of a graph other than its name and mode, from op records.
 
     Raises:
-        GraphError: a record breaks a rule of the format, or names an op that isn't there; the message names the op.
+        GraphError: a record breaks a rule of the format, or refers to an op that isn't there; the message names the op.
     """
     index: dict[str, int] = {}
     records = []
@@ -141,7 +141,7 @@ def fields_of_ops(ops: Sequence[Mapping[str, Any]], mode: str) -> dict[str, Any]
 
 
 def ops_of(graph: GraphArrays) -> list[dict[str, Any]]:
-    """Op records of a graph; inverse of `fields_of_ops`."""
+    """Return the op records of a graph: the inverse of `fields_of_ops`."""
     records: list[dict[str, Any]] = []
     memory = memory_fields.records(graph)
     for i, name in enumerate(graph.op_names):

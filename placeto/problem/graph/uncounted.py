@@ -1,4 +1,4 @@
-"""Computing ops whose FLOPs nobody has counted, by their names."""
+"""Ops that compute products but have no count of FLOPs, found by their names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _COMPUTING = {
         r"|^Linear|^SVM"
     ),
 }
-"""In the names of the ops of a namespace that compute products."""
+"""Namespace -> pattern that is found in the names of its ops that compute products."""
 _NO_PRODUCTS = {"", "prims", "rngprims", "profiler", "c10d", "_c10d_functional", "torchvision", "optimizer", "graphs"}
-"""Namespaces of ops that compute none, but for those with a formula."""
+"""Namespaces whose ops compute no products, except those that have a formula."""
 
 
 class UncountedWarning(UserWarning):
@@ -27,14 +27,15 @@ class UncountedWarning(UserWarning):
 
 
 def without_formula(graph: ComputationGraph, has_formula: Callable[[str], bool] = lambda kind: False) -> dict[str, int]:
-    """Of the types of captured ops, those that may compute products and have no formula, and how many ops they are.
+    """Return the types of captured ops that may compute products but have no formula, each with its number of ops.
 
-    They are aten's and ONNX's by their names, and all of packages that aren't torch's own, or of domains that aren't
-    ONNX's.
+    In the namespaces of aten and ONNX, they are found by their names. Of packages other than torch's own and of domains
+    other than ONNX's, all types without FLOPs count.
 
     Args:
         graph: Its ops have types such as "aten.mm" and "onnx.Gemm".
-        has_formula: Whether the FLOPs of a type are counted, although these ops have 0. Of ONNX's types none are.
+        has_formula: Whether there is a formula for the FLOPs of a type, so that 0 FLOPs are a count. ONNX's types have
+            none.
     """
     counts: dict[str, int] = {}
     for kind, counted in zip(graph.op_types, graph.flops.tolist(), strict=True):
@@ -47,7 +48,7 @@ def without_formula(graph: ComputationGraph, has_formula: Callable[[str], bool] 
 
 
 def told(found: dict[str, int]) -> str:
-    """One line about types of ops without a formula, "" where there is none."""
+    """Return a line for users about types of ops without a formula, "" if there are no such types."""
     if not found:
         return ""
     kinds = ", ".join(f"{kind} ({count} op{'s' * (count > 1)})" for kind, count in found.items())

@@ -1,4 +1,4 @@
-"""Grouping: which ops stay together, so that thousands of ops become mostly 30 to 200 decisions.
+"""Grouping: which ops stay together, so that mostly 30 to 200 decisions remain of thousands of ops.
 
 Input: a problem. Output: `Groups`, which can be joined, split and cut, and their flat arrays for kernels.
 """

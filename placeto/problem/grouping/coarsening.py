@@ -1,6 +1,6 @@
-"""The machinery behind `placeto.problem.grouping`: units of ops in the making, and joining them along edges.
+"""Units, the groups in the making of `placeto.problem.grouping`, and how they are joined along edges.
 
-Legend: N ops, T tensors, E edges, D devices, U units.
+Legend: N ops, T tensors, E edges, D devices, P pairs of units.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from placeto.problem.problem import PlacementProblem
 
 
 class Units:
-    """Union-find over ops, with the work and heaviest op of each unit."""
+    """Union-find over ops, with the work and the heaviest op of each unit. A unit's number is that of its root op."""
 
     def __init__(self, problem: PlacementProblem) -> None:
         time = problem.op_time.mean(axis=1)
-        self.work = time.tolist()  # of the unit, at its root
+        self.work = time.tolist()  # microseconds of each unit, at its root
         self.leader = list(range(len(self.work)))
-        self.heaviest = list(range(len(self.work)))  # at the root: the op with most time, later ops losing ties
+        self.heaviest = list(range(len(self.work)))  # at the root: the unit's op with most time, or the first such
         self.time = time.tolist()
         self.total = float(time.sum())
         self.count = len(self.work)
 
     def find(self, op: int) -> int:
-        """The unit of an op, known by one of its ops: the smallest, unless a hub has taken it in (see `merge`)."""
+        """Return the root of an op's unit: the unit's smallest op, unless it became a part of a hub (see `merge`)."""
         leader = self.leader
         while leader[op] != op:
             leader[op] = leader[leader[op]]
@@ -38,12 +38,12 @@ class Units:
         return op
 
     def join(self, one: int, other: int) -> int:
-        """Make the units of two ops one; returns it."""
+        """Join the units of two ops, and return the joined unit."""
         one, other = self.find(one), self.find(other)
         return self.take_in(min(one, other), max(one, other))
 
     def take_in(self, one: int, other: int) -> int:
-        """Make one unit a part of another, by whose op it is then known; returns that."""
+        """Make unit `other` a part of unit `one`, and return `one`. Both are roots."""
         if one == other:
             return one
         self.leader[other] = one
@@ -55,14 +55,14 @@ class Units:
         return one
 
     def roots(self) -> list[int]:
-        """All units, in order."""
+        """Return all units, in the order of their roots."""
         return [op for op in range(len(self.leader)) if self.leader[op] == op]
 
 
 def carries(graph: ComputationGraph) -> np.ndarray:
-    """(E,) bool, edges that tie two ops together: not those of no bytes, which only say what waits for what.
+    """(E,) bool, edges that connect two ops for grouping: those whose tensor has bytes.
 
-    Of an op that has nothing but empty outputs, all do.
+    Edges without bytes only say which op waits for which. If all outputs of an op are empty, all of its edges count.
     """
     total = np.bincount(graph.producer, graph.output_bytes, graph.num_ops)
     return (graph.output_bytes[graph.edge_tensor] > 0) | (total[graph.edge_src] == 0)
@@ -70,7 +70,10 @@ def carries(graph: ComputationGraph) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def neighbours(graph: ComputationGraph) -> tuple[list[list[tuple[int, int]]], list[list[tuple[int, int]]]]:
-    """Producers and consumers of each op, with bytes of the tensors, along edges that carry something; cached."""
+    """Return lists of producers and of consumers of each op, as (op, bytes of the tensor); cached.
+
+    Only the edges of `carries` count.
+    """
     producers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
     consumers: list[list[tuple[int, int]]] = [[] for _ in range(graph.num_ops)]
     kept = carries(graph)
@@ -82,7 +85,7 @@ def neighbours(graph: ComputationGraph) -> tuple[list[list[tuple[int, int]]], li
 
 
 def unit_pairs(problem: PlacementProblem, units: Units) -> tuple[np.ndarray, np.ndarray]:
-    """(2, P) pairs of units that exchange tensors; (P,) microseconds that the largest tensor between them travels."""
+    """Return pairs of units that exchange tensors (2, P), and the transfer time of the largest one (P,), in us."""
     graph = problem.graph
     unit = np.array([units.find(op) for op in range(graph.num_ops)], np.int64)
     kept = carries(graph) & (unit[graph.edge_src] != unit[graph.edge_dst])
@@ -95,7 +98,7 @@ def unit_pairs(problem: PlacementProblem, units: Units) -> tuple[np.ndarray, np.
 
 
 def unit_edges(problem: PlacementProblem, units: Units) -> dict[int, dict[int, float]]:
-    """Neighbours of each unit, with the time in microseconds that the largest tensor between the two travels."""
+    """Return unit -> neighbour -> transfer time in microseconds of the largest tensor between the two."""
     edges: dict[int, dict[int, float]] = {root: {} for root in units.roots()}
     pairs, longest = unit_pairs(problem, units)
     for a, b, us in zip(*pairs.tolist(), longest.tolist(), strict=True):
@@ -105,7 +108,7 @@ def unit_edges(problem: PlacementProblem, units: Units) -> dict[int, dict[int, f
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Within it Python's garbage collector rests: it takes two fifths of the time that is spent on many small lists."""
+    """Switch Python's garbage collector off for the block: it would take two fifths of the time of many small lists."""
     rests = gc.isenabled()
     gc.disable()
     try:
@@ -115,14 +118,14 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-_HUB = 1000  # more neighbours than units of captured models have
+_HUB = 1000  # a unit with more neighbours is a hub; units of captured models have fewer
 
 
 def merge(units: Units, edges: dict[int, dict[int, float]], one: int, other: int) -> int:
-    """Join two units and their edges; returns the unit.
+    """Join two units and their edges, and return the joined unit.
 
-    It is known by the smaller of the two, but where the other is a hub with more neighbours: else the edges of a star's
-    centre would be moved for each leaf.
+    It has the smaller number of the two, unless the other one is a hub with more neighbours. Otherwise the edges of a
+    star's centre would be moved for each leaf.
     """
     kept, gone = min(one, other), max(one, other)
     if len(edges[gone]) > max(_HUB, len(edges[kept])):
@@ -136,7 +139,7 @@ def merge(units: Units, edges: dict[int, dict[int, float]], one: int, other: int
 
 
 def transfer_us(problem: PlacementProblem) -> np.ndarray:
-    """(T,) microseconds that each tensor takes over the mean link of the cluster; 0 with one device."""
+    """(T,) microseconds that each tensor takes over the mean link of the cluster; 0 if there is one device."""
     cluster, bytes_ = problem.cluster, problem.graph.output_bytes
     off = ~np.eye(cluster.num_devices, dtype=bool)
     if not off.any():
@@ -144,12 +147,12 @@ def transfer_us(problem: PlacementProblem) -> np.ndarray:
     return cluster.latency_us[off].mean() + bytes_ * (1.0 / cluster.bandwidth[off]).mean()
 
 
-_STALE = 1.05  # a pair that is so much dearer than it was is put back; at 1 a weight that all ops read takes O(N^2)
-_STALE_AT_HUB = 2.0  # the same of a hub, whose pairs are put back all together
+_STALE = 1.05  # a pair whose cost rose by this factor is put back into the heap; at 1 a weight read by all takes O(N^2)
+_STALE_AT_HUB = 2.0  # this factor for a pair with a hub, whose pairs all rise together
 
 
 def coarsen(problem: PlacementProblem, units: Units, max_groups: int) -> None:
-    """Join pairs with the most transfer for the work joined, until there are few enough groups."""
+    """Join units until there are at most `max_groups`: first those with most transfer for the work that they have."""
     if units.count <= max_groups:
         return
     edges = unit_edges(problem, units)
@@ -162,7 +165,7 @@ def coarsen(problem: PlacementProblem, units: Units, max_groups: int) -> None:
         newest[pair] = _cost(units, *pair, edges[one][other])
         heapq.heappush(heap, (newest[pair], *pair))
 
-    for _ in range(3):  # the cap grows where it leaves too many groups
+    for _ in range(3):  # the limit on a unit's work grows if it leaves too many units
         for one in edges:
             for other in edges[one]:
                 if one < other:
@@ -179,7 +182,7 @@ def coarsen(problem: PlacementProblem, units: Units, max_groups: int) -> None:
                 continue
             near_a, near_b = edges[a], edges[b]
             kept = merge(units, edges, a, b)
-            for other in near_b if kept == a else near_a:  # pairs that the unit had before have only become dearer
+            for other in near_b if kept == a else near_a:  # the cost of the pairs that `kept` had before has only risen
                 if other != kept:
                     push(kept, other)
         limit *= 4.0
@@ -191,7 +194,7 @@ def _cost(units: Units, a: int, b: int, transfer: float) -> float:
 
 
 def _coarsen_unconnected(units: Units, max_groups: int) -> None:
-    """Join the lightest two until there are few enough: what is left has no edges, or is very uneven."""
+    """Join the two lightest units until there are at most `max_groups`, whether or not edges connect them."""
     heap = [(units.work[root], root) for root in units.roots()]
     heapq.heapify(heap)
     while units.count > max_groups:

@@ -15,24 +15,24 @@ from placeto.problem.grouping.grouping import Groups
 
 
 class GroupArrays(NamedTuple):
-    """Which ops are in which group, and what each op reads: arrays of int64."""
+    """The ops of each group, and the inputs of each op, as int64 arrays."""
 
-    group: np.ndarray  # (N,)
+    group: np.ndarray  # (N,) group of each op
     op_ptr: np.ndarray  # (G+1,) offsets of each group's ops
-    ops: np.ndarray  # (N,) by group, in topological order within it
+    ops: np.ndarray  # (N,) ops by group, in topological order within each group
     in_ptr: np.ndarray  # (N+1,) offsets of each op's inputs
-    in_src: np.ndarray  # (E,)
-    in_tensor: np.ndarray  # (E,)
+    in_src: np.ndarray  # (E,) op that makes each input
+    in_tensor: np.ndarray  # (E,) tensor of each input
 
 
 @lru_cache(maxsize=1024)
 def group_arrays(graph: ComputationGraph, groups: Groups) -> GroupArrays:
-    """The arrays of a graph whose ops are in groups; cached."""
+    """Return the arrays of a graph and its groups; cached."""
     return new_group_arrays(graph, groups)
 
 
 def new_group_arrays(graph: ComputationGraph, groups: Groups) -> GroupArrays:
-    """The same for groups that won't come again: not cached."""
+    """Return the arrays of a graph and its groups, without a cache: for groups that are used only once."""
     ops = np.lexsort((graph.position, groups.group))
     return GroupArrays(
         group=groups.group,

@@ -1,19 +1,19 @@
-"""Colocation groups: thousands of ops become mostly 30 to 200 decisions. The simulator still runs op by op.
+"""Colocation groups: mostly 30 to 200 decisions remain of thousands of ops. The simulator still runs op by op.
 
-Hard rules: ops that share a `colocation` id stay together (in a captured training step a parameter and the op that
-makes its gradient). By choice a parameter stays with its first user as well. Other ops of no cost join the producer or
-the first user. The rest is judgement, in four steps (`group_ops`):
+Hard rules: ops that share a `colocation` id stay together (in a captured training step, a parameter and the op that
+makes its gradient). By choice, a parameter also stays with its first user. Other ops without cost join their producer,
+or their first user if they have none. The rest is done by rules of thumb, in four steps (`group_ops`):
 
-1. backward ops know the forward op they belong to: gradients of a weight that several calls share (steps of a
-   recurrent network) are set apart, since nothing waits for them, all but their last sum;
-2. an op that computes for less time than its tensors travel joins a neighbour, one of its own call of a module first,
-   then one of its module, unless there are few groups already;
+1. each backward op is assigned to the forward op that it belongs to. Gradients of a weight that several calls share
+   (steps of a recurrent network) get groups of their own, since no op waits for them, except for their last sum;
+2. an op that computes for less time than its tensors travel joins a neighbour, unless there are few groups already. A
+   neighbour of the same call of a module comes first, then one of the same module;
 3. if there are many groups, calls of one module are joined in blocks;
-4. if there are still too many, groups are joined along the edges that would carry most for the work they join.
+4. if there are still too many, groups are joined along the edges that would carry most for the work that they join.
 
 No step makes a group larger than a share of all work, unless there is no other way.
 
-What was tried stands in experiments/decisions/2026-11-21-other-placers-and-grouping.md.
+experiments/decisions/2026-11-21-other-placers-and-grouping.md says what else was tried.
 
 Legend: N ops, E edges, G groups, U units (groups in the making).
 """
@@ -47,11 +47,11 @@ from placeto.problem.grouping.grouping_kernels import Joining, Origins, Reads, f
 from placeto.problem.problem import PlacementProblem, check_problem
 
 MAX_GROUPS = 200
-_LIGHT = 0.2  # an op joins a neighbour if it takes less than this share of its largest tensor's transfer
+_LIGHT = 0.2  # an op joins a neighbour if it takes less than this share of its longest transfer
 _LARGEST = 0.06  # largest share of all work in one group, unless a hard rule makes it larger
-_TRIFLE = 0.1  # what adds less than this share to a group may make it larger
+_TRIFLE = 0.1  # an op that adds less than this share to a group may exceed `_LARGEST`
 _FEWEST = 30  # light ops are joined while there are more groups than this
-_SHARED = 1000  # a tensor that more ops have in common doesn't tell which of them belong together
+_SHARED = 1000  # if more ops share a tensor, it is no sign of which of them belong together
 _CALLED = 60  # calls of a module are joined in blocks while there are more groups than this
 
 
@@ -62,7 +62,7 @@ class Groups:
     group: np.ndarray  # (N,) int64, group of each op
     num_groups: int  # G
     modules: tuple[str, ...]  # (G,) module path of each group's heaviest op, "" where unknown
-    sets: tuple[np.ndarray, ...]  # int64 arrays of group ids worth moving together: modules, subtrees, blocks of time
+    sets: tuple[np.ndarray, ...]  # int64 arrays of groups to move together: modules, subtrees of modules, calls
 
     def __post_init__(self) -> None:
         for array in (self.group, *self.sets):
@@ -70,15 +70,15 @@ class Groups:
 
     @cached_property
     def first_op(self) -> np.ndarray:
-        """(G,) int64, the first op of each group."""
+        """(G,) int64, the op of each group with the least index."""
         return np.unique(self.group, return_index=True)[1]
 
 
 def expand(groups: Groups, group_placement: np.ndarray) -> np.ndarray:
-    """Placement (N,) of ops from a placement (G,) of groups.
+    """Return the placement (N,) of ops that follows from a placement (G,) of groups.
 
     Raises:
-        ValueError: not one device per group.
+        ValueError: the placement doesn't have one device for each group.
     """
     group_placement = np.asarray(group_placement)
     if group_placement.shape != (groups.num_groups,):
@@ -88,14 +88,16 @@ def expand(groups: Groups, group_placement: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def group_ops(problem: PlacementProblem, max_groups: int = MAX_GROUPS) -> Groups:
-    """Group the ops of a problem; cached. A graph without modules is only coarsened if it has too many ops.
+    """Group the ops of a problem; cached.
+
+    If no op has a module, only the hard rules apply, and groups are joined if there are too many of them.
 
     Args:
-        problem: op times and link speeds say which ops are worth moving apart.
-        max_groups: at most so many groups, unless hard rules (unconnected ops, a cap on a group's work) need more.
+        problem: its op times and link speeds decide which ops are joined.
+        max_groups: the largest number of groups.
 
     Raises:
-        ValueError: max_groups below 1.
+        ValueError: max_groups is below 1.
     """
     check_problem(problem)
     if max_groups < 1:
@@ -115,10 +117,10 @@ def group_ops(problem: PlacementProblem, max_groups: int = MAX_GROUPS) -> Groups
 
 @lru_cache(maxsize=256)
 def join_groups(problem: PlacementProblem, groups: Groups, max_groups: int) -> Groups:
-    """Join groups until there are at most so many, as far as that is possible: a coarser view of the problem; cached.
+    """Join groups until there are at most `max_groups`; cached. The result has coarser groups of the same problem.
 
     Raises:
-        ValueError: max_groups below 1.
+        ValueError: max_groups is below 1.
     """
     check_problem(problem)
     if max_groups < 1:
@@ -133,18 +135,19 @@ def join_groups(problem: PlacementProblem, groups: Groups, max_groups: int) -> G
 
 @lru_cache(maxsize=256)
 def split_groups(problem: PlacementProblem, groups: Groups, max_groups: int) -> Groups:
-    """Split groups as far as the hard rules allow, but into no more parts in all than asked: a finer view; cached.
+    """Split groups into at most `max_groups` parts in all, as far as the hard rules allow; cached.
 
-    Parts join along the edges within their group, the lightest first, until they are few enough. Where nothing connects
-    them there stay more. The parts of each group, and of each of its sets, are sets of their own.
+    It begins with the smallest parts that the hard rules allow, and joins them along the edges within their group, the
+    lightest first, until there are few enough. If no edges connect them, more parts remain. The parts of each group are
+    a set of the result, and so are the parts of each set of groups.
 
     Args:
         problem: as in `group_ops`.
-        groups: which keep the hard rules, as those of `group_ops` and `join_groups` do.
-        max_groups: at most so many parts; if there are as many groups, each stays whole.
+        groups: groups that keep the hard rules, as those of `group_ops` and `join_groups` do.
+        max_groups: the largest number of parts; with as many groups, each connected group stays whole.
 
     Raises:
-        ValueError: max_groups below 1.
+        ValueError: max_groups is below 1.
     """
     check_problem(problem)
     if max_groups < 1:
@@ -167,15 +170,15 @@ def split_groups(problem: PlacementProblem, groups: Groups, max_groups: int) -> 
 
 
 def cut_groups(problem: PlacementProblem, groups: Groups, placement: np.ndarray) -> Groups:
-    """Cut groups where a placement (N,) of ops does: what it has on one device of a group is a part; cached.
+    """Cut each group into parts, one for each device on which a placement (N,) has ops of the group; cached.
 
-    What a heuristic places op by op can then be searched on from. The parts of each group, and of each of its sets, are
-    sets of their own. If the placement keeps groups together, these are the groups.
+    A search by groups can then begin with a placement that a heuristic made op by op. The parts of each group are a set
+    of the result, and so are the parts of each set of groups. If the placement cuts no group, `groups` are returned.
 
     Args:
         problem: as in `group_ops`.
-        groups: which keep the hard rules, as those of `group_ops` and `join_groups` do.
-        placement: which keeps ops of one colocation id together.
+        groups: groups that keep the hard rules, as those of `group_ops` and `join_groups` do.
+        placement: (N,) device of each op; ops of one colocation id are on one device.
     """
     return _cut_groups(problem, groups, np.ascontiguousarray(placement, np.int64).tobytes())
 
@@ -193,9 +196,9 @@ def _cut_groups(problem: PlacementProblem, groups: Groups, placement: bytes) -> 
 
 
 def _parts(graph: ComputationGraph, units: Units, groups: Groups) -> Groups:
-    """Units as parts of groups."""
+    """Make `Groups` of units, each a part of one of `groups`. The parts of a group, and those of a set, are sets."""
     parts = _finish(graph, units, _labels(graph))
-    home = np.empty(parts.num_groups, np.int64)  # (parts,) the group of each
+    home = np.empty(parts.num_groups, np.int64)  # (parts,), the group of each part
     home[parts.group] = groups.group
     wholes = [np.flatnonzero(np.isin(home, whole)) for whole in (*np.arange(groups.num_groups), *groups.sets)]
     sets = {tuple(members.tolist()): None for members in (*parts.sets, *wholes)}
@@ -205,13 +208,16 @@ def _parts(graph: ComputationGraph, units: Units, groups: Groups) -> Groups:
 
 @dataclass(frozen=True)
 class _Label:
-    """Where an op comes from: its pass as the graph has it; its call, in names such as ``module@call/grad/type_3``."""
+    """The origin of an op: its module, its call and pass from names such as ``module@call/grad/type_3``.
+
+    If the graph has passes, they come before the names.
+    """
 
     module: str
     call: int
     backward: bool
-    base: str  # what is left of the name: the same for the same op of another call
-    gradient: bool = False  # a gradient of a weight that several calls share
+    base: str  # the rest of the name, which is equal for the same op in all calls
+    gradient: bool = False  # whether it makes a gradient of a weight that several calls share
 
     @property
     def place(self) -> tuple[str, int]:
@@ -220,7 +226,7 @@ class _Label:
 
     @property
     def part(self) -> tuple[str, str, bool]:
-        """What is the same in all calls of a module."""
+        """Module, base and gradient: equal for the same op in all calls of a module."""
         return self.module, self.base, self.gradient
 
 
@@ -259,17 +265,17 @@ def _join_hard(graph: ComputationGraph, units: Units) -> None:
 
 
 def _set_gradients_apart(graph: ComputationGraph, units: Units, labels: list[_Label]) -> None:
-    """Mark the gradients of weights that several calls share; sums of them join what they add."""
+    """Mark gradients of weights that several calls share. Ops that sum or slice them join their producer."""
     weight, backward = np.array(graph.op_types) == "parameter", np.array([label.backward for label in labels])
     home, kept = _homes(graph, labels, weight, backward), carries(graph)
     weighs = np.bincount(graph.edge_dst[kept & weight[graph.edge_src]], minlength=graph.num_ops) > 0
     used = np.bincount(graph.edge_src[kept], minlength=graph.num_ops) > 0
     for op in np.flatnonzero((home >= 0) & (graph.flops > 0) & used & weighs[home] & ~weighs).tolist():
         labels[op] = replace(labels[op], base=labels[home[op]].base, gradient=True)
-    stays = (together(graph) >= 0) & ~used  # a gradient that stays with its parameter
+    stays = (together(graph) >= 0) & ~used  # gradients that stay with their parameter
     producers, _ = neighbours(graph)
     order = graph.topological_order
-    for op in order[(backward & (home < 0) & ~stays)[order]].tolist():  # sums, slices and the like
+    for op in order[(backward & (home < 0) & ~stays)[order]].tolist():  # such as sums and slices of gradients
         label = labels[op]
         same = [p for p in producers[op] if labels[p[0]].backward and labels[p[0]].place == label.place]
         producer, _ = max(same or producers[op], key=lambda pair: (pair[1], pair[0]), default=(op, 0))
@@ -315,7 +321,7 @@ def _homes(graph: ComputationGraph, labels: Sequence[_Label], weight: np.ndarray
 
 
 def _join_light(problem: PlacementProblem, units: Units, labels: Sequence[_Label]) -> None:
-    """Join what computes for less time than its tensors travel to a neighbour, the lightest first."""
+    """Join units that compute for less time than their tensors travel to a neighbour, the lightest first."""
     pairs, travel = unit_pairs(problem, units)
     leader, work, heaviest = np.array(units.leader), np.array(units.work), np.array(units.heaviest)
     joining = Joining(_LIGHT, _LARGEST * units.total, _TRIFLE, _FEWEST)
@@ -324,11 +330,11 @@ def _join_light(problem: PlacementProblem, units: Units, labels: Sequence[_Label
 
 
 def _origins(labels: Sequence[_Label]) -> Origins:
-    """The labels of ops as numbers."""
+    """Return the labels of ops as numbers, for kernels."""
     modules: dict[str, int] = {}
     parts: dict[tuple[str, str, bool], int] = {}
     names: dict[str, int] = {}
-    calls: dict[int, int] = {}  # a file may number them beyond an int64
+    calls: dict[int, int] = {}  # by number, since numbers in names may exceed int64
     module = [modules.setdefault(label.module, len(modules)) for label in labels]
     part = [parts.setdefault(label.part, len(parts)) if label.gradient else -1 for label in labels]
     paths = [[names.setdefault(name, len(names)) for name in of.split(".")] for of in modules]
@@ -340,7 +346,7 @@ def _origins(labels: Sequence[_Label]) -> Origins:
 
 
 def _join_calls(units: Units, labels: Sequence[_Label], max_groups: int) -> None:
-    """Join the same part of neighbouring calls in blocks, the longest blocks needed and no longer."""
+    """Join the same part of successive calls in blocks, which are no longer than `max_groups` requires."""
     parts: dict[tuple[str, str, bool], list[tuple[int, int]]] = defaultdict(list)  # -> (call, unit)
     for root in units.roots():
         label = labels[units.heaviest[root]]
@@ -351,7 +357,7 @@ def _join_calls(units: Units, labels: Sequence[_Label], max_groups: int) -> None
     limit = _LARGEST * units.total
     for part in parts.values():
         part.sort()
-        size, last = -(-len(part) // -(-len(part) // block)), -1  # blocks of a part are as equal as can be
+        size, last = -(-len(part) // -(-len(part) // block)), -1  # blocks of a part have nearly equal lengths
         for position, (_, root) in enumerate(part):
             if position % size and units.work[last] + units.work[root] <= limit:
                 last = units.join(last, root)
@@ -369,7 +375,7 @@ def _finish(graph: ComputationGraph, units: Units, labels: Sequence[_Label]) -> 
 
 
 def _sets(heads: Sequence[_Label]) -> tuple[np.ndarray, ...]:
-    """Sets of 2 to G-1 groups: parts through all calls, modules, subtrees of modules, and calls within these."""
+    """Return sets of 2 to G-1 groups: a part in all its calls, a module, a subtree of modules, or a call of these."""
     found: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
     for group, head in enumerate(heads):
         path = head.module.split(".") if head.module else []

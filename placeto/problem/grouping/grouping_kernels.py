@@ -1,4 +1,4 @@
-"""The steps of `placeto.problem.grouping` that look at every op, compiled: graphs have tens of thousands of them.
+"""The steps of `placeto.problem.grouping` that visit every op, compiled: graphs have tens of thousands of ops.
 
 Legend: N ops, E edges, T tensors, K kinds of ops, M modules, P pairs of neighbours, F (place, tensor, forward op).
 """
@@ -14,22 +14,22 @@ from placeto.compiling import compiled
 
 
 class Origins(NamedTuple):
-    """Where ops come from, as numbers."""
+    """The origin of each op: its module, call and part, as numbers."""
 
-    module: np.ndarray  # (N,) int64
-    call: np.ndarray  # (N,) int64, of the module
-    part: np.ndarray  # (N,) int64, of gradients of a weight that several calls share: the same for one weight; else -1
+    module: np.ndarray  # (N,) int64, number of the module
+    call: np.ndarray  # (N,) int64, number of the call of the module
+    part: np.ndarray  # (N,) int64, number of the weight whose gradient it makes, if several calls share it; else -1
     path_ptr: np.ndarray  # (M+1,) int64, offsets of each module's path
-    path: np.ndarray  # int64, the names along it
+    path: np.ndarray  # int64, numbers of the names along each path
 
 
 class Joining(NamedTuple):
-    """When an op joins a neighbour."""
+    """Limits that decide when a unit joins a neighbour."""
 
-    light: float  # its time is less than this share of its longest transfer
-    largest: float  # the most work of a unit, microseconds, unless
-    trifle: float  # it adds less than this share of the neighbour's
-    fewest: int  # units: then it ends
+    light: float  # it joins if its time is less than this share of its longest transfer
+    largest: float  # the most work of a joined unit, in microseconds
+    trifle: float  # the work may exceed `largest` if the unit adds less than this share of the neighbour's work
+    fewest: int  # units are joined while there are more than this
 
 
 @compiled(nogil=True)
@@ -45,19 +45,19 @@ def join_light(
 ) -> int:
     """Join units whose work takes less time than their tensors travel to a neighbour, the lightest first.
 
-    To the one that stands closest in the module tree, then where most travels. Gradients of shared weights only join
-    those of the same weight.
+    A unit joins the neighbour that is closest in the module tree, and of equally close ones the one with the longest
+    transfer. Gradients of shared weights only join those of the same weight.
 
     Args:
-        leader: (N,) int64, an op of the same unit; of its smallest op, by which it is known, that op. Changed, as are
-            the next two.
-        work: (N,) microseconds of the unit, at its leader.
-        heaviest: (N,) int64, the unit's heaviest op, at its leader.
+        leader: (N,) int64, another op of the same unit, on the way to the unit's smallest op, its root; a root has
+            itself. Changed, as are the next two.
+        work: (N,) microseconds of each unit, at its root.
+        heaviest: (N,) int64, the heaviest op of each unit, at its root.
         time: (N,) microseconds of each op.
-        pairs: (2, P) int64, leaders of units that exchange tensors, each pair once.
-        travel: (P,) microseconds that the largest of these travels.
-        origins: of the ops.
-        joining: when.
+        pairs: (2, P) int64, roots of units that exchange tensors, each pair once.
+        travel: (P,) microseconds of the longest transfer between each pair.
+        origins: the origin of each op.
+        joining: the limits.
 
     Returns:
         How many units were joined to others.
@@ -76,7 +76,7 @@ def join_light(
     heap = [(work[op], op) for op in range(num_ops) if leader[op] == op]
     heapq.heapify(heap)
     count, joined = len(heap), 0
-    met = np.full(num_ops, -1, np.int64)  # the half-edge by which the unit at hand meets another
+    met = np.full(num_ops, -1, np.int64)  # the half-edge from the current unit to each other unit
     while len(heap) > 0 and count - joined > joining.fewest:
         mine, unit = heapq.heappop(heap)
         if leader[unit] != unit or work[unit] != mine:
@@ -122,7 +122,10 @@ def _tidy(
     us: np.ndarray,
     met: np.ndarray,
 ) -> float:
-    """Leave one half-edge to each neighbour of a unit, the longest, and none to itself; that of the longest, or -1."""
+    """Keep one half-edge to each neighbour of a unit, with the longest time, and none to the unit itself.
+
+    Returns the longest time of all, in microseconds, or -1.
+    """
     last, longest, half = -1, -1.0, head[unit]
     head[unit] = -1
     while half >= 0:
@@ -155,7 +158,7 @@ def _tidy(
 
 @compiled(inner=True, nogil=True)
 def _affinity(origins: Origins, one: int, other: int) -> float:
-    """How close two ops stand in the module tree: 2 = same call, 1 = same module, else the shared part of the path."""
+    """How close two ops are in the module tree: 2 = same call, 1 = same module, else the share of common path."""
     a, b = origins.module[one], origins.module[other]
     if a == b:
         return 2.0 if origins.call[one] == origins.call[other] else 1.0
@@ -168,25 +171,26 @@ def _affinity(origins: Origins, one: int, other: int) -> float:
 
 
 class Reads(NamedTuple):
-    """What backward ops read, and which forward ops of the same call of a module make or read that as well."""
+    """The inputs of backward ops, and the forward ops of the same call of a module that make or read these tensors."""
 
     ptr: np.ndarray  # (N+1,) int64, offsets of each op's inputs
-    tensor: np.ndarray  # (E,) int64
-    backward: np.ndarray  # (N,) bool
-    forward: np.ndarray  # (F,) int64
-    first: np.ndarray  # (E,) int64, where in `forward` those of an input begin
-    last: np.ndarray  # (E,) int64, where they end
-    kind: np.ndarray  # (N,) int64
+    tensor: np.ndarray  # (E,) int64, tensor of each input
+    backward: np.ndarray  # (N,) bool, ops of the backward pass
+    forward: np.ndarray  # (F,) int64, forward ops, sorted by (place, tensor)
+    first: np.ndarray  # (E,) int64, where in `forward` the forward ops of each input begin
+    last: np.ndarray  # (E,) int64, where in `forward` they end
+    kind: np.ndarray  # (N,) int64, number of the op's type
     alike: np.ndarray  # (K, K) bool, whether an op of the second kind may be the gradient of one of the first
     reader_ptr: np.ndarray  # (T+1,) int64, offsets of each tensor's readers
-    reader: np.ndarray  # (E,) int64
+    reader: np.ndarray  # int64, ops that read each tensor; none for tensors with too many readers
 
 
 @compiled(nogil=True)
 def find_homes(reads: Reads) -> np.ndarray:
-    """(N,) int64, the forward op that each backward op belongs to: it shares most tensors, then is alike; -1 = unknown.
+    """(N,) int64, the forward op that each backward op belongs to; -1 = unknown.
 
-    Where several are as good, it is the one to which another reader of the same incoming gradient belongs.
+    It is the forward op that shares most tensors with the backward op, and of equal ones the one of a similar type. If
+    several remain, it is the one to which another reader of one of the backward op's inputs belongs.
     """
     num_ops = len(reads.backward)
     plain, score = np.full(num_ops, -1, np.int64), np.zeros(num_ops)
@@ -221,7 +225,10 @@ def find_homes(reads: Reads) -> np.ndarray:
 
 @compiled(inner=True, nogil=True)
 def _score(reads: Reads, op: int, score: np.ndarray, met: np.ndarray) -> tuple[int, float]:
-    """Tensors that each forward op shares with a backward op, and half a one if they are alike; how many, the most."""
+    """Fill `score` with the number of tensors that forward ops share with a backward op, plus 0.5 if they are alike.
+
+    `met` gets the forward ops that have a score. Returns how many there are, and the largest score.
+    """
     count, best = 0, 0.0
     for e in range(reads.ptr[op], reads.ptr[op + 1]):
         for k in range(reads.first[e], reads.last[e]):
