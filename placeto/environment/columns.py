@@ -47,8 +47,8 @@ class PairColumns(NamedTuple):
     tight_in: int  # the transfers of `affinity_in`, weighted by tightness / makespan
     tight_out: int  # the transfers of `affinity_out`, weighted by tightness / makespan
     late_self: int  # largest lateness of an op of the group beyond its slack, after the move / makespan, -0.3 to 1
-    late_child: int  # largest lateness of a tensor at a child outside of the group, likewise
-    late_displaced: int  # largest lateness of the op that would run next on this device, likewise
+    late_child: int  # largest lateness of a tensor at a child outside of the group / makespan, -0.3 to 1
+    late_displaced: int  # largest lateness of an op that would run next on this device / makespan, -0.3 to 1
     gain: int  # largest time by which an op would end earlier, weighted by criticality / makespan, 0 to 1
     mean_late: int  # mean lateness of the group's ops, weighted by their times / makespan, 0 to 1
     wait: int  # time that the group's ops would wait for ops that are already there / makespan, 0 to 1

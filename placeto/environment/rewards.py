@@ -25,7 +25,7 @@ PlacementReward = Callable[[np.ndarray], np.ndarray]
 
 
 def improvement(makespan: Tensor) -> Tensor:
-    """Drop of the makespan by each move, negative where it made it worse: (T+1, B) -> (T, B). The paper's, section 3.1.
+    """Drop of the makespan by each move, negative if it gets longer: (T+1, B) -> (T, B). The paper's, section 3.1.
 
     >>> improvement(torch.tensor([[1.0], [0.5], [0.75]])).flatten().tolist()
     [0.5, -0.25]
@@ -70,7 +70,7 @@ def square_root(relative: np.ndarray) -> np.ndarray:
 
 
 def logarithm(relative: np.ndarray) -> np.ndarray:
-    """Minus the logarithm of the makespan of a whole placement: a per cent less is worth as much everywhere."""
+    """Minus the logarithm of the makespan of a whole placement: 1 % less is worth the same at any makespan."""
     return -np.log(relative)
 
 

@@ -2,7 +2,8 @@
 
 Input: a problem and a budget. Output: a `PlacementResult`. The table `HEURISTICS` has all of them by name: one device,
 simple rules, partitioning, list scheduling, the placers of Baechi, searches (`local_search`) and the optimum (`exact`).
-Each is a rule that scores placements with an `Evaluator`. Searches begin with the best placement of the others.
+Each scores placements with an `Evaluator`, which keeps the best. Searches begin with the best placement of the
+constructive placers.
 """
 
 from __future__ import annotations

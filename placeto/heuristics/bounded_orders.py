@@ -85,7 +85,7 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
             )
             order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound * each))
             order = order[order < len(place)]
-            yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as files keep it
+            yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as in files
     split = bool(np.isin(chunk[:ops][(kind == _BACKWARD) & (time > 0.0)], chunk[:ops][kind == _DEFERRED]).any())
     found = Chunks(of_device, of_batch, names[begun] % (int(owner.max()) + 1))
     at, belongs = np.searchsorted(begun, chunk[:ops]), np.isin(chunk[:ops], begun)

@@ -44,7 +44,7 @@ _INTERLEAVED = 2, 3  # stages of each device; four are up to 1.7 % better in 3 o
 _ON_ORDERS = 0.02  # share of the budget that is left after the starts, for choosing the order
 _BEST = 3  # number of plans that are tried in further orders
 FIRST_ORDERS = ("priority", "earlier-0.02")
-"""Orders under which all plans are tried; the best of them, and data parallelism, are then tried under all others."""
+"""All plans are tried under these orders. The best plans, and the best with one stage, are then tried under others."""
 
 
 def try_all_plans(evaluator: Evaluator, seed: int) -> None:
@@ -88,7 +88,7 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
         if refusals:
             raise PlanError(f"torch runs no pipeline of this step on {problem.cluster.name}: {refusals[0]}")
         plans, keep = score_plans(evaluator), _any
-    if not even:  # torch runs whole chunks, whose orders these are not
+    if not even:  # torch runs whole chunks, in orders of its own
         plans = _under_further_orders(evaluator, plans, decided)
     choose_order(evaluator, decided)
     if not plans:  # the best placement so far takes no longer than the work alone
@@ -363,7 +363,7 @@ class Plan:
         dealt = [np.array(own)[_deal(num_micro_batches(graph), speeds[list(own)])] for own in self.devices]
         placement = np.array(dealt)[stage, np.maximum(graph.micro_batches, 0)]
         load, homes = np.zeros(problem.num_devices), {}
-        free = (graph.micro_batches == NO_MICRO_BATCH) & (num_micro_batches(graph) > 1)  # else all ops have none
+        free = (graph.micro_batches == NO_MICRO_BATCH) & (num_micro_batches(graph) > 1)  # if M is 1, all ops have none
         for op in graph.topological_order[free[graph.topological_order]].tolist():
             key = (int(graph.colocation[op]), -1) if graph.colocation[op] >= 0 else (-1, op)
             made_of = [of for of in graph.reads[op] if free[of]]
