@@ -247,7 +247,8 @@ def _observe_batch(
 ) -> None:
     """Observe all placements, with one thread or `several`.
 
-    Both are in one kernel, since numba keeps the compiled code of both under the name of the one function.
+    Both loops are in one kernel: if the function were compiled twice, with and without threads, numba would cache both
+    under the same name.
     """
     if several:
         for b in prange(len(index)):
