@@ -1,10 +1,10 @@
-"""Episodes of the placement MDP side by side, with what libraries of reinforcement learning want: padded arrays.
+"""Episodes of the placement MDP side by side, with padded arrays, which libraries of reinforcement learning need.
 
-Each is about one of several problems. Its groups of ops are moved one after another, as in `placeto.environment.mdp`,
-and it ends when each could have been moved once.
+Each episode is about one of several problems. Its groups of ops are moved one after another, as in
+`placeto.environment.mdp`. It ends after as many moves as there are groups.
 
 Legend: B episodes, C problems, G groups of the largest problem, D devices of the largest cluster, M arcs between groups
-of the problem with most, A actions.
+of the problem with the most, A actions.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.schedule import simulate
 
 NOTHING = -1
-"""In place of an arc that isn't there."""
+"""Number of a group in rows of `arcs` that have no arc."""
 LARGEST = 1e6
-"""Features, which are shares and logarithms, are cut off here: spaces of observations need bounds."""
+"""Features are clipped to this size, since spaces of observations need bounds. They are shares and logarithms."""
 
 
 class EpisodesError(ValueError):
-    """Problems that can't be placed in episodes, or an option of a reset that doesn't fit."""
+    """Raised for problems that can't be placed in episodes, for wrong actions, and for wrong options of a reset."""
 
 
 class Sizes(NamedTuple):
-    """To which sizes arrays are padded."""
+    """The sizes to which arrays are padded."""
 
     groups: int  # G
     devices: int  # D
@@ -44,7 +44,10 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, problems: Sequence[PlacementProblem]) -> Sizes:
-        """The largest of some problems, those that are trained on and those that are tested on together."""
+        """The smallest sizes that all of these problems fit into.
+
+        Give it the problems for training and those for testing together, so that one policy takes both.
+        """
         instances = [make_instance(problem) for problem in problems]
         return cls(
             max(instance.groups.num_groups for instance in instances),
@@ -54,18 +57,18 @@ class Sizes(NamedTuple):
 
 
 class Episodes:
-    """B episodes side by side: what both environments are made of.
+    """B episodes side by side, on which both environments of `placeto.environment.gym` are built.
 
     Args:
         problems: one of them is drawn for each episode.
-        env: who picks the next node, and which moves are taken back.
-        reward: name of what a move is worth, from `placeto list rewards`.
+        env: who chooses the next node, and which moves are taken back.
+        reward: name of a reward of moves, from `placeto list rewards`.
         count: B.
-        sizes: the sizes to which arrays are padded; those of the largest problem if not given.
+        sizes: the sizes to which arrays are padded; None = those that the problems need.
 
     Raises:
-        EpisodesError: there is no problem, one has nothing to place or is larger than `sizes`, or there is no such
-            reward.
+        EpisodesError: there is no problem, a problem has only one device or is larger than `sizes`, or there is no
+            reward of this name.
     """
 
     def __init__(
@@ -98,7 +101,10 @@ class Episodes:
 
     @property
     def actions(self) -> int:
-        """A: group * D + device; where the order is fixed, the device of the group whose turn it is."""
+        """A, the number of actions.
+
+        An action is group * D + device. With the topological order it is only the device, for the current group.
+        """
         return self.sizes.devices if self._fixed else self.sizes.groups * self.sizes.devices
 
     @property
@@ -110,7 +116,7 @@ class Episodes:
         """The state of the episodes.
 
         Raises:
-            EpisodesError: they haven't begun.
+            EpisodesError: the episodes haven't begun.
         """
         if self.state is None:
             raise EpisodesError("the episodes haven't begun: call reset() first")
@@ -120,9 +126,9 @@ class Episodes:
         """Begin episodes.
 
         Args:
-            rows: (B,) bool, which of them; all the first time.
-            index: (B,) int64, which problem each is about.
-            placement: (B, G) int64, where they begin; the best single device if not given.
+            rows: (B,) bool, which episodes begin; all True the first time.
+            index: (B,) int64, number of each episode's problem.
+            placement: (B, G) int64, their first placements; None = all ops on the best single device.
         """
         if placement is None:
             placement = np.repeat(self.starts[index][:, None], self.sizes.groups, 1)
@@ -135,15 +141,15 @@ class Episodes:
         self.makespan[rows, 0] = self.state.makespan[rows]
 
     def move(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Make a move in each episode: what it is worth (B,) float32, and whether the episode is over (B,) bool.
+        """Make a move in each episode; returns its reward (B,) float32, and whether the episode is over (B,) bool.
 
-        One that isn't legal changes nothing, but is a move.
+        A move that isn't legal changes nothing, but counts as a move.
 
         Args:
             action: (B,) int64, below A.
 
         Raises:
-            EpisodesError: an action out of this range, or an episode is over.
+            EpisodesError: an action is out of this range, or an episode is over.
         """
         before, mask, action = self.going, self.mask(), np.asarray(action)
         if (self.moves >= self.horizon).any():
@@ -166,11 +172,11 @@ class Episodes:
 
     @property
     def horizon(self) -> np.ndarray:
-        """(B,) moves of each episode: as many as there are groups."""
+        """(B,) int64, number of moves in each episode: the number of its groups."""
         return self.batch.num_groups[self.going.index]
 
     def _worth(self) -> np.ndarray:
-        """(B,) rewards of the last moves: those of whole episodes in which the makespan stays as it is from now on."""
+        """(B,) rewards of the last moves, computed as if the makespan then stayed the same to the episode's end."""
         worth = np.zeros(self.count, np.float32)
         for horizon in np.unique(self.horizon):
             rows = np.flatnonzero(self.horizon == horizon)
@@ -182,7 +188,15 @@ class Episodes:
     def _changed(
         self, state: EnvState, rows: np.ndarray, index: np.ndarray, placement: np.ndarray, visited: np.ndarray
     ) -> EnvState:
-        """The state with some episodes (B,) bool elsewhere, where they have met nothing better yet."""
+        """Return a state in which some episodes begin anew, with their first placement as the best so far.
+
+        Args:
+            state: the state of all episodes.
+            rows: (B,) bool, which episodes begin anew.
+            index: (B,) number of each episode's problem; like the rest, it is used only where `rows` is set.
+            placement: (B, G) device of each group.
+            visited: (B, G) bool, groups that were moved in this sweep.
+        """
         wide = rows[:, None]
         new = reset(
             self.batch,
@@ -195,22 +209,23 @@ class Episodes:
         return replace(new, best=best, best_placement=np.where(wide, new.best_placement, state.best_placement))
 
     def _turn(self) -> np.ndarray:
-        """(B,) the group whose turn it is, where the order is fixed."""
+        """(B,) int64, the current group of each episode; only with the topological order."""
         state = self.going
         return state.data.local.numpy()[state.data.x[:, NODE.is_current].numpy() > 0]
 
     def mask(self) -> np.ndarray:
-        """(B, actions) bool, which actions are legal."""
+        """(B, A) bool, which actions are legal."""
         data = self.going.data
         legal = np.zeros((self.count, self.sizes.groups, self.sizes.devices), bool)
         legal[data.batch.numpy(), data.local.numpy(), : data.legal.shape[1]] = data.legal.numpy()
         return legal[np.arange(self.count), self._turn()] if self._fixed else legal.reshape(self.count, -1)
 
     def observation(self) -> dict[str, np.ndarray]:
-        """What is seen of the episodes, padded with zeros: the columns are those of `placeto.environment.columns`.
+        """Return the observations of all episodes, padded with 0; columns are those of `placeto.environment.columns`.
 
-        "node" (B, G, node features), "pair" (B, G, D, pair features), "edge" (B, M, edge features), all float32;
-        "arcs" (B, M, 2) int64, from which group to which, -1 where there is none; "present" (B, G) int8, 1 = a group.
+        "node" (B, G, node features), "pair" (B, G, D, pair features) and "edge" (B, M, edge features) are float32.
+        "arcs" (B, M, 2) int64 says from which group to which each arc leads, -1 where there is none. "present" (B, G)
+        int8 is 1 for groups, and 0 for padding.
         """
         data = self.going.data
         of, local = data.batch.numpy(), data.local.numpy()
@@ -229,7 +244,11 @@ class Episodes:
         return {name: x.clip(-LARGEST, LARGEST) for name, x in seen.items()} | {"arcs": arcs, "present": present}
 
     def info(self) -> dict[str, np.ndarray]:
-        """(B,) problem of each episode, its makespan and the best met, in microseconds, penalised for memory; mask."""
+        """Return further arrays on each episode.
+
+        "problem" (B,) is the number of its problem. "makespan_us" (B,) and "best_us" (B,) are its makespan and the best
+        so far, penalised for memory. "action_mask" (B, A) is `mask`.
+        """
         state = self.going
         single = self.batch.single_us[state.index]
         return {
@@ -240,12 +259,12 @@ class Episodes:
         }
 
     def best_placement(self, row: int) -> np.ndarray:
-        """(N,) int64, device of each op in the best placement that an episode has met."""
+        """(N,) int64, device of each op in the best placement so far of episode `row`."""
         groups = self.batch.instances[self.going.index[row]].groups
         return expand(groups, self.going.best_placement[row, : groups.num_groups])
 
 
 def _best_device(problem: PlacementProblem) -> int:
-    """The device on which all ops together take the least time, of those with memory for them if there are any."""
+    """The device on which all ops take the least time, among the devices with memory for them if there are any."""
     schedules = [simulate(problem, np.full(problem.num_ops, d, np.int64)) for d in range(problem.num_devices)]
     return min(range(problem.num_devices), key=lambda d: (not schedules[d].fits, schedules[d].makespan_us))

@@ -1,8 +1,8 @@
 """The placement MDP as `gymnasium` environments, for libraries of reinforcement learning; ``pip install placeto[gym]``.
 
-`PlacementEnv` has one episode at a time; `PlacementVectorEnv` has many, simulated in one call. More: docs/gymnasium.md.
+`PlacementEnv` has one episode at a time. `PlacementVectorEnv` has many, simulated in one call. See docs/gymnasium.md.
 
-Legend: B episodes, A actions.
+Legend: B episodes, A actions, G groups of the largest problem, N ops.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ except ImportError:
 __all__ = ["ID", "PlacementEnv", "PlacementVectorEnv", "Sizes"]
 
 ID = "placeto/Placement-v0"
-"""For `gymnasium.make` and `gymnasium.make_vec`, once this module is imported."""
+"""Name of the environments for `gymnasium.make` and `gymnasium.make_vec`. Importing this module registers it."""
 Observation = dict[str, np.ndarray]
 _DEFAULT = EnvConfig()
 
 
 class PlacementEnv(gymnasium.Env[Any, Any]):
-    """One episode at a time: each moves groups of ops between devices, from the best single device.
+    """One episode at a time. It begins with all ops on the best single device, and moves groups between devices.
 
     Args:
-        problems: what to place; an episode is about one of them, drawn at random.
-        env: who picks the next group, and which moves are taken back.
-        reward: what a move is worth, a name from `placeto list rewards`.
-        sizes: of observations and actions, ``Sizes.of(all problems)`` where a policy is trained on some and tested on
-            others; those of the largest problem if not given.
+        problems: the problems to place. Each episode is about one of them, drawn at random.
+        env: who chooses the next group, and which moves are taken back.
+        reward: name of a reward of moves, from `placeto list rewards`.
+        sizes: of observations and actions; None = those that the problems need. If a policy is trained on some problems
+            and tested on others, give both environments ``Sizes.of(all problems)``.
 
     Raises:
-        EpisodesError: there is no problem, one has nothing to place or is larger than `sizes`, or there is no such
-            reward.
+        EpisodesError: there is no problem, a problem has only one device or is larger than `sizes`, or there is no
+            reward of this name.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - gymnasium says so
@@ -64,10 +64,12 @@ class PlacementEnv(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode; `options` may have "problem", its number, and "placement", (G,) devices of its groups.
+        """Begin an episode; returns its observation and info.
+
+        `options` may have "problem", the number of the episode's problem, and "placement", (G,) devices of its groups.
 
         Raises:
-            EpisodesError: an option that doesn't fit.
+            EpisodesError: an option is unknown or wrong.
         """
         super().reset(seed=seed)
         index = np.array([self.np_random.integers(len(self.episodes.batch.instances))])
@@ -75,22 +77,22 @@ class PlacementEnv(gymnasium.Env[Any, Any]):
         return self._seen(), self._info(False)
 
     def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Move a group: observation, reward, whether the episode is over, False, and info.
+        """Move a group; returns observation, reward, whether the episode is over, False (never truncated), and info.
 
         A move that isn't legal changes nothing.
 
         Raises:
-            EpisodesError: there is no such action, or no episode.
+            EpisodesError: there is no such action, no episode has begun, or it is over.
         """
         reward, over = self.episodes.move(np.array([action]))
         return self._seen(), float(reward[0]), bool(over[0]), False, self._info(bool(over[0]))
 
     def action_masks(self) -> np.ndarray:
-        """(A,) bool, which actions are legal: for sb3-contrib's MaskablePPO, for instance."""
+        """(A,) bool, which actions are legal. sb3-contrib's MaskablePPO calls this, for instance."""
         return self.episodes.mask()[0]
 
     def best_placement(self) -> np.ndarray:
-        """(N,) int64, device of each op in the best placement that this episode has met."""
+        """(N,) int64, device of each op in the best placement so far of this episode."""
         return self.episodes.best_placement(0)
 
     def _seen(self) -> Observation:
@@ -98,19 +100,19 @@ class PlacementEnv(gymnasium.Env[Any, Any]):
 
     def _info(self, over: bool) -> dict[str, Any]:
         info = {name: value[0] for name, value in self.episodes.info().items()}
-        if over:  # as a tuple, of which environments side by side can have several lengths
+        if over:  # a tuple, since the lengths differ between environments side by side
             info["best_placement"] = tuple(self.best_placement().tolist())
         return info
 
 
 class PlacementVectorEnv(VectorEnv[Any, Any, Any]):
-    """B episodes side by side, simulated in one call; one that is over begins anew in the same step.
+    """B episodes side by side, simulated in one call. When an episode is over, another one begins in the same step.
 
-    Then ``infos["final_obs"]`` has its last observation, and ``infos["final_info"]`` its last info with the best
-    placement that it met.
+    Then ``infos["final_obs"]`` has the last observation of the one that is over, and ``infos["final_info"]`` its last
+    info with its best placement.
 
     Args:
-        problems: as for `PlacementEnv`, like the rest.
+        problems: as for `PlacementEnv`.
         num_envs: B.
         env: as for `PlacementEnv`.
         reward: as for `PlacementEnv`.
@@ -140,20 +142,26 @@ class PlacementVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin all episodes; `options` as for `PlacementEnv`, with a row for each episode.
+        """Begin all episodes; returns their observations and infos.
+
+        `options` are those of `PlacementEnv`, with a row for each episode.
 
         Raises:
-            EpisodesError: an option that doesn't fit.
+            EpisodesError: an option is unknown or wrong.
         """
         super().reset(seed=seed)
         _begin(self.episodes, np.ones(self.num_envs, bool), self._drawn(), options or {})
         return self.episodes.observation(), self.episodes.info()
 
     def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """A move in each episode: observations, rewards (B,), which are over (B,), none truncated (B,), and infos.
+        """Make a move in each episode.
+
+        Returns:
+            Observations; rewards (B,); whether each episode is over (B,) bool; whether it is truncated (B,), always
+            False; and infos.
 
         Raises:
-            EpisodesError: there is no such action, or no episode.
+            EpisodesError: an action is out of range, or no episodes have begun.
         """
         reward, over = self.episodes.move(actions)
         last: dict[str, Any] = {}
@@ -173,12 +181,12 @@ class PlacementVectorEnv(VectorEnv[Any, Any, Any]):
         return self.episodes.mask()
 
     def _drawn(self) -> np.ndarray:
-        """(B,) a problem for each episode."""
+        """(B,) number of a problem for each episode, drawn at random."""
         return self.np_random.integers(len(self.episodes.batch.instances), size=self.num_envs)
 
 
 def observation_space(episodes: Episodes) -> spaces.Dict:
-    """Of one episode; see `Episodes.observation`."""
+    """The space of one episode's observations; see `Episodes.observation`."""
     groups, devices, arcs = episodes.sizes
 
     def features(*shape: int) -> spaces.Box:
@@ -196,10 +204,12 @@ def observation_space(episodes: Episodes) -> spaces.Dict:
 
 
 def _begin(episodes: Episodes, rows: np.ndarray, index: np.ndarray, options: dict[str, Any]) -> None:
-    """Begin episodes about the given problems, unless the options of a reset say otherwise.
+    """Begin episodes about the problems `index` (B,), where `rows` (B,) bool is set.
+
+    The options of a reset may replace the problems, and give placements.
 
     Raises:
-        EpisodesError: an option that doesn't fit.
+        EpisodesError: an option is unknown or wrong.
     """
     if unknown := set(options) - {"problem", "placement"}:
         raise EpisodesError(f"unknown option {min(unknown)!r:.60} of a reset; there are problem and placement")

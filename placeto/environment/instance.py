@@ -20,15 +20,15 @@ from placeto.problem.problem import PlacementProblem, ProblemBatch
 
 
 class FlatInstances(NamedTuple):
-    """C instances one after another, beside the `FlatProblems` of their problems, whose offsets of ops and edges hold.
+    """The arrays of C instances, concatenated. Offsets of ops and edges are those of their `FlatProblems`.
 
-    Instance c owns the slices between its offsets c and c + 1; inside it everything counts from 0. All are int64, but
-    for those that say float64.
+    Instance c has the slices from its offset to that of instance c + 1. Within an instance, ops, groups, tensors and
+    arcs are numbered from 0. Arrays are int64 unless they say float64.
     """
 
-    group_offset: np.ndarray  # (C+1,)
-    arc_offset: np.ndarray  # (C+1,)
-    group: np.ndarray  # (N,); this and the next five are those of `GroupArrays`
+    group_offset: np.ndarray  # (C+1,) offsets of each instance's groups
+    arc_offset: np.ndarray  # (C+1,) offsets of each instance's tensor arcs
+    group: np.ndarray  # (N,); this and the next five are fields of `GroupArrays`
     op_ptr: np.ndarray  # (G+1,)
     ops: np.ndarray  # (N,)
     in_ptr: np.ndarray  # (N+1,)
@@ -37,38 +37,38 @@ class FlatInstances(NamedTuple):
     in_arc: np.ndarray  # (E,) tensor arc of each input, -1 within a group
     arc_src: np.ndarray  # (A,) producing op
     arc_dst: np.ndarray  # (A,) reading group
-    arc_tensor: np.ndarray  # (A,)
-    arc_pair: np.ndarray  # (A,) pair arc
+    arc_tensor: np.ndarray  # (A,) tensor
+    arc_pair: np.ndarray  # (A,) pair arc that has the tensor arc
     resident: np.ndarray  # (G,) float64, bytes of parameters, gradients and optimizer state
     single_us: np.ndarray  # (C,) float64, best single-device makespan
-    lower_bound_us: np.ndarray  # (C,) float64
+    lower_bound_us: np.ndarray  # (C,) float64, lower bound of the makespan
 
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """A graph on a cluster, its ops in groups. Make one with `make_instance`."""
+    """A problem whose ops are in groups. Make one with `make_instance`."""
 
     problem: PlacementProblem
     groups: Groups
-    arrays: FlatInstances  # of this one alone
-    pairs: np.ndarray  # (2, P) int64, arcs between groups
+    arrays: FlatInstances  # of this instance alone
+    pairs: np.ndarray  # (2, P) int64, pair arcs: from which group to which
     traversal: np.ndarray  # (G,) int64, position of each group in topological order
 
     @cached_property
     def reach(self) -> np.ndarray:
-        """(G, G) bool, [i, j] = i comes before j along arcs that follow the traversal."""
+        """(G, G) bool, entry [i, j]: whether a path of arcs that go forward in the traversal leads from i to j."""
         return _reach(self.pairs, self.traversal)
 
 
 @lru_cache(maxsize=1024)
 def make_instance(problem: PlacementProblem, groups: Groups | None = None) -> Instance:
-    """Prepare a problem and its groups (those of `group_ops` if not given) for `observe`; cached."""
+    """Make the instance of a problem and its groups (those of `group_ops` if not given); cached."""
     groups = group_ops(problem) if groups is None else groups
     return _instance(problem, groups, group_arrays(problem.graph, groups))
 
 
 def new_instance(problem: PlacementProblem, groups: Groups) -> Instance:
-    """The same for groups that won't come again: not cached."""
+    """Make the instance of a problem and groups that aren't used again: not cached."""
     return _instance(problem, groups, new_group_arrays(problem.graph, groups))
 
 
@@ -105,7 +105,7 @@ def _instance(problem: PlacementProblem, groups: Groups, arrays: GroupArrays) ->
 
 
 def _reach(pairs: np.ndarray, traversal: np.ndarray) -> np.ndarray:
-    """Transitive closure of the arcs that go forward in the traversal: (G, G) bool."""
+    """(G, G) bool, transitive closure of the arcs that go forward in the traversal; see `Instance.reach`."""
     num_groups = len(traversal)
     reach = np.zeros((num_groups, num_groups), bool)
     order = np.argsort(traversal)
@@ -121,24 +121,24 @@ def _reach(pairs: np.ndarray, traversal: np.ndarray) -> np.ndarray:
 
 
 Measure = Callable[[int, np.ndarray], float]
-"""Microseconds that a step takes when it is run: of an instance, by its number, with (N,) devices of its ops."""
+"""Runs a step of an instance, given by its number, with a placement (N,) of its ops; returns its microseconds."""
 
 
 @dataclass(frozen=True, eq=False)
 class InstanceBatch:
-    """C instances in one set of flat arrays; their graphs and clusters may differ in everything."""
+    """C instances in one set of flat arrays. Their graphs, groups and clusters may all differ."""
 
     instances: tuple[Instance, ...]  # (C,)
     problems: ProblemBatch
-    arrays: FlatInstances
+    arrays: FlatInstances  # of all instances
     num_groups: np.ndarray  # (C,) int64
     num_devices: np.ndarray  # (C,) int64
-    num_pairs: np.ndarray  # (C,) int64
-    measure: Measure | None = None  # if given, makespans of episodes are measured
+    num_pairs: np.ndarray  # (C,) int64, pair arcs of each instance
+    measure: Measure | None = None  # if given, makespans of episodes are measured, not simulated
 
     @classmethod
     def of(cls, instances: Sequence[Instance], measure: Measure | None = None) -> InstanceBatch:
-        """Concatenate instances."""
+        """Make a batch of instances."""
         return cls(
             instances=tuple(instances),
             problems=ProblemBatch.of([i.problem for i in instances]),

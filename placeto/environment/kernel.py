@@ -1,4 +1,4 @@
-"""The numba kernels behind `observation.observe`: one placement's schedule -> named feature columns.
+"""The numba kernels behind `observation.observe`: they turn the schedule of one placement into feature columns.
 
 Legend: N ops, D devices, G groups, E edges, T tensors, A tensor arcs (a tensor and a group that reads it), P pair arcs
 (ordered pairs of groups that exchange tensors), M positions on all timelines. Times in microseconds.
@@ -23,52 +23,52 @@ from placeto.simulator.timelines import first_after, timelines
 class Situation(NamedTuple):
     """One placement of one instance and its schedule: slices of the flat arrays.
 
-    Kernels take its fields into locals first: each look at a field of a tuple counts a reference.
+    Kernels copy its fields to local variables first, since each access to a field of a tuple counts a reference.
     """
 
     place: np.ndarray  # (N,) int64, device of each op
-    op_time: np.ndarray  # (N, D)
-    overhead: np.ndarray  # (D,)
-    latency: np.ndarray  # (D, D)
+    op_time: np.ndarray  # (N, D) us
+    overhead: np.ndarray  # (D,) us
+    latency: np.ndarray  # (D, D) us
     bandwidth: np.ndarray  # (D, D) bytes/us
     memory: np.ndarray  # (D,) bytes
     tensor_bytes: np.ndarray  # (T,)
-    group: np.ndarray  # (N,)
+    group: np.ndarray  # (N,) group of each op
     op_ptr: np.ndarray  # (G+1,) offsets of each group's ops
     ops: np.ndarray  # (N,) by group, in topological order within it
-    resident: np.ndarray  # (G,) float64, bytes of parameters
-    in_ptr: np.ndarray  # (N+1,)
-    in_src: np.ndarray  # (E,)
-    in_tensor: np.ndarray  # (E,)
+    resident: np.ndarray  # (G,) float64, bytes of parameters, gradients and optimizer state
+    in_ptr: np.ndarray  # (N+1,) offsets of each op's inputs
+    in_src: np.ndarray  # (E,) op that each input is read from
+    in_tensor: np.ndarray  # (E,) tensor of each input
     in_arc: np.ndarray  # (E,) tensor arc of each input, -1 within a group
-    out_ptr: np.ndarray  # (N+1,)
-    out_child: np.ndarray  # (E,)
-    out_tensor: np.ndarray  # (E,)
+    out_ptr: np.ndarray  # (N+1,) offsets of each op's children
+    out_child: np.ndarray  # (E,) op that reads the tensor
+    out_tensor: np.ndarray  # (E,) tensor that it reads
     arc_src: np.ndarray  # (A,) producing op
     arc_dst: np.ndarray  # (A,) reading group
     arc_tensor: np.ndarray  # (A,)
     arc_pair: np.ndarray  # (A,) pair arc
-    line_ptr: np.ndarray  # (D+1,)
+    line_ptr: np.ndarray  # (D+1,) offsets of each device's ops in `line`
     line: np.ndarray  # (M,) ops that take time, by device and start
-    start: np.ndarray  # (N,)
-    finish: np.ndarray  # (N,)
-    slack: np.ndarray  # (N,)
-    weight: np.ndarray  # (N,) criticality, 1 without slack
-    makespan: float
-    soft: float  # slack that counts as little
-    mean_latency: float  # over all pairs of devices
-    mean_rate: float  # us a byte
+    start: np.ndarray  # (N,) us
+    finish: np.ndarray  # (N,) us
+    slack: np.ndarray  # (N,) us
+    weight: np.ndarray  # (N,) criticality of each op, see `columns`
+    makespan: float  # us
+    soft: float  # us, 1 % of the makespan: the unit of slack for criticality and tightness
+    mean_latency: float  # us, over all pairs of devices
+    mean_rate: float  # us a byte, over all pairs of devices
 
 
 class Loads(NamedTuple):
-    """Sums over what each device has: (D,) float64 each."""
+    """What each device has: arrays (D,) float64."""
 
-    time: np.ndarray
-    critical: np.ndarray
-    last: np.ndarray
-    egress: np.ndarray
-    ingress: np.ndarray
-    resident: np.ndarray
+    time: np.ndarray  # us, sum of its op times
+    critical: np.ndarray  # us, the same, weighted by criticality
+    last: np.ndarray  # us, last end of an op
+    egress: np.ndarray  # us, sum of transfers from it
+    ingress: np.ndarray  # us, sum of transfers to it
+    resident: np.ndarray  # bytes
 
 
 @compiled(inner=True, error_model="numpy")
@@ -82,7 +82,18 @@ def situation(
     makespan: float,
     slack: np.ndarray,
 ) -> Situation:
-    """What the feature columns are worked out from."""
+    """Return the situation from which the feature columns are computed.
+
+    Args:
+        flat: the problems.
+        instances: the same problems with their groups.
+        p: number of the instance.
+        place: (N,) device of each op.
+        record: schedule of this placement.
+        num_sends: number of sends in the record.
+        makespan: of the schedule, us.
+        slack: (N,) us.
+    """
     op0, op1 = flat.op_offset[p], flat.op_offset[p + 1]
     edge0, edge1 = flat.edge_offset[p], flat.edge_offset[p + 1]
     device0, device1 = flat.device_offset[p], flat.device_offset[p + 1]
@@ -156,17 +167,17 @@ def describe(
     edge: np.ndarray,
     offered: np.ndarray,
 ) -> None:
-    """Fill the columns of one placement, zero before, but for what `describe_moves` fills.
+    """Fill the columns of one placement, which are 0 before.
 
-    Also visited, steps_left and is_current are left to the caller.
+    The columns that `describe_moves` fills, and visited, steps_left and is_current, are left to the caller.
 
     Args:
         s: the placement and its schedule.
-        single: makespan on the best single device.
-        bound: lower bound of the makespan.
-        asked: (G,) bool, the groups whose moves matter.
+        single: makespan on the best single device, us.
+        bound: lower bound of the makespan, us.
+        asked: (G,) bool, the groups that are offered moves.
         node: (G, node columns) float32.
-        pair: (G, D of the largest cluster, pair columns) float32; what a move would do only where it is offered.
+        pair: (G, D of the largest cluster, pair columns) float32.
         edge: (P, edge columns) float32.
         offered: (G, D of the largest cluster) bool, see `offer`; all False before.
     """
@@ -186,7 +197,7 @@ def describe(
 def _arrival(
     finish: np.ndarray, place: np.ndarray, latency: np.ndarray, bandwidth: np.ndarray, op: int, size: int, device: int
 ) -> float:
-    """When an op's output of so many bytes would be on a device."""
+    """Microseconds at which an op's output of `size` bytes would be on a device."""
     arrival, source = finish[op], place[op]
     if source != device:
         arrival += latency[source, device] + size / bandwidth[source, device]
@@ -195,7 +206,7 @@ def _arrival(
 
 @compiled(inner=True, error_model="numpy")
 def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, pair: np.ndarray) -> None:
-    """What is known of each group where it is, and its time on each device."""
+    """Fill the columns of each group, those of `_describe_arcs` excepted, its time on each device, and `loads`."""
     overhead, place, ops, op_ptr, op_time = s.overhead, s.place, s.ops, s.op_ptr, s.op_time
     weight, start, finish, slack, in_ptr = s.weight, s.start, s.finish, s.slack, s.in_ptr
     latency, bandwidth, in_src, tensor_bytes, in_tensor = s.latency, s.bandwidth, s.in_src, s.tensor_bytes, s.in_tensor
@@ -239,7 +250,7 @@ def _describe_groups(s: Situation, norm: float, loads: Loads, node: np.ndarray, 
 def _describe_arcs(
     s: Situation, norm: float, loads: Loads, node: np.ndarray, pair: np.ndarray, edge: np.ndarray
 ) -> None:
-    """What groups send each other, and how urgent it is for the most urgent reader."""
+    """Fill the columns of what groups send each other, with the tightness at the most urgent reader, and `loads`."""
     arc_src, place, start, slack, in_ptr = s.arc_src, s.place, s.start, s.slack, s.in_ptr
     in_arc, finish, latency, bandwidth, in_src = s.in_arc, s.finish, s.latency, s.bandwidth, s.in_src
     tensor_bytes, in_tensor, arc_dst, arc_tensor, group = s.tensor_bytes, s.in_tensor, s.arc_dst, s.arc_tensor, s.group
@@ -283,7 +294,7 @@ def _describe_arcs(
 
 @compiled(inner=True, error_model="numpy")
 def _describe_pairs(s: Situation, single: float, loads: Loads, pair: np.ndarray) -> None:
-    """What is known of each device for each group, and what moving the group there would do."""
+    """Fill the columns of each pair that are computed from `loads`, `time` and the affinities."""
     place, resident, ops, op_ptr, overhead = s.place, s.resident, s.ops, s.op_ptr, s.overhead
     memory = s.memory
     inverse = 1.0 / s.makespan
@@ -309,21 +320,21 @@ def _describe_pairs(s: Situation, single: float, loads: Loads, pair: np.ndarray)
 
 @compiled(inner=True, error_model="numpy")
 def describe_moves(s: Situation, offered: np.ndarray, pair: np.ndarray, first: int, step: int) -> None:
-    """Lateness and gain, estimated, of groups on each device that they are offered and where they are not.
+    """Fill the columns of lateness, gain and wait for groups on each device that they are offered, but not their own.
 
     Args:
-        s: as `describe` has it.
+        s: the placement and its schedule.
         offered: (G, D or more) bool.
-        pair: as `describe` fills it.
-        first: group; and every `step`-th after it.
-        step: how many share the work.
+        pair: as in `describe`.
+        first: the first group; every `step`-th group after it follows.
+        step: number of calls that share the work.
     """
     line_ptr, op_ptr, ops, in_ptr, in_src = s.line_ptr, s.op_ptr, s.ops, s.in_ptr, s.in_src
     in_arc, finish, place, latency, bandwidth = s.in_arc, s.finish, s.place, s.latency, s.bandwidth
     tensor_bytes, in_tensor, op_time, start, line = s.tensor_bytes, s.in_tensor, s.op_time, s.start, s.line
     overhead, slack, weight, out_ptr, out_child = s.overhead, s.slack, s.weight, s.out_ptr, s.out_child
     group, out_tensor = s.group, s.out_tensor
-    inverse, guess = 1.0 / s.makespan, np.empty(len(s.place))  # the latter is scratch space
+    inverse, guess = 1.0 / s.makespan, np.empty(len(s.place))  # `guess`: us, estimated ends of the group's ops
     for g in range(first, len(s.resident), step):
         for d in range(len(s.overhead)):
             if d == s.place[s.ops[s.op_ptr[g]]] or not offered[g, d]:

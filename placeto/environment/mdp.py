@@ -1,9 +1,11 @@
 """The placement MDP, batched: B episodes over different graphs advance together.
 
-State: graph, current placement, the schedule that it gives, visited marks. Action: a node (group of ops) and a device
-for it. One sweep visits every node once; the best placement met is the result. Addanki et al. 2019, section 3.1.
+State: a graph, its current placement, the schedule of this placement, visited marks. Action: a node (group of ops) and
+a device for it. One sweep visits every node once. The result is the best placement met. Addanki et al. 2019, section
+3.1.
 
-Legend: B episodes, G groups of the largest graph of the batch, D devices of the largest cluster.
+Legend: B episodes, G groups of the largest graph of the batch, D devices of the largest cluster, V nodes of all
+episodes together.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ class EnvState:
 
     index: np.ndarray  # (B,) int64, which instance of the batch each episode is about
     placement: np.ndarray  # (B, G) int64, device of each group
-    visited: np.ndarray  # (B, G) bool
-    steps: np.ndarray  # (B,) int64, moves made
+    visited: np.ndarray  # (B, G) bool, groups that were moved in this sweep
+    steps: np.ndarray  # (B,) int64, number of moves so far
     makespan: np.ndarray  # (B,) float64, relative, of `placement`
-    met: np.ndarray  # (B,) float64, relative, of the last move, taken back or not
-    best: np.ndarray  # (B,) float64, relative, the best met
-    best_placement: np.ndarray  # (B, G) int64
+    met: np.ndarray  # (B,) float64, relative, after the last move, even if this was then taken back
+    best: np.ndarray  # (B,) float64, relative, the best so far
+    best_placement: np.ndarray  # (B, G) int64, the placement with makespan `best`
     data: Data  # observation of all episodes together, see `to_data`
 
 
@@ -50,7 +52,7 @@ def reset(
 
     Args:
         batch: the instances (graph x cluster x groups).
-        config: order.
+        config: its `order` is used.
         index: (B,) instance of each episode.
         placement: (B, G) device of each group; columns beyond an instance's groups are ignored.
         visited: (B, G) bool, groups that were moved earlier in this sweep; none if not given.
@@ -63,7 +65,9 @@ def reset(
 
 
 def step(batch: InstanceBatch, config: EnvConfig, state: EnvState, action: np.ndarray) -> EnvState:
-    """Move one node in every episode. A move that is taken back counts as a visit and as a simulation.
+    """Move one node in every episode, and take the move back where `config.tolerance` says so.
+
+    A move that is taken back counts as a visit and as a simulation.
 
     Args:
         batch: as in `reset`.
@@ -112,7 +116,7 @@ def _observe(
 
 
 def _take_back(data: Data, before: Data, back: Tensor) -> None:
-    """Put the earlier observation back into the episodes where `back` (B,) is set, but for marks and steps."""
+    """Put the observation before the move back where `back` (B,) bool is set, except `visited` and `steps_left`."""
     nodes = back[data.batch]
     marks = [NODE.visited, NODE.steps_left]
     kept = data.x[:, marks]
@@ -125,7 +129,7 @@ def _take_back(data: Data, before: Data, back: Tensor) -> None:
 
 
 def _legal(batch: InstanceBatch, config: EnvConfig, data: Data, index: np.ndarray, steps: np.ndarray) -> Tensor:
-    """(V, D) bool, which (node, device) pairs may be chosen; marks the traversal's node in the fixed order."""
+    """(V, D) bool, which moves are legal. With the topological order, set the column `is_current` of `data` as well."""
     if config.order == "topological":
         sweep = torch.from_numpy(steps % batch.num_groups[index])
         here = data.traversal == sweep[data.batch]

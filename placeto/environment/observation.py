@@ -1,7 +1,7 @@
-"""Placement problem and schedule -> arrays with named columns, for many (graph, placement) pairs at once.
+"""Observations: arrays with named columns, made from problems and schedules of many (graph, placement) pairs at once.
 
 Legend: C instances, B episodes, V nodes (groups) of all episodes together, M arcs between groups, G groups of the
-largest graph, D devices of the largest cluster, N ops.
+largest graph, D devices of the largest cluster, N ops, L moves.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from placeto.simulator.schedule import SERIAL_BELOW
 from placeto.simulator.slack import fill_slack
 
 SERIAL_LOOK = 10_000
-"""Ops times devices below which one thread looks faster than several."""
+"""Below this number of ops x devices, `look` uses one thread, which is faster than several."""
 PARTS = 4
-"""Into how many parts a look is divided for each thread."""
+"""With several threads, `look` divides the groups into this number of parts for each thread."""
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What there is to see of B episodes, one after another."""
+    """The features of B episodes, one after another."""
 
     node: np.ndarray  # (V, node features) float32
     pair: np.ndarray  # (V, D, pair features) float32
     arcs: np.ndarray  # (2, M) int64, from which node to which
     edge: np.ndarray  # (M, edge features) float32
     first: np.ndarray  # (B+1,) int64, first node of each episode
-    of: np.ndarray  # (V,) int64, episode
+    of: np.ndarray  # (V,) int64, episode of each node
     local: np.ndarray  # (V,) int64, group within the episode
     current: np.ndarray  # (V,) int64, device
     marked: np.ndarray  # (V,) bool, visited
-    offered: np.ndarray  # (V, D) bool, devices among which the node may choose, its own among them
+    offered: np.ndarray  # (V, D) bool, devices that the node is offered, its own among them
     traversal: np.ndarray  # (V,) int64, position in topological order
     instances: tuple[Instance, ...]  # (B,)
 
@@ -60,7 +60,7 @@ def observe(
         steps: (B,) int64, moves made so far.
 
     Returns:
-        What is seen, makespans (B,) in microseconds and memory overflows (B,).
+        The observation, makespans (B,) in microseconds, and memory overflows (B,).
     """
     seen = _empty(batch, index, placement, visited, steps)
     index = np.ascontiguousarray(index, np.int64)
@@ -75,12 +75,15 @@ def observe(
 
 
 def look(batch: InstanceBatch, placement: np.ndarray, visited: np.ndarray) -> Observation:
-    """What there is to see of one placement to choose the next move by: none is offered to groups visited already.
+    """Observe one placement, without its memory overflow, to choose the next move.
+
+    Groups that were visited already are offered no moves.
+
 
     Args:
-        batch: of one instance.
+        batch: a batch of one instance.
         placement: (G,) int64, device of each group.
-        visited: (G,) bool.
+        visited: (G,) bool, groups already moved in this sweep.
     """
     steps = visited.sum()
     seen = _empty(batch, np.zeros(1, np.int64), placement[None], visited[None], steps[None])
@@ -94,7 +97,7 @@ def look(batch: InstanceBatch, placement: np.ndarray, visited: np.ndarray) -> Ob
 def _empty(
     batch: InstanceBatch, index: np.ndarray, placement: np.ndarray, visited: np.ndarray, steps: np.ndarray
 ) -> Observation:
-    """What is known of B episodes before their schedules."""
+    """Make an observation with all that doesn't depend on schedules; all other arrays are 0 or False."""
     sizes, arcs = batch.num_groups[index], batch.num_pairs[index]
     first = np.concatenate([[0], np.cumsum(sizes)])
     devices = int(batch.num_devices[index].max())
@@ -131,7 +134,7 @@ def score_moves(
         index: (B,) int64, instance of each placement.
         placement: (B, G) int64, device of each group.
         group: (B, L) int64, which group moves.
-        device: (B, L) int64, where to; nothing is simulated where it is below 0, and the answer there is NaN.
+        device: (B, L) int64, device that it moves to. If it is below 0, nothing is simulated and the result is NaN.
     """
     makespan, overflow = np.full(group.shape, np.nan), np.zeros(group.shape)
     _score_moves(
@@ -173,7 +176,7 @@ def _score_moves(
 
 @compiled(inner=True)
 def _on_ops(flat: FlatProblems, instances: FlatInstances, p: int, placement: np.ndarray) -> np.ndarray:
-    """(N,) devices of the ops of a placement of groups."""
+    """(N,) int64, device of each op of instance `p` in a placement of groups."""
     group = instances.group[flat.op_offset[p] : flat.op_offset[p + 1]]
     ops = np.empty(len(group), np.int64)
     for i in range(len(group)):
@@ -193,7 +196,10 @@ def _describe(
     edge: np.ndarray,
     offered: np.ndarray,
 ) -> Situation:
-    """All but what moves would do; `schedule` is devices of ops, record, makespan, number of sends."""
+    """Fill the columns of one placement, but for those of `describe_moves`; returns the situation for these.
+
+    `schedule` is the devices of the ops (N,), the record, the makespan in us, and the number of sends.
+    """
     ops, record, span, num_sends = schedule
     low, q, place = lowered(flat, p, ops)
     op_slack, send_slack = np.empty(len(place)), np.empty(num_sends)
@@ -214,7 +220,7 @@ def _observe_one(
     edge: np.ndarray,
     offered: np.ndarray,
 ) -> tuple[float, float]:
-    """Makespan and memory overflow; the rest is filled."""
+    """Simulate one placement and fill its columns; returns its makespan in us and its memory overflow."""
     ops, record = _on_ops(flat, instances, p, placement), kernel.new_record(flat, p)
     makespan, overflow, num_sends = memory.run_and_measure(flat, p, ops, record, np.inf)
     schedule, asked = (ops, record, makespan, num_sends), np.ones(len(node), np.bool_)
@@ -239,7 +245,11 @@ def _observe_batch(
     overflow: np.ndarray,
     several: bool,
 ) -> None:
-    """`several` threads or one, in one kernel: numba keeps a function compiled for both under one name."""
+    """Observe all placements, with one thread or `several`.
+
+    Both loops are in one kernel: if the function were compiled twice, with and without threads, numba would cache both
+    under the same name.
+    """
     if several:
         for b in prange(len(index)):
             rows, arcs = slice(first[b], first[b + 1]), slice(arc_first[b], arc_first[b + 1])
@@ -277,6 +287,6 @@ def _look(
 
 @compiled(parallel=True)
 def _describe_parts(found: Situation, offered: np.ndarray, pair: np.ndarray, parts: int) -> None:
-    """`describe_moves`, by several threads."""
+    """Run `describe_moves` in `parts` parts, by several threads."""
     for part in prange(parts):
         describe_moves(found, offered, pair, np.int64(part), parts)

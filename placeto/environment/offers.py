@@ -1,4 +1,4 @@
-"""Which devices a group is offered: on a cluster of many, a few that are worth a closer look.
+"""Which devices a group is offered: all of a small cluster, nine of a large one.
 
 Legend: G groups, D devices.
 """
@@ -11,24 +11,26 @@ from placeto.compiling import compiled
 from placeto.environment.columns import PAIR
 
 ALL_OFFERED = 8
-"""Devices of a cluster, up to which every one is offered. What is offered of more of them holds moves that are worth
-92 % (10 to 16 devices) and 85 % (17 to 32) of what the best of all is, in the mean over states of guided search."""
+"""Up to this number of devices in a cluster, all are offered. With more devices, the best offered move is worth 92 %
+(10 to 16 devices) or 85 % (17 to 32 devices) of the best of all moves, as a mean over states of guided search."""
 NEAREST = 4
-"""Devices with which a group exchanges most."""
+"""Number of devices offered because the group exchanges most with them."""
 IDLEST = 4
-"""Devices whose load would be least with the group."""
+"""Number of devices offered because their load would be least with the group."""
 
 
 @compiled(inner=True)
 def offer(current: np.ndarray, devices: int, asked: np.ndarray, pair: np.ndarray, offered: np.ndarray) -> None:
-    """Mark the devices among which each group may choose: its own, its nearest, and the idlest.
+    """Mark the devices that each group is offered: its own, then `NEAREST` others, then `IDLEST` others.
+
+    Up to `ALL_OFFERED` devices, all are offered.
 
     Args:
         current: (G,) int64, device of each group.
         devices: D.
-        asked: (G,) bool; the others are offered nothing.
+        asked: (G,) bool, groups that are offered devices; all others are offered none.
         pair: (G, D or more, pair columns), of which affinities and loads are read.
-        offered: (G, D or more) bool, to be filled; False before.
+        offered: (G, D or more) bool, False before; set to True where a device is offered.
     """
     for g in range(len(asked)):
         if not asked[g]:

@@ -19,13 +19,13 @@ from placeto import extensions
 from placeto.extensions import ExtensionError, described, load_extension, named_extensions, takes_one
 
 Reward = Callable[[Tensor], Tensor]
-"""Of relative makespans (T+1, B) of episodes, what each move is worth (T, B)."""
+"""A function from relative makespans (T+1, B) of episodes to the reward of each move (T, B)."""
 PlacementReward = Callable[[np.ndarray], np.ndarray]
-"""Of relative makespans (B, K) of K placements of each of B graphs, what each placement is worth (B, K)."""
+"""A function from relative makespans (B, K), of K placements of each of B graphs, to each placement's reward (B, K)."""
 
 
 def improvement(makespan: Tensor) -> Tensor:
-    """Drop of the makespan by each move, negative where it made it worse: (T+1, B) -> (T, B). The paper's, section 3.1.
+    """Drop of the makespan by each move, negative if it gets longer: (T+1, B) -> (T, B). The paper's, section 3.1.
 
     >>> improvement(torch.tensor([[1.0], [0.5], [0.75]])).flatten().tolist()
     [0.5, -0.25]
@@ -70,7 +70,7 @@ def square_root(relative: np.ndarray) -> np.ndarray:
 
 
 def logarithm(relative: np.ndarray) -> np.ndarray:
-    """Minus the logarithm of the makespan of a whole placement: a per cent less is worth as much everywhere."""
+    """Minus the logarithm of the makespan of a whole placement: 1 % less is worth the same at any makespan."""
     return -np.log(relative)
 
 
@@ -88,7 +88,7 @@ PLACEMENT_REWARDS: dict[str, PlacementReward] = {
 
 
 def reward_names() -> list[str]:
-    """Of all rewards of moves, those of other packages among them.
+    """Names of all rewards of moves, those of other packages included.
 
     Raises:
         ExtensionError: two packages have a reward of the same name, or one has a name of Placeto's.
@@ -97,7 +97,7 @@ def reward_names() -> list[str]:
 
 
 def placement_reward_names() -> list[str]:
-    """Of all rewards of whole placements, those of other packages among them.
+    """Names of all rewards of whole placements, those of other packages included.
 
     Raises:
         ExtensionError: two packages have a reward of the same name, or one has a name of Placeto's.
@@ -107,22 +107,26 @@ def placement_reward_names() -> list[str]:
 
 @cache
 def find_reward(name: str) -> Reward:
-    """A reward of moves by its name; it raises an ExtensionError where it returns anything else than (T, B).
+    """Find a reward of moves by its name.
+
+    A reward of another package raises an ExtensionError when it returns anything else than finite floats (T, B).
 
     Raises:
-        KeyError: there is no such one.
-        ExtensionError: the package that has it can't be used.
+        KeyError: there is no reward of this name.
+        ExtensionError: the package that has the reward can't be used.
     """
     return REWARDS[name] if name in REWARDS else _load(extensions.REWARDS, name, 1)
 
 
 @cache
 def find_placement_reward(name: str) -> PlacementReward:
-    """A reward of whole placements by its name; it raises an ExtensionError where it returns anything else than (B, K).
+    """Find a reward of whole placements by its name.
+
+    A reward of another package raises an ExtensionError when it returns anything else than finite floats (B, K).
 
     Raises:
-        KeyError: there is no such one.
-        ExtensionError: the package that has it can't be used.
+        KeyError: there is no reward of this name.
+        ExtensionError: the package that has the reward can't be used.
     """
     return PLACEMENT_REWARDS[name] if name in PLACEMENT_REWARDS else _load(extensions.PLACEMENT_REWARDS, name, 0)
 
@@ -133,7 +137,10 @@ def _others(group: str) -> dict[str, EntryPoint]:
 
 
 def _load(group: str, name: str, moves: int) -> Callable[[Any], Any]:
-    """A function of another package, whose answers must be like the makespans, without the first rows of `moves`."""
+    """Load a reward of another package; it is wrapped so that it raises an ExtensionError for a wrong result.
+
+    The result must be finite floats with the shape of the makespans without their first `moves` rows.
+    """
     point = _others(group)[name]
     reward = load_extension(point)
     if not callable(reward):
@@ -143,7 +150,7 @@ def _load(group: str, name: str, moves: int) -> Callable[[Any], Any]:
 
     @wraps(reward)
     def checked(relative: Any) -> Any:
-        own = relative.clone() if isinstance(relative, Tensor) else relative.copy()  # which it may change
+        own = relative.clone() if isinstance(relative, Tensor) else relative.copy()  # which the function may change
         worth, expected = reward(own), tuple(relative[moves:].shape)
         if not isinstance(worth, type(relative)) or worth.shape != expected:
             found = tuple(worth.shape) if isinstance(worth, Tensor | np.ndarray) else type(worth).__name__

@@ -13,12 +13,12 @@ from placeto.environment.observation import Observation
 
 
 def to_data(seen: Observation) -> Data:
-    """All episodes together, without copies.
+    """Return an observation as one graph of all episodes; tensors share their memory with its arrays.
 
-    Its fields: ``x`` (V, node features), ``pair`` (V, D, pair features), ``edge_index`` (2, M), ``edge_attr`` (M, edge
-    features), ``batch`` (V,) episode, ``local`` (V,) group within it, ``first`` (B,) its first node, ``current`` (V,)
-    device, ``marked`` (V,) visited, ``offered`` (V, D) may be chosen, ``traversal`` (V,) position in topological order,
-    ``instances`` (B,), ``num_graphs``, ``max_nodes``.
+    Fields: ``x`` (V, node features), ``pair`` (V, D, pair features), ``edge_index`` (2, M), ``edge_attr`` (M, edge
+    features), ``batch`` (V,) episode, ``local`` (V,) group within the episode, ``first`` (B,) first node of each
+    episode, ``current`` (V,) device, ``marked`` (V,) visited, ``offered`` (V, D) devices that are offered,
+    ``traversal`` (V,) position in topological order, ``instances`` (B,), ``num_graphs`` B, ``max_nodes`` of an episode.
     """
     data = Data(
         x=torch.from_numpy(seen.node),

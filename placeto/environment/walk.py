@@ -1,8 +1,8 @@
 """The walk of the Placeto paper over one graph: groups in topological order, each placed in turn.
 
 Addanki et al., "Placeto: Learning Generalizable Device Placement Algorithms for Distributed Machine Learning", NeurIPS
-2019, arXiv 1906.08879, section 3.1. All episodes begin at one placement, and every move is kept. Beside makespans the
-policy needs only when each group starts, so that nothing else is observed. A move that changes nothing costs nothing.
+2019, arXiv 1906.08879, section 3.1. All episodes begin at one placement, and every move is kept. Besides makespans the
+policy needs only the start of each group, so nothing else is observed. A move that changes nothing isn't simulated.
 
 Legend: G groups, D devices, B episodes, F = 5 + D features of a group.
 """
@@ -23,7 +23,7 @@ from placeto.simulator import kernel, memory
 from placeto.simulator.schedule import SERIAL_BELOW
 
 COST, OUTPUT, VISITED, CURRENT, START = range(5)
-"""Features of a group, before the one-hot device that it is on."""
+"""Columns of a group's features. The one-hot device of the group follows them."""
 NUM_FEATURES = 5
 
 
@@ -32,29 +32,29 @@ class Walk:
     """One graph to walk over."""
 
     instance: Instance
-    measure: Measure | None = None  # if given, makespans are measured
-    number: int = 0  # of the graph, for `measure`
+    measure: Measure | None = None  # if given, makespans are measured, not simulated
+    number: int = 0  # number of the instance, for `measure`
 
     @property
     def num_groups(self) -> int:
-        """G."""
+        """G, the number of groups."""
         return self.instance.groups.num_groups
 
     @property
     def num_devices(self) -> int:
-        """D."""
+        """D, the number of devices."""
         return self.instance.problem.num_devices
 
     @cached_property
     def order(self) -> np.ndarray:
-        """(G,) int64, the groups as they are visited."""
+        """(G,) int64, the groups in the order in which they are visited."""
         return np.argsort(self.instance.traversal)
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """(G, 2) float32, run time of each group, a mean over devices, and bytes that others read of it.
+        """(G, 2) float32, run time of each group (a mean over devices), and bytes that other groups read of it.
 
-        Each is divided by the largest of the graph.
+        Each column is divided by its largest value in the graph.
         """
         problem, arrays = self.instance.problem, self.instance.arrays
         cost = np.bincount(self.instance.groups.group, problem.op_time.mean(axis=1), self.num_groups)
@@ -64,7 +64,7 @@ class Walk:
         return (sizes / np.maximum(sizes.max(axis=0), 1e-12)).astype(np.float32)
 
     def begin(self, count: int, placement: np.ndarray) -> WalkState:
-        """`count` episodes at one placement (G,)."""
+        """Begin `count` episodes at one placement (G,)."""
         placements = np.tile(placement, (count, 1))
         makespan, start = self.simulate(placements)
         return WalkState(self, 0, placements, makespan, start, makespan, placements, count)
@@ -74,7 +74,7 @@ class Walk:
         return np.random.default_rng(seed).integers(self.num_devices, size=self.num_groups)
 
     def simulate(self, placement: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of placements (B, G): makespans (B,), and microseconds at which each group starts (B, G).
+        """Simulate placements (B, G); returns makespans (B,) and the start of each group (B, G) in microseconds.
 
         Makespans are penalised for memory and relative to the best single device.
         """
@@ -89,16 +89,16 @@ class Walk:
 
 @dataclass(frozen=True, eq=False)
 class WalkState:
-    """B episodes that have made as many moves."""
+    """B episodes, each after the same number of moves."""
 
     walk: Walk
-    step: int
+    step: int  # number of moves so far
     placement: np.ndarray  # (B, G) int64
     makespan: np.ndarray  # (B,) penalised, relative to the best single device
     start: np.ndarray  # (B, G) microseconds at which each group starts
     best: np.ndarray  # (B,) best makespan met
     best_placement: np.ndarray  # (B, G)
-    simulated: int  # placements simulated so far: moves that keep the device need none
+    simulated: int  # number of placements simulated so far; moves that keep the device need none
 
     @property
     def current(self) -> int:
@@ -109,7 +109,8 @@ class WalkState:
     def features(self) -> np.ndarray:
         """(B, G, F) float32: run time, output, visited, current, start relative to the current group's, device.
 
-        What is no flag is divided by its largest value in the graph.
+        Run times and outputs are divided by their largest value in the graph, and starts by the largest difference in
+        the episode.
         """
         walk, (count, groups) = self.walk, self.placement.shape
         seen = np.zeros((count, groups, NUM_FEATURES + walk.num_devices), np.float32)
@@ -123,7 +124,7 @@ class WalkState:
         return seen
 
     def move(self, device: np.ndarray) -> WalkState:
-        """Place the current group of each episode on a device (B,), and go on to the next."""
+        """Place the current group of each episode on a device (B,); returns the state at the next group."""
         placement, makespan, start = self.placement.copy(), self.makespan.copy(), self.start.copy()
         placement[:, self.current] = device
         changed = np.flatnonzero(placement[:, self.current] != self.placement[:, self.current])
@@ -146,7 +147,7 @@ def _starts(
     start: np.ndarray,
     several: bool,
 ) -> None:
-    """Makespan and memory overflow of placements (B, G) of groups, and when each group starts: (B, G)."""
+    """Simulate placements (B, G); fill `makespan` (B,) us, memory `overflow` (B,) and the groups' `start` (B, G) us."""
     if several:
         for b in prange(len(placement)):
             makespan[b], overflow[b] = _start_one(flat, group, placement[b], start[b])

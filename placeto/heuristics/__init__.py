@@ -2,7 +2,8 @@
 
 Input: a problem and a budget. Output: a `PlacementResult`. The table `HEURISTICS` has all of them by name: one device,
 simple rules, partitioning, list scheduling, the placers of Baechi, searches (`local_search`) and the optimum (`exact`).
-Each is a rule that scores placements with an `Evaluator`. Searches begin with the best placement of the others.
+Each scores placements with an `Evaluator`, which keeps the best. Searches begin with the best placement of the
+constructive placers.
 """
 
 from __future__ import annotations
@@ -50,13 +51,19 @@ _METHODS: dict[str, Method] = {
     "multilevel": annealing_of_parts,
 }
 SEARCHES = tuple(_METHODS)
-"""Those that search until a budget is spent."""
+"""Names of the placers that search until a budget is spent."""
 
 
 def _placer(name: str, rule: Rule, sentence: str | None, repairs: bool) -> Callable[..., PlacementResult]:
-    """A placer that follows a rule, and repairs what doesn't fit if asked to; its seconds begin once it is ready.
+    """Make a placer of a rule. With a limit in seconds, its kernels are compiled before its time begins.
 
-    Searches have `DEFAULT_SIMULATIONS` where they are given no budget.
+    A search (see `SEARCHES`) that is called without a budget takes `DEFAULT_SIMULATIONS` simulations.
+
+    Args:
+        name: of the placer.
+        rule: scores placements.
+        sentence: the docstring of the placer.
+        repairs: whether the rule's best placement is repaired if it doesn't fit into memory.
     """
 
     def place(
@@ -81,4 +88,4 @@ HEURISTICS = {
     **{name: _placer(name, partial(follow, method), method.__doc__, False) for name, method in _METHODS.items()},
     "exact": _placer("exact", try_exact, try_exact.__doc__, False),
 }
-"""Name -> placer; the first line of its docstring is what ``placeto list placers`` prints."""
+"""Name -> placer. ``placeto list placers`` prints the first line of the placer's docstring."""

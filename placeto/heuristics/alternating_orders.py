@@ -1,13 +1,14 @@
 """The order of the published pipeline schedules: some forward passes, then one forward and one backward in turns.
 
 A device first runs as many forward passes as it takes until the first backward pass comes back to it, and then one
-forward and one backward pass in turns: 1F1B (Narayanan et al., SOSP 2019). Where it has several chunks of a micro-batch
-it takes the micro-batches in rounds, in each of which all pass the first chunk, then all the second (Narayanan et al.,
-SC 2021). Gradients of weights, for which nobody waits, run later by as many turns as the device has others before it,
-so that all hold as many chunks as the first does (Qi et al., ICLR 2024, arXiv 2401.10241).
+forward and one backward pass in turns: 1F1B (Narayanan et al., SOSP 2019). If it has several chunks of a micro-batch,
+it takes the micro-batches in rounds. In a round, all micro-batches pass the first chunk, then all pass the second, and
+so on (Narayanan et al., SC 2021). Gradients of weights, for which no other chunk waits, run later by as many turns as
+there are devices before this one in the pipeline. Then all devices hold as many chunks as the first one does (Qi et
+al., ICLR 2024, arXiv 2401.10241).
 
-Each device keeps to its turn and waits for it. A device that takes whatever is ready instead is late for what all
-others wait for, or holds more.
+Each device keeps to this order and waits for the next op in it. A device that ran any op that is ready instead would be
+late with ops that all others wait for, or would hold more chunks.
 
 Legend: N ops, E edges, C chunks, D devices; chunks are those of `placeto.heuristics.bounded_orders`.
 """
@@ -24,19 +25,23 @@ from placeto.compiling import compiled
 
 @dataclass(frozen=True)
 class Chunks:
-    """What devices run of the forward pass of single micro-batches, with what the backward pass does for it there."""
+    """C chunks of all devices and micro-batches."""
 
-    device: np.ndarray  # (C,) int64
+    device: np.ndarray  # (C,) int64, the device that runs the chunk
     micro_batch: np.ndarray  # (C,) int64
-    depth: np.ndarray  # (C,) int64, how often the micro-batch has changed devices before
+    depth: np.ndarray  # (C,) int64, how often the micro-batch's forward pass changes devices before this chunk
 
 
 def turns(chunks: Chunks, split: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each chunk (C,) the turn of its device in which its forward pass runs, its backward pass, and what may wait.
+    """Give each chunk's passes their turns: numbers by which a device sorts what it runs.
 
     Args:
-        chunks: of all devices.
-        split: whether gradients of weights may run later than those for which other chunks wait.
+        chunks: the chunks of all devices.
+        split: whether gradients of weights may run later than gradients for which other chunks wait.
+
+    Returns:
+        Three arrays (C,) float64: the turns of each chunk's forward pass, of its backward pass, and of its gradients of
+        weights.
     """
     forward, backward, deferred = (np.zeros(len(chunks.device)) for _ in range(3))
     stages = max(len(np.unique(chunks.device[chunks.micro_batch == batch])) for batch in np.unique(chunks.micro_batch))
@@ -57,15 +62,15 @@ def turns(chunks: Chunks, split: bool) -> tuple[np.ndarray, np.ndarray, np.ndarr
 def in_turns(
     order: np.ndarray, ptr: np.ndarray, child: np.ndarray, place: np.ndarray, turn: np.ndarray, devices: int
 ) -> np.ndarray:
-    """(N,) ops in an order in which each device keeps to its turns, but where the graph forbids it.
+    """(N,) all ops in an order in which each device keeps to its turns as far as the graph allows.
 
     Args:
-        order: (N,) ops in an order that the graph allows, which decides within a turn.
-        ptr: (N+1,) where the children of each op begin.
-        child: (E,) ops that read them.
-        place: (N,) devices.
-        turn: (N,) of each op, NaN = as soon as what it reads is there.
-        devices: how many there are.
+        order: (N,) ops in an order that the graph allows. It decides between ops with equal turns.
+        ptr: (N+1,) offsets of each op's children in `child`.
+        child: (E,) ops that read each op's outputs.
+        place: (N,) device of each op.
+        turn: (N,) turn of each op, NaN = that of the last op that it reads; overwritten.
+        devices: D.
     """
     _follow(order, ptr, child, turn)
     rank = np.argsort(order)
@@ -76,7 +81,7 @@ def in_turns(
 
 @compiled()
 def _follow(order: np.ndarray, ptr: np.ndarray, child: np.ndarray, turn: np.ndarray) -> None:
-    """Give ops without a turn that of the last op that they read, -1 where they read none."""
+    """Give each op without a turn the greatest turn of the ops that it reads, or -1 if it reads none."""
     free = np.isnan(turn)
     turn[free] = -1.0
     for op in order:
@@ -87,14 +92,16 @@ def _follow(order: np.ndarray, ptr: np.ndarray, child: np.ndarray, turn: np.ndar
 
 @compiled()
 def _merged(ptr: np.ndarray, child: np.ndarray, listed: np.ndarray, starts: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """(N,) all ops; where all lists wait for each other the first op by rank that may run goes before its list.
+    """Merge the lists of all devices into one order (N,) that the graph allows.
+
+    If every list waits for an op of another one, the ready op with the least rank is taken out of turn.
 
     Args:
-        ptr: (N+1,) where the children of each op begin.
-        child: (E,) ops that read them.
+        ptr: (N+1,) offsets of each op's children in `child`.
+        child: (E,) ops that read each op's outputs.
         listed: (N,) the ops of each device, in its order.
-        starts: (D+1,) where the lists of devices begin.
-        rank: (N,) of all ops.
+        starts: (D+1,) offsets of each device's ops in `listed`.
+        rank: (N,) rank of each op, all different.
     """
     ops = len(listed)
     by_rank, missing, done = np.argsort(rank), np.zeros(ops, np.int64), np.zeros(ops, np.bool_)
@@ -132,7 +139,7 @@ def _run(
     order: np.ndarray,
     count: int,
 ) -> int:
-    """Put an op next into the order; returns how many are there."""
+    """Append an op to the order, and put the children that it makes ready into the heap; returns the new length."""
     order[count], done[op] = op, True
     for k in range(ptr[op], ptr[op + 1]):
         missing[child[k]] -= 1

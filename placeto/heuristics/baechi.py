@@ -1,24 +1,27 @@
 """The placers of Baechi (Jeon et al., SoCC 2020): m-TOPO, m-ETF and m-SCT, known list schedules within memory limits.
 
 Each keeps the better of two placements: with groups kept together, as Baechi does with forward and backward ops, or op
-by op. Tensors wait for their link. What we add: devices and links may differ (limits are in proportion to the devices'
-memory, times are means over devices and links where none is chosen yet), and m-ETF and m-SCT count parameters first,
-tensors only where that has not been enough. So m-ETF is the queueing half of `placeto.heuristics.list_scheduling.etf`.
+by op. Tensors wait for their link. Two things differ from the paper. Devices and links need not be alike: limits are in
+proportion to the devices' memory, and times are means over devices and links where none is chosen yet. And m-ETF and
+m-SCT count the memory of parameters alone at first, and that of other tensors only if the placement then doesn't fit.
+So m-ETF tries those placements of `placeto.heuristics.list_scheduling.try_etf` in which tensors wait for their link.
 
-m-SCT (Hanen and Munier, 1995) starts what can start first, like m-ETF, but each op has at most one favourite child, and
-each op is the favourite of at most one parent; from the end of an op until its output would have arrived elsewhere, its
-device is *awake*: it starts the favourite, or an *urgent* op, whose inputs could be on all devices by then, and nothing
-else. Favourites come from the relaxation of an integer program, over start times s, makespan w and x in [0, 1]:
+m-SCT (Hanen and Munier, 1995) always takes the op that can start first, like m-ETF. But each op has at most one
+favourite child, and is the favourite of at most one parent. From the end of an op until its output would have arrived
+on another device, the op's device is *awake*: it starts the favourite child, or an *urgent* op, whose inputs could be
+on all devices by then, and nothing else. Favourites come from the relaxation of an integer program, over start times s,
+makespan w and x in [0, 1]:
 
     minimise w   subject to   s_i + p_i <= w
                               s_i + p_i + c_ij x_ij <= s_j     each edge i -> j
                               sum_j x_ij >= children of i - 1
                               sum_i x_ij >= parents of j - 1
 
-with p_i the time of op i and c_ij that of the transfer, 0 within a group. Child j is the favourite of i if x_ij < 1/2,
-which by the sums holds for one child and one parent at most. The program is over ops, since groups may form cycles.
+with p_i the time of op i and c_ij that of the transfer, 0 within a group. Child j is the favourite of i if x_ij < 1/2.
+Because of the last two sums, at most one child of an op can have such an x, and at most one parent. The program is over
+ops, since groups may form cycles.
 
-Legend: N ops, T tensors, D devices, K groups, P pairs of producer and consumer, A those of different groups.
+Legend: N ops, T tensors, D devices, K groups, P pairs of producer and consumer, A pairs whose ops may be apart.
 """
 
 from __future__ import annotations
@@ -37,9 +40,9 @@ from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 
 LP_OPS = 5000
-"""Graphs of more ops, or `_LP_PAIRS` times as many pairs, have their favourites by priority: `favourite_children`."""
-_LP_PAIRS = 4  # 400 ops with 40,000 pairs take the solver 4 s; captured steps have 1 to 2 pairs an op
-_EPSILON = 1e-6  # x below 1/2 by less is 1/2
+"""Ops of the largest graph whose favourites come from the linear program; see `favourite_children` for larger ones."""
+_LP_PAIRS = 4  # pairs an op, at most: 400 ops with 40,000 pairs take the solver 4 s; captured steps have 1 to 2 an op
+_EPSILON = 1e-6  # a solution x counts as below 1/2 if it is lower by more than this
 
 
 def try_m_topo(evaluator: Evaluator, seed: int) -> None:
@@ -51,7 +54,7 @@ def try_m_topo(evaluator: Evaluator, seed: int) -> None:
 
 
 def try_m_etf(evaluator: Evaluator, seed: int) -> None:
-    """m-ETF: always the op that can start first, where it can and there is memory (Jeon et al., 2020)."""
+    """m-ETF: always the op that can start first, on the device where it can, within memory (Jeon et al., 2020)."""
     for follow in _variants(evaluator):
         try_lists(evaluator, [partial(place_by_start, evaluator.problem, follow, True)])
 
@@ -59,7 +62,11 @@ def try_m_etf(evaluator: Evaluator, seed: int) -> None:
 def try_m_sct(evaluator: Evaluator, seed: int, most_ops: int = LP_OPS, share: float = 1.0) -> None:
     """m-SCT: m-ETF, but devices wait for favourite children from a linear program (Jeon et al., 2020).
 
-    Each linear program may have so many ops, `_LP_PAIRS` times as many pairs, and such a share of the time left.
+    Args:
+        evaluator: scores the placements.
+        seed: ignored.
+        most_ops: ops of the largest graph for which the linear program is solved; see `favourite_children`.
+        share: of the seconds that are left of the budget, the solver's limit for each of the two programs.
     """
     problem = evaluator.problem
     for follow in _variants(evaluator):
@@ -72,20 +79,21 @@ def try_m_sct(evaluator: Evaluator, seed: int, most_ops: int = LP_OPS, share: fl
 
 
 def _variants(evaluator: Evaluator) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) what stays together: the groups, and only what the graph demands."""
+    """Two groupings (N,) of the ops: the evaluator's groups, and `hard_groups`, in which most ops are alone."""
     return evaluator.groups.group, hard_groups(evaluator.problem)
 
 
 def fill_in_order(problem: PlacementProblem, follow: np.ndarray, demand: np.ndarray) -> np.ndarray:
-    """Placement (N,) by m-TOPO: groups in topological order of their first ops, on one device after the other.
+    """Placement (N,) by m-TOPO: groups in topological order of their first ops fill one device after the other.
 
-    A device takes its share of the total demand and once the largest group's (for equal devices total / D + largest),
-    but never more than its memory. What is left over then goes where there is most room.
+    The limit of a device is its share of the total demand (by its memory) plus the demand of the largest group, but at
+    most its memory. With equal devices this is total / D + largest. Once the last device has reached its limit, each
+    further group that exceeds it goes to the device with the most free memory.
 
     Args:
         problem: what to place.
         follow: (N,) group of each op.
-        demand: (N,) bytes that each op needs for good.
+        demand: (N,) bytes that each op occupies during the whole step.
     """
     memory = problem.cluster.memory.astype(np.float64)
     size = np.bincount(follow, weights=demand)  # (K,)
@@ -102,7 +110,7 @@ def fill_in_order(problem: PlacementProblem, follow: np.ndarray, demand: np.ndar
 
 
 def _first_use(problem: PlacementProblem, follow: np.ndarray) -> np.ndarray:
-    """(K,) the topological position of each group's first op; of one that floats, that of the first which needs it."""
+    """(K,) least topological position of each group's ops; an op that floats has that of the first op that needs it."""
     graph = problem.graph
     floats, _ = floating_ops(problem, follow)
     needed = np.where(floats, problem.num_ops, graph.position)
@@ -118,18 +126,18 @@ def _first_use(problem: PlacementProblem, follow: np.ndarray) -> np.ndarray:
 def favourite_children(
     problem: PlacementProblem, follow: np.ndarray, seconds: float | None = None, most_ops: int = LP_OPS
 ) -> Favourites:
-    """Favourite child of each op, and for how long its device waits: the transfer, over the mean link.
+    """Find each op's favourite child, and how long its device waits for the child: a transfer over the mean link.
 
-    Graphs of more than `most_ops` ops or `_LP_PAIRS` times as many pairs, and those that `seconds` are too short for,
-    do without the linear program: pairs become favourites by falling transfer + upward rank of the child, as long as
-    neither is taken.
+    The linear program is left out for graphs of more than `most_ops` ops or `_LP_PAIRS` x `most_ops` pairs, and has no
+    result if `seconds` are too short. Then pairs are taken in falling order of transfer time + upward rank of the
+    child, if neither the parent nor the child is in a pair yet.
 
     Args:
         problem: what to place.
-        follow: (N,) group of each op; children of the same group are no favourites, since they follow anyway, nor
-            are those of ops that float (see `floating_ops`), which have no device that could wait.
+        follow: (N,) group of each op. A child of the same group is no favourite, since it is on the device anyway.
+            An op that floats (see `floating_ops`) has no favourite, since it has no device that could wait.
         seconds: time limit of the solver; None = no limit.
-        most_ops: of a graph for which the program is solved; it may have `_LP_PAIRS` times as many pairs.
+        most_ops: ops of the largest graph for which the linear program is solved.
     """
     pairs, transfer = _pairs(problem)
     floats, follow = floating_ops(problem, follow)
@@ -147,7 +155,7 @@ def favourite_children(
 
 @lru_cache(maxsize=16)
 def _pairs(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
-    """(2, P) producers and consumers, and (P,) microseconds that their tensors travel, each tensor once; cached."""
+    """(2, P) pairs of a producer and a consumer, and (P,) us, transfer time of all tensors between the two; cached."""
     graph = problem.graph
     order = np.lexsort((graph.edge_tensor, graph.edge_dst, graph.edge_src))
     src, dst, tensor = graph.edge_src[order], graph.edge_dst[order], graph.edge_tensor[order]
@@ -160,9 +168,17 @@ def _pairs(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
 def _relaxation(
     time: np.ndarray, pairs: np.ndarray, transfer: np.ndarray, apart: np.ndarray, seconds: float | None
 ) -> np.ndarray | None:
-    """(A,) x of the pairs that may be apart, in a solution of the linear program; None if none was found.
+    """Solve the linear program: (A,) the x of each pair; None if no optimum was found within the time limit.
 
-    Columns: s (N,), x (A,), w. Rows: edges (P,), ends (N,), then one for each producer and each consumer.
+    Columns of the program: s (N,), x (A,), w. Rows: one for each pair (P), one for each op's end (N), one for each
+    producer of a pair that may be apart, and one for each consumer of such a pair.
+
+    Args:
+        time: (N,) us, mean over devices.
+        pairs: (2, P) producer and consumer.
+        transfer: (P,) us.
+        apart: (A,) numbers of the pairs that may be apart; in all others the transfer takes no time.
+        seconds: time limit of the solver; None = no limit.
     """
     num_ops, num_pairs, num_apart = len(time), pairs.shape[1], len(apart)
     ops, edges, x = np.arange(num_ops), np.arange(num_pairs), num_ops + np.arange(num_apart)
@@ -195,7 +211,7 @@ def _relaxation(
 
 
 def _by_priority(problem: PlacementProblem, pairs: np.ndarray, transfer: np.ndarray, apart: np.ndarray) -> np.ndarray:
-    """Pairs without a common parent or child, taken greedily."""
+    """Choose pairs without a common parent or child greedily, by transfer + upward rank; returns their numbers."""
     priority = transfer[apart] + upward_rank(problem)[pairs[1, apart]]
     order = apart[np.argsort(-priority, kind="stable")]
     parents, children, chosen = set[int](), set[int](), []

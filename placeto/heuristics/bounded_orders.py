@@ -1,15 +1,16 @@
-"""Orders for a placed step in micro-batches that bound how much of it each device holds at the same time.
-
-Greedy list scheduling, as for the zero-bubble schedules of Qi et al., ICLR 2024 (arXiv 2401.10241): of its ready ops a
-device first runs those of the backward pass for which other layers wait, then the forward pass, then gradients of
-weights, for which the sums of gradients alone wait. A device begins no further part of a forward pass while it holds as
-many as its bound: one that it has begun is held until its backward pass has ended there. Transfers are taken to wait
-for nothing, which matters little for an order: the simulator says what it is worth.
+"""Orders for a placed step in micro-batches that bound how many chunks each device holds at the same time.
 
 A chunk is what one device runs of the forward pass of one micro-batch between two other devices, with what the backward
-pass does for it there. In a pipeline a device has one of each micro-batch, in an interleaved one several.
+pass does for it there. In a pipeline a device has one chunk of each micro-batch, in an interleaved pipeline several. A
+device holds a chunk from its first op until its backward pass has ended there.
 
-Legend: N ops, R relays, D devices, C chunks, M micro-batches.
+The orders are made by greedy list scheduling, as for the zero-bubble schedules of Qi et al., ICLR 2024 (arXiv
+2401.10241). Of its ready ops a device first runs those of the backward pass for which other layers wait, then those of
+the forward pass, then gradients of weights, for which only the sums of gradients wait. A device begins no further chunk
+while it holds as many as its bound. The list schedule takes transfers to wait for nothing. This matters little for an
+order, since the simulator then computes the makespan.
+
+Legend: N ops, E edges, R relays, D devices, C chunks, M micro-batches.
 """
 
 from __future__ import annotations
@@ -31,15 +32,19 @@ _SHARED, _BACKWARD, _FORWARD, _DEFERRED = range(4)
 """Classes of ops, in the order in which a device prefers them: in no micro-batch, gradients that other layers wait for,
 the forward pass, gradients of weights."""
 _ENDS, _ARRIVES, _IDLE = range(3)
+"""Kinds of events: an op ends, the last input of an op arrives, the overhead after an op ends."""
 
 
 def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator[np.ndarray]:
-    """Orders (N,) of all ops for a placement (N,); none where the graph has no micro-batches, or they no forward pass.
+    """Yield orders (N,) of all ops for a placement (N,).
 
-    A device holds at most as many chunks as P, P + 1 or 2 P micro-batches have there, of P devices that a micro-batch
-    runs on. The forward pass prefers later chunks. Where a device has several chunks of a micro-batch, there are also
-    orders in which it takes the micro-batches in rounds of P: the first chunk of all of them, then the second of all.
-    The last is that of `placeto.heuristics.alternating_orders`.
+    There are none if the graph has fewer than two micro-batches, or no op of their forward passes.
+
+    Let P be the number of devices that a micro-batch runs on, the most of any. The bound of a device is the number of
+    chunks that P, P + 1 or 2 P micro-batches have there. Of ready ops of the forward pass, those of later chunks come
+    first. If a device has several chunks of a micro-batch, there are also orders in which it takes the micro-batches in
+    rounds of P: the first chunk of all of them, then the second chunk of all. The last order is that of
+    `placeto.heuristics.alternating_orders`.
     """
     graph, devices = problem.graph, problem.num_devices
     micro_batch = graph.micro_batches
@@ -60,9 +65,9 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
     names, of_op = np.unique(key[owner >= 0], return_inverse=True)
     chunk = np.full(len(place), -1)
     chunk[owner >= 0] = of_op
-    begun = np.unique(chunk[forward])  # the chunks, each with its device and micro-batch
+    begun = np.unique(chunk[forward])  # (C,) chunks that have a forward pass
     of_device, of_batch = np.divmod(names[begun] // (int(owner.max()) + 1), count)
-    visits = np.unique(of_device * count + of_batch)  # of micro-batches on devices
+    visits = np.unique(of_device * count + of_batch)  # pairs of a device and a micro-batch that runs there
     visited = np.bincount(visits // count, minlength=devices)
     each = np.ceil(np.bincount(of_device, minlength=devices) / np.maximum(visited, 1)).astype(np.int64)
     most = int(np.bincount(visits % count).max())  # P
@@ -80,7 +85,7 @@ def bounded_orders(problem: PlacementProblem, placement: np.ndarray) -> Iterator
             )
             order = _list_schedule(low, on, rank, begins, chunk, np.maximum(1, bound * each))
             order = order[order < len(place)]
-            yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as files keep it
+            yield order_of_lists(graph, [order[on[order] == device] for device in range(devices)])  # as in files
     split = bool(np.isin(chunk[:ops][(kind == _BACKWARD) & (time > 0.0)], chunk[:ops][kind == _DEFERRED]).any())
     found = Chunks(of_device, of_batch, names[begun] % (int(owner.max()) + 1))
     at, belongs = np.searchsorted(begun, chunk[:ops]), np.isin(chunk[:ops], begun)
@@ -102,10 +107,21 @@ def _chunks(
     backward: np.ndarray,
     time: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of all ops: how often the forward pass has changed devices before, the same of its chunk, whether it may wait.
+    """Find the chunk of each op, and the gradients of weights.
 
-    The second is -1 for what belongs to no chunk. The third is true of gradients which nothing of their micro-batch
-    waits for, but for what takes no time.
+    Args:
+        order: (N,) ops in topological order.
+        ptr: (N+1,) offsets of each op's children in `child`.
+        child: (E,) ops that read each op's outputs.
+        place: (N,) device of each op.
+        micro_batch: (N,) micro-batch of each op, below 0 = none.
+        backward: (N,) bool, ops of the backward pass.
+        time: (N,) us, op times.
+
+    Returns:
+        (N,) how often the micro-batch's forward pass changes devices before each forward op. (N,) the same for the
+        forward pass of the op's chunk, -1 if the op is in no chunk. (N,) bool, whether an op is a gradient that no op
+        of a micro-batch waits for, except such gradients that take no time.
     """
     ops = len(place)
     depth, owner, deferred = np.zeros(ops, np.int64), np.full(ops, -1), np.zeros(ops, np.bool_)
@@ -122,7 +138,7 @@ def _chunks(
                 depth[next_op] = max(depth[next_op], depth[op] + (place[next_op] != place[op]))
             elif place[next_op] == place[op] and (not backward[op] or owner[next_op] < 0):
                 owner[next_op] = max(owner[next_op], owner[op])
-    lost = backward & (owner < 0)  # what a checkpoint computes again from what another device has sent
+    lost = backward & (owner < 0)  # ops that recompute a checkpoint from tensors of another device
     for op in order:
         if micro_batch[op] < 0:
             continue
@@ -152,15 +168,15 @@ def _list_schedule(
     chunk: np.ndarray,
     bound: np.ndarray,
 ) -> np.ndarray:
-    """(N+R,) ops in the order in which they start.
+    """(N+R,) ops in the order in which a greedy list schedule starts them.
 
     Args:
         flat: a lowered problem.
-        place: (N+R,) devices of its ops.
-        rank: (N+R,) the lesser of the ops that are ready on a device goes first.
+        place: (N+R,) device of each op.
+        rank: (N+R,) rank of each op; of the ready ops on a device, the one with the least rank starts.
         begins: (N+R,) bool, ops of the forward pass.
-        chunk: (N+R,) of each op, -1 = none.
-        bound: (D,) how many chunks a device holds at most. Where all devices wait for each other, one more begins.
+        chunk: (N+R,) chunk of each op, -1 = none.
+        bound: (D,) how many chunks a device holds at most. If all devices wait for each other, one more chunk begins.
     """
     devices, ops = len(bound), len(place)
     missing, arrival, left = flat.num_inputs.copy(), np.zeros(ops), np.zeros(ops, np.int64)
@@ -227,7 +243,7 @@ def _send(
     missing: np.ndarray,
     events: list[tuple[float, int, int]],
 ) -> None:
-    """Send what an op makes to the devices of those who read it."""
+    """Note when an op's tensors arrive at its readers; add an event for each reader that then has all its inputs."""
     device, devices = place[op], len(flat.overhead_us)
     for k in range(flat.out_ptr[op], flat.out_ptr[op + 1]):
         reader, there = flat.out_child[k], now

@@ -1,4 +1,4 @@
-"""What several heuristics share: work and memory of groups, and retrying within memory.
+"""What several heuristics share: work and memory of groups, and a second try where a placement exceeds memory.
 
 Legend: N ops, G groups, D devices.
 """
@@ -30,10 +30,10 @@ def group_times(problem: PlacementProblem, groups: Groups) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def demands(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
-    """Two estimates (N,) of the bytes that each op needs for good; cached.
+    """Two estimates (N,) of the bytes that each op occupies during the whole step; cached.
 
-    Its parameters alone (tensors come and go); or its outputs too, or as large a share of them as the cluster has room
-    for.
+    The first counts the op's parameters alone, since other tensors are freed after their last use. The second, more
+    cautious one also counts the op's outputs, or as large a share of all outputs as the cluster has room for.
     """
     resident = problem.resident_bytes.astype(np.float64)
     outputs = op_outputs(problem)
@@ -45,9 +45,14 @@ def demands(problem: PlacementProblem) -> tuple[np.ndarray, np.ndarray]:
 def within_memory(
     evaluator: Evaluator, place: Callable[[np.ndarray], Made], first: Callable[[], Made] | None = None
 ) -> Iterator[Made]:
-    """What `place` makes, to be scored by the caller; should that not fit, that of the more cautious of `demands`.
+    """Yield what `place` makes of the first estimate of `demands`, and of the second if the first one didn't fit.
 
-    `first` waits for the former, where somebody else makes it.
+    The caller scores each result before it takes the next one: `evaluator.last_fits` then says whether it fits.
+
+    Args:
+        evaluator: scores; nothing is yielded once its budget is spent.
+        place: makes a placement from the bytes (N,) that each op occupies.
+        first: returns ``place(first estimate)``, if another thread computes it; None = `place` is called for it.
     """
     for attempt, demand in enumerate(demands(evaluator.problem)):
         if evaluator.exhausted:
@@ -58,13 +63,13 @@ def within_memory(
 
 
 def score_within_memory(evaluator: Evaluator, place: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Score the placements (N,) of `within_memory`."""
+    """Score the placement (N,) that `place` makes, and a more cautious one if it doesn't fit: see `within_memory`."""
     for placement in within_memory(evaluator, place):
         evaluator.score_ops(placement)
 
 
 def device_speeds(problem: PlacementProblem) -> np.ndarray:
-    """(D,) share of the cluster's speed on this graph, summing to 1."""
+    """(D,) each device's share of the cluster's speed on this graph; the shares sum to 1."""
     speed = 1.0 / np.maximum(busy_us(problem), 1e-9)
     return speed / speed.sum()
 
@@ -72,8 +77,14 @@ def device_speeds(problem: PlacementProblem) -> np.ndarray:
 def cut_in_order(order: np.ndarray, work: np.ndarray, demand: np.ndarray, problem: PlacementProblem) -> np.ndarray:
     """Cut groups in `order` (G,) into contiguous parts of equal time, one per device: placement (G,).
 
-    Fast devices get more. A device is left early when the next group's `demand` (bytes) is over its memory, and late
-    ones take what is left over.
+    A device's part is in proportion to its speed. It ends early if the next group would exceed the device's memory; the
+    next device then takes more. The last device takes all that is left, whether or not it fits.
+
+    Args:
+        order: (G,) the groups in the order in which they are cut.
+        work: (G,) microseconds of each group.
+        demand: (G,) bytes of each group.
+        problem: has the devices.
     """
     share, memory = device_speeds(problem), problem.cluster.memory
     bounds = np.cumsum(share) * work.sum()

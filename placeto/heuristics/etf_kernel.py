@@ -1,8 +1,8 @@
 """`earliest_start` of `placeto.heuristics.list_kernels` for graphs in which thousands of ops are ready at a time.
 
-Ready ops wait in heaps for each device, so that a step takes time in the logarithm of their number. Keys of the heaps
-are never later than what is true: what has become later or invalid is noticed when it comes first. Where few ops are
-ready this takes ten times as long as looking at all of them.
+Each device has heaps of ready ops, so that a step takes time in the logarithm of their number. The key of an op in a
+heap is never later than the op's true time. An entry whose time has become later, or that is invalid, is corrected when
+it is the first of its heap. If few ops are ready, this takes ten times as long as looking at all of them.
 
 Legend: N ops, D devices, K groups.
 """
@@ -30,59 +30,60 @@ from placeto.problem.flat import FlatProblems
 
 
 class Ready(NamedTuple):
-    """What is known of the ops that are ready.
+    """The ops that are ready, and the heaps in which they are.
 
-    The heaps of each kind are for ops that have room on a device, then (from D on) for those that have none, which
-    count only where no op has room anywhere. Ops wait in `later` until a device is free when their inputs arrive, then
-    in `due`, by rank; in `far` until they have arrived on all devices, then in `near`. The latter two are needed only
-    where devices wait for favourites.
+    Of each kind there is a heap for each device. Those before D have the ops for which the device has room. Those from
+    D on have the ops for which it has none; they are used only if no op has room on any device. An op is in `later`, by
+    arrival, as long as its inputs arrive on the device after this is free; then in `due`, by rank. It is also in `far`
+    as long as its inputs arrive on some device after this one is free, and then in `near`. `far` and `near` are needed
+    only if devices wait for favourites. The *place* of an op is its position by rank.
     """
 
-    op_of: np.ndarray  # (N,) ops by falling rank, smaller ones first where ranks tie
-    place: np.ndarray  # (N,) place of each op among these
-    ops: np.ndarray  # (N,) the ready ones, in any order; `number` of them
-    seat: np.ndarray  # (N,) place of each op among these, -1 = not ready, or placed
-    number: np.ndarray  # (1,) of these
-    arrival: np.ndarray  # (N, D) us, when its inputs are on each device, by the last estimate
-    latest: np.ndarray  # (N,) us, the latest of these
-    need: np.ndarray  # (N,) bytes that placing it takes, at most
-    bounds: np.ndarray  # (N,) int64, groups beside its own that placing it would bind
-    estimated: np.ndarray  # (N,) int64, how many groups were bound at the last estimate
-    parked: np.ndarray  # (N,) bool, whether it ever had no room
-    device_free: np.ndarray  # (D,) us
-    bindings: np.ndarray  # (1,) how often groups were bound
-    found: np.ndarray  # (K+1,) for `need_of`
-    met: np.ndarray  # (K+1,) likewise
-    heaps: Heaps
+    op_of: np.ndarray  # (N,) ops by falling rank; with equal ranks smaller numbers come first
+    place: np.ndarray  # (N,) index of each op in `op_of`
+    ops: np.ndarray  # (N,) its first `number[0]` entries are the ready ops, in any order
+    seat: np.ndarray  # (N,) index of each op in `ops`, -1 = not ready, or placed
+    number: np.ndarray  # (1,) number of ready ops
+    arrival: np.ndarray  # (N, D) us, when the op's inputs are on each device, by the last estimate
+    latest: np.ndarray  # (N,) us, the op's latest arrival on any device
+    need: np.ndarray  # (N,) bytes, upper bound of what placing the op takes
+    bounds: np.ndarray  # (N,) int64, number of groups that placing the op would bind, besides its own
+    estimated: np.ndarray  # (N,) int64, value of `bindings[0]` at the last estimate
+    parked: np.ndarray  # (N,) bool, whether some device ever had no room for the op
+    device_free: np.ndarray  # (D,) us, when each device is free
+    bindings: np.ndarray  # (1,) number of ops so far whose placing bound groups
+    found: np.ndarray  # (K+1,) argument of `need_of`
+    met: np.ndarray  # (K+1,) argument of `need_of`
+    heaps: Heaps  # all nodes
     later: np.ndarray  # (2D,) roots of heaps by arrival
     due: np.ndarray  # (2D,) roots of heaps by place
-    far: np.ndarray  # (2D,) roots of heaps by the latest arrival; empty where no device waits for favourites
-    near: np.ndarray  # (2D,) roots of heaps by place
+    far: np.ndarray  # (2D,) roots of heaps by `latest`; empty if no device waits for favourites
+    near: np.ndarray  # (2D,) roots of heaps by place; empty if no device waits for favourites
 
 
 @compiled()
 def earliest_start_of_many(
     flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `earliest_start` finds: devices (N,) and starts (N,).
+    """Return what `earliest_start` returns: the device (N,) of each op, and its start (N,) in us.
 
-    Where an arrival has to be estimated again, because a group was bound while an input of the op floats, that is done
-    once the op would be chosen by its last estimate.
+    If a group is bound while an input of an op floats, the op's arrivals have to be estimated again. This is put off
+    until the op would be chosen by its last estimate.
     """
     n, d = flat.op_offset[1], flat.device_offset[1]
     booked = nothing_booked(flat, order, queueing)
     home, follow = booked.home, order.follow
-    # what had been sent when a group was last bound: estimates are made anew from it
+    # transfers up to the last time that groups were bound: new estimates are made from these
     sent, links = booked.delivered.copy(), booked.link_free.copy()
     then = Booked(booked.finish, booked.placed, home, booked.used, sent, links)
     ready = _none_ready(flat, order, bool((favourites.child >= 0).any()))
     device_free, bindings = ready.device_free, ready.bindings
     starts, sequence = np.zeros(n), np.empty(n, np.int64)
-    guest, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for
+    guest, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for, until when
     missing = flat.num_inputs.copy()
     members = np.argsort(follow, kind="mergesort")
     member_ptr = np.searchsorted(follow[members], np.arange(len(order.demand) + 1))
-    told = np.full(n, -1)  # the last group of whose binding an op was told
+    told = np.full(n, -1)  # the last group for whose binding `_tell` was called for an op
     bound = np.empty(len(order.demand) + 1, np.int64)
     replayed = 0
     for op in range(n):
@@ -158,7 +159,7 @@ def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
     by_rank, place = np.argsort(-order.rank, kind="mergesort"), np.empty(n, np.int64)
     for k in range(n):
         place[by_rank[k]] = k
-    # an op enters once for each device, then where it had no room, and where a broadcast tensor comes sooner
+    # an op enters once for each device, again if it had no room, and again if a broadcast tensor comes sooner
     most, queues = n * (d + 1), 0
     most += order.floats[order.edge_src].sum() * d + flat.broadcast[0] * len(order.edge_src) * d
     if waits:
@@ -190,7 +191,7 @@ def _none_ready(flat: FlatProblems, order: Order, waits: bool) -> Ready:
 
 @compiled(inner=True)
 def _enter_first(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int) -> None:
-    """An op has become ready."""
+    """Add an op that has become ready."""
     ready.need[op] = need_of(order, booked.home, op, ready.found, ready.met)
     ready.bounds[op] = 0
     while ready.found[ready.bounds[op]] >= 0:
@@ -203,7 +204,7 @@ def _enter_first(flat: FlatProblems, order: Order, booked: Booked, ready: Ready,
 
 @compiled(inner=True)
 def _leave(ready: Ready, op: int) -> None:
-    """An op is placed."""
+    """Remove an op from the ready ops, since it is placed. Its nodes stay in the heaps, and are invalid."""
     ready.number[0] -= 1
     last, seat = ready.ops[ready.number[0]], ready.seat[op]
     ready.ops[seat], ready.seat[last] = last, seat
@@ -212,7 +213,7 @@ def _leave(ready: Ready, op: int) -> None:
 
 @compiled(inner=True)
 def _enter(ready: Ready, op: int, device: int) -> None:
-    """Let an op wait for a device, for now as one that has room."""
+    """Put an op into a device's heaps, as one for which the device has room until it is examined."""
     ready.later[device] = put_new(ready.heaps, ready.later[device], ready.arrival[op, device], ready.place[op])
     if len(ready.far) > 0:
         ready.far[device] = put_new(ready.heaps, ready.far[device], ready.latest[op], ready.place[op])
@@ -220,7 +221,7 @@ def _enter(ready: Ready, op: int, device: int) -> None:
 
 @compiled(inner=True)
 def _enter_all(order: Order, booked: Booked, ready: Ready, op: int) -> None:
-    """Let an op wait for all devices that it may go to."""
+    """Put an op into the heaps of all devices that it may be placed on."""
     home = booked.home[order.follow[op]]
     for device in range(len(ready.device_free)):
         if home < 0 or home == device:
@@ -229,7 +230,7 @@ def _enter_all(order: Order, booked: Booked, ready: Ready, op: int) -> None:
 
 @compiled(inner=True)
 def _estimate(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int) -> None:
-    """When the inputs of an op arrive."""
+    """Estimate when the inputs of an op arrive on each device."""
     ready.estimated[op] = ready.bindings[0]
     for device in range(len(ready.device_free)):
         ready.arrival[op, device] = arrival_of(flat, order, booked, op, device, False)
@@ -238,17 +239,20 @@ def _estimate(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op
 
 @compiled(inner=True)
 def _tell(flat: FlatProblems, order: Order, then: Booked, ready: Ready, op: int) -> None:
-    """A group is bound in which an input of an op floats; if it is the last, this estimate is the op's last."""
+    """Note that the group of an input that floats is bound; if it is the last one, make the op's last estimate."""
     ready.bounds[op] -= 1
     if ready.bounds[op] == 0:
         _estimate(flat, order, then, ready, op)
-    if ready.parked[op]:  # it needs less now
+    if ready.parked[op]:  # it needs less memory now
         _enter_all(order, then, ready, op)
 
 
 @compiled(inner=True)
 def _replay(flat: FlatProblems, order: Order, then: Booked, ready: Ready, ops: np.ndarray) -> None:
-    """Book in `then` what was sent for ops. What is broadcast for them may come sooner to others than was estimated."""
+    """Add the transfers for `ops` to `then`, in the order in which the ops were placed.
+
+    With broadcasts a tensor may thus arrive sooner at other ops than was estimated; these are estimated again.
+    """
     sent = np.empty(0, np.int64)
     if flat.broadcast[0] == 1:
         count = 0
@@ -279,7 +283,7 @@ def _replay(flat: FlatProblems, order: Order, then: Booked, ready: Ready, ops: n
 
 @compiled(inner=True)
 def _may(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int, device: int, full: int) -> int:
-    """Whether an op may start on a device: 0 = never, 1 = yes, 2 = not as long as other ops have room."""
+    """Whether an op may start on a device: 0 = never, 1 = yes, 2 = only if no op has room on any device."""
     home = booked.home[order.follow[op]]
     if ready.seat[op] < 0 or (home >= 0 and home != device):
         return 0
@@ -293,8 +297,9 @@ def _may(flat: FlatProblems, order: Order, booked: Booked, ready: Ready, op: int
 def _top(
     flat: FlatProblems, order: Order, booked: Booked, ready: Ready, device: int, full: int, on_all: bool
 ) -> tuple[float, int]:
-    """The earliest start on a device, and the op's place, -1 = none; with `on_all` as if all devices had to have the
-    op's inputs.
+    """The earliest start of an op on a device in us, and the op's place; inf and -1 if there is none.
+
+    With `on_all` an op starts no sooner than its inputs are on all devices.
     """
     num_devices, free, heaps = len(ready.device_free), ready.device_free[device], ready.heaps
     later, due = (ready.far, ready.near) if on_all else (ready.later, ready.due)
@@ -316,7 +321,7 @@ def _top(
         ready.parked[op] = ready.parked[op] or may == 2
         if may > 0 and actual <= free:
             due[to] = put(heaps, due[to], node, 0.0)
-        elif may > 0 and not (waits and us > actual):  # else it came anew when it became sooner
+        elif may > 0 and not (waits and us > actual):  # else it entered once more when its arrival became sooner
             later[to] = put(heaps, later[to], node, actual)
     return np.inf, -1
 
@@ -333,10 +338,10 @@ def _first_choice(
     until: float,
     best_start: float,
 ) -> tuple[float, int, bool]:
-    """What a device would start first: when, the op's place (-1 = nothing), whether it is the child that it waits for.
+    """The op that a device would start first: start in us, place (-1 = none), whether it is the favourite child.
 
-    Until it has waited long enough it starts others only once all devices have their inputs. What would start later
-    than `best_start` is left out where it takes long to find.
+    Until the device has waited for its favourite `child` long enough (`until`), it starts other ops only once their
+    inputs are on all devices. An op that would start later than `best_start` is left out if it takes long to find.
     """
     free, follow, home = ready.device_free[device], order.follow, booked.home
     if child < 0 or booked.placed[child]:
@@ -361,7 +366,7 @@ def _first_choice(
 def _after_waiting(
     flat: FlatProblems, order: Order, booked: Booked, ready: Ready, device: int, full: int, child: int, until: float
 ) -> tuple[float, int]:
-    """What a device starts that waits in vain, when and the op's place: it looks at all that is ready."""
+    """The start in us and the place of the op that a device starts if it waits in vain, found among all ready ops."""
     best, best_at = np.inf, -1
     for op in ready.ops[: ready.number[0]]:
         if op != child and _may(flat, order, booked, ready, op, device, full) == 1:

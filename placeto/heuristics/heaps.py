@@ -1,6 +1,7 @@
 """Many heaps in one set of arrays, compiled: pairing heaps (Fredman et al., 1986), whose nodes may change heaps.
 
-A heap is known by its root, the node with the least key; -1 = an empty heap. Keys are (us, at), the lesser first.
+A heap is identified by its root, the node with the least key; -1 = an empty heap. Keys are pairs (us, at), compared by
+`us` first. After each change the caller keeps the new root.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from placeto.compiling import compiled
 
 
 class Heaps(NamedTuple):
-    """The nodes of all heaps, M of them at most."""
+    """The nodes of all heaps; there is room for M nodes."""
 
-    us: np.ndarray  # (M,) float64
-    at: np.ndarray  # (M,) int64
-    child: np.ndarray  # (M,) int64, the first child of each, -1 = none
-    sibling: np.ndarray  # (M,) int64, the next child of its parent
-    used: np.ndarray  # (1,) int64, how many nodes there are
+    us: np.ndarray  # (M,) float64, first part of each node's key
+    at: np.ndarray  # (M,) int64, second part of each node's key
+    child: np.ndarray  # (M,) int64, the first child of each node, -1 = none
+    sibling: np.ndarray  # (M,) int64, the next child of the node's parent, -1 = none
+    used: np.ndarray  # (1,) int64, number of nodes in use
 
 
 @compiled()
 def new_heaps(most: int) -> Heaps:
-    """Room for so many nodes."""
+    """Return arrays with room for `most` nodes; none is in use."""
     return Heaps(
         np.empty(most),
         np.empty(most, np.int64),
@@ -36,7 +37,7 @@ def new_heaps(most: int) -> Heaps:
 
 @compiled()
 def put_new(heaps: Heaps, root: int, us: float, at: int) -> int:
-    """Put a new node into a heap; returns its root."""
+    """Put a new node with the key (us, at) into the heap with this root, and return the heap's new root."""
     node = heaps.used[0]
     heaps.used[0] += 1
     heaps.at[node] = at
@@ -45,14 +46,14 @@ def put_new(heaps: Heaps, root: int, us: float, at: int) -> int:
 
 @compiled()
 def put(heaps: Heaps, root: int, node: int, us: float) -> int:
-    """Put a node that is in no heap into one, with a new key; returns its root."""
+    """Put a node that is in no heap into the heap with this root, with a new `us`, and return the heap's new root."""
     heaps.us[node], heaps.child[node] = us, -1
     return _linked(heaps, root, node)
 
 
 @compiled()
 def without_first(heaps: Heaps, root: int) -> int:
-    """The root of a heap of at least one node once that has left it."""
+    """Take the root, the node with the least key, out of a heap that isn't empty, and return the new root or -1."""
     node, pairs = heaps.child[root], -1
     while node >= 0:
         other = heaps.sibling[node]
@@ -70,7 +71,7 @@ def without_first(heaps: Heaps, root: int) -> int:
 
 @compiled(inner=True)
 def _linked(heaps: Heaps, one: int, other: int) -> int:
-    """The root of two heaps that become one."""
+    """Join two heaps, given by their roots (-1 = empty), and return the root of the joined heap."""
     if one < 0 or other < 0:
         return max(one, other)
     us, at = heaps.us, heaps.at

@@ -1,8 +1,8 @@
-"""The loops behind `placeto.heuristics.list_scheduling`, compiled.
+"""The compiled loops of `placeto.heuristics.list_scheduling`.
 
-An op that *floats* takes no time and needs nothing but others that float, in its own group: parameters, inputs, views
-of them. It is on every device at time 0 until an op that needs it, or another op of its group, is placed: that binds
-the whole group to the device.
+An op *floats* if it takes no time and needs no other ops than those of its own group that float: parameters, inputs,
+views of them. It is taken to be on every device at time 0 until its group is *bound* to a device. This happens when an
+op that needs it, or another op of its group, is placed on the device.
 
 Legend: N ops, E edges, T tensors, D devices, K groups.
 """
@@ -18,38 +18,38 @@ from placeto.problem.flat import FREE, PAIR, FlatProblems
 
 
 class Favourites(NamedTuple):
-    """For which child of its last op a device waits, and how long: see `placeto.heuristics.baechi`."""
+    """The child that a device waits for after each op, and how long it waits: see `placeto.heuristics.baechi`."""
 
     child: np.ndarray  # (N,) int64, favourite child of each op, -1 = none
     patience_us: np.ndarray  # (N,) float64, from the end of the op
 
 
 class Order(NamedTuple):
-    """What is to be placed."""
+    """The ops to place, with their ranks and groups."""
 
     rank: np.ndarray  # (N,) us, upward rank
     follow: np.ndarray  # (N,) int64, group of each op; a group goes where the first of its ops does
-    demand: np.ndarray  # (K,) bytes that each group needs for good
-    floats: np.ndarray  # (N,) bool
+    demand: np.ndarray  # (K,) bytes that each group occupies during the whole step
+    floats: np.ndarray  # (N,) bool, whether the op floats
     in_ptr: np.ndarray  # (N+1,) offsets of each op's edges in the next two arrays
     edge_src: np.ndarray  # (E,) int64
     edge_tensor: np.ndarray  # (E,) int64
 
 
 class Booked(NamedTuple):
-    """What is placed so far."""
+    """The schedule of the ops that are placed so far."""
 
-    finish: np.ndarray  # (N,) us
-    placed: np.ndarray  # (N,) bool
+    finish: np.ndarray  # (N,) us, end of each op
+    placed: np.ndarray  # (N,) bool, whether the op is placed or floats
     home: np.ndarray  # (K,) int64, device of each group, -1 = not bound
-    used: np.ndarray  # (D,) bytes
+    used: np.ndarray  # (D,) bytes of the groups that are bound to each device
     delivered: np.ndarray  # (T, D) us, arrival of each tensor, -1 = not sent
-    link_free: np.ndarray  # (D*D,) us; empty where tensors don't wait for their link
+    link_free: np.ndarray  # (D*D,) us, when each link is free; empty if tensors don't wait for their link
 
 
 @compiled(inner=True)
 def nothing_booked(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
-    """Where all begins: what floats is placed."""
+    """Return the empty schedule, in which only the ops that float count as placed."""
     n, d = flat.op_offset[1], flat.device_offset[1]
     return Booked(
         finish=np.zeros(n),
@@ -65,9 +65,9 @@ def nothing_booked(flat: FlatProblems, order: Order, queueing: bool) -> Booked:
 def floating(
     follow: np.ndarray, free: np.ndarray, order: np.ndarray, in_ptr: np.ndarray, edge_src: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which ops (N,) float, and the groups (N,) once those alone in theirs have joined what they are views of.
+    """Return which ops float (N,) bool, and the groups (N,) once each such op that is alone joined that of its inputs.
 
-    `free` (N,): ops without time on any device; `order` (N,): topological.
+    `follow` (N,): group of each op; `free` (N,) bool: ops that take no time on any device; `order` (N,): topological.
     """
     floats, joined = np.zeros(len(order), np.bool_), follow.copy()
     size = np.bincount(follow)
@@ -88,9 +88,9 @@ def floating(
 
 @compiled(inner=True)
 def need_of(order: Order, home: np.ndarray, op: int, found: np.ndarray, met: np.ndarray) -> float:
-    """Bytes of the groups that placing an op would bind; the groups that its inputs float in are put in `found`.
+    """Bytes of the groups that placing an op would bind; the groups of its inputs that float are written to `found`.
 
-    `found` (K+1,) then ends with -1; `met` (K+1,) int64 begins as zeros, and counts the calls at its end.
+    -1 follows them in `found` (K+1,). `met` (K+1,) int64 is all 0 at first; its last entry counts the calls.
     """
     group = order.follow[op]
     need = order.demand[group] if home[group] < 0 else 0.0
@@ -110,7 +110,7 @@ def need_of(order: Order, home: np.ndarray, op: int, found: np.ndarray, met: np.
 
 @compiled(inner=True)
 def bind(order: Order, booked: Booked, op: int, device: int, found: np.ndarray, met: np.ndarray) -> int:
-    """Bind an op's group and those that its inputs float in to a device, unless they are; returns how many were not."""
+    """Bind an op's group, and the groups of its inputs that float, to a device; returns how many weren't bound yet."""
     booked.used[device] += need_of(order, booked.home, op, found, met)
     bound = 0
     if booked.home[order.follow[op]] < 0:
@@ -126,7 +126,7 @@ def bind(order: Order, booked: Booked, op: int, device: int, found: np.ndarray, 
 
 @compiled(inner=True)
 def settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
-    """(N,) device of each op; groups that nothing has bound go where there is most room."""
+    """(N,) device of each op; each group that isn't bound goes to the device with the most free memory."""
     home, used = booked.home, booked.used
     for group in range(len(home)):
         if home[group] < 0:
@@ -137,7 +137,7 @@ def settled(flat: FlatProblems, order: Order, booked: Booked) -> np.ndarray:
 
 @compiled(inner=True)
 def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device: int, commit: bool) -> float:
-    """When all inputs of an op are on a device; `commit` books the links."""
+    """Microseconds at which all inputs of an op are on a device; with `commit` their transfers enter the schedule."""
     num_devices = flat.device_offset[1]
     pair = flat.link[0] == PAIR
     finish, delivered, link_free = booked.finish, booked.delivered, booked.link_free
@@ -145,7 +145,7 @@ def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device
     for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
         parent, tensor = order.edge_src[edge], order.edge_tensor[edge]
         source = booked.home[order.follow[parent]]
-        if source == device or source < 0:  # it floats: the op will bind it
+        if source == device or source < 0:  # the parent floats: placing the op binds it
             ready = max(ready, finish[parent])
             continue
         arrival = delivered[tensor, device]
@@ -171,12 +171,12 @@ def arrival_of(flat: FlatProblems, order: Order, booked: Booked, op: int, device
 
 @compiled()
 def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[np.ndarray, np.ndarray]:
-    """HEFT with insertion into idle gaps: devices (N,), and starts (N,) as it thinks."""
+    """HEFT with insertion into idle gaps: the device (N,) of each op, and its start (N,) in us by HEFT's estimate."""
     n, d = flat.op_offset[1], flat.device_offset[1]
     booked = nothing_booked(flat, order, queueing)
     home, used = booked.home, booked.used
     found, met = np.empty(len(order.demand) + 1, np.int64), np.zeros(len(order.demand) + 1, np.int64)
-    # busy times of each device, sorted by start, `length` of them; and the same where those without a gap are one
+    # busy intervals of each device, sorted by start, `length` of them; then the same, adjacent ones joined to `blocks`
     begin, end, length = np.empty((d, n)), np.empty((d, n)), np.zeros(d, np.int64)
     first, last, blocks = np.empty((d, n)), np.empty((d, n)), np.zeros(d, np.int64)
     starts = np.zeros(n)
@@ -217,7 +217,7 @@ def earliest_finish(flat: FlatProblems, order: Order, queueing: bool) -> tuple[n
 
 @compiled(inner=True)
 def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.ndarray:
-    """(N,) ops by falling rank, producers first also where ranks tie."""
+    """(N,) ops by falling rank; with equal ranks producers come before their consumers. `missing` is overwritten."""
     n = len(rank)
     queue = np.empty(n, np.int64)
     head, tail = 0, 0
@@ -240,7 +240,7 @@ def _ranked(flat: FlatProblems, rank: np.ndarray, missing: np.ndarray) -> np.nda
 
 @compiled(inner=True)
 def _first_gap(begin: np.ndarray, end: np.ndarray, length: int, ready: float, busy: float) -> float:
-    """Earliest start at or after `ready` of a gap that is long enough."""
+    """Earliest start, at or after `ready`, in a gap that is at least `busy` long."""
     low, high = 0, length  # first booking that ends after `ready`
     while low < high:
         middle = (low + high) // 2
@@ -267,7 +267,7 @@ def _book(begin: np.ndarray, end: np.ndarray, length: int, start: float, stop: f
 
 @compiled(inner=True)
 def _extend(first: np.ndarray, last: np.ndarray, count: int, start: float, stop: float) -> int:
-    """Add a busy time to blocks of them; returns how many there are then."""
+    """Add a busy interval to the blocks of a device, which are joined if adjacent; returns their new number."""
     after = int(np.searchsorted(first[:count], start, side="right"))
     follows, leads = after > 0 and last[after - 1] == start, after < count and first[after] == stop
     if follows and leads:
@@ -289,12 +289,14 @@ def _extend(first: np.ndarray, last: np.ndarray, count: int, start: float, stop:
 def earliest_start(
     flat: FlatProblems, order: Order, queueing: bool, favourites: Favourites, most_looks: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """ETF, ties by upward rank. When an op becomes ready, its arrival on each device is estimated, and again when a
-    group is bound while one of its inputs floats.
+    """ETF; of ops that can start equally early, the one with the greatest upward rank comes first.
 
-    A device that waits for a favourite child starts nothing else in that time, but what all devices have the inputs of.
-    Returns devices (N,), and starts (N,) as it thinks; nothing (0,) where all ready ops at each step together are more
-    than `most_looks`: then `earliest_start_of_many` is faster, which finds the same.
+    The arrival of an op's inputs on each device is estimated when the op becomes ready, and again whenever a group is
+    bound while one of the inputs floats. A device that waits for a favourite child starts nothing else in that time,
+    except ops whose inputs are on all devices.
+
+    Returns the device (N,) of each op, and its start (N,) in us by this estimate; empty arrays (0,) if the ready ops,
+    summed over all steps, are more than `most_looks`. Then `earliest_start_of_many` finds the same and is faster.
     """
     n, d = flat.op_offset[1], flat.device_offset[1]
     starts = np.zeros(n)
@@ -303,11 +305,11 @@ def earliest_start(
     found, met = np.empty(len(order.demand) + 1, np.int64), np.zeros(len(order.demand) + 1, np.int64)
     device_free = np.zeros(d)
     guest, waits_until = np.full(d, -1), np.zeros(d)  # the child that a device waits for
-    favoured = np.zeros(n, np.bool_)  # its device prefers it where starts tie, whatever its rank
+    favoured = np.zeros(n, np.bool_)  # favourite children: with equal starts a device that waits for them prefers them
     favoured[favourites.child[favourites.child >= 0]] = True
     missing = flat.num_inputs.copy()
     ready, need, awaited = np.empty(n, np.int64), np.empty(n), np.zeros(n, np.bool_)
-    arrival, soonest = np.zeros((n, d)), np.zeros(n)  # on no device does an op start sooner
+    arrival, soonest = np.zeros((n, d)), np.zeros(n)  # us; `soonest`: lower bound of the op's start
     count, looks = 0, 0
     for op in range(n):
         for edge in range(order.in_ptr[op], order.in_ptr[op + 1]):
@@ -369,7 +371,7 @@ def earliest_start(
             for k in range(count):
                 other = ready[k]
                 if awaited[other]:
-                    looks += 16 * d  # about as long as so many looks
+                    looks += 16 * d  # takes about as long as looking at this number of ops
                     need[other] = need_of(order, home, other, found, met)
                     awaited[other], soonest[other] = found[0] >= 0, 0.0
                     for device in range(d):

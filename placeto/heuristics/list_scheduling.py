@@ -1,9 +1,9 @@
-"""List scheduling: ops are placed one by one, where an estimate of the schedule says they start or end first.
+"""List scheduling: ops are placed one by one, each on the device where it starts or ends first by an estimate.
 
 Each placer keeps the best of four placements: op by op or with groups kept together (a group goes where its first op
-does), and tensors waiting for their link, as in the simulator, or not, as in the papers. Ops without time that need
-nothing, such as parameters, wait for the first op that needs them: else they would all be placed first, on one device,
-and draw the gradients that are colocated with them there.
+does), and with tensors that wait for their link, as in the simulator, or don't, as in the papers. Ops that take no time
+and need nothing, such as parameters, are placed with the first op that needs them. Otherwise they would all be placed
+first, on one device, and so would the gradients that are colocated with them.
 
 Legend: N ops, G groups, D devices.
 """
@@ -27,19 +27,19 @@ from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 
-_LOOKS = 500  # ready ops at each step, on the average, from which on heaps are faster
-_TINY = 4  # ops of a graph that is only to get both kernels compiled
+_LOOKS = 500  # ready ops at each step, on average; if there are more, `earliest_start_of_many` is faster
+_TINY = 4  # ops of a graph that only serves to compile kernels: it runs both
 Listed = tuple[np.ndarray, np.ndarray]
-"""A placement (N,) and the order (N,) in which the ops are meant to start."""
+"""A placement (N,), and the ops (N,) in the order in which the list schedule starts them."""
 
 
 def try_heft(evaluator: Evaluator, seed: int) -> None:
-    """HEFT: by upward rank, each op where it ends first (Topcuoglu et al., 2002); the best of 4 variants."""
+    """HEFT: ops by upward rank, each on the device where it ends first (Topcuoglu et al., 2002); best of 4 variants."""
     _best_of_four(evaluator, place_by_finish)
 
 
 def try_etf(evaluator: Evaluator, seed: int) -> None:
-    """ETF: always the op that can start first, where it can (Hwang et al., 1989); the best of 4 variants."""
+    """ETF: always the op that can start first, on the device where it can (Hwang et al., 1989); best of 4 variants."""
     _best_of_four(evaluator, place_by_start)
 
 
@@ -49,9 +49,13 @@ def _best_of_four(evaluator: Evaluator, place: Callable[..., Listed]) -> None:
 
 
 def try_lists(evaluator: Evaluator, variants: Sequence[Callable[[np.ndarray], Listed]]) -> None:
-    """Score the placement that each variant makes under the problem's dispatch, and the best in its own order too.
+    """Score the placement of each variant under the problem's dispatch, and the best of them in its own order, too.
 
-    First ready first served keeps no orders. `within_memory` tells what a variant is called with.
+    The dispatch `fifo` has no orders, so that its own order isn't tried then. Several threads run the variants.
+
+    Args:
+        evaluator: scores, and keeps the best.
+        variants: each makes a placement from the bytes (N,) that each op occupies; see `within_memory`.
     """
     best, own, (demand, _) = math.inf, None, demands(evaluator.problem)
     with ThreadPoolExecutor(numba.get_num_threads()) as pool:
@@ -61,19 +65,19 @@ def try_lists(evaluator: Evaluator, variants: Sequence[Callable[[np.ndarray], Li
                 score = evaluator.score_ops(placement)
                 if score < best:
                     best, own = score, (placement, order)
-        pool.shutdown(cancel_futures=True)  # the budget is spent
+        pool.shutdown(cancel_futures=True)  # if the budget is spent, some are left
     if own is not None and evaluator.problem.dispatch != "fifo":
         evaluator.score_ops(*own)
 
 
 def place_by_finish(problem: PlacementProblem, follow: np.ndarray, queueing: bool, demand: np.ndarray) -> Listed:
-    """Placement (N,) by HEFT, and the order (N,) in which it means the ops to start.
+    """Placement (N,) by HEFT, and the ops (N,) in the order in which its schedule starts them.
 
     Args:
         problem: what to place.
         follow: (N,) group of each op; a group goes where the first of its ops does.
         queueing: whether tensors wait for their link.
-        demand: (N,) bytes that each op needs for good.
+        demand: (N,) bytes that each op occupies during the whole step.
     """
     return _by_start(problem, *earliest_finish(problem.arrays, _order(problem, follow, demand), queueing))
 
@@ -85,7 +89,10 @@ def place_by_start(
     demand: np.ndarray,
     favourites: Favourites | None = None,
 ) -> Listed:
-    """The same by ETF; arguments as of `place_by_finish`. Devices wait for favourite children, if there are."""
+    """Placement (N,) by ETF, or by m-SCT if `favourites` are given, and the ops (N,) in the order of their starts.
+
+    The other arguments are those of `place_by_finish`.
+    """
     if favourites is None:
         favourites = Favourites(np.full(problem.num_ops, -1), np.zeros(problem.num_ops))
     given = problem.arrays, _order(problem, follow, demand), queueing, favourites
@@ -94,12 +101,12 @@ def place_by_start(
 
 
 def _by_start(problem: PlacementProblem, placement: np.ndarray, start_us: np.ndarray) -> Listed:
-    """The placement, and the order (N,) of its starts."""
+    """The placement, and the ops (N,) by their starts; ops with equal starts are in topological order."""
     return placement, np.lexsort((np.argsort(problem.graph.topological_order), start_us))
 
 
 def _order(problem: PlacementProblem, follow: np.ndarray, demand: np.ndarray) -> Order:
-    """What both kernels want."""
+    """The `Order` that the kernels of HEFT and ETF take."""
     graph = problem.graph
     floats, follow = floating_ops(problem, follow)
     in_ptr = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
@@ -108,9 +115,9 @@ def _order(problem: PlacementProblem, follow: np.ndarray, demand: np.ndarray) ->
 
 
 def floating_ops(problem: PlacementProblem, follow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which ops (N,) wait for the first op that needs them: those without time, above which there is no other kind.
+    """Return which ops float (N,) bool, and the group of each op (N,): see `placeto.heuristics.list_kernels`.
 
-    Where such an op is alone in its group, it joins that of what it is made from: the second array, (N,).
+    The groups are those of `follow`, but an op that floats and is alone in its group joins the group of its inputs.
     """
     graph = problem.graph
     in_ptr = np.searchsorted(graph.edge_dst, np.arange(graph.num_ops + 1))
@@ -120,7 +127,7 @@ def floating_ops(problem: PlacementProblem, follow: np.ndarray) -> tuple[np.ndar
 
 @lru_cache(maxsize=16)
 def upward_rank(problem: PlacementProblem) -> np.ndarray:
-    """(N,) longest path in microseconds from each op's start to the end, with mean op and transfer times; cached."""
+    """(N,) us, longest path from each op's start to the end of the step, by mean op and transfer times; cached."""
     graph = problem.graph
     by_src = np.argsort(graph.edge_src, kind="stable")
     ptr = np.searchsorted(graph.edge_src[by_src], np.arange(graph.num_ops + 1))
@@ -143,7 +150,7 @@ def _upward_rank(
 
 @lru_cache(maxsize=16)
 def hard_groups(problem: PlacementProblem) -> np.ndarray:
-    """(N,) groups of what is kept together: see `together`; every other op stands for itself. Cached."""
+    """(N,) group of each op: ops that `together` joins share one, and every other op is alone in its group; cached."""
     colocation = together(problem.graph)
     count = colocation.max(initial=-1) + 1
     alone = np.arange(problem.num_ops) + count

@@ -1,4 +1,4 @@
-"""Placers that hardly look at the graph, such as one device and random devices. All other placers should be better.
+"""Placers that take no transfers into account, such as one device and random devices. All others should be better.
 
 Legend: N ops, G groups, D devices.
 """

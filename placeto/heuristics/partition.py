@@ -21,8 +21,8 @@ from placeto.problem.grouping.coarsening import transfer_us
 from placeto.problem.problem import PlacementProblem
 from placeto.simulator.evaluator import Evaluator
 
-METIS_UFACTORS = (30, 200)  # imbalance of the parts allowed, in thousandths
-_RESOLUTION = 10_000  # weights become whole numbers up to about this
+METIS_UFACTORS = (30, 200)  # how much the parts may be out of balance, in thousandths
+_RESOLUTION = 10_000  # METIS takes whole numbers: the largest weight becomes this plus 1
 _SILENCE = threading.Lock()
 
 
@@ -58,9 +58,10 @@ def try_metis(evaluator: Evaluator, seed: int) -> None:
 
 
 def group_transfers(problem: PlacementProblem, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs (P, 2) of groups, the lower id first, and the microseconds (P,) that their tensors would travel.
+    """Return the pairs (P, 2) of groups that exchange tensors, and the transfer time (P,) of each pair in microseconds.
 
-    A tensor counts once for each group that reads it.
+    The lower id of a pair comes first. Times are those over the mean link. A tensor counts once for each group that
+    reads it.
     """
     graph, group = problem.graph, groups.group
     crossing = np.flatnonzero(group[graph.edge_src] != group[graph.edge_dst])
@@ -80,7 +81,19 @@ def _partition(
     options: pymetis.Options,
     recursive: bool,
 ) -> np.ndarray:
-    """(G,) part of each group. Where parameters need much of the memory, they count beside the work."""
+    """Return the device (G,) of each group, with parts that are balanced by work and by memory.
+
+    Memory counts the more, the larger the share of the cluster's memory is that the groups need.
+
+    Args:
+        problem: has the devices; each gets a part in proportion to its speed.
+        work: (G,) microseconds of each group.
+        demand: (G,) bytes of each group.
+        pairs: (P, 2) groups that exchange tensors.
+        transfer: (P,) microseconds of these tensors.
+        options: of METIS.
+        recursive: whether METIS bisects recursively, rather than make all parts at once.
+    """
     num_groups, num_devices = len(work), problem.num_devices
     speeds = device_speeds(problem)
     if num_devices == 1 or num_groups <= 1:
@@ -109,10 +122,11 @@ def _partition(
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """METIS writes to the terminal, past Python, where parts get empty on the way; the result is valid all the same.
+    """Discard what METIS prints within this context.
 
-    The file descriptor 1 belongs to the whole process, so one thread does this at a time. Where it isn't open, there
-    is nothing to do.
+    METIS is C code and writes to file descriptor 1 itself when a part gets empty on the way. Its result is valid all
+    the same. The descriptor belongs to the whole process, so a lock lets one thread redirect it at a time. If it isn't
+    open, nothing is redirected.
     """
     with _SILENCE:
         try:
@@ -121,7 +135,7 @@ def _silence() -> Iterator[None]:
             yield
             return
         libc = ctypes.CDLL(None)
-        libc.fflush(None)  # what others have written
+        libc.fflush(None)  # buffers have output of other code, which is to be seen
         try:
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), 1)
@@ -133,5 +147,5 @@ def _silence() -> Iterator[None]:
 
 
 def _whole(weights: np.ndarray) -> np.ndarray:
-    """Weights as whole numbers from 1 on."""
+    """Weights, which are 0 or more, scaled and rounded to whole numbers from 1 to `_RESOLUTION` + 1."""
     return 1 + np.round(weights * (_RESOLUTION / max(weights.max(initial=0.0), 1e-9))).astype(np.int64)

@@ -20,22 +20,29 @@ from placeto.problem.problem import PlacementProblem
 class Layers:
     """L layers of a graph, one after the other."""
 
-    number: np.ndarray  # (N,) int64, of each op
-    work_us: np.ndarray  # (L,) of all micro-batches, a mean over devices
+    number: np.ndarray  # (N,) int64, layer of each op
+    work_us: np.ndarray  # (L,) us, ops of all micro-batches, each at its mean time over devices
     parameters: np.ndarray  # (L,) bytes of parameters
     crossing: np.ndarray  # (L-1,) bytes that cross the border before each layer but the first, in one forward pass
 
 
 @lru_cache(maxsize=16)
 def layers(problem: PlacementProblem, whole: bool) -> Layers:
-    """The layers of a graph, between which a plan may cut it; cached.
+    """Divide a graph into layers, between which a plan may cut it; cached.
 
-    The forward pass of a micro-batch is cut where it goes on in another module, if fewer bytes cross the cut than the
-    cuts beside it: no layer reads from a later one. So a recurrent network is cut between steps; where modules with
-    parameters are to stay whole it is cut between its cells. What stands in no module goes with the last layer that it
-    reads from. An op of the backward pass goes with the ops of its module whose tensors it reads, or with the last ones
-    of its module that come before what it reads; without a module, with the first layer that it reads from. Parameters
-    go with their first user.
+    The forward pass of a micro-batch is cut where it goes on in another module, if at most as many bytes cross the cut
+    as the cuts before and after it. No layer reads from a later one. So a recurrent network is cut between steps, or,
+    with `whole`, between its cells. Every other op joins one of these layers:
+
+    - an op whose module is in layers, as of the backward pass: the last of these layers whose tensors it reads, or else
+      the last of them, but none that is after a layer of a backward op that it reads from;
+    - any other forward op: the last layer that it reads from;
+    - any other backward op: the first layer that it reads from;
+    - a parameter, and an op that reads from no layer: the first layer that reads it.
+
+    Args:
+        problem: has the graph.
+        whole: whether modules with parameters stay whole.
     """
     graph, busy = problem.graph, problem.busy_us.mean(axis=1)
     modules, micro_batch = graph.modules, graph.micro_batches.tolist()
@@ -82,15 +89,16 @@ def layers(problem: PlacementProblem, whole: bool) -> Layers:
 
 
 def _bytes_made(graph: ComputationGraph) -> np.ndarray:
-    """(N,) bytes of all outputs of each op."""
+    """(N,) int64, bytes of all outputs of each op."""
     return np.bincount(graph.producer, weights=graph.output_bytes, minlength=graph.num_ops).astype(np.int64)
 
 
 def _runs(graph: ComputationGraph, busy: np.ndarray) -> list[int]:
-    """Of each op of the forward pass that stands in a module and takes time: which run of ops of one module it is in.
+    """(N,) number of the run that each op is in: consecutive ops of one module in the forward pass of a micro-batch.
 
-    Runs are numbered in the order of one micro-batch, those of others by module and how often it has come before; -1
-    for all other ops.
+    Only forward ops that have a module and take time (`busy` > 0) are in runs; all other ops have -1. Runs are numbered
+    as they first come in topological order. Runs of different micro-batches have the same number if they are the same
+    occurrence of the same module.
     """
     number: dict[tuple[str, int], int] = {}
     seen: dict[int, dict[str, int]] = {}
@@ -107,9 +115,10 @@ def _runs(graph: ComputationGraph, busy: np.ndarray) -> list[int]:
 
 
 def _with_whole_modules(graph: ComputationGraph, run: list[int]) -> list[int]:
-    """The same with all runs of a module that has parameters as one, and those as one that then need each other.
+    """Renumber the runs of `_runs` so that all runs of a module that has parameters have one number.
 
-    They are numbered so that none reads from a later one; of those that may come next the first run comes first.
+    Runs that then need each other's results also become one. The numbers are in topological order; of runs that may
+    come next the earliest comes first.
     """
     number = np.array(run)
     owns = {graph.modules[op] for op in range(graph.num_ops) if graph.op_types[op] == "parameter"}

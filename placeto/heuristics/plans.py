@@ -1,12 +1,12 @@
 """Plans that people run by hand, for steps in micro-batches: stages of contiguous layers, each on several replicas.
 
-One stage is data parallelism, one replica a pipeline. After PipeDream (Narayanan et al., SOSP 2019) and GPipe (Huang et
-al., NeurIPS 2019). A stage's share of the work follows from the speed of its devices, a replica's share of the
-micro-batches from its own.
+A plan with one stage is data parallelism, and one with one replica of each stage is a pipeline. After PipeDream
+(Narayanan et al., SOSP 2019) and GPipe (Huang et al., NeurIPS 2019). A stage's share of the work is in proportion to
+the speed of its devices, and a replica's share of the micro-batches to its own speed.
 
-In an interleaved plan devices have several stages each: they come in the same order again (Narayanan et al., SC 2021,
-arXiv 2104.04473) or back in the opposite one (Qi et al., NeurIPS 2024, arXiv 2405.15362). Pipelines then fill sooner,
-and where they come back, the first and the last layers share a device, so that a parameter of both needn't travel.
+In an interleaved plan each device has several stages: the devices come once more in the same order (Narayanan et al.,
+SC 2021, arXiv 2104.04473) or in the opposite one (Qi et al., NeurIPS 2024, arXiv 2405.15362). Pipelines then fill
+sooner. In the opposite order the first and the last layers share a device, so that a parameter of both isn't sent.
 
 Legend: N ops, D devices, P stages, M micro-batches, L layers.
 """
@@ -39,12 +39,12 @@ from placeto.simulator.evaluator import Evaluator
 Stages = tuple[tuple[int, ...], ...]
 """The devices of each stage."""
 Scored = tuple[float, "Plan", np.ndarray]
-"""A plan with its score in microseconds before it and its placement (N,) behind it."""
+"""The score of a plan in microseconds, the plan, and its placement (N,)."""
 _INTERLEAVED = 2, 3  # stages of each device; four are up to 1.7 % better in 3 of 36 cases, for a third more plans
-_ON_ORDERS = 0.02  # of what is left after the starts
-_BEST = 3  # of the plans, which are tried in further orders
+_ON_ORDERS = 0.02  # share of the budget that is left after the starts, for choosing the order
+_BEST = 3  # number of plans that are tried in further orders
 FIRST_ORDERS = ("priority", "earlier-0.02")
-"""Orders under which all plans are tried; the best of them, and data parallelism, are then tried under all others."""
+"""All plans are tried under these orders. The best plans, and the best with one stage, are then tried under others."""
 
 
 def try_all_plans(evaluator: Evaluator, seed: int) -> None:
@@ -54,7 +54,7 @@ def try_all_plans(evaluator: Evaluator, seed: int) -> None:
 
 
 class PlanError(ValueError):
-    """A step of which torch runs no plan; the message says why."""
+    """Raised if torch can run no plan of a step; the message says why."""
 
 
 def try_even_plans(evaluator: Evaluator, seed: int) -> None:
@@ -65,19 +65,20 @@ def try_even_plans(evaluator: Evaluator, seed: int) -> None:
 def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
     """Score all plans under the likeliest orders; the best three and the best with one stage under the others, too.
 
-    Then borders of the best plan's stages move, a layer at a time, as long as that helps. The evaluator goes on under
-    the static order of the best placement. The best plans are also tried in orders made for them alone: see
-    `placeto.heuristics.bounded_orders`. Where there are no micro-batches, or the problem's dispatch is no static order,
-    the order stays.
+    Then borders of the best plan's stages move, a layer at a time, as long as that helps. Afterwards the evaluator's
+    dispatch is the static order of the best placement. The best plans are also tried in orders that are made for their
+    placements: see `placeto.heuristics.bounded_orders`. If there are no micro-batches, or the problem's dispatch is no
+    static order, the dispatch stays as it is.
 
     Args:
         evaluator: scores, and keeps the best.
-        seed: has no say.
-        even: of plans whose stages deal the micro-batches in the same way, equally many to each replica, if there are;
-            of a captured step in micro-batches, of those that torch can run.
+        seed: ignored.
+        even: score only plans whose stages all have equally many replicas, with equally many micro-batches each. If
+            there are none, all plans are scored. For a captured step in micro-batches, score only those that torch can
+            run.
 
     Raises:
-        PlanError: torch can run none of the plans.
+        PlanError: `even` is set, and torch can run none of the plans.
     """
     problem, refusals = evaluator.problem, list[str]()
     keep = partial(_torch_runs, problem, refusals) if even else _any
@@ -87,7 +88,7 @@ def try_plans(evaluator: Evaluator, seed: int, even: bool = False) -> None:
         if refusals:
             raise PlanError(f"torch runs no pipeline of this step on {problem.cluster.name}: {refusals[0]}")
         plans, keep = score_plans(evaluator), _any
-    if not even:  # torch runs whole chunks, whose orders these are not
+    if not even:  # torch runs whole chunks, in orders of its own
         plans = _under_further_orders(evaluator, plans, decided)
     choose_order(evaluator, decided)
     if not plans:  # the best placement so far takes no longer than the work alone
@@ -108,7 +109,7 @@ def _any(plan: Plan, placement: np.ndarray) -> bool:
 
 
 def _torch_runs(problem: PlacementProblem, refusals: list[str], plan: Plan, placement: np.ndarray) -> bool:
-    """Whether torch can run a plan; `refusals` grows by why it can't."""
+    """Whether torch can run a plan; the reason why it can't is appended to `refusals`."""
     if not plan.even(problem) or LOSS not in problem.graph.modules or num_micro_batches(problem.graph) == 1:
         return plan.even(problem)
     why = torch_refusal(problem, placement)
@@ -117,14 +118,14 @@ def _torch_runs(problem: PlacementProblem, refusals: list[str], plan: Plan, plac
 
 
 def score_plans(evaluator: Evaluator, keep: Callable[[Plan, np.ndarray], bool] = _any) -> list[Scored]:
-    """Simulate all plans under the likeliest orders: their scores in microseconds, and their placements (N,).
+    """Simulate all plans under the likeliest orders; returns them with their scores, the best first.
 
-    The best come first. Plans on a part of the cluster are tried where its devices could do the work in less time than
-    the best placement so far. Of plans that place alike the first is there.
+    The score of a plan is the best one under these orders. A part of the cluster is left out if the work alone takes
+    its devices at least as long as the best placement so far. Of plans with equal placements only the first counts.
 
     Args:
         evaluator: scores, and keeps the best.
-        keep: which plans count, each with its placement.
+        keep: whether a plan, given with its placement, counts.
     """
     problem = evaluator.problem
     decided = orders_to_try(problem)
@@ -147,14 +148,15 @@ def score_plans(evaluator: Evaluator, keep: Callable[[Plan, np.ndarray], bool] =
 
 
 def _under_further_orders(evaluator: Evaluator, plans: list[Scored], orders: Sequence[str]) -> list[Scored]:
-    """Simulate the best plans, and the best with one stage, under the orders that aren't the first ones.
+    """Simulate the best plans, and the best with one stage, under all orders but `FIRST_ORDERS`.
 
-    Data parallelism may be far behind under the first orders and the best of all plans under another.
+    The best plan with one stage counts since data parallelism may be far behind under the first orders, but the best of
+    all plans under another one. Returns all plans with their best scores, the best first.
 
     Args:
         evaluator: scores, and keeps the best.
         plans: as `score_plans` returns them.
-        orders: all that are to be tried.
+        orders: all orders to try.
     """
     one_stage = [rank for rank, (_, plan, _) in enumerate(plans) if len(plan.devices) == 1][:1]
     tried = dict.fromkeys([*range(min(_BEST, len(plans))), *one_stage])
@@ -175,14 +177,14 @@ def move_borders(
     score: float,
     keep: Callable[[Plan, np.ndarray], bool] = _any,
 ) -> Plan:
-    """Move borders of stages by a layer, each move that helps at once, until none does; returns the plan.
+    """Move borders of stages by one layer, keep each move that helps, until none helps; returns the plan.
 
     Args:
         evaluator: scores, and keeps the best.
-        problem: the evaluator's.
-        plan: where it begins.
-        score: that of the plan, in microseconds.
-        keep: which plans count, each with its placement.
+        problem: the problem of the evaluator.
+        plan: the plan to begin with.
+        score: of this plan, in microseconds.
+        keep: whether a plan, given with its placement, counts.
     """
     better = True
     while better and not evaluator.exhausted:
@@ -198,20 +200,20 @@ def move_borders(
 
 
 def try_bounded_orders(evaluator: Evaluator, placement: np.ndarray) -> None:
-    """Simulate a placement in orders made for it: see `placeto.heuristics.bounded_orders`."""
+    """Simulate a placement (N,) in the orders that `placeto.heuristics.bounded_orders` makes for it."""
     orders = bounded_orders(evaluator.problem, placement)
     while not evaluator.exhausted and (order := next(orders, None)) is not None:
         evaluator.score_ops(placement, order)
 
 
 def orders_to_try(problem: PlacementProblem) -> tuple[str, ...]:
-    """Orders among which a search chooses: none where there are no micro-batches, or another dispatch is asked for."""
+    """The orders that a search chooses among; none with one micro-batch, one device, or no static order as dispatch."""
     several = num_micro_batches(problem.graph) > 1
     return STATIC_ORDERS if several and problem.dispatch in STATIC_ORDERS and problem.num_devices > 1 else ()
 
 
 def choose_order(evaluator: Evaluator, orders: tuple[str, ...]) -> None:
-    """Simulate the best placement under each static order that it was not found under; go on under the best."""
+    """Simulate the best placement under the other static orders; the best order becomes the evaluator's dispatch."""
     best = evaluator.best
     if best is None:
         return
@@ -225,10 +227,11 @@ def choose_order(evaluator: Evaluator, orders: tuple[str, ...]) -> None:
 
 @contextmanager
 def order_chosen_again(evaluator: Evaluator) -> Iterator[None]:
-    """Within it the budget is less a small share, for which the best placement is then simulated in other orders.
+    """Keep a small share of the budget (`_ON_ORDERS`) back within this context, and choose the order at its end.
 
-    These are each static order, and those that are made for it. The best placement that keeps groups together, which
-    the search has found under the static order that it kept to, may gain more by them, and is tried as well.
+    The best placement is then simulated under each static order, and in the orders that are made for it (see
+    `bounded_orders`). So is the best placement that keeps groups together, but only in orders that are made for it: the
+    search found it under one static order, and it may gain more by others.
     """
     if not (orders := orders_to_try(evaluator.problem)):
         yield
@@ -243,29 +246,29 @@ def order_chosen_again(evaluator: Evaluator) -> Iterator[None]:
 
 
 def num_micro_batches(graph: ComputationGraph) -> int:
-    """M, 1 where the graph has no micro-batches."""
+    """M, the number of micro-batches of a graph; 1 if it isn't in micro-batches."""
     return max(1, int(graph.micro_batches.max(initial=NO_MICRO_BATCH)) + 1)
 
 
 def parts_to_plan(problem: PlacementProblem) -> list[tuple[int, ...]]:
-    """Devices to plan for: all of them, then parts of the cluster such as a host."""
+    """The devices of each part of the cluster to plan for: first all devices, then parts such as a host."""
     cluster = problem.cluster
     return [tuple(range(problem.num_devices)), *subclusters(cluster), *halves(cluster)]
 
 
 def least_us(problem: PlacementProblem, devices: Sequence[int]) -> float:
-    """Microseconds that some devices need at least for the work of a problem."""
+    """Microseconds of all work, each op at its time on the fastest of some devices, divided by their number."""
     return float(problem.busy_us[:, list(devices)].min(axis=1).sum()) / len(devices)
 
 
 def all_plans(problem: PlacementProblem, devices: Sequence[int] | None = None) -> list[Plan]:
-    """The plans that are tried: grids, stages of equally many devices, and those of a program over layers.
+    """The plans that are tried: those of `_grids`, and those of `stage_programs` with other stages.
 
-    Where modules run more than once, as in a recurrent network, there are also those that keep modules whole.
+    If modules run more than once, as in a recurrent network, there are also plans whose layers keep modules whole.
 
     Args:
-        problem: whose graph is cut.
-        devices: to use, neighbours side by side; all of the cluster's if not given.
+        problem: the problem whose graph is cut.
+        devices: the devices to use, in an order in which neighbours are near each other; None = all of the cluster.
     """
     own = np.arange(problem.num_devices) if devices is None else np.array(devices)
     several, found = not np.array_equal(layers(problem, True).number, layers(problem, False).number), []
@@ -276,9 +279,10 @@ def all_plans(problem: PlacementProblem, devices: Sequence[int] | None = None) -
 
 
 def _grids(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[Stages]:
-    """Stages of equally many devices, whose replicas are neighbours, or else the stages of each replica.
+    """The stages of plans in which all stages have equally many devices.
 
-    Then the same interleaved: devices have several stages each, as far as there are layers.
+    Neighbouring devices are either the replicas of one stage, or the stages of one replica. After these come the same
+    stages interleaved, with several stages on each device, if there are enough layers.
     """
     found = []
     for stages in range(1, len(devices) + 1):
@@ -295,7 +299,7 @@ def _grids(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[
 
 
 def _programmed(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> list[Plan]:
-    """Plans whose stages may have different numbers of replicas."""
+    """The plans of `stage_programs`, whose stages may have different numbers of replicas."""
     cut, count = layers(problem, whole), num_micro_batches(problem.graph)
     speed = problem.num_devices * device_speeds(problem)[devices]
     sent, bandwidth = 2 * count * cut.crossing, problem.cluster.bandwidth[np.ix_(devices, devices)]
@@ -309,7 +313,7 @@ def _programmed(problem: PlacementProblem, devices: np.ndarray, whole: bool) -> 
 
 @dataclass(frozen=True)
 class Plan:
-    """P stages of contiguous layers, each on some devices; interleaved where two are on the same."""
+    """P stages of contiguous layers, each on some devices. The plan is interleaved if stages share devices."""
 
     devices: Stages
     borders: tuple[int, ...]  # (P-1,) first layer of each stage but the first
@@ -318,7 +322,7 @@ class Plan:
 
     @classmethod
     def balanced(cls, problem: PlacementProblem, devices: Stages, whole: bool = False) -> Plan:
-        """Stages whose work, by the speed of their devices, is as equal as whole layers allow."""
+        """Make the plan whose stages take as equal times, at the speed of their devices, as whole layers allow."""
         work = layers(problem, whole).work_us
         speed = np.array([device_speeds(problem)[list(own)].sum() for own in devices])
         low, high = float(work.sum() / speed.sum()), float(work.sum() / speed.min())
@@ -333,7 +337,7 @@ class Plan:
         return len({device for own in self.devices for device in own}) < sum(map(len, self.devices))
 
     def moved(self, border: int, step: int) -> Plan | None:
-        """With a border moved by some layers; None where a stage would lose its last."""
+        """The plan with a border moved by `step` layers; None if a stage would then have no layer."""
         borders = list(self.borders)
         borders[border] += step
         if any(a >= b for a, b in itertools.pairwise([0, *borders, self.num_layers])):
@@ -349,17 +353,17 @@ class Plan:
         return same and all(np.array_equal(row, turns) for row in dealt)
 
     def placement(self, problem: PlacementProblem) -> np.ndarray:
-        """(N,) devices of the ops.
+        """(N,) device of each op.
 
-        Parameters are spread over the replicas of their stage by their bytes, and so is what else belongs to no
-        micro-batch; what is made of a parameter, such as its copy in 16 bits, goes with it.
+        Parameters are spread over the replicas of their stage by their bytes, like other ops that belong to no
+        micro-batch. An op that is made from a parameter, such as its copy in 16 bits, is on the parameter's device.
         """
         graph, speeds = problem.graph, device_speeds(problem)
         stage = np.searchsorted(self.borders, layers(problem, self.whole).number, side="right")
         dealt = [np.array(own)[_deal(num_micro_batches(graph), speeds[list(own)])] for own in self.devices]
         placement = np.array(dealt)[stage, np.maximum(graph.micro_batches, 0)]
         load, homes = np.zeros(problem.num_devices), {}
-        free = (graph.micro_batches == NO_MICRO_BATCH) & (num_micro_batches(graph) > 1)  # else all ops have none
+        free = (graph.micro_batches == NO_MICRO_BATCH) & (num_micro_batches(graph) > 1)  # if M is 1, all ops have none
         for op in graph.topological_order[free[graph.topological_order]].tolist():
             key = (int(graph.colocation[op]), -1) if graph.colocation[op] >= 0 else (-1, op)
             made_of = [of for of in graph.reads[op] if free[of]]
@@ -375,7 +379,7 @@ class Plan:
 
 
 def _filled(work: np.ndarray, room: np.ndarray) -> tuple[tuple[int, ...], bool]:
-    """Borders of stages that take layers one after another while they have room, a layer at least; whether all fit."""
+    """Give stages as many layers as `room` (P,) us allows, at least one each; returns the borders, and if all fit."""
     borders, layer, stages = [], 0, len(room)
     for stage in range(stages):
         taken, last = 0.0, len(work) - (stages - 1 - stage)
@@ -388,7 +392,7 @@ def _filled(work: np.ndarray, room: np.ndarray) -> tuple[tuple[int, ...], bool]:
 
 
 def _deal(count: int, speed: np.ndarray) -> np.ndarray:
-    """(M,) the replica of each micro-batch: the one that would be done with it first."""
+    """(M,) replica of each micro-batch: the one that would end it first, at the speeds (replicas,) given."""
     done, dealt = np.zeros(len(speed)), np.empty(count, np.int64)
     for micro_batch in range(count):
         dealt[micro_batch] = replica = int(((done + 1) / speed).argmin())

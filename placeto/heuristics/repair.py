@@ -1,6 +1,8 @@
 """Repair of a placement that doesn't fit: groups are moved off the devices that need more memory than they have.
 
-Legend: N ops, D devices, U units: what of one group is on one device; A pairs of an edge's two units, both ways.
+A unit is the ops of one group that are on one device. Units are moved as a whole.
+
+Legend: N ops, D devices, U units, A pairs of units that an edge joins (each edge between two units counts both ways).
 """
 
 from __future__ import annotations
@@ -13,17 +15,18 @@ from placeto.problem.grouping.coarsening import op_outputs, transfer_us
 from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.schedule import simulate
 
-_CAUTION = 0.02  # share of the memory that is left free, more with each attempt after the second
+_CAUTION = 0.02  # share of the memory that is left free at the third attempt; each later one adds as much
 
 
 def repair(evaluator: Evaluator) -> None:
-    """Score placements made from the evaluator's best, until one fits, nothing helps, or after 2 D + 8 simulations.
+    """Move units of the evaluator's best placement off full devices, and score each placement, until one fits.
 
-    Where nothing helps, it begins once more, with all on the device with most memory.
+    It ends after 2 D + 8 simulations at the latest. If no move helps, it begins once more from a placement with all ops
+    on the device with the most memory. If no move helps again, it ends.
 
-    Peaks of memory come from the simulation. What a unit takes of them is its parameters and as large a share of its
-    outputs as its device holds at the peak. Moves are those that relieve most for the transfer they add; where none
-    relieves anything, two units change places.
+    The simulation gives the peak memory of each device. A unit is taken to account for its parameters, and for the same
+    share of its outputs as its device holds at the peak. The next move is the one that lowers the excess of memory most
+    for the transfer time that it adds. If no move lowers the excess, two units change places.
     """
     problem, placement = evaluator.problem, evaluator.best
     if placement is None or problem.num_devices == 1:
@@ -55,7 +58,15 @@ def repair(evaluator: Evaluator) -> None:
 def _relieve(
     evaluator: Evaluator, placement: np.ndarray, size: np.ndarray, peak: np.ndarray, limit: np.ndarray
 ) -> np.ndarray:
-    """Placement (N,) with less over the limits (D,), by the sizes (N,) of the ops; the same one if no move helps."""
+    """Return a placement (N,) that exceeds the limits by less; the same placement if no move helps.
+
+    Args:
+        evaluator: has the problem and the groups; nothing moves once its budget is spent.
+        placement: (N,) device of each op.
+        size: (N,) bytes that each op accounts for at the peak of its device.
+        peak: (D,) bytes.
+        limit: (D,) bytes.
+    """
     problem, graph = evaluator.problem, evaluator.problem.graph
     num_devices, peak = len(limit), peak.copy()
     keys, unit = np.unique(evaluator.groups.group * num_devices + placement, return_inverse=True)
@@ -72,7 +83,7 @@ def _relieve(
         leaving = np.flatnonzero((device == full) & (size > 0.0))
         after = np.maximum(0.0, peak[full] - limit[full] - size[leaving])[:, None]
         onto = np.maximum(0.0, peak + size[leaving, None] - limit)
-        relief = over[full] - after + over - onto  # (leaving, D) bytes
+        relief = over[full] - after + over - onto  # (leaving, D) bytes of excess that the move takes away
         relief[:, full] = 0.0
         if relief.max(initial=0.0) > 0.0:
             added = np.maximum(0.0, traffic[leaving, full][:, None] - traffic[leaving])
@@ -81,7 +92,7 @@ def _relieve(
             moves = [(int(leaving[row]), column)]
         else:
             others = np.flatnonzero(device != full)
-            gain = size[leaving][:, None] - size[others]  # (leaving, others) bytes that go over
+            gain = size[leaving][:, None] - size[others]  # (leaving, others) bytes that the full device has less
             home = device[others]
             after = np.maximum(0.0, peak[full] - limit[full] - gain)
             relief = over[full] - after + over[home] - np.maximum(0.0, peak[home] + gain - limit[home])
@@ -97,7 +108,7 @@ def _relieve(
             peak[to] += size[one]
             device[one] = to
     went = device != keys % num_devices
-    for one in np.unique(links.other[went[links.unit]]).tolist():  # who would hold copies of what has left
+    for one in np.unique(links.other[went[links.unit]]).tolist():  # neighbours of moved units, which would need copies
         to = int(traffic[one].argmax())
         if not went[one] and traffic[one, to] > traffic[one, device[one]] and peak[to] + size[one] <= limit[to]:
             peak[to] += size[one]
@@ -106,21 +117,30 @@ def _relieve(
 
 
 class _Links(NamedTuple):
-    """Which units exchange tensors, by the first of the two."""
+    """Pairs of units that exchange tensors, sorted by their first unit."""
 
     ptr: np.ndarray  # (U+1,) offsets of each unit's pairs
-    unit: np.ndarray  # (A,)
-    other: np.ndarray  # (A,)
-    travel: np.ndarray  # (A,) us
+    unit: np.ndarray  # (A,) first unit of each pair
+    other: np.ndarray  # (A,) second unit of each pair
+    travel: np.ndarray  # (A,) us, transfer time of the edge's tensor
 
     def of(self, unit: int) -> tuple[np.ndarray, np.ndarray]:
-        """The other units of a unit's pairs, and the microseconds of each."""
+        """Return the units that exchange tensors with a unit, one for each pair, and their transfer times in us."""
         own = slice(self.ptr[unit], self.ptr[unit + 1])
         return self.other[own], self.travel[own]
 
 
 def _links(src: np.ndarray, dst: np.ndarray, travel: np.ndarray, num_units: int) -> _Links:
-    """Links from the units of each edge's ends; edges within a unit go where it goes."""
+    """Make the pairs of units from edges.
+
+    Edges within a unit are left out, since the unit moves as a whole.
+
+    Args:
+        src: (E,) unit that makes each edge's tensor.
+        dst: (E,) unit that reads it.
+        travel: (E,) us, transfer time of the tensor.
+        num_units: U.
+    """
     apart = src != dst
     unit, other = np.concatenate([src[apart], dst[apart]]), np.concatenate([dst[apart], src[apart]])
     order = np.argsort(unit, kind="stable")
@@ -129,7 +149,7 @@ def _links(src: np.ndarray, dst: np.ndarray, travel: np.ndarray, num_units: int)
 
 
 def _traffic(links: _Links, device: np.ndarray, num_devices: int) -> np.ndarray:
-    """(U, D) microseconds of tensors between each unit and the other ones on each device."""
+    """(U, D) transfer time in us between each unit and all units on each device."""
     traffic = np.zeros((len(device), num_devices))
     np.add.at(traffic, (links.unit, device[links.other]), links.travel)
     return traffic

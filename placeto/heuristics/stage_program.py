@@ -1,9 +1,9 @@
 """Stages with different numbers of replicas, by dynamic programming over layers and devices.
 
 After PipeDream (Narayanan et al., SOSP 2019), DAPPLE (Fan et al., PPoPP 2021) and Tarnawski et al., NeurIPS 2020: the
-slowest stage is to be as fast as possible. A stage takes the work of its layers divided by the speed of its devices,
-and the time in which its replicas sum their gradients by a ring; what crosses its border takes the time of the link.
-Devices are taken in the order of the cluster, in which those of a host are neighbours.
+slowest stage or border is to be as fast as possible. The time of a stage is the work of its layers divided by the speed
+of its devices, plus the time in which its replicas sum their gradients in a ring. The time of a border is that of
+sending over the link what crosses it. Each stage takes the next devices in the order given.
 
 Legend: L layers, D devices, P stages.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 MOST_DEVICES, MOST_STAGES = 16, 8
-"""Above so many devices, and of more stages, nothing is sought: the tables grow with the square of the devices."""
+"""Upper limits. With more devices no stages are sought, since the tables grow with the square of the devices."""
 
 
 def stage_programs(
@@ -24,25 +24,29 @@ def stage_programs(
     bandwidth: np.ndarray,
     replicas: int,
 ) -> list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]]:
-    """For each number of stages from 2 on: the devices of each stage, and the first layer of each but the first.
+    """For each number of stages from 2 to `MOST_STAGES`, find the stages whose slowest stage or border is fastest.
 
     Args:
         work_us: (L,) microseconds of each layer on a device of speed 1, forward and backward, of the whole batch.
-        parameters: (L,) bytes of gradients.
+        parameters: (L,) bytes of each layer's gradients.
         crossing: (L-1,) bytes that cross the border before each layer but the first, both ways, of the whole batch.
-        speed: (D,) of the devices.
+        speed: (D,) of the devices, in an order in which the devices of a host are neighbours.
         bandwidth: (D, D) of the links, bytes a microsecond.
-        replicas: at most so many of a stage: no more than there are micro-batches.
+        replicas: upper limit of the devices of a stage: the number of micro-batches.
+
+    Returns:
+        For each number of stages that is possible: the numbers of each stage's devices, and the first layer of each
+        stage but the first. Nothing with more than `MOST_DEVICES` devices.
     """
     num_layers, num_devices = len(work_us), len(speed)
     if num_devices > MOST_DEVICES:
         return []
     work, bytes_of = np.append(0.0, np.cumsum(work_us)), np.append(0.0, np.cumsum(parameters))
-    worked, summed = work[None, :] - work[:, None], bytes_of[None, :] - bytes_of[:, None]  # [j, l] of layers j to l - 1
+    worked, summed = work[None, :] - work[:, None], bytes_of[None, :] - bytes_of[:, None]  # [j, l] = layers j to l - 1
     impossible = np.tril(np.ones((num_layers + 1, num_layers + 1), bool))
 
     def stage_us(first: int, last: int) -> np.ndarray:
-        """(L+1, L+1) time of a stage of layers j to l - 1 on devices first to last - 1."""
+        """(L+1, L+1) us, entry [j, l] is the time of a stage of layers j to l - 1 on devices first to last - 1."""
         count = last - first
         time = worked / speed[first:last].sum()
         if count > 1:
@@ -50,14 +54,14 @@ def stage_programs(
             time = time + 2.0 * (count - 1) / count * summed / links.min()
         return np.where(impossible, np.inf, time)
 
-    least = np.full((num_devices + 1, num_layers + 1), np.inf)  # [d, l] of l layers on d devices
+    least = np.full((num_devices + 1, num_layers + 1), np.inf)  # [d, l] = first l layers, d devices
     for d in range(1, min(replicas, num_devices) + 1):
         least[d] = stage_us(0, d)[0]
     chosen: list[np.ndarray] = []
     found = []
     for stages in range(2, min(num_devices, num_layers, MOST_STAGES) + 1):
         before, least = least, np.full_like(least, np.inf)
-        choice = np.zeros((num_devices + 1, num_layers + 1, 2), np.int64)  # devices and layers of the stages before
+        choice = np.zeros((num_devices + 1, num_layers + 1, 2), np.int64)  # devices and layers before the last stage
         for d in range(stages, num_devices + 1):
             for first in range(max(stages - 1, d - replicas), d):
                 sent = np.append(np.inf, np.append(crossing, np.inf)) / bandwidth[first - 1, first]

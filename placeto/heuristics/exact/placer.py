@@ -2,17 +2,18 @@
 
 The scheduling model. As in the simulator, an op takes its time on its device and then the device's overhead, a tensor
 that is read on another device is sent once per destination (broadcast: once), sends of one link don't overlap, an op
-starts when all its inputs are there, and the makespan ends with the last device and link. Unlike in the simulator, a
-device may run its ops, and a link its sends, in any order and with any idle time; ops of no time don't wait for their
-device; and a broadcast over unequal links reaches each destination in its own time and holds the link for that of the
-fastest. So every simulated schedule is a schedule of the model, and the model's optimum bounds from below what the
-simulator can give for any placement.
+starts no sooner than all its inputs are there, and the makespan ends with the last device and link. The model allows
+more schedules than the simulator. A device may run its ops, and a link its sends, in any order and with any idle time.
+Ops that take no time don't wait for their device. A broadcast over unequal links reaches each destination in its own
+time, and holds the link for the time of the fastest. So every simulated schedule is a schedule of the model, and the
+model's optimum is a lower bound of the makespan that the simulator gives for any placement.
 
-The gap between the two is closed by cuts: the model's best placement is simulated and forbidden, until what is left is
-no better than the best makespan simulated. Where devices can be exchanged without changing op times and links, all
-exchanges of a placement are simulated before it is forbidden, since names break ties.
+The gap between the two is closed by cuts. The model's best placement is simulated and then forbidden, until the model
+has no placement left whose makespan is below the best simulated one. If devices can be exchanged without changing op
+times and links, all exchanges of a placement are simulated before it is forbidden: their simulated makespans may
+differ, since device names break ties.
 
-Of memory the model knows parameters only; placements that don't fit for their tensors are found out by simulation.
+The model counts the memory of parameters only. The simulation finds placements that don't fit because of other tensors.
 
 Legend: N ops, G groups, D devices, B placements of a batch.
 """
@@ -36,14 +37,14 @@ __all__ = ["ExactError", "solve", "try_exact"]
 
 MAX_GROUPS = 64
 MAX_OPS = 1000
-ENUMERATE = 4096  # up to so many placements are simply all simulated
+ENUMERATE = 4096  # up to this number of placements, all are simulated
 TOLERANCE = 1e-5  # a placement counts as optimal if no other is better by more than this share
 
 _START_SIMULATIONS = 20_000  # well under a second on graphs this small
 _DEFAULT_WORK = 2.0  # in CP-SAT's deterministic units, each several seconds
 _LEAST_WORK = 0.01  # counted for one solution: building and presolving are not in CP-SAT's count
-_MAX_ORBIT = 120  # exchanges of devices to simulate for one placement: all of those of five alike
-_CHUNK = 256
+_MAX_ORBIT = 120  # exchanges of devices to simulate for one placement: all those of five equal devices
+_CHUNK = 256  # placements simulated in one batch
 
 
 def try_exact(evaluator: Evaluator, seed: int) -> None:
@@ -63,19 +64,22 @@ def solve(
     seed: int = 0,
     enumerate_up_to: int = ENUMERATE,
 ) -> tuple[PlacementResult, float]:
-    """The best placement found within the budget, and a lower bound in microseconds.
+    """Find the best placement within the budget, and a lower bound in microseconds.
 
     The bound holds for the makespan, under the problem's dispatch, of every placement that keeps groups together and
-    fits in memory, unless the result itself is faster. It equals the result's makespan where that is proven optimal (to
-    one part in 100,000), and is inf where it is proven that nothing fits. With a limit on simulations alone, or none,
-    the result is the same on every run, and comes after half a minute or so at most.
+    fits in memory. If the result itself is faster, the bound is the result's makespan. It equals the result's makespan
+    if this is proven optimal (to one part in 100,000), and is inf if it is proven that nothing fits. Without a limit in
+    seconds the result is the same on every run, and comes after about half a minute at most.
 
     Args:
         problem: at most `MAX_GROUPS` groups and `MAX_OPS` ops; proofs can be expected up to about 15 groups.
-        simulations: at most so many.
-        seconds: at most so many, but for the building of the model.
+        simulations: upper limit; None = no limit.
+        seconds: upper limit, which the building of the model may exceed; None = no limit.
         seed: of the annealing at the start, and of CP-SAT.
-        enumerate_up_to: all placements are simulated where they are no more than that.
+        enumerate_up_to: if there are at most this number of placements, all are simulated.
+
+    Returns:
+        The result, and the bound.
 
     Raises:
         ExactError: the graph is too large, it has micro-batches and too many placements to try them all, or OR-tools is
@@ -88,7 +92,11 @@ def solve(
 
 
 def _solve(evaluator: Evaluator, seed: int, enumerate_up_to: int) -> float:
-    """Lower bound in microseconds, of all placements that the evaluator hasn't scored."""
+    """Solve within the evaluator's budget; returns a lower bound in microseconds for placements that it hasn't scored.
+
+    Raises:
+        ExactError: as `solve`.
+    """
     problem, groups = evaluator.problem, evaluator.groups
     if groups.num_groups > MAX_GROUPS or problem.num_ops > MAX_OPS:
         raise ExactError(
@@ -103,13 +111,13 @@ def _solve(evaluator: Evaluator, seed: int, enumerate_up_to: int) -> float:
             f"placements: it takes up to {enumerate_up_to:,}, not {problem.num_devices}^{groups.num_groups}; use "
             "multilevel, or one micro-batch"
         )
-    ortools()  # an error now rather than after the start
+    ortools()  # raises an error now rather than after the annealing
     _start(evaluator, seed)
     return _branch(evaluator, seed)
 
 
 def _enumerate(evaluator: Evaluator) -> float:
-    """Simulate all placements; lower bound in microseconds."""
+    """Simulate all placements that the budget allows; returns a lower bound in microseconds, inf if none fits."""
     problem = evaluator.problem
     rows = itertools.product(range(problem.num_devices), repeat=evaluator.groups.num_groups)
     while chunk := list(itertools.islice(rows, _CHUNK)):
@@ -121,7 +129,7 @@ def _enumerate(evaluator: Evaluator) -> float:
 
 
 def _start(evaluator: Evaluator, seed: int) -> None:
-    """Anneal for up to a fifth of the budget."""
+    """Anneal for up to a fifth of the budget, and at most `_START_SIMULATIONS` simulations."""
     limit, seconds = evaluator.limit, evaluator.seconds_limit
     simulations = _START_SIMULATIONS if limit is None else min(_START_SIMULATIONS, math.ceil(limit / 5))
     with evaluator.limited(simulations, None if seconds is None else 0.2 * seconds):
@@ -129,7 +137,7 @@ def _start(evaluator: Evaluator, seed: int) -> None:
 
 
 def _branch(evaluator: Evaluator, seed: int) -> float:
-    """Solve the model, simulate, forbid, again; lower bound in microseconds."""
+    """Solve the model, simulate its best placement, forbid it, and repeat; returns a lower bound in microseconds."""
     cp_model, problem, seconds = ortools(), evaluator.problem, evaluator.seconds_limit
     bound, work = problem.lower_bound_us, _DEFAULT_WORK
     if evaluator.exhausted:
@@ -172,7 +180,7 @@ def _good_enough(evaluator: Evaluator, bound: float) -> bool:
 
 
 def _watcher(model: ScheduleModel, evaluator: Evaluator) -> Any:
-    """A callback that simulates every placement the solver comes by."""
+    """A callback of the solver that simulates each placement which the solver finds."""
     base: Any = ortools().CpSolverSolutionCallback
 
     class Watcher(base):

@@ -1,4 +1,4 @@
-"""The constraint model behind `exact`: which device for each group, and when for each op and send.
+"""The constraint model behind `exact`: the device of each group, and the start of each op and send.
 
 Times are whole ticks, rounded down, so that the model's makespan never exceeds the simulator's.
 
@@ -19,12 +19,12 @@ import numpy as np
 from placeto.problem.grouping import Groups
 from placeto.problem.problem import PlacementProblem
 
-_HORIZON_TICKS = 10**6  # more of them make propagation slow: bounds creep by single ticks
+_HORIZON_TICKS = 10**6  # with more ticks propagation is slow: bounds change by single ticks
 ROUNDING = 1e-12  # share of a time that is allowed for the rounding of floating-point numbers
 
 
 class ExactError(ValueError):
-    """A graph too large to be solved exactly, or OR-tools is missing."""
+    """Raised if a graph is too large to be solved exactly, or OR-tools is missing."""
 
 
 def ortools() -> Any:
@@ -45,7 +45,7 @@ class ScheduleModel:
     Args:
         problem: what to place.
         groups: which ops stay together.
-        horizon_us: schedules that take longer are not looked for; None = no limit.
+        horizon_us: schedules that take longer are left out; None = no limit.
     """
 
     def __init__(self, problem: PlacementProblem, groups: Groups, horizon_us: float | None = None) -> None:
@@ -70,11 +70,11 @@ class ScheduleModel:
         self._add_tensors()
 
     def placement(self, value: Callable[[Any], int]) -> np.ndarray:
-        """(G,) int64 from the values of a solution."""
+        """(G,) int64, device of each group in a solution; `value` gives the value of a variable."""
         return np.array([[value(var) for var in row] for row in self.on]).argmax(axis=1)
 
     def orbit(self, placement: np.ndarray, most: int) -> np.ndarray:
-        """(B, G) all placements that differ from one (G,) by an exchange of interchangeable devices, or `most` + 1."""
+        """(B, G) a placement (G,) and all that exchanges of interchangeable devices make of it; at most `most` + 1."""
         found: dict[tuple[int, ...], None] = {}
         for images in itertools.product(*(itertools.permutations(members) for members in self._classes)):
             new = np.arange(self.problem.num_devices)
@@ -86,12 +86,15 @@ class ScheduleModel:
         return np.array(list(found))
 
     def forbid(self, placement: np.ndarray, optimum: float) -> None:
-        """Rule out the optimum, a placement (G,), and with it those of its orbit: what is left is no better."""
+        """Rule out the placement (G,) of the optimum, and with it its orbit, which `_break_symmetry` has ruled out.
+
+        No schedule that is left is shorter than `optimum` ticks, which becomes a constraint.
+        """
         self.model.add_bool_or([~row[device] for row, device in zip(self.on, placement.tolist(), strict=True)])
         self.model.add(self.makespan >= round(optimum))
 
     def at_most(self, makespan_us: float) -> None:
-        """Rule out schedules that take longer."""
+        """Rule out schedules that take longer than `makespan_us`."""
         self.model.add(self.makespan <= self._ticks(makespan_us))
 
     def _ticks(self, time_us: Any) -> Any:
@@ -104,13 +107,13 @@ class ScheduleModel:
         return self.model.new_int_var(0, self._horizon, name)
 
     def _by_device(self, group: int, ticks: np.ndarray) -> Any:
-        """The one of D numbers that belongs to a group's device."""
+        """Of `ticks` (D,), the number at the device of a group: an int or a linear expression."""
         if (ticks == ticks[0]).all():
             return int(ticks[0])
         return sum(int(number) * var for number, var in zip(ticks, self.on[group], strict=True))
 
     def _break_symmetry(self) -> None:
-        """Of devices that can be exchanged, one is only used by a group if the one before is used by an earlier."""
+        """Let a group use an interchangeable device only if an earlier group uses the one before it in its class."""
         for members in self._classes:
             for before, device in itertools.pairwise(members):
                 for g in range(len(self.on)):
@@ -126,7 +129,7 @@ class ScheduleModel:
                 self.model.add(load <= memory)
 
     def _add_ops(self) -> list[Any]:
-        """Ops on their devices, after their producers; their ends (N,)."""
+        """Add the ops, each on its device and after its producers; returns their ends, a list of N expressions."""
         problem, model = self.problem, self.model
         time = self._ticks(problem.op_time)
         busy = self._ticks(problem.busy_us)
@@ -148,7 +151,10 @@ class ScheduleModel:
         return finish
 
     def _one_at_a_time(self, tasks: list[tuple[Any, int, Any, str]]) -> None:
-        """(start, ticks, whether it is there, name) on one device or link: no overlap, and the sum bounds the end."""
+        """Forbid tasks of one device or link to overlap, and let the makespan be at least the sum of their ticks.
+
+        A task is (start, ticks, whether it takes place there, name).
+        """
         new = self.model.new_optional_fixed_size_interval_var
         self.model.add_no_overlap([new(*task) for task in tasks])
         load: dict[Any, int] = defaultdict(int)
@@ -157,7 +163,7 @@ class ScheduleModel:
         self.model.add(self.makespan >= sum(ticks * there for there, ticks in load.items()))
 
     def _add_tensors(self) -> None:
-        """Sends over links, and their deliveries before the consumers start."""
+        """Add the sends over links; consumers start no sooner than their deliveries."""
         problem, cluster, flat = self.problem, self.problem.cluster, self.problem.arrays
         links: dict[Any, list[tuple[Any, int, Any, str]]] = defaultdict(list)
         for tensor, (src, size) in enumerate(zip(flat.tensor_src.tolist(), flat.tensor_bytes.tolist(), strict=True)):
@@ -198,7 +204,7 @@ class ScheduleModel:
         links: dict[Any, list[tuple[Any, int, Any, str]]],
         dst: int,
     ) -> Any:
-        """A tensor's send to one device; its start."""
+        """Add a tensor's send to the device `dst`; returns its start."""
         begin = self._after(src, f"send {tensor} to {dst}")
         wanted = [self.on[group][dst] for group in readers]
         for device in range(self.problem.num_devices):
@@ -222,7 +228,7 @@ class ScheduleModel:
         held: np.ndarray,
         links: dict[Any, list[tuple[Any, int, Any, str]]],
     ) -> Any:
-        """A tensor's one send to all; its start."""
+        """Add a tensor's one send to all devices; returns its start."""
         begin = self._after(src, f"send {tensor}")
         for device in range(self.problem.num_devices):
             others = [self.on[group][device] for group in readers]
@@ -241,27 +247,27 @@ class ScheduleModel:
         return begin
 
     def _hold(self, link: list[tuple[Any, int, Any, str]], begin: Any, ticks: int, sent: Any) -> None:
-        """Keep a link busy, if the send takes place."""
+        """Keep a link busy for `ticks` from `begin` on, if the send takes place."""
         if ticks > 0:
             link.append((begin, ticks, sent, f"hold {sent}"))
             self.model.add(self.makespan >= begin + ticks).only_enforce_if(sent)
 
 
 def _round_down(number: float) -> float:
-    """1, 2 or 5 times a power of ten: with such ticks, times given in decimals are whole."""
+    """The greatest 1, 2 or 5 x a power of ten up to a number: with such ticks, times given in decimals are whole."""
     power = 10.0 ** math.floor(math.log10(number))
     return next(digit * power for digit in (5, 2, 1) if digit * power <= number)
 
 
 def _off_diagonal(column: np.ndarray, index: int) -> np.ndarray:
-    """The column with a neutral number where the sender is the receiver: all equal stays all equal."""
+    """A copy of `column` (D,) whose entry `index` is that of another device, so that equal numbers stay all equal."""
     column = column.copy()
     column[index] = column[index - 1]
     return column
 
 
 def _one_after_another_us(problem: PlacementProblem) -> float:
-    """Microseconds by which some schedule of the model has ended, for any placement."""
+    """Microseconds in which, for any placement, all ops and sends can run one after another."""
     graph, cluster = problem.graph, problem.cluster
     ops = float((problem.op_time + cluster.overhead_us).max(axis=1).sum())
     largest = float(graph.output_bytes.max(initial=0))

@@ -34,27 +34,30 @@ MIX_OF_FEW = {
     "exchange": 0.03,
     "block": 0.02,
 }
-"""The same where single moves are so few that the critical ones are soon known; the other mix loses 0.1 to 0.4 %."""
+"""Probability of each kind of move if there are fewer than `FEW` single moves. Then all moves of critical groups are
+soon tried; makespans with `MIX` are 0.1 to 0.4 % longer."""
 FEW = 100
-"""Single moves below which they are few."""
+"""`MIX` is used from this number of single moves on. A single move gives one group another device."""
 HOT = 0.15
-"""Share of the proposals that are accepted though worse, at the beginning, at most."""
+"""Upper limit of the share of proposals that are accepted though worse, at the beginning."""
 COLD = 0.01
-"""Such a share at the end, and at the beginning for each simulation that a single move can have, up to `HOT`."""
+"""Share of the proposals that are accepted though worse, at the end. At the beginning it is this number x the number of
+simulations for each single move, but at least `COLD` and at most `HOT`."""
 PARTS = 8
-"""Into how many parts a group is split, on the average: half as many are 0.9 % worse to 0.8 % better."""
+"""Mean number of parts that a group is split into: makespans with half as many are 0.9 % longer to 0.8 % shorter."""
 MOST_PARTS = 1000
-"""Parts of all groups together, at most."""
+"""Upper limit of the number of parts of all groups together."""
 ON_GROUPS = 0.6
-"""Share of the simulations that go to groups, before their parts: groups alone are 1 to 2.9 % worse."""
+"""Share of the budget for annealing groups, before their parts: makespans with groups alone are 1 to 2.9 % longer."""
 ENOUGH = 3.0
-"""Groups are split if there are so many simulations for each move of one: level with six under a clock."""
+"""Groups are split if the budget has at least this number of simulations for each single move. With a budget in
+seconds, results with six are level."""
 
 
 def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
-    """Annealing from the best cheap placement; most of the moves that it proposes are of critical groups.
+    """Annealing from the best placement of the constructive placers; it mostly proposes moves of critical groups.
 
-    The fewer the simulations for the number of moves, the colder it begins.
+    The fewer simulations there are for each single move, the fewer worse proposals are accepted at the beginning.
     """
     moves = evaluator.groups.num_groups * (evaluator.problem.num_devices - 1)
     hot = min(HOT, max(COLD, COLD * evaluator.expected / moves))
@@ -63,9 +66,9 @@ def annealing(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator)
 
 
 def annealing_of_parts(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
-    """Multilevel annealing: of groups, then of the parts they are split into; with few simulations of groups alone.
+    """Multilevel annealing: of groups, then of the parts that they are split into; with few simulations, groups alone.
 
-    The evaluator's groups are then parts of its groups before.
+    Afterwards the evaluator's groups are the parts, if groups were split.
     """
     problem, groups = evaluator.problem, evaluator.groups
     enough = evaluator.expected >= ENOUGH * groups.num_groups * (problem.num_devices - 1)
@@ -81,12 +84,12 @@ def annealing_of_parts(evaluator: Evaluator, start: np.ndarray, rng: np.random.G
 
 
 def parts_of(problem: PlacementProblem, groups: Groups) -> Groups:
-    """The parts that groups are split into: what multilevel annealing anneals."""
+    """Split groups into the parts that multilevel annealing moves; returns these as groups."""
     count = min(PARTS * groups.num_groups, MOST_PARTS)
     return split_groups(problem, groups, max(groups.num_groups, count))
 
 
 def anneal_within(evaluator: Evaluator, rng: np.random.Generator) -> None:
-    """Anneal from the best placement of the evaluator's groups, if anything is left of the budget."""
+    """Anneal from the best placement that keeps the evaluator's groups together, if the budget isn't spent."""
     if not evaluator.exhausted:
         annealing(evaluator, evaluator.best_groups[0], rng)

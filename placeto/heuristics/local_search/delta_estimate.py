@@ -1,7 +1,8 @@
 """Delta estimates: by how much moving a group would change the makespan, without simulating it.
 
-For each op of the group: when its inputs would be on the new device, when that device would have a gap for it, how
-late this makes it, the op whose place it takes, and its children in other groups, each against its slack.
+For each op of the group it estimates when the op's inputs would be on the new device, when that device could start the
+op, and how much later than their slack allows this makes three things: the op itself, the op that the device would run
+next, and the op's children in other groups.
 
 Legend: N ops, G groups, D devices, E edges.
 """
@@ -20,20 +21,20 @@ from placeto.simulator.timelines import first_after
 
 
 class Scratch(NamedTuple):
-    """A schedule, and arrays to work in."""
+    """The schedule of the current placement, and arrays that `estimate` overwrites."""
 
-    record: Record
-    op_slack: np.ndarray  # (N,)
-    send_slack: np.ndarray  # (E,)
-    line_ptr: np.ndarray  # (D+1,) see `timelines`
-    line: np.ndarray  # (N,)
-    guess: np.ndarray  # (N,)
-    marked: np.ndarray  # (G,) bool, False between calls
+    record: Record  # the schedule
+    op_slack: np.ndarray  # (N,) us
+    send_slack: np.ndarray  # (E,) us
+    line_ptr: np.ndarray  # (D+1,) int64, where each device's ops begin in `line`; see `timelines`
+    line: np.ndarray  # (N,) int64, ops that take time, by device and start
+    guess: np.ndarray  # (N,) us, overwritten: estimated end of each op of the group
+    marked: np.ndarray  # (G,) bool, for marking groups; all False between calls
 
 
 @compiled(nogil=True)
 def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
-    """Empty arrays for a problem and its groups."""
+    """Return uninitialised arrays for a problem and its groups; `marked` is all False."""
     n, record = len(near.group), new_record(flat, LONE)
     return Scratch(
         record,
@@ -50,7 +51,10 @@ def new_scratch(flat: FlatProblems, near: Neighbourhood) -> Scratch:
 def estimate(
     flat: FlatProblems, near: Neighbourhood, placement: np.ndarray, scratch: Scratch, group: int, device: int
 ) -> float:
-    """Estimated change of the makespan, in microseconds, by moving a group; `scratch` has schedule and timelines."""
+    """Estimated change of the makespan in microseconds if a group moves to another device; negative = shorter.
+
+    `scratch` must have the schedule of `placement` with its slacks and timelines.
+    """
     record, slack, line, guess = scratch.record, scratch.op_slack, scratch.line, scratch.guess
     num_devices = flat.device_offset[1]
     displaced, child_late, mean, total, gain, free = 0.0, 0.0, 0.0, 1e-9, 0.0, 0.0

@@ -12,17 +12,19 @@ from placeto.heuristics.local_search.local_search import LocalSearch
 from placeto.simulator.evaluator import Evaluator
 
 CLIMBING = {"random": 0.6, "swap": 0.1, "set": 0.15, "part": 0.15}
-"""Probability of each kind of move of hill climbing; iterated local search moves as annealing does."""
+"""Probability of each kind of move of hill climbing. Iterated local search has the `MIX` of annealing."""
 WORSE = 0.002
-"""Iterated local search goes on from a descent that ends so much above its best."""
+"""Iterated local search stays where a descent ended if the makespan there is at most this share above that of the
+placement before the random moves. Otherwise it returns to that placement."""
 KICKED = 0.03
-"""Share of the groups that are moved at random to begin a new descent."""
+"""Share of the groups that are moved at random before a new descent."""
 
 
 def climb(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -> None:
-    """Hill climbing: random moves of groups and modules from the best cheap placement, kept unless they are worse.
+    """Hill climbing: random moves from the best placement of the constructive placers, kept unless they are worse.
 
-    Ends early where no single move is left to try.
+    It moves groups, and sets of groups such as modules. It ends early after `KNOWN` proposals in a row
+    of which none can be better than the placement so far.
     """
     LocalSearch(evaluator, start, CLIMBING, rng).run()
 
@@ -42,7 +44,7 @@ def iterate(evaluator: Evaluator, start: np.ndarray, rng: np.random.Generator) -
 
 
 def _kicked(device: np.ndarray, evaluator: Evaluator, rng: np.random.Generator) -> np.ndarray:
-    """A placement (G,) with a few groups moved at random, or a whole set of them together."""
+    """A placement (G,) with a few groups, or all groups of a set, moved to other devices at random."""
     sets, devices = evaluator.groups.sets, evaluator.problem.num_devices
     kicked = device.copy()
     if sets and rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Driving the compiled search of `moves` within a budget.
+"""The local search in Python: it calls the compiled search, `search_loop.search`, in chunks, within a budget.
 
 Legend: N ops, G groups, D devices, M kinds of moves.
 """
@@ -21,28 +21,29 @@ from placeto.simulator.chunks import Chunks
 from placeto.simulator.evaluator import Evaluator
 
 ESTIMATE_UNIT = 0.01
-"""Delta estimates that differ by less are about equally likely to be tried, as a share of the makespan."""
+"""Moves whose delta estimates differ by less than this share of the makespan are about equally likely to be tried."""
 TEMPERATURE = 1e-3
-"""The temperature at first, as a share of the makespan; it is steered from there."""
+"""The first temperature, as a share of the makespan. Later it follows the share of accepted proposals."""
 MEMO = 1 << 16
-"""Placements remembered, a power of two; new ones overwrite old ones."""
+"""Number of simulated placements that are remembered, a power of two. New ones overwrite old ones."""
 KNOWN = 2000
-"""Proposals in a row that need no simulation, after which one is accepted whatever it costs."""
+"""After this number of proposals in a row that need no simulation, annealing accepts the next one, whatever its
+makespan, and a descent ends."""
 CHUNK = 1000
-"""Simulations between two looks at the clock, at most."""
+"""Upper limit of the simulations in one call of the compiled search, which doesn't read the clock."""
 AHEAD = 8
-"""Proposals that are made ahead for each thread, where there are several: 2, 4 and 16 are level."""
+"""Proposals of a speculative batch for each thread, if there are several threads: 2, 4 and 16 are level."""
 
 
 class LocalSearch:
     """A search from a placement (G,) of groups, which takes its simulations from an evaluator.
 
-    It takes as many threads as `numba.get_num_threads` says. What it finds doesn't depend on them where the budget is a
-    number of simulations: those that are made in vain, see `thread_pool`, don't count.
+    It uses `numba.get_num_threads()` threads. If the budget is a number of simulations, the result doesn't depend on
+    the number of threads: simulations of proposals that a speculative batch drops (see `thread_pool`) don't count.
 
     Args:
         evaluator: with a limit on simulations or seconds, not spent yet.
-        start: device of each group; simulated again.
+        start: (G,) device of each group; this placement is simulated once more.
         mix: probability of each kind of move of `MOVES`.
         rng: source of randomness.
     """
@@ -77,7 +78,7 @@ class LocalSearch:
         self._batch = new_batch(AHEAD * self._threads if self._threads > 1 else 1, groups)
         self._pool = new_thread_pool(self._threads, problem.arrays, groups, devices)
         self._log = Log(np.empty(CHUNK, np.int64), np.empty(CHUNK), np.empty(CHUNK))
-        if self._threads > 1:  # compiled here and now, not beside what comes after
+        if self._threads > 1:  # call -1 is over at once: this only compiles the kernel before threads need it
             help_out(problem.arrays, self.near, self.state, self._batch, self._pool, 0, -1)
         self._chunks = Chunks()
         self.restart(start)
@@ -85,26 +86,26 @@ class LocalSearch:
 
     @property
     def device(self) -> np.ndarray:
-        """(G,) where the search stands."""
+        """(G,) device of each group in the current placement."""
         return self.state.device
 
     @property
     def score(self) -> float:
-        """Penalised makespan of that, in microseconds."""
+        """Penalised makespan of the current placement, in microseconds."""
         return float(self.state.score[0])
 
     def restart(self, start: np.ndarray) -> None:
-        """Go on from another placement (G,) of groups, which takes one simulation."""
+        """Go on from another placement (G,) of groups. This takes one simulation."""
         self.state.device[:] = start
         self._absorb(*self._search(1, 1, (0.0, 0.0), restart=True))
 
     def run(self, hot: float = 0.0, cold: float = 0.0, patience: int | None = None) -> None:
-        """Search until the budget is spent or there is no progress any more.
+        """Search until the budget is spent, or `patience` is, or (with `hot` 0) `KNOWN` proposals in a row are known.
 
         Args:
             hot: share of the proposals that are accepted though worse, at the beginning; 0 accepts nothing worse.
-            cold: such a share at the end.
-            patience: end after so many proposals in a row without an improvement.
+            cold: share of the proposals that are accepted though worse, at the end of the budget.
+            patience: end after about this number of proposals in a row without an improvement; None = no such limit.
         """
         evaluator, ratio = self.evaluator, cold / hot if hot > 0.0 else 1.0
         began, fruitless = evaluator.progress, 0

@@ -1,4 +1,4 @@
-"""Where a local search stands, and the moves of groups that it may propose.
+"""The state of a local search, and the moves of groups that it may propose.
 
 Legend: N ops, G groups, D devices, S sets, M kinds of moves, C moves that have a delta estimate, H entries of the memo.
 """
@@ -14,49 +14,60 @@ from placeto.heuristics.local_search.neighbourhood import Neighbourhood
 from placeto.heuristics.local_search.random_numbers import between, uniform
 
 MOVES = ("estimated", "critical", "random", "swap", "set", "part", "exchange", "block")
-"""A critical group, to where its delta estimate is good; a group that holds up the schedule; any group; two groups
-change places, one of them critical; a whole set; what a set has on one device; what it has on two devices changes
-places; a connected block on one device."""
+"""Kinds of moves:
+
+- estimated: a critical group, to a device where its delta estimate is good;
+- critical: a critical group, that is, one with an op that takes time and has no slack;
+- random: any group;
+- swap: two groups change places, one of them critical;
+- set: all groups of a set, to one device;
+- part: the groups of a set that are on one device, to another one;
+- exchange: the groups of a set that are on two devices change places;
+- block: a connected block of groups that are on one device, one of them critical, to another one.
+"""
 MANY = 8
-"""Devices above which it matters which of them a group is offered."""
+"""With more devices than this, half of the time a move is to the device of a group with which it exchanges tensors."""
 LARGEST_BLOCK = 12
-"""Groups of a connected block that moves together, at most."""
+"""Upper limit of the number of groups in a connected block."""
 CRITICAL_SETS = 0.8
-"""Share of the moves of sets that are of one with a critical group."""
+"""Share of the moves of sets for which a critical group is drawn first and then a set that has it."""
 ESTIMATED, CRITICAL, RANDOM, SWAP, SET, PART, EXCHANGE, BLOCK = range(len(MOVES))
 
 
 class State(NamedTuple):
-    """Where the search stands; changed in place."""
+    """The state of a search; changed in place."""
 
-    placement: np.ndarray  # (N,) int64, ops
-    device: np.ndarray  # (G,) int64, groups
-    best: np.ndarray  # (N,) int64, best placement met
-    critical: np.ndarray  # (G,) int64, groups with an op of no slack, the first `num_critical[0]` of them
+    placement: np.ndarray  # (N,) int64, device of each op in the current placement
+    device: np.ndarray  # (G,) int64, device of each group in the current placement
+    best: np.ndarray  # (N,) int64, device of each op in the best placement so far
+    critical: np.ndarray  # (G,) int64, its first `num_critical[0]` entries are the critical groups
     num_critical: np.ndarray  # (1,) int64
-    score: np.ndarray  # (4,) penalised makespan now; of the best: penalised makespan, makespan, overflow
+    score: np.ndarray  # (4,) penalised makespan of the current placement; of the best: this, makespan, overflow
     pair: np.ndarray  # (C, 2) int64, moves that have a delta estimate: group and device
-    weight: np.ndarray  # (C,) float64, of the first `num_pairs[0]` of them
+    weight: np.ndarray  # (C,) float64, odds of the moves in `pair`; the first `num_pairs[0]` entries of both are valid
     num_pairs: np.ndarray  # (1,) int64
     salt: np.ndarray  # (G, D) uint64, random: the hash of a placement is the exclusive or of its groups' salts
-    hash: np.ndarray  # (1,) uint64, of the placement now
-    seen: np.ndarray  # (H,) uint64, hashes of placements simulated, H a power of two
-    bound: np.ndarray  # (H,) float64, their penalised makespans are at least this
+    hash: np.ndarray  # (1,) uint64, of the current placement
+    seen: np.ndarray  # (H,) uint64, hashes of simulated placements; H is a power of two
+    bound: np.ndarray  # (H,) float64, us, lower bounds of the penalised makespans of these placements
     temperature: np.ndarray  # (1,) float64, us
-    counter: np.ndarray  # (1,) uint64, of random numbers
+    counter: np.ndarray  # (1,) uint64, state of the random numbers; see `random_numbers`
 
 
 class Rules(NamedTuple):
     """How a search proposes and accepts."""
 
     mix: np.ndarray  # (M,) cumulative probability of each kind of move; RANDOM must have some
-    estimate_unit: float  # delta estimates that differ by less are alike; share of the makespan; 0 = makes none
-    known: int  # proposals in a row that need no simulation, after which one is accepted whatever it costs
+    estimate_unit: float  # see `ESTIMATE_UNIT`, share of the makespan; 0 = no delta estimates are made
+    known: int  # see `KNOWN`
 
 
 @compiled(inner=True, nogil=True)
 def _propose_estimated(state: State, chosen: np.ndarray, target: np.ndarray) -> int:
-    """A pair at random by its weight, which becomes zero: no pair is proposed twice before the placement changes."""
+    """Propose one of the moves in `state.pair`, at random by weight; returns 1, or 0 if no move with a weight is left.
+
+    The move's weight becomes 0, so that it isn't proposed again before the placement changes.
+    """
     pairs = state.num_pairs[0]
     total = state.weight[:pairs].sum()
     if total <= 1e-12:
@@ -76,7 +87,11 @@ def _propose_estimated(state: State, chosen: np.ndarray, target: np.ndarray) -> 
 
 @compiled(inner=True, nogil=True)
 def _elsewhere(near: Neighbourhood, state: State, group: int, num_devices: int) -> int:
-    """Another device for a group: any, or of many, half of the time, that of one with which it exchanges tensors."""
+    """Draw another device for a group.
+
+    With more than `MANY` devices it is, half of the time, that of a group with which this one exchanges tensors. If
+    that is the group's own device, and in all other cases, every other device is equally likely.
+    """
     here, first, stop = state.device[group], near.near_ptr[group], near.near_ptr[group + 1]
     if num_devices > MANY and stop > first and uniform(state.counter) < 0.5:
         device = state.device[near.near[between(state.counter, first, stop)]]
@@ -95,7 +110,17 @@ def propose(
     chosen: np.ndarray,
     target: np.ndarray,
 ) -> int:
-    """Fill the groups to move and their new devices; returns how many, 0 if the proposal changes nothing."""
+    """Propose a move of a kind; returns how many groups it moves, 0 if this proposal would change nothing.
+
+    Args:
+        near: which groups may be moved together.
+        state: its random numbers go on, and an estimated move loses its weight.
+        kind: number of the kind in `MOVES`.
+        num_devices: D, at least 2.
+        marked: (G,) bool, all False; False again afterwards.
+        chosen: (G,) int64, its first entries are set to the groups that move.
+        target: (G,) int64, its first entries are set to their new devices.
+    """
     num_groups = len(near.op_ptr) - 1
     if kind == ESTIMATED:
         return _propose_estimated(state, chosen, target)
@@ -142,7 +167,10 @@ def _propose_set(
     chosen: np.ndarray,
     target: np.ndarray,
 ) -> int:
-    """Moves of sets: mostly of one that holds a critical group, and half of the time of a window of it around that."""
+    """Propose a move of a set, mostly of one that has a critical group; returns how many groups it moves.
+
+    Half of the time only a window of the set moves, which has this critical group or, if there is none, a random one.
+    """
     num_sets = len(near.set_ptr) - 1
     if num_sets == 0:
         return 0

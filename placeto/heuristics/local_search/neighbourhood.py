@@ -1,6 +1,6 @@
-"""What the local searches may move together: groups, sets of groups, neighbours.
+"""Which groups the local searches may move together: the members of sets, and neighbours.
 
-Legend: N ops, G groups, S sets, A pairs of neighbouring groups (both ways), E edges.
+Legend: N ops, G groups, S sets, M members of all sets together, A pairs of neighbouring groups (both ways), E edges.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Neighbourhood(NamedTuple):
     in_ptr: np.ndarray  # (N+1,) offsets of each op's inputs
     in_src: np.ndarray  # (E,)
     in_tensor: np.ndarray  # (E,)
-    set_ptr: np.ndarray  # (S+1,)
-    sets: np.ndarray  # members of each set
-    home_ptr: np.ndarray  # (G+1,)
-    home: np.ndarray  # sets of each group
-    home_place: np.ndarray  # where in `sets` the group stands
-    near_ptr: np.ndarray  # (G+1,)
-    near: np.ndarray  # (A,) neighbours of each group
+    set_ptr: np.ndarray  # (S+1,) offsets of each set's members in `sets`
+    sets: np.ndarray  # (M,) groups that are members, by set
+    home_ptr: np.ndarray  # (G+1,) offsets of each group's memberships in the next two arrays
+    home: np.ndarray  # (M,) sets that have the group, by group
+    home_place: np.ndarray  # (M,) index of this membership in `sets`
+    near_ptr: np.ndarray  # (G+1,) offsets of each group's neighbours in `near`
+    near: np.ndarray  # (A,) groups with which the group exchanges tensors, by group
 
 
 @lru_cache(maxsize=64)
 def neighbourhood(problem: PlacementProblem, groups: Groups) -> Neighbourhood:
-    """The groups of a problem, their sets and their neighbours; cached.
+    """The neighbourhood of a problem's groups; cached.
 
-    Sets are those of `groups`, chains of groups, and all groups in topological order, of which the searches move
-    windows.
+    Its sets are those of `groups`, the chains of groups, and one set of all groups in topological order, of which
+    searches mostly move windows.
     """
     pairs, _ = group_transfers(problem, groups)
     both = np.concatenate([pairs, pairs[:, ::-1]])
@@ -62,7 +62,10 @@ def neighbourhood(problem: PlacementProblem, groups: Groups) -> Neighbourhood:
 
 
 def chains(problem: PlacementProblem, groups: Groups) -> list[np.ndarray]:
-    """Longest chains of two or more groups, each the only successor of the one before and that its only predecessor."""
+    """The chains of two or more groups, as long as possible.
+
+    In a chain each group is the only successor of the group before it, which is its only predecessor.
+    """
     graph = problem.graph
     ends = np.stack([groups.group[graph.edge_src], groups.group[graph.edge_dst]])
     arcs = np.unique(ends[:, ends[0] != ends[1]], axis=1)

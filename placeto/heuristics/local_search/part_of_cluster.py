@@ -1,4 +1,4 @@
-"""Searching on a part of the cluster: in a large cluster, most moves to other hosts gain nothing.
+"""Searching on a part of the cluster, since in a large cluster most moves to other hosts gain nothing.
 
 Legend: D devices.
 """
@@ -15,15 +15,15 @@ from placeto.problem.subproblem import on_devices
 from placeto.simulator.evaluator import Evaluator
 
 ON_STARTS = 0.15
-"""Share of the budget for placing on parts of the cluster by rules, at most."""
+"""Upper limit of the share of the remaining budget for constructive placers on parts of the cluster."""
 ON_SEARCH = 0.8
-"""Share of what is then left for a search on the part that the best placement so far is on."""
+"""Share of the budget left after that, for a search on the part that has all devices of the best placement."""
 FOR_HALVES = 500
-"""Simulations below which no halves of equal devices are tried, but only what the links and kinds make."""
+"""With fewer simulations left than this, halves of equal devices are not tried, only parts by links and by kinds."""
 
 
 def parts_to_try(evaluator: Evaluator) -> list[tuple[int, ...]]:
-    """Parts of the cluster as `subclusters` makes them, and with a large budget halves, too."""
+    """The devices of each part of the cluster to try: those of `subclusters`, and with a large budget `halves`, too."""
     cluster = evaluator.problem.cluster
     limited = evaluator.limit is not None or evaluator.seconds_limit is not None
     large = limited and evaluator.expected >= FOR_HALVES
@@ -31,9 +31,15 @@ def parts_to_try(evaluator: Evaluator) -> list[tuple[int, ...]]:
 
 
 def start_on_parts(evaluator: Evaluator, rules: Callable[[Evaluator], None], seconds: float) -> None:
-    """Place on parts of the cluster by rules, which took so many seconds on the whole cluster.
+    """Run constructive placers on parts of the cluster, within `ON_STARTS` of the remaining budget.
 
-    A part that can't be better, by its work and its longest path, is left out.
+    A part is left out if its lower bound isn't below the best score so far.
+
+    Args:
+        evaluator: keeps the best placement.
+        rules: runs the placers on the evaluator of a part.
+        seconds: that the placers took on the whole cluster. No part is begun if less time is left than the
+            last run took.
     """
     problem = evaluator.problem
     parts = parts_to_try(evaluator)
@@ -52,9 +58,10 @@ def start_on_parts(evaluator: Evaluator, rules: Callable[[Evaluator], None], sec
 
 @contextmanager
 def on_best_part(evaluator: Evaluator) -> Iterator[Evaluator | None]:
-    """Within it an evaluator for a search on the smallest part that the best placement so far is on; None = on all.
+    """Yield an evaluator for a search on the smallest part of the cluster that has all devices of the best placement.
 
-    Halves of equal devices don't count: on those a search finds out by itself which it needs.
+    It yields None if there is no such part or the budget is spent. The search may take `ON_SEARCH` of the remaining
+    budget. Halves of equal devices are no such parts, since a search finds out by itself how many of them it needs.
     """
     best = evaluator.best
     used = set() if best is None else set(np.unique(best).tolist())

@@ -1,6 +1,6 @@
-"""Random numbers for kernels that go back: a number is a hash of a counter (splitmix64 of Steele, Lea and Flood, 2014).
+"""Random numbers whose draws can be undone: each is a hash of a counter (splitmix64 of Steele, Lea and Flood, 2014).
 
-The state is a counter (1,) of uint64. What was drawn since is undrawn by setting it to what it was.
+The state is a counter (1,) of uint64. Setting it to an earlier value undoes all draws since then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from placeto.compiling import compiled
 
 @compiled(inner=True, nogil=True)
 def uniform(counter: np.ndarray) -> float:
-    """In [0, 1)."""
+    """Draw a float, uniform in [0, 1)."""
     counter[0] += np.uint64(0x9E3779B97F4A7C15)
     bits = counter[0]
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -23,5 +23,5 @@ def uniform(counter: np.ndarray) -> float:
 
 @compiled(inner=True, nogil=True)
 def between(counter: np.ndarray, first: int, stop: int) -> int:
-    """An integer in first..stop-1."""
+    """Draw an integer from `first` to `stop` - 1, each equally likely."""
     return first + int(uniform(counter) * (stop - first))

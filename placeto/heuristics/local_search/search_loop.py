@@ -1,9 +1,10 @@
 """The compiled loop behind the local searches: propose moves of groups, simulate, accept or not.
 
-The simulator stops as soon as it is sure that a proposal will be rejected, and no placement is simulated again whose
-score is known to be too bad.
+The simulator stops as soon as it is certain that a proposal will be rejected. The scores of simulated placements are
+remembered (the *memo*, `State.seen` and `State.bound`). A proposal is *known* if the memo says that its score isn't
+below the cutoff up to which it would be accepted. Known proposals are rejected without a simulation.
 
-Legend: N ops, G groups, D devices, L log.
+Legend: N ops, G groups, D devices, L entries of the log.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from placeto.simulator.lowering import lowered
 from placeto.simulator.slack import fill_slack
 from placeto.simulator.timelines import timelines
 
-_STEER = 0.1  # how fast the temperature follows the share of accepted proposals
+_STEER = 0.1  # how fast the temperature changes while the share of accepted proposals differs from the goal
 
 
 class Log(NamedTuple):
-    """When the best improved, and to what: arrays (L,) of at least as many entries as simulations."""
+    """The improvements of the best placement: arrays (L,), L at least the number of simulations."""
 
-    simulation: np.ndarray  # int64
-    makespan: np.ndarray  # float64, us
-    overflow: np.ndarray  # float64
+    simulation: np.ndarray  # int64, number of the simulation, from 1 on
+    makespan: np.ndarray  # float64, us, of the new best placement
+    overflow: np.ndarray  # float64, memory overflow of the new best placement
 
 
 @compiled(nogil=True)
@@ -52,20 +53,21 @@ def search(
 
     Args:
         flat: the problem, of two devices at least.
-        near: its neighbourhood.
-        state: changed.
+        near: the neighbourhood of its groups.
+        state: of the search; it is changed.
         rules: how to propose and accept.
-        batch: for proposals; how many it takes at most has no influence on the result.
-        pool: whose other threads may be in `help_out`.
-        restart: begin by simulating the state's placement of groups, and accept it.
-        simulations: at most so many.
-        patience: end after so many proposals in a row, simulated or not, none of them an improvement.
-        warmth: the temperature is steered so that this share of the proposals is accepted though worse, at the
-            beginning and at the end, between which it falls geometrically; 0 accepts none.
-        log: filled with the improvements.
+        batch: for proposals; its size has no influence on the result.
+        pool: its other threads may be in `help_out`.
+        restart: simulate the state's placement of groups first, and accept it.
+        simulations: make at most this number of simulations.
+        patience: end after this number of proposals in a row, simulated or known, without an improvement.
+        warmth: the share of the proposals that are to be accepted though worse, at the beginning and at the end; in
+            between the share falls geometrically. The temperature is adjusted to it. 0 accepts none.
+        log: the improvements are written into it.
 
     Returns:
-        Simulations made, and length of the log. Without a temperature it also ends where all proposals are known.
+        The number of simulations made, and the length of the log. If nothing worse is accepted, the search also ends
+        after `Rules.known` known proposals in a row.
     """
     zero: Any = np.int64(0)  # no literal, see `compiled`
     logged, done, known, fruitless, filled, asked = 0, zero, zero, zero, zero, zero - 1
@@ -111,7 +113,7 @@ def search(
 
 @compiled(inner=True, nogil=True)
 def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
-    """Make the state's placement of groups the only proposal, to be accepted; returns how many that are."""
+    """Make the state's placement of groups the only proposal, which is accepted whatever its score; returns 1."""
     key = np.uint64(0)
     for group in range(len(state.device)):
         put(near, state.placement, group, state.device[group])
@@ -124,7 +126,10 @@ def _enter(near: Neighbourhood, state: State, batch: Batch) -> int:
 
 @compiled(inner=True, nogil=True)
 def _accept(near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, i: int, goal: float) -> None:
-    """Go on from a proposal, as if none after it had been made."""
+    """Make a proposal the current placement, and undo the random numbers that were drawn after it.
+
+    `goal` is the share of proposals to accept though worse, by which the temperature is adjusted.
+    """
     score = batch.score[i]
     state.counter[0] = batch.drawn[i]
     if goal > 0.0:
@@ -140,7 +145,10 @@ def _accept(near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, i
 
 @compiled(inner=True, nogil=True)
 def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
-    """Keep the state's placement if it is the best; whether it is."""
+    """Copy the current placement to the best one if it is better; returns whether it is.
+
+    A placement that fits into memory is better than one that doesn't; otherwise the smaller score is better.
+    """
     fits, best_fits = overflow == 0.0, state.score[3] == 0.0
     if (fits and not best_fits) or (fits == best_fits and score < state.score[1]):
         state.best[:] = state.placement
@@ -151,14 +159,14 @@ def _keep(state: State, score: float, makespan: float, overflow: float) -> bool:
 
 @compiled(inner=True, nogil=True)
 def _goal(warmth: tuple[float, float], done: int, simulations: int) -> float:
-    """The share of proposals to accept though worse."""
+    """The share of proposals to accept though worse, after `done` of `simulations`; it falls geometrically."""
     hot, cold = warmth
     return hot * (cold / hot) ** (done / simulations) if hot > 0.0 else 0.0
 
 
 @compiled(inner=True, nogil=True)
 def _copy(batch: Batch, source: int, to: int) -> None:
-    """Copy a proposal that wasn't simulated yet."""
+    """Copy proposal `source` of the batch, which wasn't simulated yet, to entry `to`."""
     count = batch.size[source]
     batch.size[to] = count
     batch.chosen[to, :count], batch.target[to, :count] = batch.chosen[source, :count], batch.target[source, :count]
@@ -178,22 +186,23 @@ def _fill(
     waits: bool,
     warmth: tuple[float, float],
 ) -> tuple[int, int, int, bool, bool]:
-    """Make proposals as if all of them were rejected.
+    """Fill the batch with proposals, each made as if all before it were rejected. Known proposals are left out.
 
     Args:
-        near: as of `search`, like what isn't here.
-        state: its memo is read, its temperature, random numbers and weights of delta estimates go on.
-        rules: likewise.
-        batch: filled.
-        marked: (G,) all False.
-        counts: simulations done, of how many, and how many proposals to make at most.
-        streaks: proposals in a row that were known, that were no improvement, and when to end for these.
-        waits: whether the last proposal of the batch before is the first of this one.
-        warmth: likewise.
+        near: as in `search`.
+        state: its memo is read; its temperature, random numbers and weights of delta estimates change.
+        rules: as in `search`.
+        batch: the proposals are written into it.
+        marked: (G,) bool, all False.
+        counts: number of simulations done, number of simulations of this search, upper limit of proposals to make.
+        streaks: number of proposals in a row that were known, number in a row without an improvement, and the patience.
+        waits: whether the proposal in the batch's last entry is the first one of this batch.
+        warmth: as in `search`.
 
     Returns:
-        How many were made; the streaks; whether another one waits, as it may be known once those before it are
-        simulated; whether there is no end of known ones.
+        The number of proposals made. The first two streaks. Whether another proposal waits in the batch's last entry:
+        it has the same memo entry as one of this batch, and may be known once that one is simulated. Whether the search
+        is to end, since `Rules.known` proposals in a row were known and nothing worse is accepted.
     """
     done, simulations, most = counts
     known, fruitless, patience = streaks
@@ -228,7 +237,7 @@ def _fill(
             return filled, known, fruitless, True, False
         elif state.seen[entry] == batch.key[filled] and state.bound[entry] >= batch.cutoff[filled]:
             known += 1
-            if hot > 0.0:  # a rejection as well
+            if hot > 0.0:  # the temperature changes as by a simulated rejection
                 state.temperature[0] *= np.exp(_STEER * _goal(warmth, done + filled, simulations))
             continue
         known = 0
@@ -243,7 +252,7 @@ def _fill(
 def _look(
     flat: FlatProblems, near: Neighbourhood, state: State, scratch: Scratch, num_sends: int, makespan: float
 ) -> None:
-    """Find the critical groups of a schedule, and what delta estimates of their moves need."""
+    """Find the critical groups of the current schedule, and fill `scratch` with slacks and timelines for estimates."""
     num_devices, record, marked = flat.device_offset[1], scratch.record, scratch.marked
     low, q, place = lowered(flat, LONE, state.placement)
     fill_slack(low, q, place, record, num_sends, makespan, scratch.op_slack, scratch.send_slack)
@@ -262,7 +271,10 @@ def _look(
 
 @compiled(inner=True, nogil=True)
 def _weigh(state: State, unit: float) -> None:
-    """Turn delta estimates of moves of critical groups into odds; those that differ by many units have none."""
+    """Turn the delta estimates of critical groups' moves into odds (`State.weight`).
+
+    A move whose estimate is worse than the best one by `unit` x the score has 1 / e of the best one's odds.
+    """
     pairs = state.num_critical[0] * (state.salt.shape[1] - 1)
     if pairs > 0:
         weight = state.weight[:pairs]

@@ -1,4 +1,4 @@
-"""Where searches begin: the best placement of all that place by a rule.
+"""Where searches begin: the best placement of the constructive placers.
 
 Legend: N ops, G groups, D devices.
 """
@@ -25,10 +25,10 @@ from placeto.simulator.evaluator import Evaluator
 from placeto.simulator.observer import at_work
 
 CHEAP: tuple[Rule, ...] = (try_metis, try_etf, try_heft, try_expert, try_single)
-"""What training begins from, the one that is best most often first."""
+"""The placers whose best placement training begins from; the one that is best most often comes first."""
 LP_OPS = 2000
-"""Ops of a graph for which m-SCT's linear programs count as cheap: 0.2 to 0.6 s."""
-_LP_SHARE = 0.05  # of the time that is left, at most, for each of these
+"""Ops of the largest graph for which m-SCT's linear programs are solved here: they take 0.2 to 0.6 s."""
+_LP_SHARE = 0.05  # of the time that is left: limit for each linear program
 CONSTRUCTIVE: tuple[Rule, ...] = (
     *CHEAP,
     partial(try_m_sct, most_ops=LP_OPS, share=_LP_SHARE),
@@ -36,21 +36,26 @@ CONSTRUCTIVE: tuple[Rule, ...] = (
     try_fastest,
     try_roundrobin,
 )
-"""What `best_cheap` tries: all placers that build one placement. m-ETF's are among those of ETF."""
+"""The constructive placers, which `best_cheap` runs. m-ETF is left out, since ETF tries its placements as well."""
 ON_PARTS: tuple[Rule, ...] = (try_etf, try_metis, try_heft, try_expert)
-"""What it tries on parts of the cluster."""
+"""The constructive placers that `best_cheap` also runs on parts of the cluster."""
 DEFAULT_SIMULATIONS = 1000
 Method = Callable[[Evaluator, np.ndarray, np.random.Generator], None]
-"""Spends what is left of a budget on a search from a placement (G,) of groups."""
+"""A search: from a placement (G,) of groups, it spends the rest of the evaluator's budget."""
 
 
 def best_cheap(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
-    """Run the constructive placers within the budget: the best placement (G,) of groups, and its penalised makespan.
+    """Run the constructive placers within the budget.
 
-    Steps in micro-batches begin with plans, by far the best start there, and go on under the order that was best for
-    them. Some of the placers are tried on parts of the cluster, too: see `start_on_parts`. What doesn't fit into memory
-    is repaired, as these placers do. m-SCT does without linear programs above `LP_OPS` ops. If the best placement is
-    one op by op, it is rounded to groups (each goes where most of its work is) and counts too.
+    For a step in micro-batches, plans are tried first: they are by far the best start there. The placers then run under
+    the static order that was best for the plans, and if one of them is better, the other orders are tried for its
+    placement. Some placers also run on parts of the cluster: see `start_on_parts`.
+    If the best placement of a placer doesn't fit into memory, it is repaired. If the best placement of all divides
+    groups, it is rounded to groups (see `round_to_groups`), and the result is scored as well.
+
+    Returns:
+        The best placement (G,) that keeps groups together, and its penalised makespan in microseconds; all 0 and inf if
+        there is none.
     """
     at_work("heuristics")
     began = evaluator.seconds
@@ -75,18 +80,22 @@ def _follow_rules(evaluator: Evaluator, rules: Sequence[Rule], seed: int) -> Non
 
 
 def begin(evaluator: Evaluator, seed: int = 0) -> tuple[np.ndarray, float]:
-    """As `best_cheap`; the evaluator's groups are then cut where the best placement does, if it is one op by op."""
+    """Run `best_cheap`, and then cut the evaluator's groups where the best placement divides them.
+
+    Returns:
+        The best placement (G,) of the evaluator's groups, and its penalised makespan in microseconds.
+    """
     best_cheap(evaluator, seed)
     placement = evaluator.best
     if placement is not None and evaluator.best_score < evaluator.best_groups[1] and not evaluator.exhausted:
         evaluator.regroup(cut_groups(evaluator.problem, evaluator.groups, placement))
         if not np.array_equal(evaluator.best_groups[0], placement[evaluator.groups.first_op]):
-            evaluator.score(placement[evaluator.groups.first_op])  # by the problem's dispatch
+            evaluator.score(placement[evaluator.groups.first_op])  # by the dispatch, not in an order of its own
     return evaluator.best_groups
 
 
 def round_best(evaluator: Evaluator) -> None:
-    """Where the best placement doesn't keep groups together, score what is next to it and does."""
+    """If the best placement divides groups, round it to groups and score the result."""
     if evaluator.best is not None and evaluator.best_score < evaluator.best_groups[1]:
         evaluator.score(round_to_groups(evaluator.problem, evaluator.groups, evaluator.best))
 
@@ -99,7 +108,16 @@ def round_to_groups(problem: PlacementProblem, groups: Groups, placement: np.nda
 
 
 def follow(method: Method, evaluator: Evaluator, seed: int) -> None:
-    """Follow a method from the best cheap placement, as far as the evaluator's budget goes."""
+    """Run a search from the best placement of the constructive placers, until the evaluator's budget is spent.
+
+    In a large cluster it runs on a part of the cluster first (see `on_best_part`). At the end the order is chosen once
+    more (see `order_chosen_again`).
+
+    Args:
+        method: the search.
+        evaluator: scores, and keeps the best.
+        seed: of the search.
+    """
     _, score = begin(evaluator, seed)
     if evaluator.problem.num_devices > 1 and score < math.inf and not evaluator.exhausted:
         at_work("search")

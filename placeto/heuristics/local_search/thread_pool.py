@@ -1,13 +1,15 @@
 """The thread pool of a search: its threads simulate proposals and make delta estimates side by side.
 
-Most proposals are rejected, and a rejection changes nothing. So a *speculative batch* of them is made: each as if those
-before it were rejected. Several threads simulate them. The first that is accepted counts, and those after it are
-forgotten. So what a search finds doesn't depend on the number of threads.
+Most proposals are rejected, and a rejection changes nothing. So a *speculative batch* of proposals is made: each one as
+if all before it were rejected. Several threads simulate them. The first one that is accepted counts, and those after it
+are dropped. So what a search finds doesn't depend on the number of threads.
 
-Threads take the next proposal, or critical group, that nobody has; between two batches they wait, awake, as a batch is
-over in less time than waking a thread takes.
+A task is one proposal to simulate, or one critical group whose moves get delta estimates. Each thread takes the next
+task that no thread has taken. Between two batches the threads keep polling for work, since a batch takes less time than
+waking a thread.
 
-Legend: N ops, E edges, G groups, D devices, B proposals of a batch, W threads.
+Legend: N ops, E edges, G groups, D devices, B proposals of a batch and one more, W threads. Arrays of schedules also
+have room for relays and their edges.
 """
 
 from __future__ import annotations
@@ -26,38 +28,43 @@ from placeto.simulator.kernel import Record, record_sizes
 from placeto.simulator.memory import penalised_makespan, run_and_measure
 
 NEXT, LIMIT, BUSY, CALL, ASKED = 0, 8, 16, 24, 32
-"""Entries of `ThreadPool.control`, apart by a line of the cache: the next proposal, or group, that nobody has; how many
-there are before one that is accepted; threads at work; a number that changes when a search ends; for delta estimates,
-the thread whose record has the schedule, else -1."""
-_NONE = 1 << 40
-_AWAKE = 200  # looks for work between two offers of the core to others
+"""Entries of `ThreadPool.control`. They are 64 bytes apart, so that each has a cache line of its own.
+
+- `NEXT`: the next task that no thread has taken; `_NONE` between two batches.
+- `LIMIT`: the number of tasks. Once a proposal is accepted, it is the number of tasks up to this one.
+- `BUSY`: the number of threads that work on tasks.
+- `CALL`: the number of this call of the search; it changes when the call ends.
+- `ASKED`: if the tasks are delta estimates, the thread whose record has the schedule; else -1.
+"""
+_NONE = 1 << 40  # larger than any number of tasks
+_AWAKE = 200  # polls after which a thread lets others use the core once
 
 
 class Batch(NamedTuple):
-    """A speculative batch: proposals, and what they came to; the last is kept for one that has to wait."""
+    """A speculative batch: proposals and their results. The last entry is for a proposal that has to wait."""
 
-    size: np.ndarray  # (B,) int64, groups that move
-    chosen: np.ndarray  # (B, G) int64, which, the first `size` of them
-    target: np.ndarray  # (B, G) int64, and where to
+    size: np.ndarray  # (B,) int64, number of groups that move
+    chosen: np.ndarray  # (B, G) int64, its first `size` entries are the groups that move
+    target: np.ndarray  # (B, G) int64, its first `size` entries are their new devices
     key: np.ndarray  # (B,) uint64, hash of the placement
-    entry: np.ndarray  # (B,) int64, where the memo has it
-    cutoff: np.ndarray  # (B,) float64, accepted up to this penalised makespan
-    drawn: np.ndarray  # (B,) uint64, random counter after the proposal was made
-    temperature: np.ndarray  # (B,) float64, then
-    fruitless: np.ndarray  # (B,) int64, then
-    score: np.ndarray  # (B,) float64, penalised makespan, or inf
-    makespan: np.ndarray  # (B,) float64
-    overflow: np.ndarray  # (B,) float64
-    sends: np.ndarray  # (B,) int64
-    thread: np.ndarray  # (B,) int64, whose record has the schedule
+    entry: np.ndarray  # (B,) int64, index of the placement in `State.seen` and `State.bound`
+    cutoff: np.ndarray  # (B,) float64, us, the proposal is accepted up to this penalised makespan
+    drawn: np.ndarray  # (B,) uint64, `State.counter` after the proposal was made
+    temperature: np.ndarray  # (B,) float64, us, the temperature when the proposal was made
+    fruitless: np.ndarray  # (B,) int64, proposals in a row without an improvement, this one included
+    score: np.ndarray  # (B,) float64, us, penalised makespan, or inf if the simulation stopped above `cutoff`
+    makespan: np.ndarray  # (B,) float64, us
+    overflow: np.ndarray  # (B,) float64, memory overflow
+    sends: np.ndarray  # (B,) int64, number of sends
+    thread: np.ndarray  # (B,) int64, the thread whose record has the schedule
 
 
 class ThreadPool(NamedTuple):
-    """What the threads share, and what each has of its own."""
+    """Arrays that the threads share, and arrays with a row for each thread."""
 
-    control: np.ndarray  # (40,) int64
-    placement: np.ndarray  # (W, N) int64, where the search stands; changed while simulating
-    start: np.ndarray  # (W, N), with room for relays; these are the records, see `Record`
+    control: np.ndarray  # (40,) int64, see `NEXT`
+    placement: np.ndarray  # (W, N) int64, the current placement; with the proposal's moves during a simulation
+    start: np.ndarray  # (W, N); this and the next six are the threads' schedules, see `Record`
     finish: np.ndarray  # (W, N)
     send_tensor: np.ndarray  # (W, E)
     send_dst: np.ndarray  # (W, E)
@@ -66,16 +73,16 @@ class ThreadPool(NamedTuple):
     order: np.ndarray  # (W, N+E)
     op_slack: (
         np.ndarray
-    )  # (N,); these and the next four are those of `Scratch`, of the schedule where the search stands
+    )  # (N,); this and the next four are fields of `Scratch`, for the schedule of the current placement
     send_slack: np.ndarray  # (E,)
     line_ptr: np.ndarray  # (D+1,)
     line: np.ndarray  # (N,)
     marked: np.ndarray  # (G,) bool
-    guess: np.ndarray  # (W, N)
+    guess: np.ndarray  # (W, N) field of `Scratch`, one for each thread
 
 
 def new_batch(proposals: int, groups: int) -> Batch:
-    """An empty one of so many at most, and one to wait."""
+    """Return an empty batch with room for this number of proposals, and for one more that waits."""
     proposals += 1
     integers = {name: np.zeros(proposals, np.int64) for name in ("size", "entry", "fruitless", "sends", "thread")}
     floats = {name: np.zeros(proposals) for name in ("cutoff", "temperature", "score", "makespan", "overflow")}
@@ -85,7 +92,7 @@ def new_batch(proposals: int, groups: int) -> Batch:
 
 
 def new_thread_pool(threads: int, flat: FlatProblems, groups: int, devices: int) -> ThreadPool:
-    """Nobody at work."""
+    """Return a pool whose threads have no work yet."""
     ops, edges = record_sizes(flat)
     control = np.zeros(40, np.int64)
     control[NEXT], control[ASKED] = _NONE, -1
@@ -110,7 +117,7 @@ def new_thread_pool(threads: int, flat: FlatProblems, groups: int, devices: int)
 
 @compiled(inner=True, nogil=True)
 def record_of(pool: ThreadPool, thread: int) -> Record:
-    """The schedule that a thread simulated last."""
+    """Return the record of a thread: the schedule that it simulated last."""
     return Record(
         pool.start[thread],
         pool.finish[thread],
@@ -124,7 +131,7 @@ def record_of(pool: ThreadPool, thread: int) -> Record:
 
 @compiled(inner=True, nogil=True)
 def scratch_of(pool: ThreadPool, simulated: int, thread: int) -> Scratch:
-    """The schedule that one thread simulated, and where another may work."""
+    """Return the schedule that the thread `simulated` has, with arrays in which the thread `thread` may work."""
     record, guess = record_of(pool, simulated), pool.guess[thread]
     return Scratch(record, pool.op_slack, pool.send_slack, pool.line_ptr, pool.line, guess, pool.marked)
 
@@ -133,7 +140,19 @@ def scratch_of(pool: ThreadPool, simulated: int, thread: int) -> Scratch:
 def help_out(
     flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, thread: int, call: int
 ) -> None:
-    """Take part in batch after batch, until this call of the search is over."""
+    """Take part in batch after batch, until this call of the search is over.
+
+    Each thread of the pool but the first, which runs the search, executes this.
+
+    Args:
+        flat: the problem.
+        near: the neighbourhood of its groups.
+        state: of the search; delta estimates are written into `pair` and `weight`.
+        batch: scores are written into it.
+        pool: its arrays of this thread are overwritten.
+        thread: number of this thread.
+        call: the number that ``pool.control[CALL]`` has until the call of the search is over.
+    """
     control, looks = pool.control, 0
     while atomics.load(control, CALL) == call:
         if atomics.load(control, NEXT) < atomics.load(control, LIMIT):
@@ -146,13 +165,17 @@ def help_out(
 
 @compiled(nogil=True)
 def dismiss(pool: ThreadPool) -> None:
-    """Let those go that are in `help_out`."""
+    """Make all threads return from `help_out`: the call of the search is over."""
     atomics.add(pool.control, CALL, 1)
 
 
 @compiled(inner=True, nogil=True)
 def call(pool: ThreadPool, count: int, asked: int) -> None:
-    """Give the threads `count` proposals to simulate; or groups of the schedule of thread `asked`, if that isn't -1."""
+    """Give the threads `count` tasks.
+
+    With `asked` -1 they are the proposals of the batch. Otherwise they are the critical groups, whose moves get delta
+    estimates by the schedule of thread `asked`.
+    """
     atomics.store(pool.control, ASKED, asked)
     atomics.store(pool.control, LIMIT, count)
     atomics.store(pool.control, NEXT, 0)
@@ -160,7 +183,7 @@ def call(pool: ThreadPool, count: int, asked: int) -> None:
 
 @compiled(inner=True, nogil=True)
 def await_all(pool: ThreadPool) -> None:
-    """Wait until no thread is at work; none begins before the next call."""
+    """Wait until no thread works on a task. No thread begins one before the next `call`."""
     atomics.store(pool.control, NEXT, _NONE)
     looks = 0
     while atomics.load(pool.control, BUSY) > 0:
@@ -173,7 +196,7 @@ def await_all(pool: ThreadPool) -> None:
 def take_part(
     flat: FlatProblems, near: Neighbourhood, state: State, batch: Batch, pool: ThreadPool, thread: int
 ) -> None:
-    """Simulate proposals, or make delta estimates of moves of critical groups, until none is left."""
+    """Do tasks (see `call`) until none is left, or until this thread has simulated a proposal that is accepted."""
     control, placement, record = pool.control, pool.placement[thread], record_of(pool, thread)
     atomics.add(control, BUSY, 1)
     while True:
@@ -199,7 +222,7 @@ def take_part(
 
 @compiled(inner=True, nogil=True)
 def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scratch: Scratch) -> None:
-    """Delta estimates of the moves of a critical group."""
+    """Make the delta estimates of all moves of the critical group ``state.critical[i]``."""
     num_devices, group = state.salt.shape[1], state.critical[i]
     pair = i * (num_devices - 1)
     for device in range(num_devices):
@@ -211,6 +234,6 @@ def _estimate(flat: FlatProblems, near: Neighbourhood, state: State, i: int, scr
 
 @compiled(inner=True, nogil=True)
 def put(near: Neighbourhood, placement: np.ndarray, group: int, device: int) -> None:
-    """Place the ops of a group."""
+    """Write a group's device into `placement` for each of the group's ops."""
     for k in range(near.op_ptr[group], near.op_ptr[group + 1]):
         placement[near.ops[k]] = device

@@ -1,4 +1,4 @@
-"""The objective throughput: placements for a stream of samples with the smallest greatest load of a device.
+"""The objective throughput: placements for a stream of samples whose greatest load of a device is smallest.
 
 Input: a problem. Output: a placement with the load of each device, and a lower bound of the greatest load.
 """

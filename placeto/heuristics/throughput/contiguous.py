@@ -1,15 +1,19 @@
 """The contiguous split with the least maximal load, by dynamic programming over ideals.
 
-After Tarnawski et al., NeurIPS 2020: what the first devices hold together is an ideal, and the next device takes what
-another ideal holds beyond it. Devices that are alike are counted, not named. Of two ideals I within J the load of what
-lies between is the difference of their work, and the transfers of the tensors that I or J splits. A tensor that one of
-both splits is sent or received once. One that both split is so as well, unless no reader of it lies between and its
-producer does not lie between either. So the transfers are a sum over I, a sum over J, and a product of sparse matrices.
+After Tarnawski et al., NeurIPS 2020. The units that the first devices hold together are an ideal (see `ideals`). The
+next device takes the units that a larger ideal has beyond it. A state of the program is how many devices of each class
+are used, and the ideal that they hold.
 
-What can't lead to less than the best load known is left out: ideals after which more work is left than the devices left
-can do in that time, and differences of more work than that.
+Let an ideal I lie within an ideal J. The load of a device with the units of J beyond I is the difference of their work,
+plus the transfers of tensors that I or J splits. A tensor is split by an ideal if some of its producer and readers, but
+not all, are in the ideal. A tensor that one of the two ideals splits is sent or received once. A tensor that both split
+is sent or received once as well, unless neither its producer nor any reader is among the units of J beyond I. So the
+transfers are a sum over I, plus a sum over J, minus a product of sparse matrices.
 
-Legend: U units, T tensors, D devices, I ideals, C classes of devices alike.
+States that can't lead to a load below the best one so far are left out: ideals after which the other devices have more
+work left than they can do in that time, and pairs of ideals whose difference is more work than that.
+
+Legend: U units, T tensors, D devices, I ideals, C classes of equal devices, K columns of the factors.
 """
 
 from __future__ import annotations
@@ -24,39 +28,39 @@ from scipy.sparse import coo_matrix, csr_matrix
 
 from placeto.heuristics.throughput.stream import Stream
 
-_PAIRS = 1_000_000  # pairs of ideals that are looked at in one go
-_MOST_STATES = 1000  # of how many devices of each class are used
-_SLACK = 1e-9  # share of a time that is allowed for rounding
+_PAIRS = 1_000_000  # pairs of ideals in one vectorised step
+_MOST_STATES = 1000  # combinations of how many devices of each class are used; see `all_orders`
+_SLACK = 1e-9  # share of a time by which rounding errors may change it
 
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """Devices that are alike."""
+    """Devices with equal times, equal memory and equal `sends`."""
 
     devices: tuple[int, ...]
-    speed: float  # most work, as the fastest devices take it, that one of them does in a time unit
-    sends: bool
+    speed: float  # upper bound of the work that one of them does in a time unit; work = time on the fastest device
+    sends: bool  # whether transfers take their time; see `Stream.sends`
 
 
 class OutOfTimeError(Exception):
-    """The seconds given were spent before the program was done."""
+    """Raised if the time is up before the dynamic program is done."""
 
 
 class ContiguousSplits:
-    """The splits of a stream between some ideals.
+    """The contiguous splits of a stream whose borders are some ideals.
 
     Args:
-        stream: what is split.
-        cost_us: (T,) microseconds of each tensor.
-        ideals: (I, U) bool, the empty one first and the full one last; a part of them does as well.
-        below_us: only smaller loads count.
+        stream: the stream to split.
+        cost_us: (T,) microseconds of each tensor, the same between all devices.
+        ideals: (I, U) bool, all ideals or some of them, the empty one first and the full one last.
+        below_us: only splits whose greatest load is smaller count.
     """
 
     def __init__(self, stream: Stream, cost_us: np.ndarray, ideals: np.ndarray, below_us: float = math.inf) -> None:
         self._stream, self._classes = stream, classes(stream)
         most_us = 1.0 + 2.0 * float(stream.time_us.max(axis=1).sum() + cost_us.sum())
         self._most_us = self._bound = min(below_us, most_us)
-        self._states = _states(stream)  # how many devices of each class are used
+        self._states = _states(stream)
         self._done, self._cut = ideals @ stream.time_us.min(axis=1), np.zeros(len(ideals))
         useful = np.any([self._possible(used) for used in self._states], axis=0)
         useful[[0, -1]] = True
@@ -69,23 +73,23 @@ class ContiguousSplits:
         self._bits = np.packbits(padded, axis=1).view(np.uint64)  # (I, U / 64)
 
     def best(self, below_us: float = math.inf, until: float = math.inf) -> tuple[np.ndarray | None, float]:
-        """The split whose greatest load is least.
+        """Find the split whose greatest load is least.
+
+        If there are too many ways to mix the devices (see `all_orders`), all devices of a class follow each other.
 
         Args:
-            below_us: only smaller loads count.
-            until: what `time.perf_counter` may say at most.
+            below_us: only splits whose greatest load is smaller count.
+            until: value of `time.perf_counter` at which to stop.
 
         Returns:
-            (U,) device of each unit, None if no split is below the bound, and the greatest load in microseconds, or
-            the bound. Where there are too many ways to mix the devices (see `all_orders`) those of a kind follow each
-            other.
+            (U,) device of each unit and the greatest load in microseconds; None and `below_us` if no split counts.
 
         Raises:
-            OutOfTimeError: it says more.
+            OutOfTimeError: `until` has passed.
         """
         self._bound = min(below_us, self._most_us)
         load = {used: np.full(len(self._ideals), math.inf) for used in self._states}
-        came = {used: np.full((len(self._ideals), 2), -1) for used in self._states}  # class and ideal before
+        came = {used: np.full((len(self._ideals), 2), -1) for used in self._states}  # last class, ideal before
         load[self._states[0]][0] = 0.0
         best: tuple[int, ...] | None = None
         for used in self._states:
@@ -101,9 +105,11 @@ class ContiguousSplits:
         return (None, below_us) if best is None else (self._traced(best, came), self._bound)
 
     def _possible(self, used: tuple[int, ...]) -> np.ndarray:
-        """(I,) whether devices may hold an ideal, and those that are left what is left, all below the bound.
+        """(I,) bool, whether used devices could hold an ideal, and the others the rest, all with loads below the bound.
 
-        On both sides each tensor that the ideal splits takes its time once, if no device there has it for nothing.
+        Args:
+            used: (C,) how many devices of each class hold the ideal. Transfers of the tensors that the ideal splits
+                count on each side on which all devices take time for them.
         """
         sides = np.zeros((2, len(self._done)))
         for of, count in zip(self._classes, used, strict=True):
@@ -126,7 +132,20 @@ class ContiguousSplits:
         came: np.ndarray,
         until: float,
     ) -> None:
-        """One more device of a class: from some ideals of `load` (I,) to some of `then` (I,), which is lowered."""
+        """Add a device of a class to a state: lower `then` (I,), the greatest loads with it, where it helps.
+
+        Args:
+            index: number of the class.
+            rows: ideals that the devices before it may hold.
+            columns: ideals that the devices may hold together with it.
+            load: (I,) us, least greatest load of the devices before it, for each ideal that they may hold.
+            then: (I,) us, the same of all these devices; overwritten.
+            came: (I, 2) class of the last device and number of the ideal before it; overwritten.
+            until: value of `time.perf_counter` at which to stop.
+
+        Raises:
+            OutOfTimeError: `until` has passed.
+        """
         work = self._work[:, index]
         rows, columns = rows[np.argsort(work[rows])], columns[np.argsort(work[columns])]
         slack, done = _SLACK * work[-1], 0
@@ -176,12 +195,12 @@ class ContiguousSplits:
 
 
 def all_orders(stream: Stream) -> bool:
-    """Whether devices that differ are tried in all orders."""
+    """Whether devices of different classes are tried in all orders: not if there are too many states."""
     return math.prod(len(of.devices) + 1 for of in classes(stream)) <= _MOST_STATES
 
 
 def _states(stream: Stream) -> list[tuple[int, ...]]:
-    """How many devices of each class may have been used, fewer first."""
+    """The states (C,): how many devices of each class are used, fewer first; see `all_orders`."""
     most = [len(of.devices) for of in classes(stream)]
     if all_orders(stream):
         return list(itertools.product(*(range(count + 1) for count in most)))
@@ -190,7 +209,7 @@ def _states(stream: Stream) -> list[tuple[int, ...]]:
 
 
 def classes(stream: Stream) -> list[DeviceClass]:
-    """Devices with the same times, memory and say in transfers, together."""
+    """Group the devices of a stream into classes of equal devices."""
     alike: dict[tuple[bytes, int, bool], list[int]] = {}
     for device, times in enumerate(stream.time_us.T):
         key = np.ascontiguousarray(times).tobytes(), int(stream.capacity[device]), bool(stream.sends[device])
@@ -205,7 +224,11 @@ def classes(stream: Stream) -> list[DeviceClass]:
 
 
 def _transfers(stream: Stream, cost_us: np.ndarray, ideals: np.ndarray) -> tuple[np.ndarray, csr_matrix, csr_matrix]:
-    """Of each ideal the cost (I,) of the tensors that it splits, and the factors (I, K) of what two split in common."""
+    """Return the cost (I,) us of the tensors that each ideal splits, and two factors (I, K).
+
+    Entry (i, j) of left @ right.T is what the sum of the costs of ideals i and j, i within j, has too much for tensors
+    that both split.
+    """
     inside = ideals[:, stream.producer]  # (I, T)
     read = np.asarray((stream.readers @ ideals.T.astype(np.float32)).T, np.int64)  # (I, T) readers within
     total = np.asarray(stream.readers.sum(axis=1)).ravel().astype(np.int64)

@@ -1,9 +1,9 @@
 """A split with the least maximal load in which a device may hold any units, by OR-tools' CP-SAT.
 
-The model has a variable for each unit and device, and one for each tensor that crosses the border of a device; the
-greatest load is minimised. Large models are beyond CP-SAT: so it first shares the units of two devices alone anew, the
-one with the greatest load and another, for as long as that helps, and only then those of all. Times are rounded down to
-ticks, so that the model's bound is one of the split too.
+The model has a variable for each unit and device, and one for each tensor and device whose border the tensor may cross.
+The greatest load is minimised. CP-SAT can't solve large models. So the units of only two devices are divided anew at
+first: of the device with the greatest load and of another one, as long as that helps. Only then are the units of all
+devices divided anew. Times are rounded down to ticks, so that the model's lower bound also holds for the split.
 
 Legend: U units, T tensors, D devices.
 """
@@ -21,9 +21,9 @@ import numpy as np
 from placeto.heuristics.exact.schedule_model import ortools
 from placeto.heuristics.throughput.stream import Stream
 
-_TICKS = 10**7  # of a device's equal share of the work
-_WORKERS = 8  # with fewer CP-SAT leaves out strategies: with 2 it found 27.9 ms where 8 prove 21.9 ms, on two cores
-_PAIR_SECONDS = 1.5  # for two devices
+_TICKS = 10**7  # ticks of a device's equal share of the work
+_WORKERS = 8  # CP-SAT uses fewer strategies with fewer: 2 found 27.9 ms where 8 proved 21.9 ms optimal, on two cores
+_PAIR_SECONDS = 1.5  # upper limit for dividing the units of two devices
 
 
 def can_search() -> bool:
@@ -34,18 +34,18 @@ def can_search() -> bool:
 def free_split(
     stream: Stream, cost_us: np.ndarray, start: np.ndarray | None, seconds: float, seed: int = 0
 ) -> tuple[np.ndarray | None, float]:
-    """A split no worse than the one at the start, and a bound below which the greatest load of none is.
+    """Find a split that is no worse than the one at the start, and a lower bound of the greatest load of all splits.
 
     Args:
-        stream: what is split.
+        stream: the stream to split.
         cost_us: (T,) microseconds of each tensor, the same between all devices.
-        start: (U,) device of each unit, which fits; None where none is known.
-        seconds: how long to search at most.
+        start: (U,) device of each unit in a split that fits; None if none is known.
+        seconds: upper limit of the search.
         seed: of the search.
 
     Returns:
-        (U,) device of each unit, None where none that fits was found, and the bound in microseconds: inf where it is
-        proven that nothing fits.
+        (U,) device of each unit, None if no split that fits was found, and the bound in microseconds: inf if it is
+        proven that nothing fits, 0 if the time was up before all devices were considered together.
 
     Raises:
         ExactError: OR-tools is not installed.
@@ -69,7 +69,10 @@ def _greatest(stream: Stream, units: np.ndarray) -> float:
 
 
 def _by_pairs(stream: Stream, cost_us: np.ndarray, units: np.ndarray, until: float, seed: int) -> np.ndarray:
-    """Share the units of the device with the greatest load and of another anew, the least loaded first."""
+    """Divide the units of the device with the greatest load and of another one anew, until that doesn't help any more.
+
+    The least loaded device is tried first, and the others follow by their loads. Returns the device of each unit (U,).
+    """
     tried = set[int]()
     while (left := until - time.perf_counter()) > 0:
         loads = stream.loads_us(units)
@@ -87,7 +90,7 @@ def _by_pairs(stream: Stream, cost_us: np.ndarray, units: np.ndarray, until: flo
 
 
 def _fewer(loads: np.ndarray, than: np.ndarray) -> bool:
-    """Whether the greatest load is less, or the greatest that differs."""
+    """Whether `loads`, sorted from the greatest on, are less than those of `than` where the two first differ."""
     ours, theirs = np.sort(loads)[::-1], np.sort(than)[::-1]
     differ = np.flatnonzero(~np.isclose(ours, theirs, rtol=1e-9, atol=0.0))
     return bool(len(differ)) and bool(ours[differ[0]] < theirs[differ[0]])
@@ -96,15 +99,26 @@ def _fewer(loads: np.ndarray, than: np.ndarray) -> bool:
 def _shared_anew(
     stream: Stream, cost_us: np.ndarray, start: np.ndarray | None, among: Sequence[int], seconds: float, seed: int
 ) -> tuple[np.ndarray | None, float]:
-    """The least greatest load of some devices, which share their units anew, where no other's gets to be the greatest.
+    """Divide the units of some devices anew so that the greatest load of these devices is least.
 
-    With no start the devices must be all.
+    All other units stay where they are. No other device's load may exceed the greatest load at the start.
+
+    Args:
+        stream: the stream to split.
+        cost_us: (T,) microseconds of each tensor, the same between all devices.
+        start: (U,) device of each unit; None = there is no start, and `among` has all devices.
+        among: the devices whose units are divided.
+        seconds: upper limit of the search.
+        seed: of the search.
+
+    Returns:
+        (U,) device of each unit, None if no solution was found, and a lower bound in microseconds, inf if nothing fits.
     """
     cp_model = ortools()
     model = cp_model.CpModel()
     ticks = _TICKS * len(stream.capacity) / max(float(stream.time_us.min(axis=1).sum()), 1e-9)
     most_us = float(stream.time_us.max(axis=1).sum() + 2.0 * cost_us.sum())
-    on = list[dict[int, Any]]()  # of each unit the devices that it may be on
+    on = list[dict[int, Any]]()  # for each unit: device that it may be on -> whether it is
     for unit in range(stream.num_units):
         if start is not None and start[unit] not in among:
             on.append({int(start[unit]): 1})

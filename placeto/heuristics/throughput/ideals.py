@@ -1,6 +1,9 @@
-"""Ideals of the units of a stream: sets of units that hold whatever comes before one of theirs.
+"""Ideals of the units of a stream: sets of units that, with each unit, have all units that come before it.
 
-A contiguous split cuts the units between ideals, each within the next. Legend: U units, I ideals.
+A contiguous split is a chain of ideals, each within the next. Each device has the units that one ideal of the chain has
+beyond the ideal before it.
+
+Legend: U units, I ideals.
 """
 
 from __future__ import annotations
@@ -10,18 +13,18 @@ import numpy as np
 from placeto.heuristics.throughput.stream import Stream
 
 MOST_IDEALS, MOST_MEMBERS = 300_000, 10**8
-"""No more ideals are enumerated, and no more of them times units; so many take 2 seconds or so."""
+"""Upper limits of the number of ideals that are enumerated, and of ideals x units. This takes about 2 seconds."""
 
 
 def all_ideals(stream: Stream) -> np.ndarray | None:
-    """(I, U) bool, all ideals, smaller ones first; None where they are too many."""
+    """(I, U) bool, all ideals, smaller ones first; None if there are too many."""
     count = stream.num_units
     most = min(MOST_IDEALS, MOST_MEMBERS // count)
     needs, feeds = [0] * count, list[list[int]]([] for _ in range(count))
     for first, then in stream.before.tolist():
         needs[then] |= 1 << first
         feeds[first].append(then)
-    found, layer = [0], {0: sum(1 << unit for unit in range(count) if not needs[unit])}  # ideal -> what may grow it
+    found, layer = [0], {0: sum(1 << unit for unit in range(count) if not needs[unit])}  # ideal -> units to add
     while layer:
         following: dict[int, int] = {}
         for ideal, ready in layer.items():
@@ -40,7 +43,7 @@ def all_ideals(stream: Stream) -> np.ndarray | None:
 
 
 def some_ideals(stream: Stream, orders: int, seed: int) -> np.ndarray:
-    """(I, U) bool, the beginnings of some topological orders: depth first, and drawn at random."""
+    """(I, U) bool, the ideals that are beginnings of some topological orders, drawn at random; smaller ones first."""
     rng, found = np.random.default_rng(seed), dict[int, None]()
     for _ in range(orders):
         ideal = 0
@@ -52,7 +55,7 @@ def some_ideals(stream: Stream, orders: int, seed: int) -> np.ndarray:
 
 
 def _order(stream: Stream, rng: np.random.Generator) -> list[int]:
-    """A topological order, depth first: what the last unit has made ready comes next."""
+    """Draw a topological order, depth first: units that the last unit has made ready come next, in random order."""
     count = stream.num_units
     waits = np.bincount(stream.before[:, 1], minlength=count)
     feeds = list[list[int]]([] for _ in range(count))

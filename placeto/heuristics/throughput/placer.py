@@ -1,4 +1,4 @@
-"""The objective throughput: placements with the smallest greatest load of a device.
+"""The objective throughput: placements whose greatest load of a device is smallest.
 
 Contiguous splits are found by dynamic programming over ideals (`ideals.py`), and free splits by CP-SAT, which begins
 with the contiguous one. If there are too many ideals or ops, groups of ops stay together, as in other searches. If
@@ -24,18 +24,18 @@ from placeto.simulator.evaluator import PlacementResult
 from placeto.simulator.schedule import simulate
 
 SECONDS = 10.0
-"""How long a split is sought where no other time is given."""
-_ORDERS = 16  # topological orders for the first bound
-_MOST_UNITS = 1000
-_STEP = 1.1  # by which a bound is raised while no split is below it
-_TOLERANCE = 1e-6  # share by which a load may exceed the bound and count as optimal: ticks are a tenth of that
+"""Limit of the search for a split if no other one is given."""
+_ORDERS = 16  # topological orders for the first splits
+_MOST_UNITS = 1000  # with more units, groups of ops stay together
+_STEP = 1.1  # factor by which a bound is raised as long as no split is below it
+_TOLERANCE = 1e-6  # a load up to this share above the bound counts as optimal: ticks are a tenth of this
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StreamPlacement(PlacementResult):
-    """A placement for a stream of samples, and what a sample costs each device."""
+    """A placement for a stream of samples, and the load of each device."""
 
-    loads_us: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (D,)
+    loads_us: np.ndarray = field(default_factory=lambda: np.zeros(0))  # (D,) us a sample
     held: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # (D,) bytes, as `Stream.held` counts them
     bound_us: float = 0.0  # no split of its kind has a smaller greatest load
     contiguous_us: float = np.inf  # greatest load of the best contiguous split that was found
@@ -58,12 +58,13 @@ def free(
 
     Args:
         problem: to be placed.
-        simulations: have no say.
-        seconds: how long to search at most, but for the building of models; 10 if not given.
+        simulations: ignored.
+        seconds: upper limit of the search, which the building of models may exceed; None = 10.
         seed: of the search.
 
     Raises:
-        ThroughputError: a step in micro-batches, no split that fits in memory was found, or OR-tools is not installed.
+        ThroughputError: the graph is a step in micro-batches, no split that fits in memory was found, or OR-tools is
+            not installed.
     """
     return _split(problem, seconds, seed, contiguous=False)
 
@@ -75,12 +76,12 @@ def contiguous(
 
     Args:
         problem: to be placed.
-        simulations: have no say.
-        seconds: how long to search at most, but for the enumeration of ideals; 10 if not given.
+        simulations: ignored.
+        seconds: upper limit of the search, which the enumeration of ideals may exceed; None = 10.
         seed: of the topological orders that give the first bound.
 
     Raises:
-        ThroughputError: a step in micro-batches, or no split that fits in memory was found.
+        ThroughputError: the graph is a step in micro-batches, or no split that fits in memory was found.
     """
     return _split(problem, seconds, seed, contiguous=True)
 
@@ -96,7 +97,7 @@ def _split(problem: PlacementProblem, seconds: float | None, seed: int, contiguo
     stream = stream_of(problem)
     single_units = stream.num_units
     ideals = all_ideals(stream) if single_units <= _MOST_UNITS else None
-    single = ideals is not None  # ops are free, but for hard rules: bounds hold
+    single = ideals is not None  # only ops that must stay together do: bounds hold
     if ideals is None:
         stream = stream_of(problem, group_ops(problem).group)
         ideals = all_ideals(stream) if stream.num_units < single_units else None
@@ -135,15 +136,24 @@ def _split(problem: PlacementProblem, seconds: float | None, seed: int, contiguo
 
 
 def _contiguous(stream: Stream, ideals: np.ndarray | None, seed: int, until: float) -> tuple[np.ndarray | None, float]:
-    """(U,) device of each unit in the best contiguous split that is found, and a bound of them all in microseconds.
+    """Find the best contiguous split, and a lower bound of the greatest load of all contiguous splits in microseconds.
 
-    Where links differ, tensors take the time of the slowest link, then of the fastest, which gives the bound.
+    If links differ, tensors take the time of the slowest link at first, and then of the fastest, which gives the bound.
+
+    Args:
+        stream: the stream to split.
+        ideals: (I, U) bool, all ideals; None if there are too many. Then those of some topological orders are used.
+        seed: of these orders.
+        until: value of `time.perf_counter` at which to stop, once a split is found.
+
+    Returns:
+        (U,) device of each unit, None if no split was found, and the bound, 0 if none is proven.
     """
     best, best_us, bound_us = None, np.inf, 0.0
     most_us = float(stream.time_us.max(axis=1).sum() + 2.0 * stream.cost_at(slowest=True).sum())
 
     def least_us(splits: ContiguousSplits, below_us: float) -> float:
-        """The least greatest load by some costs; the bound where there is none below it."""
+        """Search some splits, and keep the best; returns the least greatest load, or `below_us` if none is below it."""
         nonlocal best, best_us
         units, us = splits.best(below_us, np.inf if best is None else until)
         if units is not None and (own_us := float(stream.loads_us(units).max())) < best_us:
@@ -158,7 +168,7 @@ def _contiguous(stream: Stream, ideals: np.ndarray | None, seed: int, until: flo
             if ideals is None:
                 continue
             splits, reach_us = ContiguousSplits(stream, cost_us, ideals, best_us), max(_work_us(stream), most_us / 1e3)
-            while True:  # the less a load may be, the fewer ideals are of use
+            while True:  # the smaller the bound, the fewer ideals can lead to a split below it
                 reach_us *= _STEP
                 below_us = min(reach_us, best_us)
                 us = least_us(splits, below_us)
@@ -172,5 +182,5 @@ def _contiguous(stream: Stream, ideals: np.ndarray | None, seed: int, until: flo
 
 
 def _work_us(stream: Stream) -> float:
-    """A bound of all splits: the work, as the fastest devices take it, shared by all as fast as each does any of it."""
+    """Lower bound of all splits, us: all work divided by the sum of speeds, see `DeviceClass.speed`."""
     return float(stream.time_us.min(axis=1).sum()) / sum(len(of.devices) * of.speed for of in classes(stream))

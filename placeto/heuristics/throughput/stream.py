@@ -1,11 +1,11 @@
-"""A stream of samples through a placed graph: what each sample costs each device.
+"""A stream of samples through a placed graph: the load of each device.
 
 In the steady state of a pipeline every device works on another sample, so the device with the greatest load sets the
-pace. After Tarnawski et al., NeurIPS 2020, the load of a device is the time of its ops, and the time of each tensor
-that leaves it or enters it, once for each tensor: nothing of a device overlaps. Memory counts whatever an op holds:
-its parameters, with gradients and optimizer state in training, and all its outputs.
+pace. After Tarnawski et al., NeurIPS 2020, the load of a device is the time of its ops, plus the time of each tensor
+that leaves it or enters it, once for each tensor. Nothing that a device does overlaps. An op's memory is its
+parameters, with gradients and optimizer state in training, and all its outputs.
 
-Legend: N ops, U units (ops that stay together), T tensors that another unit reads, D devices.
+Legend: N ops, U units (ops that stay together), T tensors that another unit reads, D devices, P pairs of units.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from placeto.problem.problem import PlacementProblem
 
 
 class ThroughputError(ValueError):
-    """A problem whose load in steady state isn't defined, or can't be minimised; the message says what would be."""
+    """Raised if loads aren't defined for a problem, or can't be minimised; the message says what can be done."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
     """Units to be spread over devices so that the greatest load is least."""
 
-    unit: np.ndarray  # (N,) int64, of each op
-    time_us: np.ndarray  # (U, D) of one sample
-    memory: np.ndarray  # (U,) int64 bytes
-    capacity: np.ndarray  # (D,) int64 bytes
-    producer: np.ndarray  # (T,) int64 unit
+    unit: np.ndarray  # (N,) int64, unit of each op
+    time_us: np.ndarray  # (U, D) us a sample, with overheads
+    memory: np.ndarray  # (U,) int64, bytes of each unit
+    capacity: np.ndarray  # (D,) int64, bytes of each device's memory
+    producer: np.ndarray  # (T,) int64, unit that makes the tensor
     readers: csr_matrix  # (T, U) 1 where a unit other than the producer reads the tensor
-    cost_us: np.ndarray  # (T, D, D) of sending it from row to column; 0 on the diagonal
-    sends: np.ndarray  # (D,) bool, whether transfers take time of the device itself
+    cost_us: np.ndarray  # (T, D, D) us, transfer from row to column; 0 on the diagonal
+    sends: np.ndarray  # (D,) bool, whether transfers count in the device's load
     before: np.ndarray  # (P, 2) int64 pairs of units: the first comes before the second in the forward pass
 
     @property
     def num_units(self) -> int:
-        """U."""
+        """U, the number of units."""
         return len(self.memory)
 
     @property
@@ -69,26 +69,30 @@ class Stream:
         return np.asarray((self.time_us * on).sum(axis=0) + np.where(self.sends, passed, 0.0))
 
     def held(self, units: np.ndarray) -> np.ndarray:
-        """(D,) bytes on each device."""
+        """(D,) bytes that each device holds, where unit u is on device ``units[u]``."""
         return np.bincount(units, weights=self.memory, minlength=self.time_us.shape[1])
 
     def fits(self, units: np.ndarray) -> bool:
-        """Whether no device holds more than it can."""
+        """Whether no device holds more bytes than its memory has, where unit u is on device ``units[u]``."""
         return bool((self.held(units) <= self.capacity).all())
 
 
 def stream_of(problem: PlacementProblem, joined: np.ndarray | None = None) -> Stream:
-    """The stream of samples, or of training steps, through a graph on a cluster.
+    """Make the stream of samples, or of training steps, through a graph on a cluster.
 
-    Ops stay together that are colocated, whose units need each other in the forward pass, or that take no time and have
-    one neighbour only. A backward op goes with the forward op that it is colocated with, and no other order binds it;
-    one without comes in the order in which the backward ops that it feeds are passed forward, as upstream's program has
-    it. A transfer takes its latency and its bytes over the bandwidth from both its devices, except from CPUs that stand
-    beside accelerators, whose copy engines work then.
+    Ops are in one unit if they are colocated or joined, or if their units need each other's results in the forward
+    pass. A unit that takes no time and exchanges tensors with only one other unit joins that one.
+
+    Edges between forward ops say which of two units comes before the other in the forward pass (`Stream.before`). Edges
+    between backward ops count as well, reversed, unless both of their units also have forward ops. This is as in the
+    program of Tarnawski et al.
+
+    A transfer takes its latency, plus its bytes divided by the bandwidth. It counts in the loads of both its devices,
+    except in that of a CPU beside accelerators: then the accelerators' copy engines do the work.
 
     Args:
         problem: to be placed.
-        joined: (N,) group of each op, which stay together as well; None = all ops are by themselves.
+        joined: (N,) group of each op, below 0 = none; a group stays together as well. None = there are no groups.
 
     Raises:
         ThroughputError: the graph is a step in micro-batches.
@@ -113,7 +117,7 @@ def stream_of(problem: PlacementProblem, joined: np.ndarray | None = None) -> St
 
 
 def _backward(graph: ComputationGraph) -> np.ndarray:
-    """(N,) whether each op is of the backward pass; importers say so by its type."""
+    """(N,) bool, whether each op is of the backward pass, by its pass or, in imported graphs, by its type."""
     pairs = zip(graph.passes, graph.op_types, strict=True)
     return np.array([of in BACKWARD_PASSES or kind.endswith(".backward") for of, kind in pairs], bool)
 
@@ -129,7 +133,7 @@ def _units(graph: ComputationGraph, busy_us: np.ndarray, joined: np.ndarray | No
             pairs.append(np.stack([known, known[first][inverse]]))
     unit = _components(np.concatenate(pairs, axis=1), graph.num_ops)
     unit = _components(_precedence(graph, unit).T, int(unit.max()) + 1, "strong")[unit]
-    while True:  # each round joins what has become the only neighbour of another
+    while True:  # after each round, further units may have only one neighbour
         producer, readers, _, _ = _tensors(graph, unit)
         count = int(unit.max()) + 1
         ends = np.stack([producer[(table := coo_matrix(readers)).row], table.col])
@@ -142,7 +146,7 @@ def _units(graph: ComputationGraph, busy_us: np.ndarray, joined: np.ndarray | No
 
 
 def _components(pairs: np.ndarray, count: int, connection: str = "weak") -> np.ndarray:
-    """(count,) component of each of some things, numbered by their first, from pairs (2, P) that are connected."""
+    """(count,) connected component of each node, from pairs (2, P) of nodes; numbered in order of their first nodes."""
     matrix = coo_matrix((np.ones(pairs.shape[1]), tuple(pairs)), (count, count))
     labels = connected_components(matrix, directed=True, connection=connection)[1]
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
@@ -150,9 +154,11 @@ def _components(pairs: np.ndarray, count: int, connection: str = "weak") -> np.n
 
 
 def _tensors(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, csr_matrix, np.ndarray, np.ndarray]:
-    """Producer (T,), readers (T, U), bytes (T,) and how many they are (T,) of tensors that other units read.
+    """Return the tensors that other units read. Tensors from one unit to the same readers are joined to one.
 
-    Those that go from one unit to the same others count as one.
+    Returns:
+        (T,) int64, unit that makes each tensor. (T, U), 1 where a unit reads it. (T,) float64, its bytes. (T,) float64,
+        number of tensors that it is joined from.
     """
     tensor = graph.output_ptr[graph.edge_src] + graph.edge_output
     readers: dict[int, set[int]] = {}
@@ -171,7 +177,7 @@ def _tensors(graph: ComputationGraph, unit: np.ndarray) -> tuple[np.ndarray, csr
 
 
 def _precedence(graph: ComputationGraph, unit: np.ndarray) -> np.ndarray:
-    """(P, 2) pairs of units of which the first comes before the second in the forward pass."""
+    """(P, 2) int64, pairs of units of which the first comes before the second in the forward pass; see `stream_of`."""
     backward, src, dst = _backward(graph), graph.edge_src, graph.edge_dst
     forward = np.zeros(int(unit.max()) + 1, bool)
     forward[unit[~backward]] = True
