@@ -102,6 +102,7 @@ def _made(context: Any, builder: Any, of: Reference, fields: Sequence[Any], allo
 
 
 def _reference(_typing: Any, made: Any) -> Any:
+    """Return the signature of `reference` for a type of named tuple, and the function that generates its code."""
     of = Reference(made)
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:

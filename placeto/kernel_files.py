@@ -19,7 +19,7 @@ _MAKER = "compiled"  # makes kernels, and is in the module `compiling`
 
 
 class Mention(NamedTuple):
-    """A name that stands in a definition, with the attribute that is read from it."""
+    """A name in a definition, and the attribute that the definition reads from it, or None."""
 
     name: str
     attribute: str | None

@@ -37,7 +37,7 @@ LEARNED = {
 
 
 class LoadError(ValueError):
-    """An unknown name; the message lists the valid ones."""
+    """A name that can't be found or used; the message says which are valid, or what to give."""
 
 
 class Placer(Protocol):
@@ -259,7 +259,7 @@ def load_split(family: str, split: str, count: int | None = None) -> dict[str, C
     """Return the graphs of a split, or the first `count` of them, by their full name ``family:split:index``.
 
     Raises:
-        LoadError: there is no such family or split, it has no graphs, or it has fewer than `count`.
+        LoadError: there is no such family or split, it has no graphs, or `count` isn't from 1 to their number.
     """
     size = split_size(family, split)
     if size == 0:

@@ -147,15 +147,15 @@ def place(
         throughput it is a `placeto.heuristics.throughput.StreamPlacement`, for modules and graphs.
 
     Raises:
-        CaptureError: the module can't be traced.
-        LoadError, ClusterError, CostsError: no such placer, cluster or cost model.
+        CaptureError: `model` is neither a module nor a graph, or the module can't be traced.
+        LoadError, ClusterError, CostsError: there is no such placer, cluster or cost model.
         DeviceError, StepError: this machine lacks a device, or the module can't be run.
         ExportError: `whole_modules` is given, but the graph has no modules, or lacks one that is named.
         PlacingError: a budget, a seed or an objective is invalid.
         ThroughputError: the objective is throughput for a step in micro-batches, or no split that fits was found.
         MicroBatchingError: the budget is too small to compare numbers of micro-batches.
-        TypeError: `model` is neither a module nor a graph, both or neither of `cluster` and `devices` are given, or
-            another argument has a wrong type.
+        TypeError: `model` is a path, both or neither of `cluster` and `devices` are given, an argument is for modules
+            alone and `model` is a graph, or another argument has a wrong type.
     """
     _check_devices(devices)
     if (cluster is None) == (not devices):
@@ -221,6 +221,7 @@ def place(
 
 
 def _placer_of(objective: str, placer: str | Path, micro_batches: int | str) -> Placer:
+    """Return the placer for an objective; a PlacingError refuses what the objective doesn't take."""
     if objective not in ("makespan", "throughput"):
         raise PlacingError(f"objective must be 'makespan' or 'throughput', not {quote(objective)}")
     if objective == "makespan":
@@ -344,6 +345,7 @@ _OF_MODULES: dict[str, Any] = {
 
 
 def _refuse_for_graphs(given: Mapping[str, Any]) -> None:
+    """Refuse arguments of `_OF_MODULES` that aren't their defaults."""
     for name, value in given.items():
         default = _OF_MODULES[name]
         if len(value) if default == () and isinstance(value, Sized) else value != default:
@@ -360,6 +362,7 @@ def _check_devices(devices: object) -> None:
 def _profiled(
     module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequence[Any], devices: Sequence[str]
 ) -> tuple[Cluster, CostModel]:
+    """Return a cluster of this machine's devices, and the times of a step's ops that are measured on them."""
     from placeto.runtime.devices import open_devices
     from placeto.runtime.profiling import profile
     from placeto.runtime.steps import real_step

@@ -33,6 +33,6 @@ COMPILING = (
     "the code: this can take a minute"
 )
 tells_of_compiling = False
-"""Whether a command is running, which says itself that kernels are compiled."""
+"""Whether a command is running that itself prints a note when kernels are compiled."""
 on_compiling: list[Callable[[], None]] = []
 """Functions that are called, each once, before kernels are compiled, which can take a minute."""

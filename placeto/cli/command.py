@@ -70,7 +70,7 @@ def _in_a_folder() -> None:
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Within it a user's mistake exits with 2 and one line on stderr, Ctrl-C with 130 and SIGTERM with 143."""
+    """Within it, a user's mistake exits with 2 and one line on stderr, Ctrl-C with 130 and SIGTERM with 143."""
     try:
         with sigterm_interrupts():
             yield
@@ -99,7 +99,7 @@ def user_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiling_told() -> Iterator[None]:
-    """Within it a user is told why nothing happens while kernels are compiled."""
+    """Within it, a note is printed before kernels are compiled, which can take a minute."""
     terminal.on_compiling[:], terminal.tells_of_compiling = [partial(note, terminal.COMPILING)], True
     try:
         yield
@@ -110,7 +110,7 @@ def compiling_told() -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_told() -> Iterator[None]:
-    """Within it our own warnings are notes in one line, without the line of code."""
+    """Within it, Placeto's own warnings are printed as notes in one line, without the line of code."""
     with warnings.catch_warnings():
         # torch-geometric 2.8 scripts a class on import, and torch 2.14 shows a warning of that
         warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated", FutureWarning)
@@ -122,7 +122,7 @@ def warnings_told() -> Iterator[None]:
             else:
                 show(message, category, *where)
 
-        warnings.showwarning = tell  # type: ignore[assignment] # it passes on what it is given
+        warnings.showwarning = tell  # type: ignore[assignment] # `tell` passes on what it is given
         yield
 
 

@@ -126,7 +126,7 @@ def find_clusters(option: str, names: Sequence[str], dispatch: str | None) -> li
 
 @cache
 def note_links(name: str) -> None:
-    """Print a note, once, on a cluster whose links are assumed, because it is a number of boards and no preset."""
+    """Print a note, once, on the links of a cluster such as 4xrtx3090, which are assumed as it is no preset."""
     from placeto.problem.cluster import CLUSTERS, of_kinds
 
     if name not in CLUSTERS and (made := of_kinds(name)) is not None:
@@ -183,10 +183,10 @@ def check_picture(option: str, path: Path | None) -> None:
 
 
 def check_positive(option: str, value: float | None) -> None:
-    """Refuse a budget that is no positive, finite number.
+    """Refuse a number that isn't above 0 and finite.
 
     Raises:
-        UsageError: the value isn't above 0, or isn't finite.
+        UsageError: the value is such a number.
     """
     if value is not None and not 0 < value < math.inf:
         raise UsageError(f"{option} must be above 0 and finite, not {value}")

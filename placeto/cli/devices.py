@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PARTS = ("busy", "sending", "waiting")
 _STYLES = ("blue", "yellow", "bright_black")
 _PLAIN, _DRAWN = "#>.", "█▒·"
-_WIDTH, _NARROWEST, _WIDEST = 30, 12, 60  # letters of a bar: outside of a terminal; least and most on one
+_WIDTH, _NARROWEST, _WIDEST = 30, 12, 60  # letters of a bar: outside of a terminal; least, most on one
 
 
 def show_devices(schedule: Schedule, memory: bool = True) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
 
 
-_MOST = 100_000  # placements of a table: to list them takes 5 s
+_MOST = 100_000  # placements of all tables, at most: to list so many takes 5 s
 _TITLE = 130  # characters of a line above the curves
 
 

@@ -62,7 +62,7 @@ _FILE = {"rows": Field(items(anything, "a row"))}
 
 
 class EvaluationError(ValueError):
-    """Placers that can't be compared as asked, or a file that holds no evaluation."""
+    """Placers that can't be compared as asked, a file that holds no evaluation, or a worker that was killed."""
 
 
 def _point(value: Any, key: str, error: type[ValueError]) -> None:
@@ -240,11 +240,11 @@ def evaluate(
 
 
 def load_rows(path: str | Path) -> list[Row]:
-    """Rows of an evaluation file.
+    """Return the rows of an evaluation file.
 
     Raises:
         EvaluationError: the file holds no evaluation.
-        OSError: it can't be read.
+        OSError: the file can't be read.
     """
     document = read_json(path, EvaluationError)
     with within(EvaluationError, path):
@@ -274,6 +274,7 @@ def code_version() -> str:
 
 
 def _key(name: str, problem_hash: str, spec: PlacerSpec, seed: int) -> str:
+    """Return a digest of everything that decides the result of a job."""
     text = f"{name} {problem_hash} {spec.label} {spec.fingerprint} {seed} {code_version()}"
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -312,7 +313,7 @@ def in_processes(
     finally:
         for process in set(multiprocessing.active_children()) - others if pending else ():
             process.terminate()
-        with suppress(OSError):  # raised where workers die at this very moment
+        with suppress(OSError):  # raised if workers die at this very moment
             pool.shutdown(cancel_futures=True)
 
 

@@ -27,7 +27,7 @@ class Machine:
     """A model on a cluster."""
 
     result: PlacementResult
-    single_us: float | None  # on the fastest device that holds the model; None = no device does
+    single_us: float | None  # step on the fastest device that holds the model; None = no device does
     replicas: DataParallel
 
     @property

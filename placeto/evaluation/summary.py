@@ -66,7 +66,9 @@ def markdown_table(summaries: Sequence[Summary]) -> str:
 def mean_curves(
     rows: Sequence[Row], against: Literal["simulations", "seconds"], num_points: int = 200
 ) -> dict[str, list[tuple[float, float]]]:
-    """Mean over a placer's rows of the best relative makespan so far: points (simulations or seconds, makespan).
+    """Return, by placer, the mean over its rows of the best relative makespan so far.
+
+    A curve is a list of points (simulations or seconds, makespan).
 
     Rows need a "history"; those of graphs that no single device holds are left out. A curve begins where every row has
     a placement, ends where the longest row does, and has up to `num_points` points, evenly spaced on a log scale; rows

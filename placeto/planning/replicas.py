@@ -308,7 +308,7 @@ def _units(graph: ComputationGraph, shared: np.ndarray) -> tuple[list[str], np.n
     one unit if no block comes between them.
     """
     names, number, unit = list[str](), dict[str, int](), np.full(graph.num_ops, -1)
-    between = -1  # the unit of what stands between blocks
+    between = -1  # the unit of the modules between two blocks; -1 = none yet
     for op in graph.topological_order.tolist():
         if not shared[op] and graph.op_types[op] != GRADIENT:
             continue

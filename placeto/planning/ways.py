@@ -273,7 +273,8 @@ def _kind(plan: Plan) -> Kind:
 def _shape(plan: Plan, cluster: Cluster) -> str:
     """Return a plan's shape, such as "2 stages x 4", "stages of 6, 2" or "8 replicas".
 
-    If the plan leaves devices idle, the shape also says which ones are used; for replicas only if their kinds differ.
+    If the plan leaves devices idle, the shape also says which ones it uses; for replicas, only if the cluster has
+    several kinds of devices.
     """
     sizes = [len(own) for own in plan.devices]
     used = {device for own in plan.devices for device in own}
@@ -296,11 +297,13 @@ def _on(devices: Iterable[int], cluster: Cluster) -> str:
 
 
 def _alone(schedule: Schedule) -> PlacementResult:
+    """Return a schedule as the result of one simulation."""
     makespan, fits = schedule.makespan_us, schedule.fits
     return PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), schedule.problem)
 
 
 def _planned(kind: Kind, shape: str, count: int, result: PlacementResult, batch: int) -> PlannedStep:
+    """Return a result as a way to run the step, with the memory of its fullest device."""
     schedule, memory = result.schedule(), result.problem.cluster.memory
     used = np.unique(schedule.placement)
     fullest = int(used[(schedule.peak_memory / memory)[used].argmax()])

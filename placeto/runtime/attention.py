@@ -1,9 +1,9 @@
-"""Attention that was captured on a CPU, by the kernels that GPUs have.
+"""Runs attention that was captured on a CPU by the kernels that GPUs have.
 
 Captured on a CPU, `scaled_dot_product_attention` is an op that only CPUs have. Two kernels of GPUs take the same
 tensors and make the same ones: the memory-efficient one (Rabe and Staats, "Self-attention does not need O(n^2) memory",
-2021, arXiv 2112.05682), and the faster FlashAttention (Dao, "FlashAttention-2", 2023, arXiv 2307.08691), which has 16
-bits and no masks. They lay tensors out in other ways, so outputs are brought into the layout of the capture, because
+2021, arXiv 2112.05682), and the faster FlashAttention (Dao, "FlashAttention-2", 2023, arXiv 2307.08691), which takes
+16 bits and no masks. They lay tensors out in other ways, so outputs are brought into the layout of the capture, because
 later calls may view them. The backward pass of each of the three kernels takes the logsumexp of any of them.
 
 Legend: B batch, H heads, L queries, S keys, W width of a head.

@@ -64,7 +64,7 @@ def receiver(
         if type(value) is tuple and len(value) == 2 and isinstance(value[1], torch.cuda.Event):
             value, event = value
             event.synchronize() if device.is_cpu else torch.cuda.current_stream().wait_event(event)
-        with torch.cuda.stream(stream):  # None changes nothing
+        with torch.cuda.stream(stream):  # without a stream nothing changes
             return bring(value) if isinstance(value, Tensor) else type(value)(map(bring, value))
 
     return receive

@@ -23,7 +23,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
 class DeviceError(ValueError):
-    """A device that this machine doesn't have; the message names those that it has."""
+    """A device that this machine lacks, a wrong number of devices, or a device on which a step fails."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,8 +36,8 @@ class PlacedModule:
     A training step is called with the module's inputs, then the targets of the loss. It returns the loss, and adds
     gradients to the ``.grad`` of the module's parameters as ``backward()`` does. Inference returns what the module
     returns. Each call uses the present values of parameters and buffers, and updates buffers such as running means. All
-    tensors must have the shapes and dtypes of the capture. Without random numbers loss and gradients on
-    CPU cores are those of the module itself on one thread (with oneDNN off for recurrent layers), to the bit.
+    tensors must have the shapes and dtypes of the capture. Without random numbers, loss and gradients on CPU cores are
+    those of the module itself on one thread (with oneDNN off for recurrent layers), to the bit.
 
     Args:
         module: the captured module; its parameters and buffers are moved to their devices.

@@ -71,6 +71,7 @@ def _fit(samples: Sequence[Sample]) -> Fit:
 
 
 def _scaled(common: Fit, samples: Sequence[Sample]) -> Fit:
+    """Return a fit times the factor with which it meets the samples, as a geometric mean."""
     logs = [np.log(sample.time_us / common.time_us(sample.flops, sample.bytes_accessed)) for sample in samples]
     factor = float(np.exp(np.mean(logs)))
     return Fit(*(factor * value for value in vars(common).values()))

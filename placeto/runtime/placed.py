@@ -47,7 +47,7 @@ from placeto.simulator.schedule import Schedule
 
 
 class RunError(ValueError):
-    """A placed step that failed; the message names the op and its module."""
+    """A placed step that can't be run or has failed; if an op failed, the message names the op."""
 
     node: Node | None = None  # the call that failed
 

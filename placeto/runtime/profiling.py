@@ -108,6 +108,7 @@ def _overhead_us(measured: Sequence[Measured]) -> float:
 
 
 def _costs(samples: dict[str, list[Sample]]) -> tuple[OpCost, ...]:
+    """Return each signature with its time on each kind of device where it was measured."""
     found: dict[str, OpCost] = {}
     for kind, of in samples.items():
         for sample in of:

@@ -176,6 +176,8 @@ def attribute(node: Node) -> Any:
 
 
 def _on_host(target: Any, device: torch.device) -> Callable[..., Any]:
+    """Return a function that makes a call on the host: it copies arguments there, and results back to the device."""
+
     def moved(values: Any, where: torch.device) -> Any:
         return tree_map(lambda value: value.to(where) if isinstance(value, torch.Tensor) else value, values)
 

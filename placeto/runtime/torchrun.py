@@ -22,7 +22,7 @@ _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_
 
 
 class TorchrunError(ValueError):
-    """A program that can't be run or fails; the message has the last error that its processes print."""
+    """A program that can't be run or has failed; then the message has the last error that its processes print."""
 
 
 def torchrun(

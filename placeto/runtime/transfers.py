@@ -60,7 +60,7 @@ def _between_threads(source: LocalDevice, destination: LocalDevice, size: int) -
     def send() -> float:
         times = []
         for _ in range(REPEATS):
-            tensor = torch.ones(size, dtype=torch.uint8)  # made anew: it is in the sender's caches
+            tensor = torch.ones(size, dtype=torch.uint8)  # made anew, so that it is in the sender's caches
             there.put((tensor, time.perf_counter()))
             times.append(back.get())
         there.put(None)

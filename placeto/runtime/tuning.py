@@ -70,7 +70,7 @@ class Tuned:
     """The placement to use, and how it was found."""
 
     result: PlacementResult
-    measured_us: float  # in the last check
+    measured_us: float  # of `result`, in the last check
     one_device_us: float  # in the last check
     rounds: tuple[Round, ...]
     profile: Profile
@@ -201,6 +201,7 @@ def _relative(rounds: Sequence[Round]) -> float:
 
 
 def _on_one(problem: PlacementProblem) -> PlacementResult:
+    """Return the placement of all ops on the device that takes the least time for them."""
     return _again(problem, np.full(problem.num_ops, int(np.argmin(problem.op_time.sum(0))), np.int64))
 
 
