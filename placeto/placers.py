@@ -127,7 +127,7 @@ def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:
 
 
 def zero_shot(placer: Placer, problem: PlacementProblem, seed: int = 0) -> PlacementResult:
-    """Place without a search: `placeto` by one pass of its policy, other placers as they do without a budget."""
+    """Place without a budget; `placeto` then makes one pass of its policy, in place of a search."""
     return getattr(placer, "one_pass", placer)(problem, seed=seed)
 
 

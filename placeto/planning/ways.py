@@ -240,7 +240,8 @@ def _as_run(
 ) -> tuple[PlacementResult, PlacementResult] | None:
     """Return a pipeline as it is placed, and as a tool or our runtime runs it; None if the tool can't run it.
 
-    Torch computes the loss with the stage before it. So a pipeline with a stage of the loss alone is None, too.
+    Torch computes the loss with the stage before it. So a stage of the loss alone would have nothing to compute: then
+    None is returned, too.
     """
     made = as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result))
     return made if made and _works(problem, plan, made[0].placement) else None

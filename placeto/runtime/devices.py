@@ -75,8 +75,8 @@ def open_devices(names: Sequence[str]) -> list[LocalDevice]:
 def keep_memory() -> None:
     """Make malloc keep what is freed, as GPUs' allocators do, in place of giving it back to the system.
 
-    Otherwise each large tensor gets new pages from the system. This takes up to a third of a step on a CPU, and another
-    time in each step. If the C library isn't GNU's, nothing is done.
+    Otherwise each large tensor gets new pages from the system. This takes up to a third of a step on a CPU, and not
+    equally long in each step. If the C library isn't GNU's, nothing is done.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -319,7 +319,7 @@ class _Plan:
                 self._need(node, number)
 
     def generators(self) -> dict[int, torch.Generator]:
-        """Return a generator for each core that draws random numbers; none if only one core does."""
+        """Return a generator for each core that draws random numbers; none if only one does, which uses torch's."""
         drawing = Draws(self.calls, {(taker, node) for node, _, taker in self.queues})
         if drawing.shares_one():
             raise RunError(
