@@ -49,7 +49,7 @@ class Interpreted:
             the time that a time stamp takes.
 
     Raises:
-        NotInterpreted: a call is of no op of torch, or has an argument that the interpreter doesn't know.
+        NotInterpreted: a call is of no op of torch, or has an argument that the interpreter doesn't take.
     """
 
     def __init__(self, program: Program, timed: bool = False) -> None:

@@ -92,7 +92,7 @@ def _may_be_overwritten(total: Any, addition: Node) -> bool:
 
 
 def _has_own_memory(layout: Tensor) -> bool:
-    """Whether a tensor is as large as its storage: it shows all of it, and no number twice."""
+    """Whether a tensor is as large as its storage, so that it has each number of the storage once."""
     return layout.untyped_storage().nbytes() == layout.numel() * layout.element_size()
 
 
