@@ -1,10 +1,10 @@
 """Kernels take named tuples of many arrays by reference.
 
-numba hands a named tuple from kernel to kernel field by field, seven numbers an array, and counts a reference to each
-array wherever the tuple is given a name. For the forty arrays of a problem that was a fifth of what compiling took. So
-named tuples of this package with twelve fields or more, arrays among them, are another type to numba: one reference
-to a copy of the fields, which are read when they are named. Python sees tuples as before. A kernel that makes such a
-tuple hands it on as `reference(made)`.
+numba passes a named tuple from kernel to kernel field by field, with seven numbers for an array. It also counts a
+reference to each array wherever the tuple is assigned to a name. For the forty arrays of a problem, this took a fifth
+of the time to compile. So named tuples of this package with twelve fields or more, arrays among them, have another type
+in numba, `Reference`: one reference to a copy of the fields. A field is read where a kernel names it. In Python they
+are tuples as before. A kernel that makes such a tuple passes it on as `reference(made)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numba.core.typing.templates import AttributeTemplate
 from numba.experimental.jitclass.base import imp_dtor
 from numba.extending import NativeValue, box, infer_getattr, intrinsic, lower_getattr_generic, typeof_impl, unbox
 
-_MANY = 12  # fields
+_MANY = 12  # fields from which on a named tuple becomes a reference
 
 
 class Reference(types.Type):
@@ -34,7 +34,7 @@ class Reference(types.Type):
         super().__init__(f"{of.instance_class.__name__}_{digest[:16]}")  # short: it is part of each kernel's name
 
     def get_data_type(self) -> Any:
-        """The type of what it refers to."""
+        """Return the type of the fields."""
         return _Fields(self)
 
 
@@ -54,7 +54,7 @@ default_manager.register(_Fields, models.StructPayloadModel)
 
 
 def register() -> None:
-    """Make such named tuples a `Reference` to numba from now on."""
+    """Let numba see named tuples of this package, of `_MANY` fields or more with arrays, as `Reference` from now on."""
     others = typeof_impl.dispatch(tuple)
 
     @typeof_impl.register(tuple)
@@ -67,7 +67,7 @@ def register() -> None:
 
 
 def _place(context: Any, builder: Any, of: Reference, value: Any) -> Any:
-    """Where the fields are."""
+    """Return a pointer to the fields of a reference."""
     meminfo = cgutils.create_struct_proxy(of)(context, builder, value=value).meminfo
     pointer = context.get_value_type(of.get_data_type()).as_pointer()
     return builder.bitcast(context.nrt.meminfo_data(builder, meminfo), pointer)
@@ -88,10 +88,10 @@ def _read(context: Any, builder: Any, of: Reference, value: Any, name: str) -> A
 
 
 def _made(context: Any, builder: Any, of: Reference, fields: Sequence[Any], allocate: Any) -> Any:
-    """A reference to fields, whose own references it takes over."""
+    """Return a reference to a copy of fields; it takes over the counted references of the fields to their arrays."""
     layout = context.get_value_type(of.get_data_type())
     drop = imp_dtor(context, builder.module, of)
-    drop.linkage = "linkonce_odr"  # the kernel and what Python calls of it have one each
+    drop.linkage = "linkonce_odr"  # a kernel and its wrapper for Python define one each
     made = cgutils.create_struct_proxy(of)(context, builder)
     made.meminfo = allocate(builder, context.get_constant(types.uintp, context.get_abi_sizeof(layout)), drop)
     value = made._getvalue()
@@ -102,6 +102,7 @@ def _made(context: Any, builder: Any, of: Reference, fields: Sequence[Any], allo
 
 
 def _reference(_typing: Any, made: Any) -> Any:
+    """Return the signature of `reference` for a type of named tuple, and the function that generates its code."""
     of = Reference(made)
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
@@ -113,7 +114,7 @@ def _reference(_typing: Any, made: Any) -> Any:
 
 
 reference: Any = intrinsic(_reference)
-"""What a kernel hands on in place of a named tuple that it made, of as many fields as make it a `Reference`."""
+"""Makes a `Reference` of a named tuple that a kernel has made, if its fields are such as `register` says."""
 
 
 @unbox(Reference)

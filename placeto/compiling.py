@@ -1,4 +1,4 @@
-"""How kernels are compiled: at their first call on a machine, then kept beside the source."""
+"""Compiles kernels at their first call on a machine, and keeps the result beside the source."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ class _Inner(Kernel):
 
 
 def compiled(*, inner: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`numba.njit` for kernels, without what only C programs would call: it takes a tenth of the time to compile.
+    """Return a decorator that makes a kernel of a function: `numba.njit`, without its wrapper for C.
 
-    A literal as an argument of another kernel, such as 0, is a type of its own: numba compiles that kernel once more
-    for it. `LONE` and the like, numbers of numpy, are not.
+    That wrapper would take a tenth of the time to compile. A literal that a kernel passes to another kernel, such as 0,
+    is a type of its own to numba, which compiles the other kernel once more for it. Numbers of numpy, such as `LONE`,
+    are not.
 
     Args:
-        inner: only other kernels call it, so that what Python would call isn't compiled either: taking named tuples of
-            arrays apart takes a sixth of the time to compile. Python that calls it gets a TypeError.
-        options: of `numba.njit`.
+        inner: whether only other kernels call the kernel. Then the wrapper for Python isn't compiled either: in it,
+            taking named tuples of arrays apart takes a sixth of the time to compile. If Python calls the kernel, it
+            gets a TypeError.
+        options: options of `numba.njit`.
     """
     options |= {"no_cfunc_wrapper": True, "no_cpython_wrapper": inner}
 
@@ -48,7 +50,7 @@ _ORIGIN = digest_of_kernels(Path(__file__).parent)
 
 
 class _Told(event.Listener):
-    """Tells once that something is compiled, who wants to know."""
+    """Calls each function in `terminal.on_compiling`, once, when numba begins to compile."""
 
     def on_start(self, event: event.Event) -> None:
         while terminal.on_compiling:

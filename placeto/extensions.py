@@ -13,13 +13,13 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 FAMILIES = "placeto.families"
-"""Entry points that name dictionaries of graph families; the names of these entry points don't count."""
+"""Group of entry points that each name a dictionary of graph families; the entry points' own names are ignored."""
 POLICIES = "placeto.policies"
-"""Entry points that name an `ExternalPolicy` each, which is called as the entry point is."""
+"""Group of entry points that each name an `ExternalPolicy`; the policy gets the entry point's name."""
 REWARDS = "placeto.rewards"
-"""Entry points that name a reward of moves each, which is called as the entry point is."""
+"""Group of entry points that each name a reward of moves; the reward gets the entry point's name."""
 PLACEMENT_REWARDS = "placeto.placement_rewards"
-"""Entry points that name a reward of whole placements each, which is called as the entry point is."""
+"""Group of entry points that each name a reward of whole placements; the reward gets the entry point's name."""
 
 
 class ExtensionError(ValueError):
@@ -27,14 +27,14 @@ class ExtensionError(ValueError):
 
 
 def named_extensions(group: str, taken: Collection[str]) -> dict[str, EntryPoint]:
-    """What installed packages add to a group, by name; nothing of it is imported.
+    """Return the entry points of a group by their names; what they name isn't imported.
 
     Args:
-        group: of entry points.
+        group: one of the groups above.
         taken: names that Placeto uses itself.
 
     Raises:
-        ExtensionError: two of them have the same name, or one has a name of Placeto's.
+        ExtensionError: two entry points have the same name, or one has a name in `taken`.
     """
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
@@ -48,10 +48,10 @@ def named_extensions(group: str, taken: Collection[str]) -> dict[str, EntryPoint
 
 
 def load_extension(point: EntryPoint) -> Any:
-    """What an entry point names.
+    """Import what an entry point names, and return it.
 
     Raises:
-        ExtensionError: it can't be imported.
+        ExtensionError: it can't be imported, or the entry point isn't written as module:name.
     """
     if point.pattern.match(point.value) is None:
         raise ExtensionError(f"{described(point)}: must be module:name")
@@ -63,12 +63,12 @@ def load_extension(point: EntryPoint) -> Any:
         )
         other = f"; {point.module} is {there}: if that is another module of this name, rename it" if there else ""
         raise ExtensionError(f"{described(point)} can't be loaded: {problem}{other}") from None
-    except (Exception, SystemExit) as problem:  # the package's own
+    except (Exception, SystemExit) as problem:  # raised by the package's own code
         raise ExtensionError(f"{described(point)} can't be loaded: {raised(problem)}") from None
 
 
 def takes_one(function: Callable[..., Any]) -> bool:
-    """Whether a function, or a class, can be called with one argument; true of built-in ones that don't tell."""
+    """Whether a function, or a class, can be called with one argument; True for built-in ones without a signature."""
     try:
         inspect.signature(function).bind(None)
     except TypeError:
@@ -79,15 +79,15 @@ def takes_one(function: Callable[..., Any]) -> bool:
 
 
 def raised(problem: BaseException) -> str:
-    """What a package's code has raised, in words: the error and where."""
+    """Describe an error that a package's code has raised: its type, its message and where it was raised."""
     words = f"{type(problem).__name__}: {problem}"
-    if isinstance(problem, SyntaxError):  # it names its place
+    if isinstance(problem, SyntaxError):  # its message says where
         return words
     place = traceback.extract_tb(problem.__traceback__)[-1]
     return f"{words} ({place.filename}, line {place.lineno})"
 
 
 def described(point: EntryPoint) -> str:
-    """An entry point in words, with its package."""
+    """Describe an entry point, with its package if that is known."""
     package = f" of {point.dist.name}" if point.dist is not None else ""
     return f"entry point {point.name} = {point.value!r} in {point.group}{package}"

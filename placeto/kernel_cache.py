@@ -1,8 +1,8 @@
-"""What kernels are compiled to, in files that the next process reads.
+"""Compiled kernels in files, which the next process reads.
 
-numba finds the files and names them. It trusts what it finds: that it is whole, and compiled from what kernels are
-made of now. After a full disk, or after an upgrade, neither holds. So each file here begins with a seal, a digest of
-what the kernels are made of and of all that follows. A file without the right seal is compiled again.
+numba names the files and finds them. It assumes that each is whole, and compiled from the present source. After a full
+disk, or after an upgrade, that may be false. So each file here begins with a seal: a digest of the source that kernels
+are compiled from, and of all that follows in the file. A kernel whose file lacks the right seal is compiled again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from numba.core.serialize import dumps
 
 
 class NotKeptWarning(UserWarning):
-    """What is compiled can't be written to a file."""
+    """A compiled kernel can't be written to a file."""
 
 
 def kernel_cache(function: Callable[..., Any], origin: str) -> Any:
-    """Where a kernel of this function is kept: beside its source, or where numba keeps those of a user.
+    """Return the cache of a function's kernel, in files beside its source, or in numba's folder for the user.
+
+    If neither folder can be written, the cache keeps nothing, and warns of that.
 
     Args:
-        origin: a digest of what kernels are compiled from; files of another are not read.
+        function: the function of the kernel.
+        origin: a digest of what kernels are compiled from; files with another digest are not read.
     """
     try:
         return _KernelCache(function, origin)
@@ -55,13 +58,13 @@ class _Nowhere(NullCache):
 
 @cache
 def _tell(reason: str) -> None:
-    """Once in a process; numba resets what Python remembers of warnings."""
+    """Warn, once in a process for each reason; numba resets Python's own record of warnings."""
     sentence = "what is compiled is not kept, and the next process compiles it again"
     warnings.warn(f"{sentence}: {reason}; set NUMBA_CACHE_DIR to a folder with room", NotKeptWarning, stacklevel=1)
 
 
 class _SealedFiles(IndexDataCacheFile):
-    """The index and the data of a kernel. Data names its key: two processes may give one name to different data."""
+    """The index and the data of a kernel. Data has its key: two processes may give one file name to different data."""
 
     def save(self, key: Any, data: Any) -> None:
         super().save(key, (key, data))

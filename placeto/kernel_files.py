@@ -1,8 +1,8 @@
-"""Which files decide what the kernels of a package are compiled to.
+"""Finds the files on which the compiled kernels of a package depend.
 
 When a kernel is compiled it takes in other kernels, constants and the fields of named tuples, of its own file or of
-others. They are found in the source: from each definition that mentions `compiled`, by the names that it mentions,
-across imports. What runs in Python around a kernel has no say.
+others. They are found in the source: the search begins at each definition that mentions `compiled`, and follows the
+names that it mentions, through imports too. A kernel doesn't depend on the Python code that calls it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-_MAKER = "compiled"  # what kernels are made with, of the module `compiling`
+_MAKER = "compiled"  # makes kernels, and is in the module `compiling`
 
 
 class Mention(NamedTuple):
-    """A name that stands in a definition, with the attribute that is read from it."""
+    """A name in a definition, and the attribute that the definition reads from it, or None."""
 
     name: str
     attribute: str | None
 
 
 def digest_of_kernels(folder: Path) -> str:
-    """Of all that the kernels of a package's folder are compiled from. What the files hold decides, not their dates.
+    """Return a digest of the content of all files that the kernels of a package's folder are compiled from.
 
-    It is remembered in the folder: where no file of the package has changed, nobody looks up which of them have a say,
-    see `kernel_files`. Files that were compiled from others are dropped there. In a folder that can't be written all
-    files of the package have a say.
+    The digest is kept in ``__pycache__/kernels.sha256``. It is read from there as long as no file of the package
+    changes, because `kernel_files` takes time. If the digest changes, compiled kernels in the folder are deleted. If
+    the folder can't be written, the digest is that of all files of the package.
     """
     stamp, before = folder / "__pycache__" / "kernels.sha256", ["", ""]
     with suppress(OSError, ValueError):
@@ -43,7 +43,7 @@ def digest_of_kernels(folder: Path) -> str:
     if not os.access(stamp.parent, os.W_OK):
         return everything
     kernels = _digest(folder, kernel_files(folder))
-    with suppress(OSError):  # of a full disk: it is looked up again next time
+    with suppress(OSError):  # a full disk: the digest is computed again next time
         for made in folder.glob("**/*.nb[ci]*") if before[1:] != [kernels] else ():
             made.unlink(missing_ok=True)
         written = stamp.with_suffix(f".{os.getpid()}")
@@ -60,10 +60,10 @@ def _digest(folder: Path, files: Iterable[Path]) -> str:
 
 
 def kernel_files(folder: Path) -> list[Path]:
-    """The files of a package's folder with kernels and with what kernels take in, in the order of their paths.
+    """Return the files of a package's folder that have kernels, or what kernels take in, in the order of their paths.
 
     Raises:
-        SyntaxError: one of them isn't Python.
+        SyntaxError: a file isn't valid Python.
     """
     files = {_module(path, folder): path for path in sorted(folder.rglob("*.py"))}
     maker = f"{folder.name}.compiling"
@@ -106,7 +106,7 @@ def _module(path: Path, folder: Path) -> str:
 
 
 def _bindings(tree: ast.Module) -> Mapping[str, list[ast.stmt]]:
-    """The statements that bind each of a module's names, imports within other statements by themselves."""
+    """Return the statements that bind each name of a module; for an import within another statement, the import."""
     bindings: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -129,7 +129,7 @@ def _makes_a_kernel(statement: ast.stmt) -> bool:
 
 
 def _mentions(statement: ast.stmt) -> Iterator[Mention]:
-    """The names that a definition reads from outside of itself."""
+    """Yield the names that a definition reads from outside of itself."""
     own: set[str] = set()
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         own = {node.arg for node in ast.walk(statement) if isinstance(node, ast.arg)}
@@ -142,7 +142,10 @@ def _mentions(statement: ast.stmt) -> Iterator[Mention]:
 
 
 def _sources(statement: ast.stmt, mention: Mention, files: Mapping[str, Path]) -> list[tuple[str, str]]:
-    """Module and name of what an import brings under a name, or, of a module that it brings, what is read from it."""
+    """Return module and name of what an import binds to a mentioned name.
+
+    If the import binds a module, it is the attribute that is read from this module.
+    """
     sources: list[tuple[str, str]] = []
     if isinstance(statement, ast.ImportFrom) and statement.module is not None:
         for alias in statement.names:

@@ -8,11 +8,11 @@ from typing import Any
 
 
 def lazily(space: dict[str, Any], modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package, PEP 562.
+    """Return ``__getattr__`` and ``__dir__`` for a package (PEP 562), which import its names when first used.
 
     Args:
         space: the package's ``globals()``.
-        modules: name -> module below the package that has it.
+        modules: name -> the module below the package that has this name.
     """
 
     def get(name: str) -> Any:

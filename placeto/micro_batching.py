@@ -1,4 +1,4 @@
-"""Finds the best number of micro-batches: the step is placed in several numbers of them, then in the best one again.
+"""Finds the best number of micro-batches: places the step in several numbers of them, then again in the best one.
 
 With more micro-batches, more devices of a pipeline can work at the same time. With fewer, ops stay large. Which number
 is best depends on the model, the batch, the cluster and the placement. So the only way to know it is to place the step.
@@ -16,12 +16,12 @@ from placeto.simulator.evaluator import PlacementResult
 COUNTS = (1, 2, 4, 8, 16)
 """Numbers of micro-batches that are tried, as far as they divide the batch."""
 LEAST = 30
-"""Simulations for each number at least, of which a third compare the numbers."""
-_FIRST = 1 / 3  # of the budget, for all numbers together; the best of them gets the rest
+"""Simulations that a budget must have for each number that is tried. A third of them is spent on the comparison."""
+_FIRST = 1 / 3  # share of the budget for all numbers together; the best number gets the rest
 
 
 class MicroBatchingError(ValueError):
-    """A budget that is too small to compare numbers of micro-batches; the message says what would do."""
+    """A budget that is too small to compare numbers of micro-batches; the message says which budget suffices."""
 
 
 Place = Callable[[PlacementProblem, int | None, float | None], PlacementResult]
@@ -30,12 +30,12 @@ Place = Callable[[PlacementProblem, int | None, float | None], PlacementResult]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The best number of micro-batches and its placement, and what all numbers came to."""
+    """The best number of micro-batches with its placement, and the first results of all numbers."""
 
     count: int
     result: PlacementResult
-    first: dict[int, PlacementResult]  # what each number came to with its share of the budget
-    left_out: dict[int, str]  # why a number could not be captured or placed
+    first: dict[int, PlacementResult]  # of each number, with its share of a third of the budget
+    left_out: dict[int, str]  # by number: why the step could not be captured or placed in it
 
 
 def place_in_best(
@@ -47,14 +47,16 @@ def place_in_best(
     """Place a step in each number of `COUNTS` with equal shares of a third of a budget, then in the best with the rest.
 
     Args:
-        problem_of: the step in so many micro-batches, on the cluster.
-        place: a placer. What it needs to be made ready is no part of its seconds.
-        simulations: budget of all together, at least `LEAST` for each number; 1,000 where there is none at all.
-        seconds: likewise.
+        problem_of: returns the step in a given number of micro-batches, on the cluster.
+        place: places a problem. The time to compile and load its kernels is no part of its seconds.
+        simulations: budget of all placements together, at least `LEAST` for each number. It is 1,000 if neither
+            `simulations` nor `seconds` is given.
+        seconds: budget of all placements together, in seconds.
 
     Raises:
-        CaptureError: the step can't be captured, not even in one part. Numbers that it can't be split into, and those
-            above one that the placer refuses, are left out.
+        CaptureError: the step can't be captured as a whole, in one part. A number above 1 is left out if the step
+            can't be captured in it, or if the placer refuses it.
+        ValueError: the placer refuses the step as a whole.
         MicroBatchingError: too few simulations to compare the numbers.
     """
     from placeto.capture.errors import CaptureError  # torch takes seconds
@@ -96,6 +98,6 @@ def place_in_best(
 
 
 def _after(result: PlacementResult, simulations: int, seconds: float) -> PlacementResult:
-    """A result whose history counts what other numbers have spent before."""
+    """Return a result whose history also counts simulations and seconds that were spent before it."""
     history = tuple((simulations + count, seconds + at, us) for count, at, us in result.history)
     return replace(result, history=history)

@@ -25,7 +25,7 @@ GRAPH_HELP = (
     "family:split:index, e.g. cifar10:test:3"
 )
 DEFAULT_PLACER = "placeto"
-_FAMILY = "name", "description", "splits", "load"  # what every graph family has
+_FAMILY = "name", "description", "splits", "load"  # attributes that every graph family has
 LEARNED = {
     "placeto": "Search guided by a graph neural network that scores moves of groups; comes with a trained policy.",
     "placeto-paper": "The published Placeto: a network visits the groups in topological order; needs a checkpoint.",
@@ -37,7 +37,7 @@ LEARNED = {
 
 
 class LoadError(ValueError):
-    """An unknown name; the message lists the valid ones."""
+    """A name that can't be found or used; the message says which are valid, or what to give."""
 
 
 class Placer(Protocol):
@@ -51,7 +51,7 @@ class Placer(Protocol):
         seconds: float | None = None,
         seed: int = 0,
     ) -> PlacementResult:
-        """Place a graph within a budget of simulations, of seconds or of both; without one, the placer decides."""
+        """Place a graph within a budget of simulations, of seconds or of both; without a budget, the placer decides."""
 
 
 def placer_names() -> dict[str, str]:
@@ -68,7 +68,7 @@ def placer_names() -> dict[str, str]:
 
 
 def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[str] = False) -> Placer:
-    """A placer by its name, or a learned one from a checkpoint or a run directory.
+    """Return a placer by its name, or a learned one from a checkpoint or a run directory.
 
     The name of a learned placer stands for the checkpoint in the package, if there is one. At the first call with a
     budget of seconds, the kernels of a learned placer are compiled and loaded. This time is no part of the budget.
@@ -108,9 +108,10 @@ def load_placer(name_or_checkpoint: str | Path, whole_modules: bool | Sequence[s
 
 
 def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:
-    """A placer that keeps each block of a model, or else each module, on one device, and `undivided` modules as well.
+    """Return a placer that keeps each block of a model on one device, and each of the `undivided` modules as well.
 
-    When it is called, it raises an ExportError if the graph has no modules, or not those that are named.
+    In a model without blocks, it keeps each module on one device. When the returned placer is called, it raises an
+    ExportError if the graph has no modules, or lacks one that is named.
     """
 
     def place(
@@ -126,19 +127,19 @@ def keeping_modules(placer: Placer, undivided: tuple[str, ...] = ()) -> Placer:
 
 
 def zero_shot(placer: Placer, problem: PlacementProblem, seed: int = 0) -> PlacementResult:
-    """What a placer makes without a search: `placeto` one pass of its policy, others what they make by default."""
+    """Place without a budget; `placeto` then makes one pass of its policy, in place of a search."""
     return getattr(placer, "one_pass", placer)(problem, seed=seed)
 
 
 def warm_up(placer: Placer, problem: PlacementProblem, simulations: int | None, seconds: float | None) -> None:
-    """Compile a placer's kernels, so that what it places next counts only work; see `placeto.simulator.warming`."""
+    """Compile and load a placer's kernels, so that this takes none of its seconds; see `placeto.simulator.warming`."""
     from placeto.simulator.warming import warm_up as make_ready
 
     make_ready(placer, problem, simulations, seconds)
 
 
 def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str, Placer]:
-    """Name and function of the placer that the command line asks for; `DEFAULT_PLACER` if it asks for none.
+    """Return name and function of the placer that the command line gives; `DEFAULT_PLACER` if it gives none.
 
     Raises:
         LoadError: there is no such placer, or the checkpoint is of another placer.
@@ -154,7 +155,7 @@ def choose_placer(name: str | None, checkpoint: str | Path | None) -> tuple[str,
 
 
 def throughput_placer(name: str | None) -> tuple[str, Placer]:
-    """Name and function of a placer of the objective throughput; `free` if none is named.
+    """Return name and function of a placer of the objective throughput; `free` if none is named.
 
     Raises:
         LoadError: the objective throughput has no such placer.
@@ -187,10 +188,10 @@ def _load_learned(path: str | Path) -> tuple[str, Placer]:
 
 @cache
 def families() -> dict[str, tuple[EntryPoint, Mapping[str, Any]]]:
-    """The names of graph families, from every installed package with an entry point in ``placeto.families``.
+    """Return what offers each graph family, by the family's name: an entry point in ``placeto.families``.
 
-    Each comes with the entry point that offers it, and the dictionary that this names: a family is loaded when it is
-    asked for (`load_family`), as those of many models import torch.
+    The values are the entry point of an installed package, and the dictionary of families that it names. The families
+    themselves are loaded by `load_family`, because many of them import torch.
 
     Raises:
         ExtensionError: an entry point can't be imported, what it names is no dictionary of families, or two packages
@@ -211,11 +212,11 @@ def families() -> dict[str, tuple[EntryPoint, Mapping[str, Any]]]:
 
 
 def load_family(name: str) -> Any:
-    """One graph family.
+    """Return a graph family by its name.
 
     Raises:
         LoadError: no such family is installed.
-        ExtensionError: what is installed is no family.
+        ExtensionError: a package offers something else under this name.
     """
     if name not in families():
         known = ", ".join(families()) or "none is installed (pip install -e . in the source tree)"
@@ -238,11 +239,11 @@ def load_family(name: str) -> Any:
 
 
 def _graph(family: str, split: str, index: int) -> ComputationGraph:
-    """A graph of a family.
+    """Load one graph of a family.
 
     Raises:
-        ExtensionError: what the family loads is no graph.
-        GraphError: it can't be one.
+        ExtensionError: the family returns something else than a graph.
+        GraphError: the graph is invalid.
     """
     with within(GraphError, f"{family}:{split}:{index}"):
         graph = load_family(family).load(split, index)
@@ -255,10 +256,10 @@ def _graph(family: str, split: str, index: int) -> ComputationGraph:
 
 
 def load_split(family: str, split: str, count: int | None = None) -> dict[str, ComputationGraph]:
-    """The graphs of a split, or the first `count` of them, by their full name ``family:split:index``.
+    """Return the graphs of a split, or the first `count` of them, by their full name ``family:split:index``.
 
     Raises:
-        LoadError: no such family or split, no graphs in it, or `count` is not a number of graphs it has.
+        LoadError: there is no such family or split, it has no graphs, or `count` isn't from 1 to their number.
     """
     size = split_size(family, split)
     if size == 0:
@@ -269,10 +270,10 @@ def load_split(family: str, split: str, count: int | None = None) -> dict[str, C
 
 
 def split_size(family: str, split: str) -> int:
-    """How many graphs a split has.
+    """Return how many graphs a split has.
 
     Raises:
-        LoadError: no such family or split.
+        LoadError: there is no such family or split.
     """
     splits: Mapping[str, int] = load_family(family).splits
     if split not in splits:
@@ -281,10 +282,10 @@ def split_size(family: str, split: str) -> int:
 
 
 def resolve_graph(argument: str) -> tuple[str, ComputationGraph]:
-    """A graph given as a file or as ``family:split:index``, with the name to show for it.
+    """Return the name to show for a graph, and the graph, which is given as a file or as ``family:split:index``.
 
     Raises:
-        LoadError: it is neither.
+        LoadError: the argument is neither.
         GraphError: the file is no graph.
     """
     parts = argument.split(":")
@@ -314,5 +315,5 @@ def _load_file(argument: str) -> ComputationGraph:
 
 
 def first_line(described: Any) -> str:
-    """First line of a docstring."""
+    """Return the first line of an object's docstring; "" if it has none."""
     return (described.__doc__ or "").strip().split("\n")[0]

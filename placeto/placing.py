@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from placeto.runtime.tuning import Round, Tuned
 
 PROFILE_SECONDS = 5.0
-"""How long devices of this machine are profiled."""
+"""For how many seconds `place` runs a step to measure its ops on devices of this machine."""
 
 
 class PlacingError(ValueError):
@@ -42,32 +42,32 @@ class PlacingError(ValueError):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlacedModel(PlacementResult):
-    """The placement of a module, which can be compiled to run so."""
+    """The placement of a module, from which `compile` makes a callable that runs as it was placed."""
 
     module: nn.Module | None = None
     capture: Capture | None = None
     inputs: Inputs = ()
     targets: Sequence[Any] = ()
-    local: tuple[str, ...] = ()  # names of this machine's devices, where it was placed on them
+    local: tuple[str, ...] = ()  # names of the devices of this machine; () = placed on a cluster
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlacedModel:
-        """The same placement of a deep copy of the module, which is captured anew.
+        """Return the same placement for a deep copy of the module; the copy is captured anew.
 
         Raises:
-            CaptureError: the copy's step is another.
+            CaptureError: the step of the copy differs from that of the module.
         """
         capture = copy.deepcopy(self.capture, memo)
         return replace(self, module=copy.deepcopy(self.module, memo), capture=capture)
 
     def compile(self, devices: Sequence[str] = ()) -> PlacedModule:
-        """The training step, or inference, as a callable; see `PlacedModule`.
+        """Return the training step, or the inference, as a callable; see `PlacedModule`.
 
         Args:
             devices: names of devices of this machine, one for each device of the cluster, in the order of the cluster.
                 They are not needed if the module was placed on devices of this machine.
 
         Raises:
-            DeviceError: there are more or fewer devices than the cluster has, or this machine hasn't one of them.
+            DeviceError: there are more or fewer devices than the cluster has, or this machine lacks one of them.
             StepError: a parameter or a buffer of the module is on "meta", where nothing can be run.
         """
         from placeto.runtime.devices import DeviceError, open_devices
@@ -132,11 +132,12 @@ def place(
         micro_batches: into how many parts to split the batch; see `capture_training`. "auto" takes the best of 1, 2,
             4, 8 and 16. A third of the budget (1,000 simulations if none is given) is spent on trying all of these.
             With the rest, the step in the best number is placed again. See `placeto.micro_batching`.
-        costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it; "efficiency" if not
-            given, or what is measured on the devices.
-        whole_modules: keep each block of the model (a module whose path ends in a number) on one device, as device
-            maps need it; in a model without blocks, each module. Paths name further modules to keep on one device. If
-            the module says which classes must not be split, as those of Hugging Face do, these are kept whole too.
+        costs: a cost model, or its name or file, as `placeto.problem.costs.load_costs` takes it. If not given, it is
+            "efficiency", or with `devices` the times that are measured on them.
+        whole_modules: True keeps each block of the model (a module whose path ends in a number) on one device, as
+            device maps need it; in a model without blocks, each module. A list of paths also keeps each of these
+            modules on one device. If the model says which classes of modules must not be split, as models of Hugging
+            Face do, modules of these classes are kept whole too.
         objective: what to minimise: "makespan", the time of one step, or "throughput", the greatest load of a device
             in a stream of samples. The placers of "throughput" are "free", the default, and "contiguous"; their budget
             is in seconds.
@@ -146,15 +147,15 @@ def place(
         throughput it is a `placeto.heuristics.throughput.StreamPlacement`, for modules and graphs.
 
     Raises:
-        CaptureError: the module can't be traced.
-        LoadError, ClusterError, CostsError: no such placer, cluster or cost model.
-        DeviceError, StepError: the devices aren't here, or the module can't be run.
-        ExportError: whole modules are asked for, but the graph has no modules, or not those.
+        CaptureError: `model` is neither a module nor a graph, or the module can't be traced.
+        LoadError, ClusterError, CostsError: there is no such placer, cluster or cost model.
+        DeviceError, StepError: this machine lacks a device, or the module can't be run.
+        ExportError: `whole_modules` is given, but the graph has no modules, or lacks one that is named.
         PlacingError: a budget, a seed or an objective is invalid.
         ThroughputError: the objective is throughput for a step in micro-batches, or no split that fits was found.
         MicroBatchingError: the budget is too small to compare numbers of micro-batches.
-        TypeError: `model` is neither a module nor a graph, both or neither of `cluster` and `devices` are given, or
-            another argument has a wrong type.
+        TypeError: `model` is a path, both or neither of `cluster` and `devices` are given, an argument is for modules
+            alone and `model` is a graph, or another argument has a wrong type.
     """
     _check_devices(devices)
     if (cluster is None) == (not devices):
@@ -220,6 +221,7 @@ def place(
 
 
 def _placer_of(objective: str, placer: str | Path, micro_batches: int | str) -> Placer:
+    """Return the placer for an objective; a PlacingError refuses what the objective doesn't take."""
     if objective not in ("makespan", "throughput"):
         raise PlacingError(f"objective must be 'makespan' or 'throughput', not {quote(objective)}")
     if objective == "makespan":
@@ -238,20 +240,20 @@ def place_problem(
     undivided: tuple[str, ...] | None = None,
     shown: AbstractContextManager[object] | None = None,
 ) -> PlacementResult:
-    """Place a problem by a placer whose compiled parts are loaded first: what `place` and `placeto place` both do.
+    """Load the compiled parts of a placer, then place a problem by it; `place` and `placeto place` both call this.
 
     Args:
         problem: the problem to be placed.
         place_by: the placer.
-        simulations: its budget, in simulations.
-        seconds: its budget, in seconds; loading and compiling don't count.
-        seed: the seed of its random choices.
-        undivided: as `undivided_modules` gives them.
-        shown: is entered while the placer is at work.
+        simulations: the placer's budget, in simulations.
+        seconds: the placer's budget, in seconds; loading and compiling don't count.
+        seed: the seed of the placer's random choices.
+        undivided: what `undivided_modules` returns.
+        shown: a context manager, which is open while the placer runs.
 
     Raises:
         PlacingError: the budget or the seed is invalid.
-        ExportError: modules are to stay whole, but the graph has no modules, or not those that are named.
+        ExportError: `undivided` is given, but the graph has no modules, or lacks one that is named.
     """
     check_budget(simulations, seconds, seed)
     simulations = None if simulations is None else int(simulations)
@@ -265,10 +267,10 @@ def place_problem(
 def undivided_modules(
     model: nn.Module | ComputationGraph | None, whole_modules: bool | Sequence[str], graph: ComputationGraph
 ) -> tuple[str, ...] | None:
-    """Paths of modules that stay whole beside the blocks; None if all may be divided.
+    """Return the paths of modules that stay whole in addition to the blocks, or None if all modules may be divided.
 
-    If the model says which classes of modules must not be split, modules of these classes are among them, as far as ops
-    of the graph come from them.
+    If the model says which classes of modules must not be split (`_no_split_modules`), the modules of these classes
+    are included, as far as ops of the graph come from them.
 
     Raises:
         TypeError: `whole_modules` is neither a bool nor a list of paths.
@@ -289,16 +291,18 @@ def undivided_modules(
 
 
 def _prefixes(path: str) -> list[str]:
-    """The module and those that it is in."""
+    """Return the paths of a module and of the modules around it, the outermost first."""
     parts = path.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def with_undivided(problem: PlacementProblem, undivided: Sequence[str] | None) -> PlacementProblem:
-    """The problem in which blocks, and these modules, must stay whole; the problem itself if None.
+    """Return a problem in which each block, and each `undivided` module, must be on one device.
+
+    If `undivided` is None, all modules may be divided: the problem itself is returned.
 
     Raises:
-        ExportError: the graph has no modules, or not those that are named.
+        ExportError: the graph has no modules, or lacks one that is named.
     """
     if undivided is None:
         return problem
@@ -318,7 +322,7 @@ def check_budget(simulations: int | None, seconds: float | None, seed: int) -> N
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         if number and 2**63 <= value < math.inf:
             raise PlacingError(f"{name} must be below 2^63, not {quote(value)}")
-        if not (number and value >= 0 and float(value).is_integer()):  # 1e4 is one, too
+        if not (number and value >= 0 and float(value).is_integer()):  # 1e4 is a whole number, too
             raise PlacingError(f"{name} must be a whole number, at least 0, not {quote(value)}")
     if seconds is None:
         return
@@ -337,10 +341,11 @@ _OF_MODULES: dict[str, Any] = {
     "optimizer": DEFAULT_OPTIMIZER,
     "master_weights": False,
 }
-"""Arguments of `place` that say how a module is captured, and what they are if not given."""
+"""Arguments of `place` that say how a module is captured, with their defaults."""
 
 
 def _refuse_for_graphs(given: Mapping[str, Any]) -> None:
+    """Refuse arguments of `_OF_MODULES` that aren't their defaults."""
     for name, value in given.items():
         default = _OF_MODULES[name]
         if len(value) if default == () and isinstance(value, Sized) else value != default:
@@ -357,6 +362,7 @@ def _check_devices(devices: object) -> None:
 def _profiled(
     module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequence[Any], devices: Sequence[str]
 ) -> tuple[Cluster, CostModel]:
+    """Return a cluster of this machine's devices, and the times of a step's ops that are measured on them."""
     from placeto.runtime.devices import open_devices
     from placeto.runtime.profiling import profile
     from placeto.runtime.steps import real_step
@@ -378,7 +384,11 @@ def tuned(
     seed: int = 0,
     report: Callable[[Round], None] = lambda found: None,
 ) -> Tuned:
-    """The placement that is fastest when it is run; see `placeto.runtime.tuning.tune` for arguments and errors."""
+    """Find the placement that is fastest when it is run; see `placeto.runtime.tuning.tune` for arguments and errors.
+
+    The candidates of each round are by heft, etf and metis, by the default placer with 300 and with 2,000 simulations,
+    and by multilevel with 2,000. Their seed is `seed` plus the number of the round, from 0.
+    """
     from placeto.runtime.tuning import tune
 
     def candidates(problem: PlacementProblem, number: int) -> list[PlacementResult]:

@@ -57,7 +57,7 @@ class ProgressBar:
             self._write_line()
 
     def update(self, completed: float, note: str = "") -> None:
-        """Set how much of the total is done, and what the work says about itself."""
+        """Set how much of the total is done, and the note beside it."""
         note = printable(note)
         self.completed, self.note = completed, note
         if self._bar is not None:
@@ -68,11 +68,11 @@ class ProgressBar:
             self._write_line()
 
     def advance(self, amount: float = 1.0, note: str = "") -> None:
-        """Add to what is done."""
+        """Add `amount` to what is done, and set the note."""
         self.update(self.completed + amount, note)
 
     def after(self, before: float) -> Callable[[int, int, str], None]:
-        """A `report(done, total, note)` of a part of the work that begins when `before` is done."""
+        """Return a function `report(done, total, note)` for a part of the work that begins when `before` is done."""
         return lambda done, total, note: self.update(before + done, note)
 
     def _write_line(self) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 
 class Range(NamedTuple):
-    """The smallest and the largest value of a number, both of which it may be.
+    """The smallest and the largest value that a setting may have; both are allowed.
 
     >>> class Settings:
     ...     layers: Annotated[int, Range(0, 100)] = 2

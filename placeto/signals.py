@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: as an exception, and as a request that a loop looks at between two steps."""
+"""Ctrl-C and SIGTERM, either as an exception or as a request to stop, which a loop checks between two steps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_ONCE_S = 1.0  # one that reaches a process twice, from its group and from who started it, comes within this time
+# Within so many seconds, a second signal counts as the same one: it may come from the process group and the parent.
+_ONCE_S = 1.0
 
 
 class Interruption(KeyboardInterrupt):
-    """A signal ended the work, which is tidied up.
+    """A signal has ended the work.
 
     Attributes:
-        number: the signal's.
-        kept: what is left of the work, as a phrase; may be empty.
+        number: the number of the signal.
+        kept: which results of the work are kept, as a phrase; may be empty.
     """
 
     def __init__(self, number: int, kept: str = "") -> None:
@@ -31,18 +32,18 @@ class Interruption(KeyboardInterrupt):
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Within it SIGTERM raises `Interruption`, as Ctrl-C raises KeyboardInterrupt; a second one ends the process."""
+    """Within it, SIGTERM raises `Interruption`, as Ctrl-C raises KeyboardInterrupt; a second one ends the process."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
         raise Interruption(number)
 
-    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:  # someone else's, who knows better
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:  # another handler was set before: it stays
         yield
         return
     try:
         signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: it stays as it is
+    except ValueError:  # not in the main thread: the handler stays as it is
         yield
         return
     try:
@@ -52,9 +53,9 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 class StopRequest:
-    """While open, Ctrl-C and SIGTERM only set `number`, to that of the signal; 0 before. A context manager.
+    """A context manager within which Ctrl-C and SIGTERM only set `number` to the signal's number; it is 0 before.
 
-    Another one, a second or more later, raises KeyboardInterrupt.
+    Another signal, more than a second after the first, raises KeyboardInterrupt.
     """
 
     def __init__(self) -> None:

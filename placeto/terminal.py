@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 def drawable(text: str, longest: int = 60) -> str:
-    r"""The text as matplotlib is to be given it, so that it is drawn as it is written: a dollar begins no formula.
+    r"""Return a text for matplotlib, with control characters spelled out, and dollars escaped: none begins a formula.
 
-    Of a text of more than `longest` characters the middle is left out, so that room remains for the picture.
+    If the text has more than `longest` characters, its middle is left out, so that room remains for the picture.
 
     >>> print(drawable(r"$\frac{$"))
     \$\frac{\$
@@ -20,7 +20,7 @@ def drawable(text: str, longest: int = 60) -> str:
 
 
 def printable(text: str) -> str:
-    r"""The text with its control characters spelled out, line ends excepted: names in files may hold terminal escapes.
+    r"""Return the text with control characters spelled out, except line ends: names in files may hold escape codes.
 
     >>> print(printable("gpu:0 \x1b[31mred"))
     gpu:0 \x1b[31mred
@@ -33,6 +33,6 @@ COMPILING = (
     "the code: this can take a minute"
 )
 tells_of_compiling = False
-"""Whether a command runs, which itself says that kernels are compiled."""
+"""Whether a command is running that itself prints a note when kernels are compiled."""
 on_compiling: list[Callable[[], None]] = []
-"""Called, each once, when kernels are about to be compiled: a minute in which nothing else happens."""
+"""Functions that are called, each once, before kernels are compiled, which can take a minute."""

@@ -42,7 +42,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Capture and write."""
+    """Capture the graph, write its file, and describe the graph."""
     path, factory = arguments.output, arguments.factory
     check_output("--out", path, json=True)
     name = path.name.split(".")[0]

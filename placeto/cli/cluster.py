@@ -30,7 +30,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Read, write, say what it is."""
+    """Read a cluster, write its file, and describe the cluster."""
     check_output("--out", arguments.output, json=True)
     from placeto.formats.nvidia import HOW, load_machine
     from placeto.problem.cluster import CLUSTERS, of_kinds, save_cluster

@@ -20,7 +20,7 @@ from placeto.cli.common import UsageError, note
 from placeto.signals import Interruption, sigterm_interrupts
 from placeto.terminal import printable
 
-_OF_TORCH = {"torch": "torch", "torch_geometric": "torch-geometric"}  # module -> package, of what heuristics don't need
+_OF_TORCH = {"torch": "torch", "torch_geometric": "torch-geometric"}  # module -> package; heuristics need none of them
 COMMANDS = {
     "train": "Train a placer that learns, on the graphs of a family or on single graphs.",
     "plan": "Compare the ways to run a training step on a cluster: replicas, pipelines, a free placement.",
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Python has no stream where a shell has closed it (`>&-`): what is written to it is dropped."""
+    """Open the streams that a shell has closed (`>&-`), for which Python has None; what is written there is dropped."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 # until the process ends
@@ -70,11 +70,11 @@ def _in_a_folder() -> None:
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Within it a user's mistake exits with 2 and one line on stderr, Ctrl-C with 130 and SIGTERM with 143."""
+    """Within it, a user's mistake exits with 2 and one line on stderr, Ctrl-C with 130 and SIGTERM with 143."""
     try:
         with sigterm_interrupts():
             yield
-            sys.stdout.flush()  # here, where it is known what to do if nobody reads it
+            sys.stdout.flush()  # here, where a BrokenPipeError is handled
     except Interruption as stop:
         print(printable(str(stop)), file=sys.stderr)
         sys.exit(128 + stop.number)
@@ -99,7 +99,7 @@ def user_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiling_told() -> Iterator[None]:
-    """Within it a user is told why nothing happens while kernels are compiled."""
+    """Within it, a note is printed before kernels are compiled, which can take a minute."""
     terminal.on_compiling[:], terminal.tells_of_compiling = [partial(note, terminal.COMPILING)], True
     try:
         yield
@@ -110,7 +110,7 @@ def compiling_told() -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_told() -> Iterator[None]:
-    """Within it our own warnings are notes in one line, without the line of code."""
+    """Within it, Placeto's own warnings are printed as notes in one line, without the line of code."""
     with warnings.catch_warnings():
         # torch-geometric 2.8 scripts a class on import, and torch 2.14 shows a warning of that
         warnings.filterwarnings("ignore", r"`torch\.jit\.script` is deprecated", FutureWarning)
@@ -122,7 +122,7 @@ def warnings_told() -> Iterator[None]:
             else:
                 show(message, category, *where)
 
-        warnings.showwarning = tell  # type: ignore[assignment] # it passes on what it is given
+        warnings.showwarning = tell  # type: ignore[assignment] # `tell` passes on what it is given
         yield
 
 
@@ -143,12 +143,12 @@ def _run(arguments: list[str]) -> None:
 
 
 def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
-    """A command's `Arguments` from the command line, filled by tyro; ``--help`` prints and exits.
+    """Return a command's `Arguments` from the command line, filled by tyro; ``--help`` prints and exits.
 
-    What isn't given is taken from the command's `defaults`, if it has such a function of the arguments.
+    If the command has a function `defaults(arguments)`, options that aren't given are taken from what it returns.
 
     Raises:
-        UsageError: the arguments don't fit, with tyro's own report put into one sentence.
+        UsageError: the arguments are invalid; the message is tyro's report in one sentence.
     """
     import tyro
 
@@ -168,7 +168,7 @@ def parse(command: ModuleType, arguments: Sequence[str]) -> Any:
 
 
 def _one_line(report: str) -> str:
-    """The sentence inside tyro's framed report: the lines above its rule, without the frame."""
+    """Return the sentence inside tyro's framed report: the lines above its rule, without the frame."""
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│╭╮╰╯|+ ") for line in report.splitlines()]
     body = [line for line in lines[1:] if line]  # on a terminal of ASCII rules are dashes
     while body and set(body[0]) <= set("─-"):
@@ -179,7 +179,7 @@ def _one_line(report: str) -> str:
 
 
 def _choices(listed: re.Match[str]) -> str:
-    """The choices, which tyro lists as a set, in order; and without None, as that is what isn't given."""
+    """Return the choices, which tyro lists as a set, in order; without None, which means that nothing is given."""
     names = re.findall(r"'([^']*)'", listed[1])
     return f"Expected one of {', '.join(sorted({*names} - {'None'}))}"
 

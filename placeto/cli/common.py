@@ -1,4 +1,4 @@
-"""What several commands say or check."""
+"""Options, checks and outputs that several commands share."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class UsageError(ValueError):
 
 
 def whole_number(text: str) -> int:
-    """A whole number, which may be written as 1e3 or 1_000.
+    """Parse a whole number, which may be written as 1e3 or 1_000.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no whole number.
     """
     try:
         return int(text)
@@ -81,7 +81,7 @@ class BudgetOptions:
         """Refuse a negative number of simulations, and seconds that are no positive, finite number.
 
         Raises:
-            UsageError: the budget is such.
+            UsageError: one of the two is invalid.
         """
         check_whole("--simulations", self.simulations)
         check_positive("--seconds", self.seconds)
@@ -96,10 +96,10 @@ Budget = Annotated[BudgetOptions, arg(name="")]
 
 
 def find_cluster(name: str, dispatch: str | None) -> Cluster:
-    """The cluster of that name or file, with another dispatch if one is given.
+    """Return the cluster with this name, or in this file, with another dispatch if one is given.
 
     Raises:
-        ClusterError: no such preset, or not such a file.
+        ClusterError: there is no such preset or file, or the file holds no cluster.
     """
     from placeto.problem.cluster import load_cluster
 
@@ -109,11 +109,11 @@ def find_cluster(name: str, dispatch: str | None) -> Cluster:
 
 
 def find_clusters(option: str, names: Sequence[str], dispatch: str | None) -> list[Cluster]:
-    """The clusters of an option, each with another dispatch if one is given.
+    """Return the clusters of an option, each with another dispatch if one is given.
 
     Raises:
-        ClusterError: no such preset, or not such a file.
-        UsageError: there is none, or two have one name.
+        ClusterError: there is no such preset or file, or a file holds no cluster.
+        UsageError: no cluster is given, or two have the same name.
     """
     clusters = [find_cluster(name, dispatch) for name in names]
     if not clusters:
@@ -126,7 +126,7 @@ def find_clusters(option: str, names: Sequence[str], dispatch: str | None) -> li
 
 @cache
 def note_links(name: str) -> None:
-    """Say once which links a cluster has by assumption, as one of boards in no preset."""
+    """Print a note, once, on the links of a cluster such as 4xrtx3090, which are assumed as it is no preset."""
     from placeto.problem.cluster import CLUSTERS, of_kinds
 
     if name not in CLUSTERS and (made := of_kinds(name)) is not None:
@@ -137,8 +137,8 @@ def check_output(option: str, path: Path | None, json: bool = False) -> None:
     """Refuse an output that can't be written, or not under this name, before any work is done.
 
     Raises:
-        UsageError: the folder doesn't exist or can't be written to, the path is a folder, or a file of `json` is called
-            otherwise.
+        UsageError: the folder doesn't exist or can't be written to, the path is a folder, or `json` is set and the name
+            ends in neither .json nor .json.gz.
     """
     if path is None:
         return
@@ -169,11 +169,11 @@ def check_apart(paths: Mapping[str, Path | None]) -> None:
 
 
 def check_picture(option: str, path: Path | None) -> None:
-    """As `check_output`, of a picture.
+    """Refuse a picture that can't be written, or not under this name, before any work is done.
 
     Raises:
-        UsageError: it can't be written.
-        PlotError: its name has another ending than those of pictures.
+        UsageError: the picture can't be written.
+        PlotError: its name doesn't end as that of a picture.
     """
     check_output(option, path)
     if path is not None:
@@ -183,10 +183,10 @@ def check_picture(option: str, path: Path | None) -> None:
 
 
 def check_positive(option: str, value: float | None) -> None:
-    """Refuse a budget that is no positive, finite number.
+    """Refuse a number that isn't above 0 and finite.
 
     Raises:
-        UsageError: the value isn't above zero.
+        UsageError: the value is such a number.
     """
     if value is not None and not 0 < value < math.inf:
         raise UsageError(f"{option} must be above 0 and finite, not {value}")
@@ -196,7 +196,7 @@ def check_whole(option: str, value: int | None) -> None:
     """Refuse a seed, or a number of simulations, that isn't from 0 to 2^63 - 1.
 
     Raises:
-        UsageError: it isn't.
+        UsageError: the value is outside of this range.
     """
     if value is not None and not 0 <= value < 2**63:
         bound = "at least 0" if value < 0 else "below 2^63"
@@ -204,7 +204,7 @@ def check_whole(option: str, value: int | None) -> None:
 
 
 def describe(schedule: Schedule) -> str:
-    """Makespan, transfers and whether it fits, as a few lines of text."""
+    """Return makespan, transfers and whether the placement fits, as a few lines of text."""
     from placeto.evaluation.summary import ratio
 
     problem = schedule.problem
@@ -221,7 +221,7 @@ def describe(schedule: Schedule) -> str:
 
 
 def _of_one_device(schedule: Schedule) -> str:
-    """The makespan's ratio to the fastest device that holds the whole graph, as a phrase; there may be none."""
+    """Return the makespan's ratio to that of the fastest device that holds the whole graph, as a phrase."""
     from placeto.evaluation.summary import ratio
     from placeto.simulator.evaluator import best_single
 
@@ -237,17 +237,17 @@ def _of_one_device(schedule: Schedule) -> str:
 
 
 def missing_memory(schedule: Schedule) -> str:
-    """What is missing where, as a phrase; empty if the placement fits."""
+    """Return how much memory which devices lack, as a phrase; empty if the placement fits."""
     over = schedule.peak_memory - schedule.problem.cluster.memory
     devices = schedule.problem.cluster.devices
     return ", ".join(f"{format_bytes(int(over[d]))} on {devices[d].name}" for d in np.flatnonzero(over > 0))
 
 
 def say(text: str) -> None:
-    """Text on stdout."""
+    """Print text on stdout."""
     print(printable(text))
 
 
 def note(sentence: str) -> None:
-    """One line on stderr."""
+    """Print a note on stderr, in one line."""
     print(f"note: {printable(sentence)}", file=sys.stderr)

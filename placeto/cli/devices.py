@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _PARTS = ("busy", "sending", "waiting")
 _STYLES = ("blue", "yellow", "bright_black")
 _PLAIN, _DRAWN = "#>.", "█▒·"
-_WIDTH, _NARROWEST, _WIDEST = 30, 12, 60  # letters of a bar: elsewhere than on a terminal, and there
+_WIDTH, _NARROWEST, _WIDEST = 30, 12, 60  # letters of a bar: outside of a terminal; least, most on one
 
 
 def show_devices(schedule: Schedule, memory: bool = True) -> None:
-    """Print the table on stdout: on a terminal in colour and as wide as that, elsewhere as plain text.
+    """Print the table on stdout: in colour and as wide as the terminal if there is one, else as plain text.
 
     Args:
-        schedule: what the devices do.
-        memory: whether to say how many ops each runs, and what it holds at its peak.
+        schedule: the schedule, which says what the devices do.
+        memory: whether to say how many ops each device runs, and its peak memory.
     """
     console = Console(file=sys.stdout, highlight=False)
     in_color = console.is_terminal and not console.no_color and not console.options.ascii_only
@@ -41,7 +41,7 @@ def show_devices(schedule: Schedule, memory: bool = True) -> None:
 
 
 def _lines(schedule: Schedule, letters: str, memory: bool) -> list[Text]:
-    """The head of the table, which says what the letters mean, and a line for each device without its bar."""
+    """Return the head of the table, which says what the letters mean, and a line for each device, without its bar."""
     cluster, shares = schedule.problem.cluster, device_shares(schedule)
     ops = np.bincount(schedule.placement, minlength=cluster.num_devices).tolist()
     heads = [f"{part} {letter}" for part, letter in zip(_PARTS, letters, strict=True)]
@@ -63,7 +63,7 @@ def _lines(schedule: Schedule, letters: str, memory: bool) -> list[Text]:
 
 
 def _bar(shares: np.ndarray, letters: str, width: int) -> Text:
-    """As many letters of each kind as its share of the bar."""
+    """Return a bar with a letter for each part of the step, repeated in proportion to its share."""
     ends = np.rint(np.cumsum(shares) * width).astype(int)
     counts = np.diff(ends, prepend=0).tolist()
     parts = zip(letters, counts, _STYLES, strict=True)

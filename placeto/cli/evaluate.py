@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from placeto.problem.cluster import Cluster
 
 
-_MOST = 100_000  # placements of a table: to list them takes 5 s
+_MOST = 100_000  # placements of all tables, at most: to list so many takes 5 s
 _TITLE = 130  # characters of a line above the curves
 
 
@@ -151,7 +151,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _without_ratio(rows: Sequence[Row]) -> str:
-    """A line on the graphs of a table that no single device holds; empty if there is none."""
+    """Return a line on the graphs of a table that no single device holds; empty if there are none."""
     from placeto.evaluation.summary import held
 
     graphs = {row["graph"] for row in rows}
@@ -187,7 +187,7 @@ def _graphs(arguments: Arguments) -> dict[str, ComputationGraph]:
 def _timed(
     graphs: Mapping[str, ComputationGraph], clusters: Sequence[Cluster], costs: CostModel
 ) -> list[dict[str, ComputationGraph]]:
-    """For each cluster the graphs with something to place; a line on stderr for each of the others."""
+    """Return for each cluster the graphs with an op that takes time; print a note on each of the other graphs."""
     timed = []
     for cluster in clusters:
         idle = [name for name, graph in graphs.items() if not PlacementProblem(graph, cluster, costs).op_time.any()]
@@ -203,7 +203,7 @@ def _timed(
 
 
 def _budgets(specs: Sequence[PlacerSpec]) -> str:
-    """The budget of all placers, or which of them have which."""
+    """Return the budget of all placers as a phrase, or each budget with the placers that have it."""
     labels: dict[str, list[str]] = {}
     for spec in specs:
         labels.setdefault(str(BudgetOptions(None, spec.simulations, spec.seconds)), []).append(spec.label)

@@ -76,7 +76,7 @@ class Arguments(PlacedArguments):
 
 
 def run(arguments: Arguments) -> None:
-    """Simulate the placement, write, say what the format's limits cost."""
+    """Simulate the placement, write it, and say how much longer the step takes within the format's limits."""
     _check(arguments)
     name, file, schedule = simulate_file(arguments)
     problem, path = schedule.problem, arguments.output
@@ -236,7 +236,7 @@ def _layer_tool(schedule: Schedule, arguments: Arguments) -> None:
 
 
 def _batch(arguments: Arguments) -> int | None:
-    """Samples of a step, where the model is at hand and the tool trains."""
+    """Return the samples of a step, if a FACTORY is given and the tool trains; None if not, or if they aren't known."""
     from placeto.capture.micro_batches import batch_length
     from placeto.cli.factory import make
     from placeto.cli.graphs import step_of

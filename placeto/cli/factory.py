@@ -1,4 +1,4 @@
-"""A function of the user's code, named on the command line: found, and called with arguments that are never evaluated.
+"""Finds a function of the user's code that the command line names, and calls it; its arguments are never evaluated.
 
 ``package.module:function``, ``path/to/file.py:function``, either with arguments in Python's own notation behind it, as
 ``zoo.py:unet(depth=4)``.
@@ -32,11 +32,11 @@ _OF_OUTPUT = {"sum": torch.sum, "mean": torch.mean}
 
 
 def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
-    """What the function that `factory` names returns, called under ``torch.device(device)``.
+    """Call the function that `factory` names under ``torch.device(device)``, and return what it returns.
 
     Args:
-        factory: see above.
-        settings: further arguments, each as ``name=value``; what is no Python literal is text.
+        factory: the function, written as this module's docstring says.
+        settings: further arguments, each as ``name=value``; a value that is no Python literal is text.
 
     Raises:
         UsageError: there is no such function, it doesn't take these arguments, or it raises.
@@ -57,17 +57,17 @@ def make(factory: str, settings: Sequence[str], device: str = "meta") -> Any:
         inspect.signature(function).bind(*positional, **named)
     except TypeError as problem:
         raise UsageError(f"{factory}: {problem}; it is {name}{inspect.signature(function)}") from None
-    except ValueError:  # a function that doesn't tell
+    except ValueError:  # a built-in function without a signature
         pass
     with _users_code(factory), torch.device(device):
         return function(*positional, **named)
 
 
 def settings_of(settings: Sequence[str]) -> dict[str, Any]:
-    """Arguments given as ``name=value``; what is no Python literal is text.
+    """Parse arguments given as ``name=value``; a value that is no Python literal is text.
 
     Raises:
-        UsageError: one is not given so, or twice.
+        UsageError: an argument isn't written so, or is given twice.
     """
     named: dict[str, Any] = {}
     for setting in settings:
@@ -81,7 +81,7 @@ def settings_of(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def parted(factory: str) -> tuple[str, str]:
-    """The module or file of a factory, and its function, with the arguments where there are any.
+    """Split a factory into its module or file, and its function with the arguments, if there are any.
 
     >>> parted("zoo.py:unet(depth=4)"), parted("C:/zoo.py:unet")
     (('zoo.py', 'unet(depth=4)'), ('C:/zoo.py', 'unet'))
@@ -92,7 +92,7 @@ def parted(factory: str) -> tuple[str, str]:
 
 
 def functions_of(path: Path) -> list[str]:
-    """Names of the first functions that a file of Python defines, which isn't run for that."""
+    """Return the names of the first functions that a Python file defines, without running it; [] if unreadable."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -101,10 +101,10 @@ def functions_of(path: Path) -> list[str]:
 
 
 def find_loss(name: str) -> Callable[..., Any]:
-    """A loss by name: ``sum`` or ``mean`` of the output, one of torch.nn.functional, or a function of the user's code.
+    """Return a loss by name: ``sum`` or ``mean`` of the output, one of torch.nn.functional, or a function of the user.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no such loss.
     """
     if ":" in name:
         where, function = parted(name)
@@ -118,10 +118,10 @@ def find_loss(name: str) -> Callable[..., Any]:
 
 
 def step_parts(made: Any, factory: str) -> tuple[nn.Module, Any, Any, Any]:
-    """(module, inputs, loss or None, targets) of what a factory has returned.
+    """Return (module, inputs, loss or None, targets) of what a factory has returned.
 
     Raises:
-        UsageError: it returned something else.
+        UsageError: the factory returned something else.
     """
     if isinstance(made, nn.Module):
         raise UsageError(f"{factory} {_RETURNS}, not the module alone: its inputs are needed as well")
@@ -133,7 +133,7 @@ def step_parts(made: Any, factory: str) -> tuple[nn.Module, Any, Any, Any]:
 
 @contextmanager
 def _users_code(what: str) -> Iterator[None]:
-    """Within it runs a user's code, which may raise anything, SystemExit too."""
+    """Within it, whatever a user's code raises, SystemExit too, becomes a UsageError."""
     try:
         yield
     except (KeyboardInterrupt, UsageError):
@@ -143,7 +143,7 @@ def _users_code(what: str) -> Iterator[None]:
 
 
 def _parse(call: str, factory: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """Name and arguments of ``function`` or ``function(...)``."""
+    """Return name and arguments of ``function`` or ``function(...)``."""
     try:
         node = ast.parse(call.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -206,7 +206,7 @@ def _from_name(where: str, factory: str) -> ModuleType:
 def _from_file(path: Path, factory: str) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"{factory!r}: there is no file {str(path)!r}")
-    _look_in(path.absolute().parent)  # its own imports
+    _look_in(path.absolute().parent)  # for what it imports from beside it
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -62,7 +62,7 @@ class StepOptions(TraceOptions):
 
     @property
     def how(self) -> dict[str, Any]:
-        """What a capture of a training step takes of these."""
+        """The options that a capture of a training step takes, as its named arguments."""
         return {"precision": self.precision, "optimizer": self.optimizer, "master_weights": self.master_weights}
 
 
@@ -97,11 +97,11 @@ Traced = TypeVar("Traced", bound=TraceOptions)
 
 
 def find_graph(argument: str, options: CaptureOptions) -> tuple[str, ComputationGraph, nn.Module | None]:
-    """The graph that an argument stands for: the name to show for it, the graph, and its module if it was captured.
+    """Return the name to show for a GRAPH argument, the graph, and its module if it was captured, else None.
 
     Raises:
-        UsageError, LoadError: there is no such thing, or the options are for something else.
-        CaptureError, GraphError: it can't be captured or read.
+        UsageError, LoadError: there is no such graph, or an option is for another kind of argument.
+        CaptureError, GraphError: the graph can't be captured or read.
     """
     if is_factory(argument):
         from placeto.cli.factory import parted
@@ -127,11 +127,11 @@ def find_graph(argument: str, options: CaptureOptions) -> tuple[str, Computation
 
 
 def as_planned(path: Path, argument: str, cluster: Cluster | None, options: Traced) -> Traced:
-    """How a GRAPH is captured for a file of a placement: in the micro-batches of the plan, if the file is one.
+    """Return how a GRAPH is captured for a placement file: if that is a plan, in the plan's number of micro-batches.
 
     Raises:
         PlacementError: the plan is for another cluster than the given one.
-        UsageError: another number of micro-batches is given.
+        UsageError: the options give another number of micro-batches than the plan has.
     """
     from placeto.formats.placement import PlacementError
     from placeto.formats.plan import load_plan
@@ -170,10 +170,11 @@ def is_factory(argument: str) -> bool:
 
 
 def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[ComputationGraph, nn.Module]:
-    """The graph of a FACTORY's step, and the module.
+    """Return the graph of a FACTORY's step, and the module.
 
     Raises:
-        UsageError, CaptureError: there is no such function, the options don't fit, or its step can't be captured.
+        UsageError: there is no such function, or an option is invalid or not for a FACTORY.
+        CaptureError: the step can't be captured.
     """
     from placeto.capture.trace import CaptureError, capture_inference, capture_training
     from placeto.cli.factory import make
@@ -203,10 +204,10 @@ def capture_factory(factory: str, options: CaptureOptions, name: str) -> tuple[C
 
 
 def check_step(options: TraceOptions) -> None:
-    """Refuse what contradicts itself.
+    """Refuse a number of micro-batches that is no number or below 1, and options of a training step for an inference.
 
     Raises:
-        UsageError: it does.
+        UsageError: there is such an option.
     """
     if isinstance(options.micro_batches, str):
         raise UsageError(
@@ -220,10 +221,10 @@ def check_step(options: TraceOptions) -> None:
 
 
 def step_of(made: Any, factory: str, options: TraceOptions) -> tuple[nn.Module, Any, Any, Any]:
-    """(module, inputs, loss or None, targets) of what a factory has returned, with the loss of the options.
+    """Return (module, inputs, loss or None, targets) of what a factory has returned, with the loss of the options.
 
     Raises:
-        UsageError: it returned something else, or there is no such loss.
+        UsageError: the factory returned something else, or there is no such loss.
     """
     from placeto.cli.factory import find_loss, step_parts
 
@@ -232,11 +233,11 @@ def step_of(made: Any, factory: str, options: TraceOptions) -> tuple[nn.Module, 
 
 
 def import_onnx(file: str, options: CaptureOptions, name: str) -> ComputationGraph:
-    """The inference in an ONNX file.
+    """Return the graph of the inference in an ONNX file.
 
     Raises:
-        UsageError: there is no such file, or options for modules are given.
-        GraphError: it can't be read.
+        UsageError: there is no such file, an option for modules is given, or a --dim isn't name=size.
+        GraphError: the file can't be read.
     """
     from placeto.formats import onnx_model
 
@@ -256,10 +257,10 @@ def import_onnx(file: str, options: CaptureOptions, name: str) -> ComputationGra
 
 
 def refuse_options(options: CaptureOptions, graph: str, why: str, but: Sequence[str]) -> None:
-    """Refuse options of a capture where nothing is captured, except some.
+    """Refuse options of a capture for a graph that isn't captured, except the options `but`.
 
     Raises:
-        UsageError: one has another value than its default.
+        UsageError: another option has another value than its default.
     """
     for field in fields(CaptureOptions):
         if field.name not in but and getattr(options, field.name) != field.default:
@@ -269,7 +270,7 @@ def refuse_options(options: CaptureOptions, graph: str, why: str, but: Sequence[
 
 
 def _hint(argument: str) -> str:
-    """What was probably meant by an argument that is neither a graph nor a function; "" if there is no telling."""
+    """Say what was probably meant by an argument that is neither a graph nor a function; "" if that can't be told."""
     path, (first, *rest) = Path(argument), argument.split(":")
     if ".ipynb" in (path.suffix, Path(first).suffix):
         return "no notebook is read: write it as a .py file"

@@ -1,4 +1,4 @@
-"""``placeto list``: what there is, one a line, name first."""
+"""``placeto list``: names of families, clusters, placers and rewards, each with a sentence, one a line."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def _placement_rewards() -> dict[str, str]:
 
 
 def _peaks(device: Device) -> str:
-    """Peaks in TFLOP/s: of float32, and where they differ of tf32 and 16 bits."""
+    """Return peak speeds in TFLOP/s: of float32, and those of tf32 and 16 bits if they differ."""
     peaks = {device.peak(dtype): None for dtype in ("float32", "tf32", "float16")}
     return "/".join(f"{peak / 1e12:.3g}" for peak in peaks)
 
 
 def describe_cluster(cluster: Cluster) -> str:
-    """Devices and links of a cluster in a sentence."""
+    """Describe the devices and links of a cluster in a sentence."""
     counts = Counter(device.kind for device in cluster.devices)
     kinds = {device.kind: device for device in cluster.devices}
     parts = []

@@ -23,10 +23,10 @@ DEFAULT_BATCH, DEFAULT_LENGTH = 1, 1024
 def find_model(
     argument: str, options: TrainingOptions, batch: int | None, length: int | None
 ) -> tuple[str, nn.Module, Any, Any, Any]:
-    """The name to show for a FACTORY or CONFIG, and its module, inputs, loss or None, and targets.
+    """Return the name to show for a FACTORY or CONFIG, and its module, inputs, loss or None, and targets.
 
     Raises:
-        UsageError: it is neither, the options are for the other of them, or the model can't be built.
+        UsageError: the argument is neither, an option is for the other of the two, or the model can't be built.
     """
     if is_config(argument):
         if options.settings or options.loss is not None:
@@ -62,17 +62,19 @@ def is_config(argument: str) -> bool:
 
 
 def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[str, Any], Any, tuple[()]]:
-    """A model on "meta", its inputs by name, its loss, no targets: what a factory returns.
+    """Build a model on "meta"; return (module, inputs by name, loss or None, no targets), as a factory does.
 
-    Models that generate text give their loss themselves; of others it is the mean square of the last hidden states.
+    Models that generate text compute their loss themselves. For others, it is the mean square of the last hidden
+    states.
 
     Args:
-        argument: see `is_config`.
-        batch: sequences.
-        length: tokens of each.
+        argument: a file or folder, as `is_config` takes it.
+        batch: number of sequences.
+        length: number of tokens of each sequence.
 
     Raises:
-        UsageError: transformers isn't installed, or it has no such model, or that is none of text alone; 4-bit weights.
+        UsageError: transformers isn't installed, or it has no such model or can't build it. Or the model has quantized
+            weights, no layers, or other inputs than text.
     """
     import torch
 
@@ -110,12 +112,12 @@ def make_model(argument: str, batch: int, length: int) -> tuple[nn.Module, dict[
 
 
 def can_checkpoint(module: nn.Module) -> bool:
-    """Whether it is a model of transformers that can checkpoint the activations of its blocks."""
+    """Whether a module is a model of transformers that can checkpoint the activations of its blocks."""
     return bool(getattr(module, "supports_gradient_checkpointing", False))
 
 
 def checkpoint(module: nn.Module, on: bool) -> None:
-    """Let such a model checkpoint the activations of its blocks, or keep them."""
+    """Let a model for which `can_checkpoint` is True checkpoint the activations of its blocks, or keep them."""
     switch: Any = module
     with warnings.catch_warnings(action="ignore"):
         if on:

@@ -1,4 +1,4 @@
-"""Help texts as paragraphs: where lines break in the source is no matter of who reads ``--help``."""
+"""Help texts as paragraphs, so that ``--help`` doesn't show the line breaks of the source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Help = str | Callable[[], str | None] | None
 
 
 def paragraphs(text: str) -> str:
-    r"""The text with one line for each paragraph and for each item of a list; a blank line is before each paragraph.
+    r"""Return a text with one line for each paragraph and each item of a list, and a blank line before each paragraph.
 
     >>> paragraphs("how many to try,\n    at least\n    1\n\n    more is better")
     'how many to try, at least 1\n\nmore is better'
@@ -26,7 +26,7 @@ def paragraphs(text: str) -> str:
 
 
 def in_paragraphs() -> ConstructorRegistry:
-    """A registry for tyro, under which the help of all fields of dataclasses is in paragraphs.
+    """Return a registry for tyro, under which the help of all fields of dataclasses is in paragraphs.
 
     By itself, tyro keeps the line breaks of docstrings of attributes.
     """
@@ -34,7 +34,7 @@ def in_paragraphs() -> ConstructorRegistry:
 
     @registry.struct_rule
     def joined(info: StructTypeInfo) -> StructConstructorSpec | None:
-        if info in inside:  # tyro asks all rules again, of which this is one
+        if info in inside:  # tyro applies all rules again, this one included
             return None
         inside.append(info)
         try:

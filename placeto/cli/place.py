@@ -129,7 +129,7 @@ def run(arguments: Arguments) -> None:
     if isinstance(count := arguments.options.micro_batches, int):
         result = place_by(problem_of(count), budget.simulations, budget.seconds)
     else:
-        from placeto.micro_batching import place_in_best  # captures, which needs torch
+        from placeto.micro_batching import place_in_best  # it captures the step, which needs torch
 
         chosen = place_in_best(problem_of, place_by, budget.simulations, budget.seconds)
         result = chosen.result
@@ -196,7 +196,7 @@ def _find_placer(arguments: Arguments) -> tuple[str, Placer]:
 
 @contextmanager
 def _shown(name: str, single_us: float, patience: float | None) -> Iterator[None]:
-    """On a terminal, show the best makespan so far and what the placer does; within it a placer ends early if asked."""
+    """Within it, a terminal shows the best makespan so far and what the placer does; `patience` may end the placer."""
     with ExitStack() as stack:
         report = None
         if sys.stderr.isatty():

@@ -30,7 +30,7 @@ from placeto.progress import ProgressBar
 if TYPE_CHECKING:
     from placeto.planning.steps import Plans
 
-_LEAST = 1_000_000  # bytes of a size without a unit
+_LEAST = 1_000_000  # bytes that a size without a unit must have
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _write_report(plans: Plans, path: Path, name: str) -> None:
-    """Write a page with the table and on the best way."""
+    """Write a page with the table of all ways, and with a report on the best way."""
     from placeto.formats.report import Ways, report_page
     from placeto.planning.steps import PIPELINES
     from placeto.problem.files import write_text
@@ -153,10 +153,10 @@ def _write_report(plans: Plans, path: Path, name: str) -> None:
 
 
 def size_of(text: str, option: str = "--headroom") -> int:
-    """Bytes, such as 1GB or 512MB.
+    """Parse a size such as 1GB or 512MB; return its bytes.
 
     Raises:
-        UsageError: it is something else, or a number without a unit that is less than a megabyte.
+        UsageError: the text is no size, or is a number without a unit below 1,000,000 (0 is allowed).
     """
     from placeto.problem.units import parse_bytes
 

@@ -42,7 +42,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Measure, write, and say how far off predictions are."""
+    """Measure, write the files, and say how far off predictions are."""
     outputs = {"--out": arguments.output, "--cluster-out": arguments.cluster_out}
     for option, path in outputs.items():
         check_output(option, path, json=True)
@@ -68,10 +68,11 @@ def run(arguments: Arguments) -> None:
 
 
 def real_step_of(factory: str, options: TraceOptions) -> RealStep:
-    """The step of a factory, called on the CPU with tensors that hold numbers.
+    """Call a factory on the CPU, and return its step, whose tensors hold numbers.
 
     Raises:
-        UsageError, CaptureError, StepError: there is no such function, the options don't fit, or it can't be run.
+        UsageError: there is no such function, or an option is invalid.
+        CaptureError, StepError: the step can't be captured or run.
     """
     from placeto.runtime.steps import filled, real_inference, real_training
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 AgainstText = Annotated[str, arg(metavar="NAMES")]
 AGAINST = "single,expert,metis,heft,etf"
 COUNTED = 200
-"""Simulations for the step on each number of devices."""
+"""Budget, in simulations, of the search on each number of devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def run(arguments: Arguments) -> None:
 
 
 def simulate_file(given: PlacedArguments) -> tuple[str, PlacementFile, Schedule]:
-    """The graph's name, a placement file, and its schedule in the order that it was made for."""
+    """Return the graph's name, a placement file, and its schedule, in the file's order unless a dispatch is given."""
     from placeto.formats.placement import PlacementError, load_placement
     from placeto.problem.costs import load_costs
     from placeto.problem.fields import within
@@ -101,9 +101,9 @@ def note_other_time(path: Path, schedule: Schedule, simulated_us: float, *shown_
     """Say why the step of a file takes another time in the program that torchrun runs, where it does.
 
     Args:
-        path: of the placement or plan.
-        schedule: of it.
-        simulated_us: as torchrun runs it.
+        path: the file of the placement or plan.
+        schedule: the schedule of the file.
+        simulated_us: simulated time of the step as torchrun runs it.
         shown_us: other times that the user sees.
     """
     from placeto.formats.placement import load_placement
@@ -126,7 +126,7 @@ def check_page(option: str, path: Path | None) -> None:
     """Refuse a page whose folder is missing or whose name isn't one of HTML, before any work is done.
 
     Raises:
-        UsageError: it is such.
+        UsageError: the page can't be written, or not under this name.
     """
     check_output(option, path)
     if path is not None and path.suffix.lower() not in (".html", ".htm"):
@@ -134,10 +134,10 @@ def check_page(option: str, path: Path | None) -> None:
 
 
 def check_against(names: str) -> list[str]:
-    """The names of placers in a list with commas; "none" is none.
+    """Return the names of placers in a comma-separated list, each once; "none" means no placer.
 
     Raises:
-        LoadError: no such placer.
+        LoadError: there is no placer of such a name.
     """
     listed = [name.strip() for name in names.split(",") if name.strip() and names.strip() != "none"]
     for name in listed:
@@ -154,7 +154,10 @@ def write_report(
     whole: Sequence[str] | None,
     against: str = AGAINST,
 ) -> None:
-    """Place the problem with the other placers too, in whole modules if it was, and write the page on the schedule."""
+    """Place the problem with the other placers too, and write the page on the schedule.
+
+    If `whole` isn't None, the placement was made in whole modules, and the other placers keep them whole as well.
+    """
     from placeto.evaluation.device_counts import advice, device_counts
     from placeto.formats.report import report_page
     from placeto.placing import with_undivided

@@ -51,7 +51,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Run, print."""
+    """Run the step and print how long it takes."""
     if (arguments.placement is None) == (arguments.plan is None):
         raise UsageError("give one of --placement and --plan")
     check_positive("--steps", arguments.steps)
@@ -71,7 +71,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _run_plan(arguments: Arguments, plan: Path) -> None:
-    """Export, start torchrun."""
+    """Export a plan as a program, run it by torchrun, and print how long its steps take."""
     from placeto.cli.factory import settings_of
     from placeto.cli.report import PlacedArguments, note_other_time, simulate_file
     from placeto.formats.exports import save_torch_pipeline, torch_pipeline
@@ -114,7 +114,7 @@ def _run_plan(arguments: Arguments, plan: Path) -> None:
 
 
 def _run_placement(arguments: Arguments, path: Path) -> None:
-    """By Placeto's own runtime."""
+    """Run a placement by Placeto's own runtime; print the time of a step, the loss, and the memory of each device."""
     from placeto.capture.trace import trace_inference, trace_training
     from placeto.formats.placement import PlacementError, load_placement
     from placeto.problem.fields import within

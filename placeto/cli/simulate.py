@@ -28,7 +28,7 @@ class Arguments(PlacedArguments):
 
 
 def run(arguments: Arguments) -> None:
-    """Simulate, print, write what was asked for."""
+    """Simulate the placement, print what it costs, and write the files that were asked for."""
     check_output("--trace", arguments.trace, json=True)
     check_picture("--plot", arguments.plot)
     from placeto.evaluation.summary import ratio

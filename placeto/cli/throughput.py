@@ -10,7 +10,7 @@ from placeto.problem.units import format_bytes, format_rate, format_us
 
 
 def check_options(micro_batches: int | str, refused: Mapping[str, bool]) -> None:
-    """Refuse what the objective throughput doesn't know: micro-batches, and options by whether they were given.
+    """Refuse what the objective throughput doesn't take: micro-batches, and the options of `refused` that are given.
 
     Raises:
         UsageError: there are micro-batches, or an option was given.

@@ -79,7 +79,7 @@ class Arguments:
 
 
 def defaults(arguments: Sequence[str]) -> Arguments:
-    """What is trained unless told otherwise: it depends on --placer, --recipe and --checkpoint."""
+    """Return the values of options that aren't given, which depend on --placer, --recipe and --checkpoint."""
     placer, checkpoint = _value(arguments, "--placer"), _value(arguments, "--checkpoint")
     recipe: Any = "paper" if _value(arguments, "--recipe") == "paper" else "ours"
     missing: Any = MISSING
@@ -131,7 +131,7 @@ def run(arguments: Arguments) -> None:
 def _train(
     arguments: Arguments, cluster: Cluster, costs: CostModel, initial: dict[str, Any] | None, ranks: Ranks
 ) -> None:
-    """Train together with the other ranks, of which the first one shows how it goes."""
+    """Train together with the other ranks; the first rank shows the progress."""
     config, family, out = arguments.config, arguments.family, Path(arguments.config.out)
     single = family is None and not arguments.validation_graphs
 
@@ -157,7 +157,7 @@ def _train(
 
 
 def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> None:
-    """Train on the graphs of factories, for these alone, by steps that are run."""
+    """Train for the graphs of factories alone, by measured times of steps that are run."""
     from placeto.cli.graphs import TraceOptions
     from placeto.cli.profile import real_step_of
     from placeto.problem.cluster import load_cluster, save_cluster
@@ -194,7 +194,7 @@ def _train_measured(arguments: Arguments, initial: dict[str, Any] | None) -> Non
 
 
 def _print_best(problems: dict[str, PlacementProblem], out: Path) -> None:
-    """The best placement met of each graph, in a line."""
+    """Print the best placement met of each graph, in a line each."""
     for index, (name, problem) in enumerate(problems.items()):
         path = out / f"placement-{index}.json"
         if path.exists():
@@ -204,9 +204,9 @@ def _print_best(problems: dict[str, PlacementProblem], out: Path) -> None:
 
 
 def _value(arguments: Sequence[str], option: str) -> str | None:
-    """What is given for an option, before the arguments are parsed; tyro complains about what is wrong with it.
+    """Return what is given for an option, before the arguments are parsed; None if nothing is.
 
-    As for tyro, the last one counts.
+    If the option is given twice, the last value counts, as for tyro. Tyro refuses an invalid value later.
     """
     value = None
     for this, following in zip(arguments, [*arguments, None][1:], strict=True):

@@ -41,7 +41,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> None:
-    """Tune, print a row for each placement that is run, write."""
+    """Tune, print a row for each placement that is run, and write the best placement."""
     check_output("--out", arguments.output, json=True)
     check_positive("--minutes", arguments.minutes)
     check_positive("--count", arguments.count)

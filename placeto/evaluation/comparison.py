@@ -62,7 +62,7 @@ _FILE = {"rows": Field(items(anything, "a row"))}
 
 
 class EvaluationError(ValueError):
-    """Placers that can't be compared as asked, or a file that holds no evaluation."""
+    """Placers that can't be compared as asked, a file that holds no evaluation, or a worker that was killed."""
 
 
 def _point(value: Any, key: str, error: type[ValueError]) -> None:
@@ -78,7 +78,7 @@ _ROW = {
     "placer": Field(text),
     "seed": Field(integer()),
     "makespan_us": Field(number()),
-    "relative": Field(number(infinite=True)),  # where one device takes no time
+    "relative": Field(number(infinite=True)),  # infinite if one device takes no time
     "lower_bound_us": Field(number()),
     "fits": Field(flag),
     "simulations": Field(number()),
@@ -86,20 +86,20 @@ _ROW = {
     "key": Field(optional(text), None),
     "history": Field(items(_point, "a point of history"), ()),
 }
-"""What is read of a row; experiments keep more in it."""
+"""The fields of a row that are read; rows of experiments have more fields."""
 
 
 @dataclass(frozen=True)
 class PlacerSpec:
     """A placer to compare, and its budget."""
 
-    label: str  # how the table calls it
+    label: str  # its name in the table
     placer: str  # a heuristic's name, or a checkpoint's path
     simulations: int | None = None
     seconds: float | None = None
 
     def load(self) -> Placer:
-        """The placer's function."""
+        """Return the placer's function."""
         return load_placer(self.placer)
 
     @property
@@ -123,16 +123,16 @@ class Job:
     graph: str
     spec: PlacerSpec
     seed: int
-    key: str  # of everything that decides the result
+    key: str  # digest of everything that decides the result
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """Its place in the table of a cluster."""
+        """The job's place in the table of a cluster: (graph, label, seed)."""
         return self.graph, self.spec.label, self.seed
 
 
 def parse_spec(text: str, checkpoint: str | Path | None, simulations: int | None, seconds: float | None) -> PlacerSpec:
-    """A placer as the command line gives it: ``[label=]name-or-checkpoint[@simulations]``; ``@pass`` means no budget.
+    """Parse a placer of the command line: ``[label=]name-or-checkpoint[@simulations]``; ``@pass`` means no budget.
 
     ``@pass`` is for learned placers. The name of a learned placer stands for `checkpoint`.
 
@@ -182,10 +182,10 @@ def evaluate(
         specs: the placers, with distinct labels.
         seeds: the seeds of the placers' random choices.
         costs: how long ops take.
-        out: file to keep the rows in; those that are there already, made by the same placer, graph, cluster,
-            costs and budget, are not made again. It is written every few seconds, atomically.
-        processes: how many work at once, with one thread each; 1 works in this process; None = all cores.
-        history: keep how the makespan fell with simulations and seconds in each row.
+        out: file to keep the rows in. A row in it is not made again if its placer, graph, cluster, costs, budget and
+            seed are the same, and the code too. The file is written every few seconds, atomically.
+        processes: how many work at once, with one thread each; 1 works in this process; None = one for each core.
+        history: keep in each row how the makespan fell with simulations and seconds.
         report: called with (jobs done, jobs in all, what was done last).
         whole_modules: all placers keep each block of a model, or else each module, on one device.
 
@@ -197,7 +197,7 @@ def evaluate(
         EvaluationError: two placers with one label, or `out` exists and holds something else, or a placer finds no
             placement that its tool can run. The rows made before are in `out`.
         BusyError: another process evaluates into `out`.
-        ExportError: whole modules of a graph that has none.
+        ExportError: `whole_modules` is set, and a graph has no modules.
     """
     if whole_modules:
         graphs = {name: with_modules_whole(graph) for name, graph in graphs.items()}
@@ -241,11 +241,11 @@ def evaluate(
 
 
 def load_rows(path: str | Path) -> list[Row]:
-    """Rows of an evaluation file.
+    """Return the rows of an evaluation file.
 
     Raises:
         EvaluationError: the file holds no evaluation.
-        OSError: it can't be read.
+        OSError: the file can't be read.
     """
     document = read_json(path, EvaluationError)
     with within(EvaluationError, path):
@@ -266,7 +266,7 @@ _ROOMS = "problem", "simulator", "heuristics", "environment", "policies"
 
 @cache
 def code_version() -> str:
-    """A hash of the code that decides what a placer answers: rows that other code made are not reused."""
+    """Return a hash of the code that decides the results of placers: rows that other code made are not reused."""
     digest, package = hashlib.sha256(), Path(__file__).parents[1]
     for part in ("compiling.py", *(f"{room}/**/*.py" for room in _ROOMS)):
         for path in sorted(package.glob(part)):
@@ -275,12 +275,13 @@ def code_version() -> str:
 
 
 def _key(name: str, problem_hash: str, spec: PlacerSpec, seed: int) -> str:
+    """Return a digest of everything that decides the result of a job."""
     text = f"{name} {problem_hash} {spec.label} {spec.fingerprint} {seed} {code_version()}"
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def _work(jobs: Sequence[Job], worker: _Worker, processes: int | None) -> Iterator[tuple[Job, Row]]:
-    """Do the jobs, here or in other processes; yields each with its row as it ends."""
+    """Do the jobs, in this process or in several others; yield each job with its row when it is done."""
     count = min(processes or len(cores()), len(jobs))
     if count <= 1:
         for job in jobs:
@@ -292,9 +293,10 @@ def _work(jobs: Sequence[Job], worker: _Worker, processes: int | None) -> Iterat
 def in_processes(
     work: Callable[[Item], Result], items: Sequence[Item], count: int, start: Callable[..., None], *arguments: object
 ) -> Iterator[tuple[Item, Result]]:
-    """Work on items in `count` processes, each begun with `start(*arguments)`; yields items with results as they end.
+    """Call `work` on items in `count` processes; yield each item with its result when it is done.
 
-    If that ends before all is done, by an error or as nobody wants more, SIGTERM ends the processes.
+    Each process first calls `start(*arguments)`. If the generator ends early, by an error or because it is closed,
+    SIGTERM ends the processes.
 
     Raises:
         EvaluationError: one of the processes was killed.
@@ -312,7 +314,7 @@ def in_processes(
     finally:
         for process in set(multiprocessing.active_children()) - others if pending else ():
             process.terminate()
-        with suppress(OSError):  # raised where workers die at this very moment
+        with suppress(OSError):  # raised if workers die at this very moment
             pool.shutdown(cancel_futures=True)
 
 
@@ -331,7 +333,7 @@ class _Worker:
         if job.spec not in self.placers:
             self.placers[job.spec] = job.spec.load()
         graph = self.graphs[job.graph]
-        problem = PlacementProblem(graph, self.cluster, self.costs)  # anew: grouping it is part of the seconds
+        problem = PlacementProblem(graph, self.cluster, self.costs)  # made anew: grouping ops is part of the seconds
         warm_up(self.placers[job.spec], problem, job.spec.simulations, job.spec.seconds)
         budget: dict[str, Any] = {"simulations": job.spec.simulations, "seconds": job.spec.seconds}
         placer = self.placers[job.spec]
@@ -364,11 +366,11 @@ class _Worker:
         return row
 
 
-_worker: _Worker | None = None  # of this process, when it is one of the pool
+_worker: _Worker | None = None  # the worker of this process, if that is one of the pool
 
 
 def start_process() -> None:
-    """What each of several worker processes does first: it uses one thread, and ends with its parent."""
+    """Prepare a worker process: it uses one thread, and ends when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the workers at once; the parent saves what is done
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -385,7 +387,7 @@ def _start_worker(worker: _Worker) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed can't end its workers, which would wait for jobs for ever."""
+    """End this process when its parent ends: a killed parent can't end its workers, which would wait forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

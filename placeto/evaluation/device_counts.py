@@ -21,7 +21,7 @@ WORTH = 0.05
 
 
 class DeviceCount(NamedTuple):
-    """The best step that was found on so many devices, or fewer."""
+    """The best step that was found on `devices` devices or fewer."""
 
     devices: int
     makespan_us: float
@@ -31,9 +31,10 @@ class DeviceCount(NamedTuple):
 def device_counts(
     problem: PlacementProblem, placer: Placer, simulations: int, known_us: float, known_fits: bool
 ) -> list[DeviceCount]:
-    """Place on 1, 2, 4, ... of the devices, the closest and fastest, each within a budget, and on all of them.
+    """Place on 1, 2, 4, ... of the closest and fastest devices, and on all devices, each time with a budget.
 
-    For all devices, the known makespan counts too. If fewer devices give a better step, it counts for more devices.
+    For all devices, a placement that is known already counts too: `known_us` is its makespan, and `known_fits` says
+    whether it fits. If fewer devices give a better step, this step counts for more devices as well.
     """
     counts, best = [], (True, float("inf"))
     for devices in device_sets(problem.cluster):
@@ -52,7 +53,9 @@ def device_counts(
 
 
 def device_sets(cluster: Cluster) -> list[tuple[int, ...]]:
-    """The devices to use if they are 1, 2, 4, ..., or all: a part as `subclusters` makes them, else the fastest.
+    """Return the devices to use, if they are to be 1, 2, 4, ..., or all of them.
+
+    They are a part of the cluster that `subclusters` or `halves` gives, or else the fastest devices.
 
     >>> from placeto import load_cluster
     >>> device_sets(load_cluster("2xv100+2xp100"))
@@ -71,7 +74,10 @@ def device_sets(cluster: Cluster) -> list[tuple[int, ...]]:
 
 
 def worth_using(counts: Sequence[DeviceCount]) -> int:
-    """The least number of devices beyond which no more of them save `WORTH` of the step; those must fit if any do."""
+    """Return the least number of devices beyond which more of them save at most `WORTH` of the step.
+
+    If the step fits on all devices, it must also fit on this number of them.
+    """
     last = counts[-1]
     for count in counts:
         if count.fits == last.fits and last.makespan_us >= (1.0 - WORTH) * count.makespan_us:
@@ -80,7 +86,7 @@ def worth_using(counts: Sequence[DeviceCount]) -> int:
 
 
 def advice(counts: Sequence[DeviceCount]) -> str:
-    """The same in a sentence."""
+    """Say in a sentence how many devices are worth using; see `worth_using`."""
     worth, last = worth_using(counts), counts[-1].devices
     if last == 1:
         return "There is one device to use."

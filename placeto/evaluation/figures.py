@@ -19,7 +19,7 @@ from placeto.terminal import drawable
 if TYPE_CHECKING:
     from placeto.evaluation.machines import Machine
 
-_TITLE = 160  # characters
+_TITLE = 160  # characters of a title, at most
 
 
 def curve_figure(
@@ -27,7 +27,7 @@ def curve_figure(
     seconds: Mapping[str, Sequence[tuple[float, float]]],
     title: str,
 ) -> Figure:
-    """Makespan relative to one device against simulations and against seconds, a line per placer.
+    """Draw the makespan relative to one device against simulations and against seconds, with a line for each placer.
 
     A line ends in a dot where the placer was done, and continues dotted, for comparison with placers that took longer.
 
@@ -63,9 +63,9 @@ def curve_figure(
 
 
 def machine_figure(machines: Sequence[Machine], title: str) -> Figure:
-    """Time for a batch on each cluster: of the placement, and with a replica on each device, at best and at worst.
+    """Draw the time for a batch on each cluster: placed, and with a replica on each device, at best and at worst.
 
-    What doesn't fit in memory is hatched. Prices are written next to the bars of clusters that have one.
+    The bars of what doesn't fit in memory are hatched. Prices are written next to the bars of clusters that have one.
     """
     figure = Figure(figsize=(9, 1.1 + 0.85 * len(machines)), layout="constrained")
     axes = figure.add_subplot()

@@ -27,28 +27,28 @@ class Machine:
     """A model on a cluster."""
 
     result: PlacementResult
-    single_us: float | None  # on the fastest device that holds the model; None = no device does
+    single_us: float | None  # step on the fastest device that holds the model; None = no device does
     replicas: DataParallel
 
     @property
     def name(self) -> str:
-        """The cluster's."""
+        """The name of the cluster."""
         return self.result.problem.cluster.name
 
     @property
     def speed_up(self) -> float | None:
-        """Over the best single device."""
+        """How many times as fast as `single_us` a step is; None if no device holds the model."""
         return None if self.single_us is None else ratio(self.single_us, self.result.makespan_us)
 
     @property
     def price_per_step(self) -> float | None:
-        """In the currency of the cluster's price, where it has one."""
+        """Price of a step, in the currency of the cluster's price; None if the cluster has no price."""
         price = self.result.problem.cluster.price_per_hour
         return None if price is None else price * self.result.makespan_us / _HOUR_US
 
     @property
     def price_per_batch(self) -> float | None:
-        """What a batch costs with a replica on each device, at most; None without a price, or where it doesn't fit."""
+        """Price of a batch with a replica on each device, at most; None without a price, or if replicas don't fit."""
         price = self.result.problem.cluster.price_per_hour
         if price is None or not self.replicas.fits:
             return None
@@ -67,14 +67,14 @@ def place_on(
     seconds: float | None = None,
     seed: int = 0,
 ) -> Machine:
-    """Place on one cluster, within a budget, and look at its single devices and at replicas."""
+    """Place a problem on its cluster, within a budget, and simulate its single devices and replicas beside that."""
     result = placer(problem, simulations=simulations, seconds=seconds, seed=seed)
     single = best_single(problem)
     return Machine(result, None if single is None else single.makespan_us, data_parallel(problem))
 
 
 def machine_table(machines: Sequence[Machine]) -> str:
-    """A line for each machine: of the placement, then of replicas, whose step has a batch for each device."""
+    """Return a table with a line for each machine: its placement, then replicas, whose step has a batch for each."""
     priced = any(machine.price_per_step is not None for machine in machines)
     cells = [["cluster", "step", "speed-up", "fits", "search", "replicas' step", "samples/s", "fit"]]
     cells[0] += ["price of 1000 steps", "replicas' 1000 batches"] if priced else []

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
 
 _HOW = {"training": "was trained on", "validation": "had its parameters chosen by"}
-_LISTED = 3  # graphs that a sentence names
+_LISTED = 3  # how many graphs a sentence names, at most
 
 
 def seen_before(specs: Sequence[PlacerSpec], graphs: Mapping[str, ComputationGraph]) -> list[str]:
-    """A sentence for each checkpoint and use, about the graphs that it was trained on or validated by.
+    """Return a sentence for each checkpoint and use, on the graphs that it was trained on or validated by.
 
     Graphs count as the same if they differ in names only. Checkpoints of earlier versions don't say what they saw.
 
     Raises:
-        CheckpointError: a checkpoint has something else in its place.
+        CheckpointError: a checkpoint has something else in place of the names of its graphs.
     """
     sentences = []
     for placer in dict.fromkeys(spec.placer for spec in specs):

@@ -13,7 +13,7 @@ from placeto.simulator.data_parallel import ratio
 
 Row = dict[str, Any]
 COLUMNS = ("placer", "/ one device", "/ best known", "/ lower bound", "wins", "worst", "fits", "simulations", "seconds")
-_TIE = 1e-9  # relative
+_TIE = 1e-9  # relative difference up to which makespans are equal
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Summary:
     """One placer over all graphs and seeds; means are over the rows, all ratios are of makespans."""
 
     placer: str
-    relative: float  # mean, to the best single device; of graphs that one device holds, NaN if there is none such
+    relative: float  # mean ratio to the best single device, of graphs that one device holds; NaN if there are none
     spread: float  # standard deviation over seeds of `relative`; 0 with one seed
-    to_best: float  # mean, to the best makespan of any placer and seed on the same graph
-    to_bound: float  # mean, to the lower bound
+    to_best: float  # mean ratio to the best makespan of any placer and seed on the same graph
+    to_bound: float  # mean ratio to the lower bound
     wins: int  # graphs on which the placer's mean over seeds is the smallest; ties count for all
-    worst: float  # largest, to the best single device, as `relative`
+    worst: float  # largest ratio to the best single device, of the same graphs as `relative`
     fits: int  # rows whose placement fits into memory
     rows: int
     graphs: int
@@ -35,9 +35,9 @@ class Summary:
 
 
 def summarize(rows: Sequence[Row]) -> list[Summary]:
-    """A summary per placer, in the order in which they appear.
+    """Return a summary for each placer, in the order in which placers appear.
 
-    Placements that don't fit count in the ratios as they are, yet never as best known nor as a win if others fit.
+    Placements that don't fit count in the ratios as they are. If others fit, they are never best known, and never win.
     """
     graphs = list(dict.fromkeys((row["graph"], row["cluster"]) for row in rows))
     best = {graph: _best([row for row in rows if (row["graph"], row["cluster"]) == graph]) for graph in graphs}
@@ -46,7 +46,7 @@ def summarize(rows: Sequence[Row]) -> list[Summary]:
 
 
 def markdown_table(summaries: Sequence[Summary]) -> str:
-    """The summaries as a markdown table, best mean first; there is no ratio to a device that can't hold the graph."""
+    """Return the summaries as a markdown table, best mean first; "-" if no device holds a graph alone."""
     cells = [list(COLUMNS)]
     for s in sorted(summaries, key=lambda s: s.to_best if math.isnan(s.relative) else s.relative):
         spread = f" ± {s.spread:.3f}" if s.spread > 0 else ""
@@ -66,7 +66,9 @@ def markdown_table(summaries: Sequence[Summary]) -> str:
 def mean_curves(
     rows: Sequence[Row], against: Literal["simulations", "seconds"], num_points: int = 200
 ) -> dict[str, list[tuple[float, float]]]:
-    """Mean over a placer's rows of the best relative makespan so far: points (simulations or seconds, makespan).
+    """Return, by placer, the mean over its rows of the best relative makespan so far.
+
+    A curve is a list of points (simulations or seconds, makespan).
 
     Rows need a "history"; those of graphs that no single device holds are left out. A curve begins where every row has
     a placement, ends where the longest row does, and has up to `num_points` points, evenly spaced on a log scale; rows
@@ -93,18 +95,18 @@ def mean_curves(
 
 
 def held(row: Row) -> bool:
-    """Whether some single device holds the row's graph, so that `relative` is a ratio; older rows don't say."""
+    """Whether some single device holds the row's graph, so that `relative` is a ratio; True for older rows."""
     return bool(row.get("single_fits", True))
 
 
 def _best(rows: Sequence[Row]) -> float:
-    """Smallest makespan among those that fit, or among all if none does."""
+    """Return the smallest makespan among the rows that fit, or among all rows if none does."""
     fitting = [row["makespan_us"] for row in rows if row["fits"]]
     return min(fitting or [row["makespan_us"] for row in rows])
 
 
 def _winners(rows: Sequence[Row]) -> set[tuple[str, str, str]]:
-    """(graph, cluster, placer) of each win."""
+    """Return (graph, cluster, placer) of each win."""
     cells: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in rows:
         cells.setdefault((row["graph"], row["cluster"]), {}).setdefault(row["placer"], []).append(row)

@@ -23,46 +23,46 @@ if TYPE_CHECKING:
     from placeto.problem.graph import ComputationGraph
 
 Capture = Callable[[int, bool], "ComputationGraph"]
-"""The step in so many micro-batches, with activation checkpointing or not."""
+"""Captures the step, given the number of micro-batches and whether activations are checkpointed."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one device holds at most."""
+    """What one device holds at the moment when it holds most."""
 
     device: Device
-    devices: int  # over which parameters are divided, as in stage 3 of ZeRO; 1 = one device has all
+    devices: int  # how many share the parameters, as in stage 3 of ZeRO; 1 = one device has all
     micro_batches: int
     checkpointed: bool
-    memory: Mapping[str, int]  # bytes by `CATEGORIES`, at the moment when they are most together
+    memory: Mapping[str, int]  # bytes by `CATEGORIES`, at the moment when their sum is largest
     resident: int  # bytes of parameters, gradients and the optimizer's state
 
     @property
     def used(self) -> int:
-        """Bytes."""
+        """Bytes that the device holds at that moment."""
         return sum(self.memory.values())
 
     @property
     def fits(self) -> bool:
-        """Whether the device has them."""
+        """Whether the device has enough memory for `used`."""
         return self.used <= self.device.memory
 
     @property
     def how(self) -> str:
-        """Such as " in 4 micro-batches with checkpointing"; "" for the whole batch without."""
+        """How the step runs, such as " in 4 micro-batches with checkpointing"; "" for the whole batch without."""
         parts = "" if self.micro_batches == 1 else f" in {self.micro_batches} micro-batches"
         return parts + (" with checkpointing" if self.checkpointed else "")
 
 
 @dataclass(frozen=True)
 class Fits:
-    """What a step needs on devices of each kind, as far as it was asked: the last of a kind fits if any does."""
+    """What a step needs on devices of each kind, in each way that was tried; if one way fits a kind, it is the last."""
 
     needs: tuple[Need, ...]
     left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
 
     def advice(self) -> str:
-        """For each kind of device whether the step fits, and what it takes to, a sentence for each."""
+        """Say for each kind of device, in a sentence each, how the step fits, or how much memory is missing."""
         told = []
         for device in _kinds(need.device for need in self.needs if need.devices == 1):
             *_, last = own = [need for need in self.needs if need.device == device and need.devices == 1]
@@ -111,19 +111,19 @@ class Fits:
 def fits(
     capture: Capture, cluster: Cluster, counts: Sequence[int] = COUNTS, checkpointing: Sequence[bool] = (False,)
 ) -> Fits:
-    """Ask for each kind of device whether a step fits, first as it is, then with whatever needs less, until it does.
+    """Find for each kind of device whether a step fits: as it is, then in ways that need less memory, until one fits.
 
-    Where it fits no kind of device in any way, parameters are divided over all devices of the cluster, CPUs aside, of
-    which each has one micro-batch.
+    If the step fits no kind of device in any way, parameters are divided over all devices of the cluster except CPUs.
+    Each of these devices then has one micro-batch.
 
     Args:
-        capture: the capture of the step.
-        cluster: the cluster whose devices are asked about.
-        counts: numbers of micro-batches, the least first.
-        checkpointing: whether activations are checkpointed, in the order in which it is tried.
+        capture: captures the step.
+        cluster: the cluster with the devices.
+        counts: numbers of micro-batches to try, the least first.
+        checkpointing: for each number, whether activations are checkpointed: the values to try, in order.
 
     Raises:
-        CaptureError: the step can't be captured as it is.
+        CaptureError: the step can't be captured in the first of these ways.
     """
     from placeto.capture.errors import CaptureError
 
@@ -159,7 +159,7 @@ def fits(
 
 
 def device_of(memory: int) -> Cluster:
-    """A cluster of one device with so many bytes; its speed doesn't change what it holds."""
+    """Return a cluster of one device with `memory` bytes; its speeds are arbitrary, as they change no memory."""
     return _one(Device("device", "device", 1e12, 1e12, memory))
 
 
@@ -173,7 +173,7 @@ def _alone(device: Device, count: int, checkpointed: bool, graph: ComputationGra
 
 
 def _divided(cluster: Cluster, devices: Sequence[int], count: int, checkpointed: bool, graph: ComputationGraph) -> Need:
-    """Of the device that has the least left."""
+    """Return the need of the device with the least memory left, if `devices` share the parameters."""
     turns = list(devices) * (count // len(devices))
     schedule = simulate(*replicated(PlacementProblem(graph, cluster), turns, 3))
     lacks = schedule.peak_memory - cluster.memory
@@ -187,7 +187,7 @@ def _resident(schedule: Schedule, device: int) -> int:
 
 
 def _kinds(devices: Iterable[Device]) -> list[Device]:
-    """The first device of each kind and memory."""
+    """Return the first device of each kind and memory."""
     found: dict[tuple[str, int], Device] = {}
     for device in devices:
         found.setdefault((device.kind, device.memory), device)

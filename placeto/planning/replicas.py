@@ -3,21 +3,22 @@
 Stages are those of ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC
 2020, arXiv 1910.02054), of n devices:
 
-1. Each has all weights and gradients. Gradients are summed once a step, a part of each on each device, which sends the
-   new weights of that part to the others: (n - 1) / n of their bytes twice, as an all-reduce. The optimizer's state is
-   whole on each device (PyTorch's DistributedDataParallel) or divided (ZeroRedundancyOptimizer).
-2. Each keeps a part of weights, gradients and state. A unit's weights are gathered before its forward pass and stay for
-   the backward pass, after which its gradients are summed, each part where it is kept (FSDP that doesn't reshard after
-   the forward pass).
+1. Each device has all weights and gradients. Gradients are summed once a step, a part of each on each device, which
+   sends the new weights of that part to the others. So (n - 1) / n of the bytes are sent twice, as in an all-reduce.
+   The optimizer's state is whole on each device (PyTorch's DistributedDataParallel) or divided
+   (ZeroRedundancyOptimizer).
+2. Each device keeps a part of weights, gradients and state. A unit's weights are gathered before its forward pass and
+   stay for the backward pass. After that its gradients are summed, each part on the device that keeps it (FSDP that
+   doesn't reshard after the forward pass).
 3. A unit's weights are gathered again before its backward pass, so that the bytes are sent three times (FSDP; Zhao et
    al., "PyTorch FSDP", VLDB 2023, arXiv 2304.11277).
 
 In stages 2 and 3 devices gather and sum for each of their micro-batches. The next unit is gathered while one computes,
-so that two of them are in memory. A unit is a block of the model, or what stands between blocks.
+so that two units are in memory. A unit is a block of the model, or the modules between two blocks.
 
-All of it becomes ops of a graph, which the simulator runs as any other. A device runs its micro-batches one after the
-other, its ops in the order of the program, as eager PyTorch does. What goes to another host goes there once, to one
-device, which passes it on; gradients are summed on their host first.
+Gathering and summing become ops of a graph, which the simulator runs as any other. A device runs its micro-batches one
+after the other, and its ops in the order of the program, as eager PyTorch does. A tensor for another host is sent there
+once, to one device, which passes it on. Gradients are first summed on each host.
 
 Legend: N ops, n devices, M micro-batches.
 """
@@ -42,12 +43,12 @@ from placeto.simulator.memory_timeline import GATHER, RELAY, SCATTER
 
 
 def replicated(problem: PlacementProblem, device: Sequence[int], stage: int) -> tuple[PlacementProblem, np.ndarray]:
-    """A training step on replicas, and the placement of its ops.
+    """Return the problem of a training step on replicas, and the placement of its ops.
 
     Args:
-        problem: of a step captured in M micro-batches, without the optimizer's update.
-        device: (M,) of each micro-batch; in stages 2 and 3 the devices take turns, so that all have equally many.
-        stage: 1, 2 or 3. In the first, each device has the whole state of the optimizer.
+        problem: the problem of a step that was captured in M micro-batches, without the optimizer's update.
+        device: (M,) device of each micro-batch. In stages 2 and 3 devices take turns, so that all have equally many.
+        stage: 1, 2 or 3. In stage 1, each device has the whole state of the optimizer.
 
     Raises:
         ValueError: the devices don't take turns in stage 2 or 3.
@@ -56,15 +57,15 @@ def replicated(problem: PlacementProblem, device: Sequence[int], stage: int) -> 
 
 
 class _Use(NamedTuple):
-    """Weights that a device gathers once."""
+    """One gathering of a unit's weights by a device."""
 
     unit: int
-    turn: int  # of its micro-batches
-    again: bool  # for the backward pass
+    turn: int  # number of the micro-batch among those of the device
+    again: bool  # whether the weights are gathered again, for the backward pass
 
 
 class _Step:
-    """The graph in the making."""
+    """Builds the graph of a step on replicas."""
 
     def __init__(self, problem: PlacementProblem, device: Sequence[int], stage: int) -> None:
         self.problem, self.graph, self.stage, self.device = problem, problem.graph, stage, list(device)
@@ -79,7 +80,7 @@ class _Step:
         self.signals: dict[str, int] = {}  # op -> its output of no bytes
 
     def made(self) -> tuple[PlacementProblem, np.ndarray]:
-        """The problem and the placement."""
+        """Build the graph; return its problem and its placement."""
         graph, dropped = self.graph, self.shared.copy()
         dropped[gradient_sums(graph).additions] = True
         dropped[[op for op, kind in enumerate(graph.op_types) if kind == GRADIENT]] = True
@@ -109,7 +110,7 @@ class _Step:
         return self.device[max(0, int(self.graph.micro_batches[op]))]
 
     def _turn(self, micro_batch: int) -> int:
-        """How many micro-batches its device has before."""
+        """Return how many micro-batches the same device has before this one."""
         return self.device[: max(0, micro_batch)].count(self.device[max(0, micro_batch)])
 
     def _add(self, record: Record, device: int) -> Output:
@@ -118,7 +119,7 @@ class _Step:
         return record["name"], 0
 
     def _signal(self, record: Record) -> Output:
-        """An output of no bytes of an op, for what waits for it."""
+        """Return an op's output of no bytes, which ops that wait for the op read; add it if the op has none yet."""
         if record["name"] not in self.signals:
             self.signals[record["name"]] = len(record["outputs"])
             record["outputs"].append(0)
@@ -132,7 +133,7 @@ class _Step:
         return name
 
     def _copy(self, kept: list[int]) -> None:
-        """Give each device all parameters, and what is made of them; of those that are trained others send parts."""
+        """In stage 1: give each device all parameters, and what is made of them; others send it their trained parts."""
         graph = self.graph
         updated = np.bincount(self.unit[self.shared], graph.trained_bytes[self.shared], len(self.units))
         there: dict[int, dict[int, Output]] = {}
@@ -156,21 +157,21 @@ class _Step:
                     self.own[op]["inputs"] = [(name.get(of, source), output) for of, source, output in inputs]
 
     def _divide(self, kept: list[int], chains: dict[int, list[int]]) -> None:
-        """Give each device a part of the units, and what gathers them; let the ops read what is gathered."""
+        """In stages 2 and 3: give each device a part of each unit, and ops that gather units for its other ops."""
         graph, memory = self.graph, storage(self.graph)
         readers: dict[int, dict[_Use, list[tuple[int, int]]]] = {device: defaultdict(list) for device in self.devices}
-        read: dict[int, set[int]] = defaultdict(set)  # tensors of each unit
+        read: dict[int, set[int]] = defaultdict(set)  # by unit: its tensors that are read
         for op in kept:
             for number, source in enumerate(graph.reads[op]):
                 if self.shared[source]:
                     use = self._use(int(self.unit[source]), op)
                     readers[self._where(op)][use].append((op, number))
                     read[use.unit].add(int(memory[graph.edge_tensor[graph.input_ptr[op] + number]]))
-        for home, tensor in contributions(graph):  # a unit has its weights until its gradients are there
+        for home, tensor in contributions(graph):  # a unit's weights stay until its gradients are computed
             op = int(graph.producer[tensor])
             readers[self._where(op)][self._use(int(self.unit[home]), op)].append((op, len(self.own[op]["inputs"])))
             self.own[op]["inputs"].append(("", 0))
-        waits: dict[_Use, dict[int, Output]] = defaultdict(dict)  # for the last op before the use before it
+        waits: dict[_Use, dict[int, Output]] = defaultdict(dict)  # for the last op before the previous use
         for device, chain in chains.items():
             place = {op: at for at, op in enumerate(chain)}
             begun = {use: min(place.get(op, 0) for op, _ in own) for use, own in readers[device].items()}
@@ -205,9 +206,10 @@ class _Step:
     def _gathered(
         self, use: _Use, sent: int, size: int, waits: dict[int, Output], on: Sequence[int]
     ) -> dict[int, Output]:
-        """Let each device send its part of so many bytes to some devices; of each of them the weights, of `size` bytes.
+        """Let each device send its part of `sent` bytes to the devices `on`; return the weights that these gather.
 
-        In stages 2 and 3 what is made of parameters alone, as their copies in 16 bits, is made of each part.
+        The gathered weights have `size` bytes. `waits` has, by sending device, the signal for which its part waits. In
+        stages 2 and 3, what is made of parameters alone, such as copies in 16 bits, is made of each part.
         """
         graph, count, of = self.graph, len(self.devices), {"module": self.units[use.unit]}
         made = np.flatnonzero(self.shared & (self.unit == use.unit) & (graph.bytes_accessed + graph.flops > 0))
@@ -238,9 +240,9 @@ class _Step:
         return found
 
     def _hosts(self, device: int) -> list[tuple[list[int], int]]:
-        """The devices of each host, a device's own first, and that of them with its number within its host.
+        """Return for each host its devices, and the one that has the same number within its host as `device` has.
 
-        The other hosts follow in turn from the device's own on, so that not all send to one host at the same time.
+        The device's own host is first. The others follow in turn, so that not all devices send to one host at once.
         """
         host, together = self.problem.cluster.host, defaultdict[int, list[int]](list)
         for other in self.devices:
@@ -250,7 +252,7 @@ class _Step:
         return [(there, there[number % len(there)]) for of in names[turn:] + names[:turn] for there in [together[of]]]
 
     def _sum_gradients(self) -> None:
-        """Add what sums the gradients of units: what a device has of its micro-batches first, in stage 1."""
+        """Add the ops that sum gradients of units; in stage 1, each device first sums those of its micro-batches."""
         graph = self.graph
         given: dict[tuple[int, int], list[int]] = defaultdict(list)  # tensors, by unit and micro-batch
         for home, tensor in contributions(graph):
@@ -300,12 +302,13 @@ class _Step:
 
 
 def _units(graph: ComputationGraph, shared: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Names of the units, and (N,) that of each parameter, what is made of it, and its gradient; -1 = none.
+    """Return the names of the units, and (N,) the number of each op's unit.
 
-    Modules that are no blocks are one unit if no block comes between them.
+    Parameters, what is made of them, and their gradients have a unit; other ops have -1. Modules that are no blocks are
+    one unit if no block comes between them.
     """
     names, number, unit = list[str](), dict[str, int](), np.full(graph.num_ops, -1)
-    between = -1  # the unit of what stands between blocks
+    between = -1  # the unit of the modules between two blocks; -1 = none yet
     for op in graph.topological_order.tolist():
         if not shared[op] and graph.op_types[op] != GRADIENT:
             continue
@@ -321,6 +324,6 @@ def _units(graph: ComputationGraph, shared: np.ndarray) -> tuple[list[str], np.n
 
 
 def _sum(name: str, inputs: list[Output], additions: int, size: int, outputs: list[int]) -> Record:
-    """An op that adds tensors of `size` bytes so often."""
+    """Return an op that makes a number of additions of tensors of `size` bytes."""
     cost = {"flops": additions * size / 4, "bytes_accessed": 3.0 * additions * size}
     return {"name": name, "type": ADDITION, "inputs": inputs, "outputs": outputs, **cost}

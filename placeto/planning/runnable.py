@@ -22,7 +22,7 @@ Tool = Literal["torch", "torchtitan", "megatron"]
 
 
 def may_run(tool: Tool, plan: Plan, problem: PlacementProblem) -> bool:
-    """Whether a tool has stages on devices as a plan has them."""
+    """Whether a tool can have its stages on the devices on which a plan has them."""
     if not plan.even(problem):
         return False
     rows = tuple(zip(*plan.devices, strict=True))
@@ -32,14 +32,15 @@ def may_run(tool: Tool, plan: Plan, problem: PlacementProblem) -> bool:
 
 
 def as_run(tool: Tool, result: PlacementResult, groups: Groups) -> tuple[PlacementResult, PlacementResult] | None:
-    """The placement of a plan in the best order that a tool can run it in, and as it runs it; None if it can't.
+    """Return a plan's placement in the best order that a tool can run, and the step as the tool runs it.
 
-    For torch the second is of a graph of its own, with what follows the chunks; others are simulated as placed.
+    Return None if the tool can't run the plan. For torch, the second result is of another graph, which also has what
+    torch does after the chunks. For the other tools, both results are the same.
 
     Args:
-        tool: that is to run it.
-        result: the plan's.
-        groups: of its problem.
+        tool: the tool that is to run the plan.
+        result: the placement of the plan.
+        groups: the groups of the plan's problem.
     """
     try:
         if tool == "torch":

@@ -56,20 +56,20 @@ class PlannedStep:
     kind: Kind
     shape: str  # "2 stages x 4"
     micro_batches: int
-    result: PlacementResult  # what is simulated: of what frameworks run, of a graph that they make of the step
+    result: PlacementResult  # the simulation; for frameworks, of the graph that they make of the captured step
     memory: Mapping[str, int]  # bytes by `CATEGORIES`, of the fullest device: it uses the largest share of its memory
-    room: int  # bytes of that device
+    room: int  # bytes of memory of the fullest device
     batch: int  # samples of a step
-    placement: PlacementResult | None  # of the step as it is captured; None where parameters are divided
+    placement: PlacementResult | None  # of the captured step; None if parameters are divided
 
     @cached_property
     def schedule(self) -> Schedule:
-        """What runs where and when."""
+        """The schedule of `result`."""
         return self.result.schedule()
 
     @cached_property
     def placed(self) -> Schedule:
-        """The placement of the step as it is captured, which `placeto export` takes; where it is none, `schedule`."""
+        """The schedule of `placement`, which `placeto export` takes; `schedule` if there is no such placement."""
         return self.schedule if self.placement is None else self.placement.schedule()
 
     @property
@@ -79,7 +79,7 @@ class PlannedStep:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples of the batch over the time of a step."""
+        """Samples of the batch divided by the simulated seconds of a step."""
         return self.batch * 1e6 / self.step_us
 
     @property
@@ -94,7 +94,7 @@ class PlannedStep:
 
     @property
     def idle(self) -> float:
-        """Share of the step in which the devices, in the mean over all of the cluster, compute nothing: the bubble."""
+        """The bubble: the share of the step in which a device computes nothing, as a mean over the whole cluster."""
         schedule = self.schedule
         return 1.0 - float(schedule.busy_us.sum()) / (self.result.problem.num_devices * schedule.makespan_us)
 
@@ -106,39 +106,39 @@ class PlannedStep:
 
     @property
     def name(self) -> str:
-        """Such as "pipeline (4 stages x 2) in 8 micro-batches"."""
+        """Kind, shape and number of micro-batches, such as "pipeline (4 stages x 2) in 8 micro-batches"."""
         parts = "" if self.micro_batches == 1 else f" in {self.micro_batches} micro-batches"
         return f"{self.kind} ({self.shape}){parts}"
 
     @property
     def order(self) -> str:
-        """Of the ops of a device: a dispatch, "own list" where one was made, "program" of replicas."""
+        """In which order a device runs its ops: a dispatch, "own list", or "program" for replicas and whole modules."""
         if self.kind in _IN_PROGRAM_ORDER:
             return "program"
         return self.result.problem.dispatch if self.result.order is None else "own list"
 
     @cached_property
     def run_by(self) -> str:
-        """A tool that can run it so: pipelines by torch where `placeto export` can say them for it."""
+        """A tool that can run this way; for a pipeline, torch if `placeto export` can write the pipeline for it."""
         if self.kind in PIPELINES and not self.torch_refusal:
             return "torch-pipeline"
         return _RUN_BY.get(self.kind, "placeto run")
 
     @cached_property
     def torch_refusal(self) -> str:
-        """Of a pipeline: why `placeto export` can't say it for torch; "" where it can."""
+        """Why `placeto export` can't write a pipeline for torch; "" if it can."""
         from placeto.formats.exports.torch_stages import torch_refusal
 
         return torch_refusal(self.placed.problem, self.placed.placement)
 
     def file(self, cluster: Cluster) -> PlanFile:
-        """What a plan file says of it.
+        """Return the content of a plan file for this way.
 
         Args:
-            cluster: that it is for, with all of its memory.
+            cluster: the cluster of the plan, with all of its memory: without the headroom taken off.
 
         Raises:
-            ValueError: it is no placement of the captured step, so that no file can say it.
+            ValueError: the way is no placement of the captured step, so that no plan file can hold it.
         """
         from placeto.formats.placement import described
         from placeto.formats.plan import PlanFile
@@ -156,27 +156,27 @@ class Plans:
 
     steps: tuple[PlannedStep, ...]
     left_out: Mapping[int, str]  # numbers of micro-batches that the step can't be split into, and why
-    refused: str = ""  # why the tool that is to run them can't run a pipeline that was tried
+    refused: str = ""  # if only pipelines for torch were wanted: why torch can't run the first that it refused
     searched: bool = False  # whether a free placement was sought; it is among the steps if it gains `GAIN`
 
     @property
     def best(self) -> PlannedStep:
-        """The first."""
+        """The best way, which is the first."""
         return self.steps[0]
 
     @property
     def best_placed(self) -> PlannedStep:
-        """The first that is a placement of the captured step."""
+        """The best of the ways that are a placement of the captured step."""
         return next(step for step in self.steps if step.placement is not None)
 
     @property
     def torch_refusal(self) -> str:
-        """Why torch runs none of the pipelines: what is said of the best; "" where it runs one, or there are none."""
+        """Why torch can't run the best pipeline; "" if torch can run any of them, or if there is no pipeline."""
         refusals = [step.torch_refusal for step in self.steps if step.kind in PIPELINES]
         return refusals[0] if all(refusals) and refusals else ""
 
     def advice(self) -> str:
-        """Which to use and why, and what the next best would take, in two sentences."""
+        """Say which way to use and why, and what the best way of another kind would take."""
         best, others = self.best, self.steps[1:]
         if not best.fits:
             lacks = format_bytes(best.used - best.room)
@@ -200,7 +200,7 @@ class Plans:
         return text
 
     def cells(self) -> list[list[str]]:
-        """The table as texts: the names of its columns, then a row for each way."""
+        """Return the table as texts: the names of its columns, then a row for each way."""
         head = ["way", "shape", "M", "order", "step", "samples/s", "fullest device", "of", "idle", "sent", "run by"]
         rows = [
             [

@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from placeto.problem.costs import CostModel
 
 DEFAULT_SIMULATIONS = 300
-"""Of the search for a free placement."""
+"""Budget of the search for a free placement, in simulations."""
 SHOWN = 3
-"""Shapes of each kind, at most."""
-_TRIED = 2 * SHOWN  # a tool may be unable to run some
+"""How many shapes of each kind of way are kept, at most."""
+_TRIED = 2 * SHOWN  # shapes of a kind that are tried, as a tool may be unable to run some
 RunnableBy = Tool | None
 """A tool that a plan is for; None = any plan."""
 
@@ -82,13 +82,13 @@ def plan(
     seed: int = 0,
     runnable_by: RunnableBy = None,
 ) -> Plans:
-    """Say which way to run a model's training step on a cluster, with the same batch whichever way it is.
+    """Compare the ways to run a model's training step on a cluster, all with the same batch.
 
     Args:
         model: a module, which is captured as `capture_training` does.
         inputs: arguments of the module, in order or by name; the batch is the first size of the first tensor.
         cluster: a cluster, or its name, or its file.
-        loss: ``loss(output, *targets)`` -> scalar; without one the module returns it.
+        loss: ``loss(output, *targets)`` -> scalar; without a loss, the module returns it.
         targets: further arguments of the loss.
         optimizer: the optimizer, whose state needs memory: sgd, momentum, adagrad, rmsprop, lion, adam, adamw.
         master_weights: whether 16-bit parameters also have a copy in float32.
@@ -121,10 +121,10 @@ def plan(
 
 
 def with_headroom(cluster: Cluster, headroom: int) -> Cluster:
-    """A cluster whose devices have so many bytes less.
+    """Return a cluster whose devices have `headroom` bytes less memory.
 
     Raises:
-        ClusterError: a device has no more than that.
+        ClusterError: a device has no more memory than `headroom`.
     """
     if headroom >= (least := int(cluster.memory.min())):
         has = f"a device of {cluster.name} has {format_bytes(least)}"
@@ -141,19 +141,20 @@ def plans_of(
     seed: int = 0,
     runnable_by: RunnableBy = None,
 ) -> Plans:
-    """The ways to run a step that is captured in several numbers of micro-batches.
+    """Return the ways to run a step that is captured in several numbers of micro-batches.
 
     Args:
-        problem_of: the step in so many micro-batches, on the cluster.
-        batch: samples of a step.
-        counts: numbers of micro-batches.
-        simulations: budget of the search for a free placement, in the number of micro-batches that is best without.
-        seed: of that search.
-        runnable_by: as `plan` takes it.
+        problem_of: returns the step in a given number of micro-batches, on the cluster.
+        batch: number of samples of a step.
+        counts: numbers of micro-batches to try.
+        simulations: budget of the search for a free placement, in simulations; 0 = no search. The search takes the
+            number of micro-batches of the best other way.
+        seed: seed of that search.
+        runnable_by: the tool that is to run the ways, as `plan` takes it.
 
     Raises:
-        CaptureError: the step can't be captured in any of them.
-        PlanningError: no number of micro-batches.
+        CaptureError: the step can't be captured in any of these numbers.
+        PlanningError: `counts` is empty.
     """
     from placeto.capture.errors import CaptureError
 
@@ -184,7 +185,11 @@ def plans_of(
 
 
 def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
-    """By time; those that take equally long, to four digits, from the simplest on."""
+    """Return a key to sort ways by.
+
+    Ways that fit come first, by their time to four digits, then the others, by the memory that they lack. Equal ways
+    are sorted from the simplest kind on.
+    """
     time = float(f"{step.step_us:.4g}")
     return (not step.fits, time if step.fits else float(step.used - step.room), [*Kind].index(step.kind), step.used)
 
@@ -192,7 +197,10 @@ def _rank(step: PlannedStep) -> tuple[bool, float, int, int]:
 def _in_parts(
     problem: PlacementProblem, count: int, batch: int, runnable_by: RunnableBy, refusals: list[str]
 ) -> list[PlannedStep]:
-    """All ways in one number of micro-batches: of each shape the best; `refusals` grows by why torch can't run some."""
+    """Return the ways in one number of micro-batches, the best of each shape.
+
+    For each pipeline that torch can't run, if it is to run them, the reason is appended to `refusals`.
+    """
     single = best_single(problem)
     if single is None:
         busy = problem.busy_us.sum(axis=0)
@@ -230,23 +238,24 @@ def _in_parts(
 def _as_run(
     problem: PlacementProblem, plan: Plan, result: PlacementResult, groups: Groups, runnable_by: RunnableBy
 ) -> tuple[PlacementResult, PlacementResult] | None:
-    """A pipeline as it is placed, and as a tool or our runtime runs it; None if the tool can't.
+    """Return a pipeline as it is placed, and as a tool or our runtime runs it; None if the tool can't run it.
 
-    A stage of the loss alone is none: torch computes the loss with the stage before.
+    Torch computes the loss with the stage before it. So a stage of the loss alone would have nothing to compute: then
+    None is returned, too.
     """
     made = as_run(runnable_by or "torch", result, groups) or (None if runnable_by else (result, result))
     return made if made and _works(problem, plan, made[0].placement) else None
 
 
 def _works(problem: PlacementProblem, plan: Plan, placement: np.ndarray) -> bool:
-    """Whether there are several devices, and each has something to compute of a micro-batch."""
+    """Whether a plan has several devices, and each of them computes something for a micro-batch."""
     devices = {device for own in plan.devices for device in own}
     busy = (problem.graph.micro_batches >= 0) & (problem.op_time.mean(axis=1) > 0.0)
     return len(devices) > 1 and set(np.unique(placement[busy]).tolist()) == devices
 
 
 def _in_best_order(problem: PlacementProblem, groups: Groups, orders: tuple[str, ...], plan: Plan) -> PlacementResult:
-    """A plan in the best order, with its borders moved as far as that helps."""
+    """Return a plan's placement in the best order, with its borders moved as far as that makes the step shorter."""
     evaluator, placement = Evaluator(problem, groups), plan.placement(problem)
     evaluator.score_ops(placement)
     choose_order(evaluator, orders)
@@ -263,7 +272,11 @@ def _kind(plan: Plan) -> Kind:
 
 
 def _shape(plan: Plan, cluster: Cluster) -> str:
-    """Such as "2 stages x 4", "stages of 6, 2", "8 replicas"; where some devices are idle, also which are used."""
+    """Return a plan's shape, such as "2 stages x 4", "stages of 6, 2" or "8 replicas".
+
+    If the plan leaves devices idle, the shape also says which ones it uses; for replicas, only if the cluster has
+    several kinds of devices.
+    """
     sizes = [len(own) for own in plan.devices]
     used = {device for own in plan.devices for device in own}
     some = "" if len(used) == len(cluster.devices) else f" {_on(used, cluster)}"
@@ -277,7 +290,7 @@ def _shape(plan: Plan, cluster: Cluster) -> str:
 
 
 def _on(devices: Iterable[int], cluster: Cluster) -> str:
-    """Such as "on 2 devices"; where devices differ, "on 2 x v100 + 1 x p100"."""
+    """Return a phrase such as "on 2 devices"; if kinds differ in the cluster, such as "on 2 x v100 + 1 x p100"."""
     counts = Counter(cluster.devices[device].kind for device in sorted(devices))
     if len({device.kind for device in cluster.devices}) == 1:
         return f"on {counts.total()} devices"
@@ -285,11 +298,13 @@ def _on(devices: Iterable[int], cluster: Cluster) -> str:
 
 
 def _alone(schedule: Schedule) -> PlacementResult:
+    """Return a schedule as the result of one simulation."""
     makespan, fits = schedule.makespan_us, schedule.fits
     return PlacementResult(schedule.placement, makespan, fits, 1, 0.0, (), schedule.problem)
 
 
 def _planned(kind: Kind, shape: str, count: int, result: PlacementResult, batch: int) -> PlannedStep:
+    """Return a result as a way to run the step, with the memory of its fullest device."""
     schedule, memory = result.schedule(), result.problem.cluster.memory
     used = np.unique(schedule.placement)
     fullest = int(used[(schedule.peak_memory / memory)[used].argmax()])
@@ -298,7 +313,10 @@ def _planned(kind: Kind, shape: str, count: int, result: PlacementResult, batch:
 
 
 def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
-    """Blocks on devices, one after the other in program order, as `placeto export --format device-map` says it."""
+    """Return the ways with whole blocks on devices: on all devices but CPUs, on half of them, and so on.
+
+    The blocks run one after the other in program order, as in what `placeto export --format device-map` writes.
+    """
     from placeto.formats.exports import ExportError
     from placeto.formats.exports.device_map import CPU, device_map
 
@@ -311,7 +329,7 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
         stage = np.searchsorted(plan.borders, layers(problem, False).number, side="right")
         try:
             mapped = device_map(simulate(problem, np.array(order)[stage])).in_order
-        except ExportError:  # no modules
+        except ExportError:  # the graph has no modules
             return []
         if len(np.unique(mapped.placement)) == count:
             found.append(_planned(Kind.WHOLE, _on(order[:count], problem.cluster), 1, _alone(mapped), batch))
@@ -321,7 +339,7 @@ def _whole_modules(problem: PlacementProblem, batch: int) -> list[PlannedStep]:
 def _replicas(
     problem: PlacementProblem, plan: Plan, shape: str, count: int, result: PlacementResult, batch: int
 ) -> list[PlannedStep]:
-    """The ways in which frameworks run replicas: with all parameters, or parts of them."""
+    """Return the ways in which frameworks run replicas: with all parameters, or with parts of them."""
     graph, devices = problem.graph, list(plan.devices[0])
     first = [int((graph.micro_batches == micro_batch).argmax()) for micro_batch in range(count)]
     whole = _planned(
@@ -337,10 +355,10 @@ def _replicas(
 
 
 def _with_all(step: PlannedStep, problem: PlacementProblem, kind: Kind) -> PlannedStep:
-    """The step as frameworks keep it: each replica has all weights and gradients, and the optimizer's state or a part.
+    """Return the step with the memory that frameworks use for replicas with all weights and gradients.
 
-    What is received becomes weights, and what is given to a gradient becomes the gradient. So the fullest moment is
-    that of the most activations.
+    Each replica also has the optimizer's state, or a part of it. Received copies count as weights, and contributions
+    to a gradient as the gradient. So a device is fullest at the moment when it holds the most activations.
     """
     schedule, graph = step.schedule, problem.graph
     used = np.unique(schedule.placement).tolist()
@@ -361,7 +379,7 @@ def _simulated(problem: PlacementProblem, placement: np.ndarray) -> PlacementRes
 def _searched(
     problems: Mapping[int, PlacementProblem], before: PlannedStep, simulations: int, seed: int
 ) -> PlannedStep:
-    """What the default placer finds in the number of micro-batches that was best before it."""
+    """Return what the default placer finds, in the number of micro-batches of the best way before the search."""
     placer, problem = load_placer("placeto"), problems[before.micro_batches]
     warm_up(placer, problem, simulations, None)
     result = placer(problem, simulations=simulations, seed=seed)

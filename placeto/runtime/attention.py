@@ -1,10 +1,10 @@
-"""Attention that was captured on a CPU, by the kernels that GPUs have.
+"""Runs attention that was captured on a CPU by the kernels that GPUs have.
 
 Captured on a CPU, `scaled_dot_product_attention` is an op that only CPUs have. Two kernels of GPUs take the same
 tensors and make the same ones: the memory-efficient one (Rabe and Staats, "Self-attention does not need O(n^2) memory",
-2021, arXiv 2112.05682), and the faster FlashAttention (Dao, "FlashAttention-2", 2023, arXiv 2307.08691), which has 16
-bits and no masks. They lay them out in another way: outputs are brought into the layout of the capture, because later
-calls may view them. The logsumexp of each can go to the backward pass of each other.
+2021, arXiv 2112.05682), and the faster FlashAttention (Dao, "FlashAttention-2", 2023, arXiv 2307.08691), which takes
+16 bits and no masks. They lay tensors out in other ways, so outputs are brought into the layout of the capture, because
+later calls may view them. The backward pass of each of the three kernels takes the logsumexp of any of them.
 
 Legend: B batch, H heads, L queries, S keys, W width of a head.
 """
@@ -22,18 +22,18 @@ from torch.nn import functional
 
 aten = torch.ops.aten
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_WIDTH = 8  # divides the width of a head, or heads aren't aligned in memory
-_ROWS = 32  # divides the number of rows of the kernel's logsumexp
+_WIDTH = 8  # must divide the width of a head, so that heads are aligned in memory
+_ROWS = 32  # must divide the number of rows of the logsumexp that a kernel reads
 _ALIGNED = 16  # rows of a mask begin at multiples of so many numbers
 _FLASH_WIDTH = 192  # wider heads have no backward pass by FlashAttention on some GPUs
-_FLASH_CAPABILITY = (8, 0)  # that a GPU must have for FlashAttention
+_FLASH_CAPABILITY = (8, 0)  # the least that a GPU must have for FlashAttention
 
 
 def gpu_attention(node: Node) -> Callable[..., Any] | None:
-    """What makes a call of the CPU's attention, forward or backward, on a GPU; None for other calls.
+    """Return a function that computes a call of the CPU's attention, forward or backward, on a GPU.
 
-    None also for tensors that the kernel doesn't take: doubles, heads of a width that 8 doesn't divide, and masks of
-    another dtype than the queries.
+    Return None for other calls, and for tensors that the kernel doesn't take: doubles, heads of a width that 8 doesn't
+    divide, and masks of another dtype than the queries.
     """
     backward = node.target is aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     if not backward and node.target is not aten._scaled_dot_product_flash_attention_for_cpu.default:
@@ -59,9 +59,9 @@ def _forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, L, W) and logsumexp (B, H, L) of queries (B, H, L, W), keys and values (B, H, S, W).
+    """Return output (B, H, L, W) and logsumexp (B, H, L) of queries (B, H, L, W), keys and values (B, H, S, W).
 
-    The output has these strides.
+    The output has the given strides.
     """
     if _takes_flash(query, key, is_causal, attn_mask):
         made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
@@ -89,12 +89,12 @@ def _backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values.
+    """Return the gradients of queries, keys and values.
 
     In 16 bits the memory-efficient kernel reads the output as if it were laid out like (B, L, H, W), whatever its
     strides are.
     """
-    seed = torch.zeros((), dtype=torch.int64, device=query.device)  # of dropout, which the CPU's attention hasn't
+    seed = torch.zeros((), dtype=torch.int64, device=query.device)  # of dropout, which the CPU's attention lacks
     if _takes_flash(query, key, is_causal, attn_mask):
         lengths = None, None, query.shape[-2], key.shape[-2]
         made = aten._scaled_dot_product_flash_attention_backward(
@@ -122,7 +122,10 @@ def _backward(
 
 
 def _takes_flash(query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None) -> bool:
-    """Whether FlashAttention computes the same; it aligns a causal mask with the last key, the CPU with the first."""
+    """Whether FlashAttention is there and computes the same as the CPU.
+
+    It aligns a causal mask with the last key, and the CPU with the first one.
+    """
     return (
         query.dtype != torch.float32
         and mask is None
@@ -136,7 +139,7 @@ def _takes_flash(query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | Non
 
 
 def _aligned(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """A mask that broadcasts to (B, H, L, S), as (B, H, L, S) with aligned rows."""
+    """Return a mask that broadcasts to (B, H, L, S) as one of that shape with aligned rows; None without a mask."""
     if mask is None:
         return None
     keys = key.shape[-2]

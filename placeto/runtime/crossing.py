@@ -1,4 +1,4 @@
-"""Values that go from one device to another: through a queue, from the thread of one to that of the other."""
+"""Sends values from one device to another, through a queue between the threads of both."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from placeto.runtime.devices import LocalDevice
 
 FAILED = object()
-"""In place of a value: its sender has failed."""
+"""What a queue gets in place of a value if the sender has failed."""
 
 
 class Stopped(Exception):
-    """Another device has failed."""
+    """The device that should have sent a value has failed."""
 
 
 def sender_to(queue: SimpleQueue[Any], device: LocalDevice) -> Callable[[Any], None]:
-    """What puts a value of a device into a queue; of a GPU with the event after which it is there."""
+    """Return a function that puts a value of a device into a queue; a GPU's value with the event that completes it."""
     if device.is_cpu:
         return queue.put
 
@@ -35,19 +35,18 @@ def sender_to(queue: SimpleQueue[Any], device: LocalDevice) -> Callable[[Any], N
 def receiver(
     queue: SimpleQueue[Any], sender: LocalDevice, device: LocalDevice, apart: Callable[[], bool]
 ) -> Callable[[], Any]:
-    """What waits for a value, and brings it to the device.
+    """Return a function that waits for a value, and returns it on the device that needs it.
+
+    The function raises `Stopped` if the sender has failed.
 
     Args:
         queue: the queue that the value comes through.
-        sender: where it is made.
-        device: where it is needed.
-        apart: whether CPU cores are to share no memory.
-
-    Raises:
-        Stopped: when called, if the sender has failed.
+        sender: the device that makes the value.
+        device: the device that needs the value.
+        apart: says at each value whether CPU cores are to share no memory.
     """
     get, target = queue.get, device.torch_device
-    stream = None  # for copies, which then don't wait for what the sender was given to do since
+    stream = None  # for copies from a GPU, which don't wait there for work that came after the value
     if device.is_cpu and not sender.is_cpu:
         stream = torch.cuda.Stream(sender.torch_device)
 
@@ -65,7 +64,7 @@ def receiver(
         if type(value) is tuple and len(value) == 2 and isinstance(value[1], torch.cuda.Event):
             value, event = value
             event.synchronize() if device.is_cpu else torch.cuda.current_stream().wait_event(event)
-        with torch.cuda.stream(stream):  # nothing changes where there is none
+        with torch.cuda.stream(stream):  # without a stream nothing changes
             return bring(value) if isinstance(value, Tensor) else type(value)(map(bring, value))
 
     return receive

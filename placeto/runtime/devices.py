@@ -23,7 +23,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
 class DeviceError(ValueError):
-    """A device that this machine doesn't have; the message names those that it has."""
+    """A device that this machine lacks, a wrong number of devices, or a device on which a step fails."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,29 +33,29 @@ class LocalDevice:
     name: str  # "cpu:0", "cuda:1"
     kind: str  # "cpu", or the model of the GPU: devices of one kind share measured times
     torch_device: torch.device
-    memory: int  # bytes; cores share the machine's evenly
+    memory: int  # bytes; each core has an equal share of the machine's
     thread: ThreadPoolExecutor  # of one thread: what uses the device runs here
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a core, whose calls return when they are done."""
+        """Whether the device is a core, whose calls return when they are done."""
         return self.torch_device.type == "cpu"
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What a function returns in the device's thread."""
+        """Call a function in the device's thread, and return its result."""
         return self.thread.submit(function, *arguments).result()
 
     def synchronize(self) -> None:
-        """Wait until all that was launched is done."""
+        """Wait until all that was launched on the device is done."""
         if not self.is_cpu:
             torch.cuda.synchronize(self.torch_device)
 
 
 def open_devices(names: Sequence[str]) -> list[LocalDevice]:
-    """Devices by name, each with its thread.
+    """Open devices by name, each with a thread of its own.
 
     Raises:
-        DeviceError: no name, one that is given twice, or no such device here.
+        DeviceError: there is no name, one is given twice, or this machine has no such device.
     """
     usable = cores()
     here = [f"cpu:{i}" for i in range(len(usable))] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
@@ -75,14 +75,14 @@ def open_devices(names: Sequence[str]) -> list[LocalDevice]:
 def keep_memory() -> None:
     """Make malloc keep what is freed, as GPUs' allocators do, in place of giving it back to the system.
 
-    Otherwise large tensors are new pages every time they are made: up to a third of a step on a CPU, and different from
-    one step to the next. Does nothing where the C library isn't GNU's.
+    Otherwise each large tensor gets new pages from the system. This takes up to a third of a step on a CPU, and not
+    equally long in each step. If the C library isn't GNU's, nothing is done.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that it takes
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest threshold that malloc accepts
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(_M_ARENA_MAX, 1)  # others than the first give back what they no longer use all the same
+        mallopt(_M_ARENA_MAX, 1)  # further arenas give freed memory back in spite of these thresholds
 
 
 def _open(name: str, usable: Sequence[int], shared: int) -> LocalDevice:
@@ -97,6 +97,6 @@ def _open(name: str, usable: Sequence[int], shared: int) -> LocalDevice:
 
 
 def _own_core(core: int) -> None:
-    """Pin this thread to a core, and compute in no other."""
+    """Pin this thread to a core, and let torch compute in no other thread."""
     pin(core)
     torch.set_num_threads(1)

@@ -33,17 +33,17 @@ from placeto.simulator.schedule import Schedule
 class PlacedModule:
     """A module whose training step, or inference, runs on several devices as it was placed.
 
-    A training step is called with what the module was captured with, then the targets of the loss; it returns the loss,
-    and adds gradients to the ``.grad`` of the module's parameters as ``backward()`` does. Inference returns what the
-    module returns. The module's parameters and buffers of the moment are used, and buffers such as running means are
-    updated. All tensors must have the shapes and dtypes of the capture. Without random numbers loss and gradients on
-    CPU cores are those of the module itself on one thread (with oneDNN off for recurrent layers), to the bit.
+    A training step is called with the module's inputs, then the targets of the loss. It returns the loss, and adds
+    gradients to the ``.grad`` of the module's parameters as ``backward()`` does. Inference returns what the module
+    returns. Each call uses the present values of parameters and buffers, and updates buffers such as running means. All
+    tensors must have the shapes and dtypes of the capture. Without random numbers, loss and gradients on CPU cores are
+    those of the module itself on one thread (with oneDNN off for recurrent layers), to the bit.
 
     Args:
-        module: what was captured; its parameters and buffers are moved to their devices.
-        capture: its training step or inference.
-        inputs: what it was captured with.
-        targets: likewise, of the loss.
+        module: the captured module; its parameters and buffers are moved to their devices.
+        capture: the module's training step or inference.
+        inputs: the inputs that the module was captured with.
+        targets: the targets that the loss was captured with.
         schedule: where each op runs, and in which order on each device.
         devices: (D,) devices of this machine.
     """
@@ -61,7 +61,7 @@ class PlacedModule:
         self.training = capture.graph.mode == "training"
         self.step = PlacedStep(capture, schedule, devices)
         self._given = inputs, targets, schedule
-        self._lock = RLock()  # a step at a time
+        self._lock = RLock()  # one step at a time
         self._whole = capture.of(module)
         self._named = list(inputs) if isinstance(plain(inputs), dict) else None
         self._count, self._targets = len(inputs), len(targets)
@@ -72,28 +72,29 @@ class PlacedModule:
         inputs_of = [node.meta["val"] for node in capture.traced.graph.nodes if node.op == "placeholder"]
         self._tensors = {path: _like(tensor) for path, tensor in zip(capture.paths, inputs_of, strict=False)}
         own = [*self._whole.parameters(), *self._whole.buffers()]
-        for place, home in self.step.homes.items():  # CPU tensors are where they must be
+        for place, home in self.step.homes.items():  # tensors for the CPU are there already
             tensor = own[place]
             tensor.data = tensor.data.to(home)
             tensor.grad = None if tensor.grad is None else tensor.grad.to(home)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """One step; if another thread is in one, after that.
+        """Run one step; if another thread is running one, wait for its end first.
 
         Raises:
-            RunError: other arguments than were captured, a module that was changed since, or an op fails.
+            RunError: the arguments differ from the captured ones, the module was changed since, or an op fails.
         """
         self.step.check_process()
         with self._lock:
             return self._run(*self._split(arguments, named))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlacedModule:
-        """The same step of a deep copy of the module, with parameters and buffers of its own, on the same devices.
+        """Return the same step for a deep copy of the module, on the same devices.
 
-        The copy is captured anew. What a loss that is a function closes over is the same, as always in Python.
+        The copy has parameters and buffers of its own, and is captured anew. If the loss is a function, both share what
+        it closes over, as always in Python.
 
         Raises:
-            CaptureError: the copy's step is another.
+            CaptureError: the step of the copy differs from that of the module.
         """
         with self._lock:
             capture, module = copy.deepcopy((self.capture, self.module), memo)
@@ -131,12 +132,12 @@ class PlacedModule:
         return loss.reshape(())
 
     def _own(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the moment, by path."""
+        """Return the module's present parameters and buffers, by path."""
         found = (*self._whole.named_parameters(), *self._whole.named_buffers())
         return {path.removeprefix(self._prefix): tensor for path, tensor in found}
 
     def _check(self, own: dict[str, Tensor], leaves: Sequence[Any]) -> None:
-        """Refuse to run another step than was captured."""
+        """Refuse to run if the module's step isn't the captured one any more."""
         name, again = self.capture.graph.name, "place it again"
         if own.keys() != self._tensors.keys():
             path = min(own.keys() ^ self._tensors.keys())
@@ -154,7 +155,7 @@ class PlacedModule:
             raise RunError(f"{name} was changed since it was captured, {change}: {again}, or change it back")
 
     def _check_memory(self, values: Sequence[Any]) -> None:
-        """Refuse tensors that share memory, where the step changes one: it reads the others as they were."""
+        """Refuse tensors that share memory if the step changes one of them: it would read the others unchanged."""
         if found := self.step.shared(values):
             paths = self.capture.paths
             one, other = (
@@ -184,10 +185,11 @@ class PlacedModule:
             )
 
     def peak_bytes(self, *arguments: Any, **named: Any) -> tuple[Any, list[int]]:
-        """What a step returns, and for each device the most bytes of its tensors, which are counted after every op.
+        """Run a step; return its value, and for each device the most bytes of its tensors, counted after every op.
 
-        Parameters, their gradients, buffers and inputs don't count. To be called while gradients are None. CPU cores,
-        which share what goes from one to another, are given copies here, as devices with memory of their own are.
+        Parameters, their gradients, buffers and inputs don't count. Call this while all gradients are None. CPU cores
+        otherwise share the tensors that go from one to another. Here they get copies, as devices with memory of their
+        own do.
         """
         known = [leaf for leaf in input_leaves(self._whole, *self._split(arguments, named)) if isinstance(leaf, Tensor)]
         self.step.check_process()
@@ -220,7 +222,7 @@ def _like(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _kind(leaf: Any) -> str:
-    """What a step was captured with: shape and dtype of a tensor, another value itself."""
+    """Describe an argument: a tensor by shape and dtype, an array also by a digest, and another value by itself."""
     if isinstance(leaf, Tensor):
         return f"a tensor {tuple(leaf.shape)} of {str(leaf.dtype).removeprefix('torch.')}"
     if isinstance(leaf, np.ndarray):

@@ -1,7 +1,7 @@
-"""Fit the times of ops that weren't measured to those that were, and say how far off that is.
+"""Predict the times of ops that weren't measured from those that were, and say how far off predictions are.
 
 By op type, time = fixed + FLOPs / rate + bytes / bandwidth, with coefficients >= 0 and the least sum of squared
-relative errors. A type of one signature has the fit of all types, times the factor that it needs.
+relative errors. A type with only one signature has the fit of all types, times the factor that makes it exact.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from scipy.optimize import nnls
 
 from placeto.problem.costs.profiled import OTHERS, Fit
 
-LEAST = 2  # signatures of a type for a fit of its own
-PARTS = 5  # of the signatures, each held out once
+LEAST = 2  # signatures that a type needs for a fit of its own
+PARTS = 5  # parts into which signatures are divided; each part is held out once
 
 
 class Sample(NamedTuple):
@@ -30,7 +30,7 @@ class Sample(NamedTuple):
 
 
 def fit(samples: Sequence[Sample]) -> dict[str, Fit]:
-    """A fit by op type, and ``"*"`` for all other types.
+    """Return a fit for each op type, and one under ``"*"`` for all other types.
 
     Raises:
         ValueError: there is no sample at all.
@@ -45,7 +45,10 @@ def fit(samples: Sequence[Sample]) -> dict[str, Fit]:
 
 
 def held_out(samples: Sequence[Sample]) -> dict[str, float]:
-    """What a fit without it predicts of each signature, in microseconds: a fifth, by hash, is left out at a time."""
+    """Return the microseconds of each signature that a fit without it predicts.
+
+    A fifth of the signatures, chosen by hash, is held out at a time. If all are in one fifth, none is predicted.
+    """
     part = [int(sha256(sample.signature.encode()).hexdigest(), 16) % PARTS for sample in samples]
     predicted = {}
     for out in range(PARTS):
@@ -61,13 +64,14 @@ def held_out(samples: Sequence[Sample]) -> dict[str, float]:
 def _fit(samples: Sequence[Sample]) -> Fit:
     time = np.array([sample.time_us for sample in samples])
     terms = np.array([[1.0, sample.flops, sample.bytes_accessed] for sample in samples])
-    scale = terms.max(axis=0)  # for the solver's sake
+    scale = terms.max(axis=0)  # the solver needs columns of similar size
     scale[scale == 0] = 1.0
     found = nnls(terms / scale / time[:, None], np.ones(len(time)))[0] / scale
     return Fit(*found.tolist())
 
 
 def _scaled(common: Fit, samples: Sequence[Sample]) -> Fit:
+    """Return a fit times the factor with which it meets the samples, as a geometric mean."""
     logs = [np.log(sample.time_us / common.time_us(sample.flops, sample.bytes_accessed)) for sample in samples]
     factor = float(np.exp(np.mean(logs)))
     return Fit(*(factor * value for value in vars(common).values()))

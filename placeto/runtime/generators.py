@@ -11,28 +11,30 @@ from placeto.runtime.devices import LocalDevice
 
 
 def draws(node: Node) -> bool:
-    """Whether a call draws random numbers of a generator that it could be given, and has none of the module's own."""
+    """Whether a call draws random numbers and can be given a generator, as the module gives it none of its own."""
     schema = getattr(node.target, "_schema", None)
     takes_one = schema is not None and any(argument.name == "generator" for argument in schema.arguments)
     return takes_one and own_generator(node) is None
 
 
 def own_generator(node: Node) -> torch.Generator | None:
-    """The generator that the module gives to an op; None if it gives none."""
+    """Return the generator that the module gives to an op; None if it gives none."""
     values: tuple[object, ...] = (*node.args, *node.kwargs.values())
     return next((value for value in values if isinstance(value, torch.Generator)), None)
 
 
 def drawn_for_several(nodes: Iterable[Node], home: Mapping[Node, int], needed: Collection[Node]) -> dict[Node, int]:
-    """Calls that draw and are no op, as `torch.rand(8)` is none, which several devices need: one draws for all.
+    """Find the calls that draw random numbers, aren't ops (such as `torch.rand(8)`) and are needed by several devices.
+
+    One device draws for all of them.
 
     Args:
-        nodes: in the order of the trace.
+        nodes: all nodes, in the order of the trace.
         home: the device of each op.
         needed: nodes that are called.
 
     Returns:
-        The device that draws, by node: that of the first user.
+        By node, the device that draws: that of the node's first user.
     """
 
     def users(node: Node) -> list[int]:
@@ -53,14 +55,14 @@ class Draws:
 
     Args:
         calls: (D,) the calls of each device, in order.
-        received: devices with those of their calls that only receive a value.
+        received: pairs of a device and a call that only receives a value there.
     """
 
     def __init__(self, calls: Sequence[Sequence[Node]], received: Collection[tuple[int, Node]]) -> None:
         self._calls, self._received = calls, received
 
     def for_cores(self, devices: Sequence[LocalDevice]) -> dict[int, torch.Generator]:
-        """A generator for each core that draws, if there are several."""
+        """Return a generator for each core that draws; none if only one core does."""
         drawing = {number for number, call in self._made() if devices[number].is_cpu and draws(call)}
         return {number: torch.Generator() for number in sorted(drawing)} if len(drawing) > 1 else {}
 

@@ -1,4 +1,4 @@
-"""Gradients of a placed step, given to the tensors that they are of."""
+"""Adds the gradients of a placed step to the ``.grad`` of their tensors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 def add_gradients(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None], parameters: int) -> None:
     """Add gradients to the ``.grad`` of tensors, as ``backward()`` does.
 
-    A gradient that was made on another device than its tensor's goes to that first. Where a tensor has hooks, or isn't
-    a parameter, autograd itself does it: hooks run as they do in a backward pass.
+    A gradient that was made on another device is first moved to its tensor's device. If any of the tensors has hooks or
+    isn't a parameter, autograd adds all gradients, so that hooks run as they do in a backward pass.
 
     Args:
         tensors: the tensors that require gradients.
@@ -25,7 +25,7 @@ def add_gradients(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None],
         if pairs:
             torch.autograd.backward([one for one, _ in pairs], own)
         return
-    taken: set[int] = set()  # memory that is a gradient already: another one that shows it is a copy
+    taken: set[int] = set()  # memory that is a gradient already: another gradient in it is copied
     with torch.no_grad():
         for tensor, gradient in pairs:
             if tensor.grad is not None:
@@ -40,5 +40,5 @@ def add_gradients(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None],
 
 
 def has_hooks(tensor: Tensor) -> bool:
-    """Whether something is called when a tensor gets its gradient."""
+    """Whether a tensor has hooks, which are called when it gets its gradient."""
     return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))

@@ -25,10 +25,10 @@ from placeto.runtime.generators import own_generator
 from placeto.runtime.program import Program, attribute, in_any_layout
 
 _ENDS: dict[int, Callable[..., Any]] = {}
-"""What takes or gives the values that cross, by a number that stands in the graph."""
+"""Functions that receive or send the values of other devices, by the number that stands for each in the graph."""
 _NUMBERS = count()
 _LIBRARY = torch.library.Library("placeto", "DEF")
-_LIBRARY.define("give(Tensor(a!) value, int end) -> ()")  # as if it changed the value, so that it is never left out
+_LIBRARY.define("give(Tensor(a!) value, int end) -> ()")  # declared to change the value, so that it is never left out
 _LIBRARY.define("take(int end) -> Tensor")
 _LIBRARY.impl("give", lambda value, end: _ENDS[end](value) and None, "CompositeExplicitAutograd")
 _LIBRARY.impl("take", lambda end: _ENDS[end](), "CompositeExplicitAutograd")
@@ -41,15 +41,15 @@ class NotInterpreted(ValueError):
 
 
 class Interpreted:
-    """A program for the interpreter: takes the values of all placeholders, returns the outputs.
+    """A program for the interpreter; it takes the values of all placeholders, and returns the outputs.
 
     Args:
-        program: on the CPU.
-        timed: also return the nanoseconds before the first call and after each, without what noting the time takes:
-            (outputs, times).
+        program: a program for the CPU.
+        timed: return (outputs, times). The times are nanoseconds before the first call and after each call, without
+            the time that a time stamp takes.
 
     Raises:
-        NotInterpreted: a call is of no op of torch, or has an argument that the interpreter doesn't know.
+        NotInterpreted: a call is of no op of torch, or has an argument that the interpreter doesn't take.
     """
 
     def __init__(self, program: Program, timed: bool = False) -> None:
@@ -63,14 +63,14 @@ class Interpreted:
         weakref.finalize(self, _forget, tuple(graph.ends))
 
     def __call__(self, *values: Any) -> Any:
-        """Run it."""
+        """Run the program. If an op fails, and no other device sends values, Python runs it again to name the op."""
         try:
             with torch.no_grad(), torch.jit.optimized_execution(False):
                 made = self._function(*(values[i] for i in self._inputs), *self._constants)
         except RuntimeError:
             if self.program.receives:
                 raise
-            return self.program.compile(time.perf_counter_ns if self.timed else None)(*values)  # raises what it is
+            return self.program.compile(time.perf_counter_ns if self.timed else None)(*values)  # raises the op's error
         where = iter(made)
         outputs = tree_unflatten([next(where) if isinstance(leaf, Node) else leaf for leaf in self._leaves], self._spec)
         if not self.timed:
@@ -81,7 +81,7 @@ class Interpreted:
 
 @cache
 def _note_ns() -> int:
-    """Nanoseconds that the interpreter takes to note the time, a microsecond or so: as long as a small op."""
+    """Return the nanoseconds that a time stamp of the interpreter takes: about 1,000, as long as a small op."""
     graph = torch._C.Graph()
     noted = [_time(graph) for _ in range(300)]
     graph.registerOutput(_tuple(graph, noted))
@@ -91,7 +91,7 @@ def _note_ns() -> int:
 
 
 def executable(program: Program, stamp: Callable[[], Any] | None = None) -> Callable[..., Any]:
-    """A program as a function, by the interpreter where it can run it; see `Program.compile` for stamps."""
+    """Return a program as a function, of the interpreter if it can run it; see `Program.compile` for stamps."""
     try:
         return Interpreted(program, stamp is not None)
     except NotInterpreted:
@@ -104,7 +104,7 @@ class _Graph:
     def __init__(self, program: Program, timed: bool) -> None:
         self.program = program
         self.graph: Any = torch._C.Graph()
-        self.values: dict[Node, Any] = {}  # of each node; a list where it has several
+        self.values: dict[Node, Any] = {}  # value of each node; a list if the node has several
         self.known: dict[tuple[str, str], Any] = {}
         self.ends: list[int] = []
         self.attributes: list[Any] = []
@@ -124,7 +124,7 @@ class _Graph:
         self.graph.registerOutput(_tuple(self.graph, results))
 
     def _inputs(self) -> list[int]:
-        """Which placeholders are needed."""
+        """Add an input for each placeholder that the program reads; return their places among all placeholders."""
         found = []
         for place, node in enumerate(self.program.inputs):
             if node in self.program.reads:
@@ -176,7 +176,7 @@ class _Graph:
             self.values[node] = outputs[0] if len(outputs) == 1 else outputs
 
     def _value(self, value: Any, kind: Any, length: int | None = None) -> Any:
-        """An argument of an op's type, as a value of the graph."""
+        """Return a value of the graph for an argument of an op, converted to the argument's type `kind`."""
         if isinstance(value, Node):
             return self._tensor(value)
         name = kind.kind()
@@ -222,7 +222,7 @@ class _Graph:
 
 
 def _time(graph: Any) -> Any:
-    """The time as a value of a graph, noted after what was inserted so far."""
+    """Insert a time stamp behind all that is in a graph so far; return its value."""
     value = graph.insertNode(graph.create("prim::TimePoint", [], 1)).output()
     value.setType(torch._C.IntType.get())
     return value

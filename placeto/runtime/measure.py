@@ -3,8 +3,8 @@
 - In the step: each call is timed between its neighbours, with the caches that they leave it. Sums of ops that are timed
   alone, in a loop, are off by up to a third either way, on the same tensors or on others (`experiments.profiling`).
 - Warm-up: the first pass of each step, stamped and plain, doesn't count.
-- Noise: the median over passes of each call, which what else happens on the machine doesn't reach; then the mean over
-  the calls of one signature, so that the sum stays that of the step.
+- Noise: the time of a call is its median over the passes, which other work on the machine hardly changes. The time of a
+  signature is the mean over its calls, so that the sum stays that of the step.
 - Clocks that drift, steps that differ: stamped and plain passes of all steps take turns until the time is up.
 - Allocator: freed memory is kept, see `placeto.runtime.devices.keep_memory`.
 """
@@ -26,7 +26,7 @@ from placeto.runtime.steps import RealStep
 from placeto.runtime.stopwatch import CudaStopwatch, clock, stopwatch
 
 LEAST, MOST = 3, 50
-"""Passes that count; at least so many whatever the time, and no more."""
+"""The least number of passes that count, however long they take, and the greatest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,21 +39,21 @@ class Measured:
     step: RealStep
     device: LocalDevice
     program: Program
-    call_us: np.ndarray  # (C,) of each call of the program, with the release of what it is the last to need
-    step_us: float  # of the program without stamps
-    eager_us: float | None  # of the module itself, on the CPU
+    call_us: np.ndarray  # (C,) of each call, with the release of tensors that no later call needs
+    step_us: float  # of the whole program, without stamps
+    eager_us: float | None  # of the module's own step, on the CPU; None if it wasn't run
 
     def by_node(self) -> dict[str, float]:
-        """Microseconds by the name of the traced node."""
+        """Return the microseconds of each call, by the name of its traced node."""
         return {node.name: float(us) for node, us in zip(self.program.calls, self.call_us, strict=True)}
 
     def node(self, name: str) -> Node:
-        """A call by the name of its node."""
+        """Return a call by the name of its node."""
         return next(node for node in self.program.calls if node.name == name)
 
 
 def measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> list[Measured]:
-    """Measure steps on a device within some seconds.
+    """Measure steps on a device, in its thread, for some seconds.
 
     Raises:
         DeviceError: a step fails there, such as for lack of memory.
@@ -89,7 +89,7 @@ def _measure(steps: Sequence[RealStep], device: LocalDevice, seconds: float) -> 
                     whole[i].append(timed(plain[i], *inputs[i]))
                     if device.is_cpu and step.eager is not None:
                         eager[i].append(timed(step.eager))
-                except Exception as problem:  # whatever a kernel refuses
+                except Exception as problem:  # whatever a kernel raises
                     reason = str(problem).strip().split("\n")[0]
                     raise DeviceError(f"{step.name} on {device.name}: {type(problem).__name__}: {reason}") from problem
             passes += 1

@@ -1,4 +1,4 @@
-"""Step times as they are measured, for placers that learn from real runs as those of Mirhoseini et al. 2017 did."""
+"""Measured step times, for placers that learn from real runs as those of Mirhoseini et al. 2017 did."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from placeto.runtime.steps import RealStep
 from placeto.simulator.schedule import simulate
 
 WARM_UP, RUNS = 2, 5
-"""Runs of a placement that don't count, and those whose median does."""
+"""Number of first runs of a placement that don't count, and of runs after them, whose median counts."""
 FAILED = 10.0
-"""What a placement that can't be run, such as for lack of memory, is taken to last: so many times one device."""
+"""A placement that can't be run, such as for lack of memory, counts as so many times the step on one device."""
 
 
 class MeasuredSteps:
-    """Runs placements of some problems' steps.
+    """Runs placements of steps, and measures how long they take.
+
+    Legend: C problems.
 
     Args:
-        problems: (C,) each gives placements their order.
-        steps: (C,) what is run.
+        problems: (C,) the problems; their simulation gives the order in which a placement is run.
+        steps: (C,) the step of each problem.
         devices: the devices of the problems' cluster.
 
     Raises:
@@ -44,7 +46,7 @@ class MeasuredSteps:
         ]
 
     def __call__(self, number: int, placement: np.ndarray) -> float:
-        """Microseconds of a step, the median of some runs; the same placement is run once.
+        """Return the microseconds of a step, the median of `RUNS` runs; a placement that is known isn't run again.
 
         Args:
             number: the number of the problem.
@@ -59,7 +61,7 @@ class MeasuredSteps:
         return self._known[key]
 
     def best_us(self, number: int) -> float:
-        """Microseconds of the fastest placement of a problem that was run."""
+        """Return the microseconds of a problem's fastest placement that was run, that on one device included."""
         times = [us for (of, _), us in self._known.items() if of == number]
         return min([self.one_device_us[number], *times])
 

@@ -22,7 +22,7 @@ class Meter(TorchDispatchMode):
         super().__init__()
         self.known = {tensor.untyped_storage()._cdata for tensor in known}
         self.alive: dict[int, tuple[StorageWeakRef, int, int]] = {}  # address -> storage, its number, bytes
-        self.count = 0  # numbers given, as addresses are used again
+        self.count = 0  # of numbers given to storages, whose addresses are used again
         self.moments: list[dict[int, int]] = []  # after each op: number -> bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -38,7 +38,7 @@ class Meter(TorchDispatchMode):
         return result
 
     def peak(self, without: Sequence[Tensor] = ()) -> int:
-        """Most bytes alive after an op, but those of some tensors that are alive still."""
+        """Return the most bytes alive after an op, without those of some tensors that are still alive."""
         addresses = {tensor.untyped_storage()._cdata for tensor in without}
         numbers = {self.alive[address][1] for address in addresses if address in self.alive}
         return max(

@@ -1,15 +1,15 @@
 """A captured step on several devices: a program for each, in the order of a schedule, with queues between them.
 
-Each device runs its program in its own thread. A value that another device needs goes through a queue as soon as it is
-made: between CPU cores the tensor itself, else a copy, made once the sender's stream has come so far: on a receiving
-GPU's stream, or, to a core, on a stream of its own, as the sender's may have been given more work since.
-On CPU cores torch's interpreter runs the programs; what fails there is run again by Python, to be named. Parameters,
+Each device runs its program in its own thread. A value for another device goes through a queue as soon as it is made.
+CPU cores share the tensor itself. Otherwise it is copied once the sender has computed it: on the stream of a receiving
+GPU, or for a core on a separate stream, because the sender's own may have further work by then.
+On CPU cores torch's interpreter runs the programs; if an op fails there, Python runs them again to name it. Parameters,
 buffers, inputs and constants, and views of them, are on every device that uses them.
 
-Random numbers, as of dropout, are those of torch's generator where one core draws all of them. Where several do, each
-has a generator of its own, which torch's seeds at every step: a generator serves one thread at a time, and drawing for
-dropout is a quarter of a small transformer's step on a CPU. Numbers depend on seed and placement then, not on timing.
-Generators that a module gives to its ops are drawn from as they are, on one device.
+If one core draws all random numbers, such as those of dropout, they are from torch's generator. If several cores draw,
+each has a generator of its own, which torch's seeds at every step: a generator serves one thread at a time, and drawing
+for dropout is a quarter of a small transformer's step on a CPU. So numbers depend on seed and placement, not on timing.
+Generators that a module gives to its ops are used as they are, on one device.
 
 Legend: N ops, D devices.
 """
@@ -47,19 +47,19 @@ from placeto.simulator.schedule import Schedule
 
 
 class RunError(ValueError):
-    """A placed step that failed; the message names the op and its module."""
+    """A placed step that can't be run or has failed; if an op failed, the message names the op."""
 
     node: Node | None = None  # the call that failed
 
 
 class PlacedStep:
-    """A step of a captured module, placed.
+    """A captured step that runs on several devices as it was placed.
 
     Args:
-        capture: what was traced.
+        capture: the captured step.
         schedule: where each op runs, in which order on each device, and what sums of gradients add.
         devices: (D,) devices of this machine.
-        stamps: for each device what is called before its first call and after each, if calls are to be timed.
+        stamps: for each device a function that is called before its first call and after each; None = none are timed.
 
     Raises:
         RunError: the order contradicts the graph.
@@ -73,7 +73,7 @@ class PlacedStep:
         stamps: Sequence[Callable[[], Any]] | None = None,
     ) -> None:
         self.capture, self.devices = as_scheduled(capture, schedule), tuple(devices)
-        self.meters: list[Meter] | None = None  # if set, for each device what counts the memory of the next steps
+        self.meters: list[Meter] | None = None  # if set, one for each device, for the memory of the next steps
         plan = _Plan(self.capture, schedule.placement, schedule.device_order, self.devices)
         self.generators = plan.generators()
         self.programs = plan.programs(self.generators, lambda: self.meters is not None)
@@ -87,7 +87,7 @@ class PlacedStep:
         self._state = State(self.capture.traced, self.updates)
         self.shared = self._state.shared
         self._functions = [executable(program, stamp) for program, stamp in self._each()]
-        self.stamps: list[Any] = []  # of the last step, for each device
+        self.stamps: list[Any] = []  # what the stamps of the last step returned, for each device
 
     @property
     def crossing(self) -> int:
@@ -95,14 +95,14 @@ class PlacedStep:
         return len(self._queues)
 
     def settled(self, leaves: Sequence[Any], copies: dict[tuple[int, torch.device], Tensor]) -> list[Any]:
-        """What goes in, with parameters and buffers on the devices that they are placed on.
+        """Return the values that go into the trace, with parameters and buffers on the devices where they are placed.
 
         Args:
-            leaves: what goes in.
-            copies: on other devices, by place and device; those that are missing are made.
+            leaves: the values that go into the trace.
+            copies: copies on other devices, by place among the leaves and device; missing ones are added.
 
         Raises:
-            RunError: a device lacks the memory.
+            RunError: a device has too little memory.
         """
         found = list(leaves)
         with _told():
@@ -113,11 +113,11 @@ class PlacedStep:
         return found
 
     def run(self, leaves: Sequence[Any]) -> list[Any]:
-        """Outputs of the trace for what goes in, see `placeto.capture.arguments.input_leaves`.
+        """Run a step with the values that go into the trace (see `capture.arguments.input_leaves`); return its outputs.
 
         Raises:
-            RunError: an op fails, or a thread doesn't take work; the step is over on all devices then, and the next
-                one can be run.
+            RunError: an op fails, or the thread of a device is gone. The step has then ended on all devices, and the
+                next step can be run.
         """
         self.check_process()
         for generator in self.generators.values():
@@ -134,7 +134,7 @@ class PlacedStep:
             by_python = [program.compile(stamp) for program, stamp in self._each()]
             try:
                 given = self._moved(leaves)
-                results = self._attempt(by_python, given)  # which knows the op
+                results = self._attempt(by_python, given)  # its error names the op
             except RunError as known:
                 self._state.restore(leaves, before)
                 self._state.go_to(known.node, leaves)
@@ -167,7 +167,7 @@ class PlacedStep:
         """Refuse to run in a fork of the process that made the step, which doesn't have its threads.
 
         Raises:
-            RunError: it is one.
+            RunError: this process is such a fork.
         """
         if os.getpid() != self._process:
             raise RunError(f"{self.capture.graph.name} was compiled in another process: compile it anew in this fork")
@@ -177,13 +177,13 @@ class PlacedStep:
         return zip(self.programs, stamps, strict=True)
 
     def _moved(self, leaves: Sequence[Any]) -> list[list[Any]]:
-        """What is given to each program."""
+        """Return the values that go into each program, on its device."""
         with _told():
             given = [program.moved(leaves) for program in self.programs]
         return self._state.apart(leaves, given, [program.calls for program in self.programs])
 
     def _attempt(self, functions: Sequence[Callable[..., Any]], given: Sequence[Sequence[Any]]) -> list[Any]:
-        """What each program gives for what is given to it."""
+        """Run all programs at the same time; return what each of them returns."""
         try:
             futures = [
                 device.thread.submit(self._work, number, functions[number], given[number])
@@ -213,7 +213,7 @@ class PlacedStep:
             raise self._described(number, problem) from problem
 
     def _fail(self, numbers: Iterable[int]) -> None:
-        """Let all that wait for these devices go on to fail."""
+        """Let all devices that wait for a value of these devices fail as well."""
         for (_, sender, _), queue in self._queues.items():
             if sender in numbers:
                 queue.put(FAILED)
@@ -224,7 +224,7 @@ class PlacedStep:
                 queue.get()
 
     def _described(self, number: int, problem: BaseException) -> RunError:
-        """What failed: the op of the line of the generated program where the error comes from."""
+        """Return an error that names the op in the line of the generated program where a problem comes from."""
         line, trace = 0, problem.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == "<program>":
@@ -241,7 +241,7 @@ class PlacedStep:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Within it parameters and inputs go to devices."""
+    """Within it, an error when parameters and inputs go to their devices becomes a RunError."""
     try:
         yield
     except RuntimeError as problem:
@@ -272,8 +272,8 @@ class _Plan:
         ]
         wanted = [node for node in (*self.outputs, *(value for _, value in self.updates)) if isinstance(node, Node)]
         needed = needed_by(wanted)
-        self.home: dict[Node, int] = {}  # where each call is made; nowhere: wherever it is needed
-        self.kept: dict[Node, torch.device] = {}  # where parameters and buffers are
+        self.home: dict[Node, int] = {}  # device of each call; other calls are made wherever they are needed
+        self.kept: dict[Node, torch.device] = {}  # device of each parameter and buffer
         for op, names in enumerate(capture.nodes):
             if nodes[names[0]].op == "placeholder":
                 self.kept[nodes[names[0]]] = devices[int(placement[op])].torch_device
@@ -296,9 +296,9 @@ class _Plan:
                 ].torch_device
         self.calls: list[list[Node]] = [[] for _ in devices]
         self.done: list[set[Node]] = [set(self.inputs) for _ in devices]
-        self.queues: dict[tuple[Node, int, int], SimpleQueue[Any]] = {}  # of (value, sender, receiver)
-        self.owner: dict[Node, int] = {}  # which program gives each output
-        for node, number in alone.items():  # before all ops, so that nobody waits for them
+        self.queues: dict[tuple[Node, int, int], SimpleQueue[Any]] = {}  # by (value, sender, receiver)
+        self.owner: dict[Node, int] = {}  # which program returns each output
+        for node, number in alone.items():  # before all ops, so that no device waits for them
             self._call(node, number)
         for number, ops in enumerate(order):
             for node in [node for node in stray[number] if self.done[number].issuperset(node.all_input_nodes)]:
@@ -319,7 +319,7 @@ class _Plan:
                 self._need(node, number)
 
     def generators(self) -> dict[int, torch.Generator]:
-        """Of the cores that draw random numbers, if there are several."""
+        """Return a generator for each core that draws random numbers; none if only one does, which uses torch's."""
         drawing = Draws(self.calls, {(taker, node) for node, _, taker in self.queues})
         if drawing.shares_one():
             raise RunError(
@@ -329,11 +329,11 @@ class _Plan:
         return drawing.for_cores(self.devices)
 
     def programs(self, generators: Mapping[int, torch.Generator], apart: Callable[[], bool]) -> list[Program]:
-        """(D,) a program for each device, which returns a list of what it makes of the outputs.
+        """Return (D,) programs, of which each returns a list of the outputs that its device makes.
 
         Args:
             generators: the generators of random numbers, by device.
-            apart: whether CPU cores are to share no memory.
+            apart: says at each value whether CPU cores are to share no memory.
         """
         made = []
         for number, device in enumerate(self.devices):
@@ -359,7 +359,7 @@ class _Plan:
         return made
 
     def _call(self, node: Node, number: int) -> None:
-        """Make a call on a device, after all that it needs there."""
+        """Add a call to those of a device, behind all that it needs there."""
         if node in self.done[number]:
             return
         for source in () if is_constant(node) else node.all_input_nodes:
@@ -387,7 +387,7 @@ def is_constant(node: Node) -> bool:
 
 
 def _constant(node: Node, device: torch.device) -> Callable[[], Any]:
-    """The call, given tensors without memory."""
+    """Return a function that makes the call on a device, with tensors without memory as its arguments."""
 
     def shape_of(value: Any) -> Any:
         if not isinstance(value, Node):

@@ -2,7 +2,7 @@
 
 Torchrun starts this module, a process for each core. Two processes send a tensor to each other and back while the
 others wait; a transfer takes half of that. Then all processes add up tensors by all-reduce, and two of them run a
-pipeline of two small layers: what a chunk takes there beside its ops is what torch takes for each chunk.
+pipeline of two small layers. The time of a chunk there, less that of its ops, is what torch takes for each chunk.
 At last one process runs a backward pass in one chunk, and in two.
 """
 
@@ -28,7 +28,7 @@ from placeto.runtime.split_chunks import split_chunks
 from placeto.runtime.torchrun import TorchrunError, lines_of
 from placeto.runtime.transfers import REPEATS, SIZES, fitted
 
-_WIDTH, _FEW, _MANY = 8, 4, 16  # of the small layers, and numbers of micro-batches
+_WIDTH, _FEW, _MANY = 8, 4, 16  # width of the small layers; two numbers of micro-batches
 
 
 class ProcessLinks(NamedTuple):
@@ -36,13 +36,11 @@ class ProcessLinks(NamedTuple):
 
     bandwidth: np.ndarray  # (D, D) bytes/us
     latency_us: np.ndarray  # (D, D)
-    fits: Mapping[
-        str, Fit
-    ]  # of `CHUNK`, `SPLIT` and `SUM` of `placeto.formats.exports.torch_step`; none of one process
+    fits: Mapping[str, Fit]  # by `CHUNK`, `SPLIT` and `SUM` of `formats.exports.torch_step`; empty for one process
 
 
 def process_links(devices: Sequence[LocalDevice]) -> ProcessLinks:
-    """Measure; transfers are alike in both directions.
+    """Measure the links between processes on given cores; a transfer counts the same in both directions.
 
     Raises:
         TorchrunError: a device is no core, or the processes fail.
@@ -66,7 +64,7 @@ def process_links(devices: Sequence[LocalDevice]) -> ProcessLinks:
 
 
 def _addition(sum_us: Sequence[float], bandwidth: np.ndarray, latency_us: np.ndarray) -> Fit:
-    """What a ring's addition takes for each tensor, and for each byte of its part, beside the transfers."""
+    """Return what an addition in a ring takes beside the transfers: for each tensor, and for each byte of its part."""
     count, measured = len(bandwidth), np.array(sum_us)
     part, following = np.array(SIZES) / count, [(rank, (rank + 1) % count) for rank in range(count)]
     slowest = np.max([latency_us[ends] + part / bandwidth[ends] for ends in following], axis=0)
@@ -77,7 +75,7 @@ def _addition(sum_us: Sequence[float], bandwidth: np.ndarray, latency_us: np.nda
 
 
 def _half(one: int, other: int, size: int) -> float:
-    """Median microseconds of a transfer, at rank `one`."""
+    """Return the median microseconds of a transfer; the value at rank `one` counts."""
     tensor, times = torch.ones(size, dtype=torch.uint8), []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -91,7 +89,7 @@ def _half(one: int, other: int, size: int) -> float:
 
 
 def _sum(size: int) -> float:
-    """Median microseconds of an all-reduce."""
+    """Return the median microseconds of an all-reduce of `size` bytes."""
     tensor, times = torch.zeros(size // 4), []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -101,7 +99,7 @@ def _sum(size: int) -> float:
 
 
 def _chunk(rank: int, group: dist.ProcessGroup) -> float:
-    """Median microseconds of a chunk of rank 0 or 1 beside its ops, with what it sends or receives."""
+    """Return the median microseconds of a chunk on rank 0 or 1, with its transfer but without its ops."""
     layer, took = nn.Linear(_WIDTH, _WIDTH), {count: list[float]() for count in (_FEW, _MANY)}
     row, alone = torch.ones(1, _WIDTH), list[float]()
     runs = {count: _pipeline(layer, rank, count, group) for count in took}
@@ -119,7 +117,7 @@ def _chunk(rank: int, group: dist.ProcessGroup) -> float:
 
 
 def _pipeline(layer: nn.Module, rank: int, count: int, group: dist.ProcessGroup) -> _PipelineScheduleRuntime:
-    """Two stages, all forward passes first: so that no rank waits but at the beginning."""
+    """Return a pipeline of two stages with all forward passes first, so that ranks wait only at the beginning."""
     stage = PipelineStage(layer, rank, 2, torch.device("cpu"), group=group)
     made = _PipelineScheduleRuntime([stage], count, loss_fn=_loss)
     kinds = [(kind, number) for kind in "FB" for number in range(count)]
@@ -134,7 +132,7 @@ def _loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Lines of JSON: microseconds by size of each pair of ranks, then of sums, then of a chunk."""
+    """Print lines of JSON: microseconds by size for each pair of ranks, then those of sums, then those of chunks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, count = dist.get_rank(), dist.get_world_size()

@@ -1,10 +1,10 @@
 """Profile this machine with given steps: a cost model for their ops, and a cluster of its devices.
 
-Each kind of device is measured on the first device of it. `placeto.runtime.measure` says how.
+Of each kind of device, the first one is measured. `placeto.runtime.measure` says how.
 
-A device's overhead is what its step takes beside the ops: views and constants, which are no ops of the graph, as a mean
-per op. On a GPU it is how much longer the steps take than their ops together: views take no time where the GPU is
-behind the host, and all of it where the host is behind, as in steps of many small ops.
+A device's overhead is the time of the calls that are no ops of the graph, such as views and constants, as a mean per
+op. On a GPU it is how much longer the steps take than their ops together. If the GPU is behind the host there, views
+take no time. If the host is behind, as in steps of many small ops, they take all of their time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from placeto.runtime.transfers import matrices, peaks
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What was measured."""
+    """The costs and the cluster that were measured, with the measurements."""
 
     costs: Profiled
     cluster: Cluster
@@ -54,7 +54,7 @@ def profile(
 
     Raises:
         DeviceError: a step fails on a device.
-        TorchrunError: processes are no cores, or fail.
+        TorchrunError: `processes` is set, and a device is no core, or a process fails.
     """
     first = {device.kind: device for device in reversed(devices)}
     measured = {kind: measure(steps, device, seconds / len(first)) for kind, device in first.items()}
@@ -79,7 +79,7 @@ def profile(
 
 
 def _samples(measured: Sequence[Measured]) -> list[Sample]:
-    """Each signature with the mean time of all calls that have it."""
+    """Return each signature with the mean time of all calls that have it."""
     times: dict[str, list[float]] = {}
     facts: dict[str, tuple[str, float, float]] = {}
     for one in measured:
@@ -95,7 +95,7 @@ def _samples(measured: Sequence[Measured]) -> list[Sample]:
 
 
 def _overhead_us(measured: Sequence[Measured]) -> float:
-    """Microseconds of all that is no op of a graph, per op."""
+    """Return the microseconds of all calls that are no ops of a graph, divided by the number of ops."""
     beside, ops = 0.0, 0
     for one in measured:
         graph = one.step.capture.graph
@@ -108,6 +108,7 @@ def _overhead_us(measured: Sequence[Measured]) -> float:
 
 
 def _costs(samples: dict[str, list[Sample]]) -> tuple[OpCost, ...]:
+    """Return each signature with its time on each kind of device where it was measured."""
     found: dict[str, OpCost] = {}
     for kind, of in samples.items():
         for sample in of:
@@ -131,7 +132,10 @@ def _cluster(
 
 
 def _row(one: Measured, costs: Profiled, cluster: Cluster, predicted: dict[str, float]) -> dict[str, Any]:
-    """How well a step is predicted: as the simulator does, all on one device, and its signatures by a fit without."""
+    """Return a row that compares a step with its predictions.
+
+    The simulator predicts the time of the step on one device, and fits predict the times of signatures held out.
+    """
     graph, kind = one.step.capture.graph, one.device.kind
     device = next(device for device in cluster.devices if device.kind == kind)
     alone = Cluster(cluster.name, (device,), np.ones((1, 1)), np.zeros((1, 1)))

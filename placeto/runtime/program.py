@@ -4,8 +4,8 @@
     del v3
 
 Stamped programs note the time after every line, so that each call's time is the difference of two stamps, and
-all of them together are the step. A program of one device among several also has lines that wait for a value from
-another device, and puts what others wait for into their queues:
+all of them together are the step. A program of one device among several also has lines that wait for a value of
+another device, and lines that put a value into the queue of a device that waits for it:
 
     v7 = r7()
     v8 = f8(v7)
@@ -33,7 +33,7 @@ _LITERALS = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What of a traced graph its outputs need, on one device.
+    """The calls of a traced graph that its outputs need, on one device.
 
     A program takes the values of all placeholders and returns the outputs. Its calls are in the order of the trace.
     """
@@ -42,13 +42,13 @@ class Program:
     calls: tuple[Node, ...]
     outputs: Any
     device: torch.device
-    receives: Mapping[Node, Callable[[], Any]] = field(default_factory=dict)  # what gives the values of such calls
-    sends: Mapping[Node, Sequence[Callable[[Any], Any]]] = field(default_factory=dict)  # what takes values as well
-    generator: torch.Generator | None = None  # of the random numbers that are drawn here; torch's own if None
+    receives: Mapping[Node, Callable[[], Any]] = field(default_factory=dict)  # by call: waits for its value
+    sends: Mapping[Node, Sequence[Callable[[Any], Any]]] = field(default_factory=dict)  # by call: take its value too
+    generator: torch.Generator | None = None  # for random numbers that are drawn here; None = torch's own
 
     @classmethod
     def of(cls, traced: GraphModule, device: torch.device | str = "cpu") -> Program:
-        """The program of a traced graph, `Capture.traced`; what no call needs is left out."""
+        """Return the program of a traced graph (`Capture.traced`), without the calls that its outputs don't need."""
         nodes = list(traced.graph.nodes)
         needed = needed_by(nodes[-1:])
         inputs = tuple(node for node in nodes if node.op == "placeholder")
@@ -62,14 +62,14 @@ class Program:
         return frozenset(self.inputs) & (used | {leaf for leaf in tree_leaves(self.outputs) if isinstance(leaf, Node)})
 
     def moved(self, leaves: Sequence[Any]) -> list[Any]:
-        """Values of all placeholders: tensors that the program reads are on its device, others where they were."""
+        """Return the values of all placeholders; tensors that the program reads are moved to its device."""
         return [
             leaf.to(self.device) if node in self.reads and isinstance(leaf, torch.Tensor) else leaf
             for node, leaf in zip(self.inputs, leaves, strict=True)
         ]
 
     def compile(self, stamp: Callable[[], Any] | None = None) -> Callable[..., Any]:
-        """The program as a function of its inputs.
+        """Return the program as a function of its inputs.
 
         Args:
             stamp: called before the first call and after each; the function then returns (outputs, stamps).
@@ -92,7 +92,7 @@ class Program:
         return constants["step"]
 
     def node_of_line(self, number: int, stamped: bool) -> Node | None:
-        """The call that stands in a line of the compiled source, counted from 1; None if none does."""
+        """Return the call in a line of the compiled source, counted from 1; None if the line has no call."""
         line = 2 + stamped
         for node, dead in zip(self.calls, self._releases(), strict=True):
             lines = 1 + len(self.sends.get(node, ()))
@@ -102,7 +102,7 @@ class Program:
         return None
 
     def kernel(self, node: Node) -> Callable[..., Any] | None:
-        """What makes a call on the program's device; None: it runs on the host, with copies there and back."""
+        """Return what makes a call on the program's device; None if the host makes it, with copies there and back."""
         target = in_any_layout(node.target)
         if self.device.type == "cpu" or not isinstance(target, torch._ops.OpOverload):
             return target
@@ -126,11 +126,11 @@ class Program:
         return f"f{number}({', '.join(arguments)})"
 
     def _placed(self, argument: Any) -> Any:
-        """An argument, with the program's device for the one that the trace was made on."""
+        """Return an argument; the program's device in place of the one that the trace was made on."""
         return self.device if isinstance(argument, torch.device) else argument
 
     def _releases(self) -> list[list[Node]]:
-        """For each call, the calls whose values no later call needs."""
+        """Return for each call the calls whose values are released after it, as no later call needs them."""
         last: dict[Node, int] = {}
         for position, node in enumerate(self.calls):
             last[node] = position
@@ -146,7 +146,7 @@ class Program:
 
 
 def _source(value: Any, names: dict[Node, str], constants: dict[str, Any]) -> str:
-    """A value as Python source; what has no literal becomes a constant of the program."""
+    """Return a value as Python source; a value without a literal becomes a constant of the program."""
     if isinstance(value, Node):
         return names[value]
     if isinstance(value, list | tuple):
@@ -159,15 +159,16 @@ def _source(value: Any, names: dict[Node, str], constants: dict[str, Any]) -> st
 
 
 def in_any_layout(target: Any) -> Any:
-    """What a call runs for an op: `view` copies where a tensor lies in memory in another way than at the capture.
+    """Return the function that is called for an op: `reshape` in place of `view`.
 
-    PyTorch's `reshape` and `flatten` do so. Nothing is changed in place, so that nobody sees which of both it was.
+    A tensor may be laid out in memory in another way than at the capture. Then `reshape` copies, as PyTorch's `flatten`
+    does. Programs change nothing in place, so that a copy and a view give the same results.
     """
     return torch.ops.aten.reshape.default if target is torch.ops.aten.view.default else target
 
 
 def attribute(node: Node) -> Any:
-    """What a `get_attr` node of a traced graph stands for."""
+    """Return the object that a `get_attr` node of a traced graph stands for."""
     value: Any = node.graph.owning_module
     for part in str(node.target).split("."):
         value = getattr(value, part)
@@ -175,6 +176,8 @@ def attribute(node: Node) -> Any:
 
 
 def _on_host(target: Any, device: torch.device) -> Callable[..., Any]:
+    """Return a function that makes a call on the host: it copies arguments there, and results back to the device."""
+
     def moved(values: Any, where: torch.device) -> Any:
         return tree_map(lambda value: value.to(where) if isinstance(value, torch.Tensor) else value, values)
 

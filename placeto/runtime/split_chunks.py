@@ -1,7 +1,8 @@
-"""Measure what torch takes for a backward pass in two chunks, I and W, in place of one, B.
+"""Measure how much longer torch takes for a backward pass in two chunks, I and W, than in one, B.
 
-W computes the gradients of each layer's parameters on its own, and adds them up in Python: that takes time for each
-parameter, and for each byte of it. Both are fitted to chains of small and of large layers, by the clock of the thread.
+W computes the gradients of each layer's parameters on its own, and adds them up in Python. This takes time for each
+parameter, and for each byte of it. Both are fitted to the CPU times of this thread for chains of small and of large
+layers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LAYERS, _ROWS, _WIDTHS = 8, 64, (8, 512)
 
 
 def split_chunks() -> Fit:
-    """Microseconds for each parameter, and for each byte of it."""
+    """Return the microseconds that two chunks take more than one: for each parameter, and for each byte of it."""
     beside, terms = [], []
     for width in _WIDTHS:
         chain = nn.Sequential(*(nn.Linear(width, width) for _ in range(_LAYERS)))
@@ -33,7 +34,7 @@ def split_chunks() -> Fit:
 
 
 def _backward(chain: nn.Module, rows: Tensor) -> tuple[float, float]:
-    """Median microseconds of B, and of I and W together."""
+    """Return the median microseconds of B, and of I and W together."""
     whole, parts, ones = list[float](), list[float](), torch.ones_like(rows)
     for _ in range(REPEATS):
         output = chain(rows)

@@ -19,15 +19,15 @@ from placeto.runtime.program import Program
 
 aten = torch.ops.aten
 _BATCH_NORMS = {aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm}
-_RUNNING, _TRAINING, _MOMENTUM = slice(3, 5), 5, 6  # their arguments: statistics, which change where this is true
+_RUNNING, _TRAINING, _MOMENTUM = slice(3, 5), 5, 6  # places of arguments; statistics change if `training` is True
 
 
 class State:
-    """What of its inputs a traced step changes.
+    """The inputs that a traced step changes.
 
     Args:
-        traced: the step, functional but for the statistics of batch norms.
-        updates: inputs and what is copied into them at the end.
+        traced: the step, functional except for the statistics of batch norms.
+        updates: pairs of an input and a value that is copied into it at the end.
     """
 
     def __init__(self, traced: GraphModule, updates: Sequence[tuple[Node, Node]]) -> None:
@@ -44,7 +44,7 @@ class State:
         }
 
     def shared(self, leaves: Sequence[Any]) -> tuple[int, int] | None:
-        """A tensor that the step changes and another one that shares its memory, which would change with it: places."""
+        """Return the places of a tensor that the step changes and of one that shares its memory; None without such."""
         changed = {*self._changed, *(self.places[buffer] for buffer, _ in self.updates)}
         if not changed:
             return None
@@ -57,15 +57,15 @@ class State:
         return None
 
     def save(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """What ops change while the step runs, as it was."""
+        """Return copies of the buffers that ops change while the step runs."""
         return [leaves[place].clone() for place in self._changed]
 
     def apart(
         self, leaves: Sequence[Any], copies: Sequence[list[Any]], calls: Sequence[Collection[Node]]
     ) -> list[list[Any]]:
-        """The leaves of each device, with copies of the statistics that several devices change.
+        """Return the leaves of each device, with copies of the statistics that several devices change.
 
-        In memory that they share the result would depend on which comes first.
+        In shared memory, the result would depend on which device comes first.
 
         Args:
             leaves: the buffers among them.
@@ -83,10 +83,10 @@ class State:
     def gather(
         self, leaves: Sequence[Any], before: Sequence[Tensor], copies: Sequence[tuple[Sequence[Any], Collection[Node]]]
     ) -> None:
-        """Give statistics that devices changed in memory of their own back to the buffers.
+        """Write statistics that devices changed in memory of their own to the buffers.
 
-        A batch norm makes ``(1 - momentum) * old + momentum * batch`` of a statistic. Where several devices made some
-        each, of the same old one, the result is that of one after the other, in the order of the devices.
+        A batch norm makes ``(1 - momentum) * old + momentum * batch`` of a statistic. If several devices did so, each
+        from the same old value, the result is as if they had done it one after the other, in the order of the devices.
 
         Args:
             leaves: the buffers among them.
@@ -102,15 +102,15 @@ class State:
                     buffer.copy_(own[place].to(buffer.device) + kept * (buffer - old))
 
     def restore(self, leaves: Sequence[Any], saved: Sequence[Tensor]) -> None:
-        """Put back what was saved."""
+        """Write the buffers that were saved back."""
         with torch.no_grad():
             for place, value in zip(self._changed, saved, strict=True):
                 leaves[place].copy_(value)
 
     def go_to(self, failed: Node | None, leaves: Sequence[Any]) -> None:
-        """Change buffers as the ops before one do, in the order of the module; nothing where it isn't known.
+        """Change buffers as the ops before a failed one do, in the order of the module.
 
-        On GPUs nothing is changed either: the tensors of a program are copies there.
+        Nothing is changed if the failed op isn't known, or on GPUs, where the tensors of a program are copies.
         """
         if failed is None or any(isinstance(leaf, Tensor) and leaf.device.type != "cpu" for leaf in leaves):
             return
@@ -127,7 +127,7 @@ class State:
 
 
 def _span(leaf: Any) -> tuple[Any, int, int]:
-    """Device, first byte and end of what a tensor may touch; nothing for what is no tensor or has no elements."""
+    """Return device, first address and end of a tensor's memory; (None, 0, 0) if it is no tensor or has no elements."""
     if not isinstance(leaf, Tensor) or not leaf.numel():
         return None, 0, 0
     last = sum((size - 1) * stride for size, stride in zip(leaf.shape, leaf.stride(), strict=True))

@@ -29,8 +29,8 @@ class RealStep:
 
     name: str
     capture: Capture
-    leaves: tuple[Any, ...]  # what goes in, in the order of the trace's placeholders
-    eager: Callable[[], Any] | None  # the same step, run by the module itself
+    leaves: tuple[Any, ...]  # values that go in, in the order of the trace's placeholders
+    eager: Callable[[], Any] | None  # the same step, run by the module itself; None = it isn't
 
 
 def real_training(
@@ -43,11 +43,11 @@ def real_training(
     precision: str = "fp32",
     micro_batches: int = 1,
 ) -> RealStep:
-    """A training step; see `placeto.capture.trace.trace_training`.
+    """Capture a training step that can be run; see `placeto.capture.trace.trace_training`.
 
     Raises:
-        CaptureError: it can't be captured.
-        StepError: a tensor is on "meta", where nothing can be run.
+        CaptureError: the step can't be captured.
+        StepError: a tensor isn't on the CPU, such as on "meta", where nothing can be run.
     """
     how: dict[str, Any] = {"name": name, "precision": precision, "micro_batches": micro_batches}
     capture = trace_training(module, inputs, loss, targets=targets, **how)
@@ -71,7 +71,9 @@ def real_inference(
     precision: str = "fp32",
     micro_batches: int = 1,
 ) -> RealStep:
-    """Inference; see `placeto.capture.trace.trace_inference`. The module is put into evaluation mode.
+    """Capture an inference that can be run; see `placeto.capture.trace.trace_inference`.
+
+    The module is put into evaluation mode.
 
     Raises:
         CaptureError, StepError: as `real_training`.
@@ -87,16 +89,16 @@ def real_inference(
 
 
 def real_step(module: nn.Module, capture: Capture, inputs: Inputs, targets: Sequence[Any]) -> RealStep:
-    """A captured step, which is not run by the module itself.
+    """Return a captured step with its values, without a way to run it by the module itself.
 
     Raises:
-        StepError: a tensor is on "meta", where nothing can be run.
+        StepError: a tensor isn't on the CPU, such as on "meta", where nothing can be run.
     """
     return RealStep(capture.graph.name, capture, _leaves(capture, module, inputs, targets), None)
 
 
 def _leaves(capture: Capture, module: nn.Module, inputs: Inputs, targets: Sequence[Any]) -> tuple[Any, ...]:
-    """What goes in, with copies of the buffers, which steps change."""
+    """Return the values that go in, with copies of the buffers, because steps change them."""
     whole = capture.of(module)
     leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in input_leaves(whole, inputs, targets)]
     first = len(list(whole.parameters()))
@@ -111,7 +113,7 @@ def _leaves(capture: Capture, module: nn.Module, inputs: Inputs, targets: Sequen
 
 @contextmanager
 def filled() -> Iterator[None]:
-    """Within it `torch.empty` gives numbers: what is left uninitialised may be slow to compute with, or no index.
+    """Within it, `torch.empty` is filled: uninitialised numbers may be slow to compute with, or invalid as indices.
 
     >>> with filled():
     ...     torch.empty(2, dtype=torch.int64)

@@ -1,10 +1,10 @@
 """Time stamps between the calls of a program: by the clock of the host for a CPU, by events for a GPU.
 
 On a GPU calls return before they are done. Each stamp there is an event, with the time at which it was launched. Every
-`_QUEUE` calls the GPU is made to wait (a kernel that spins) while the calls are queued, so that it then runs them back
-to back and the events show how long it computes, not how long it waits for Python. A call counts with the longer of
-computing and launching: whichever it is, the next one can't be sooner. Calls without a kernel for the GPU are made by
-the host, which waits for what they need: they are timed in a pass that waits after every call.
+`_QUEUE` calls the GPU is made to wait, by a kernel that spins, while the calls are queued. Then it runs them back to
+back, and the events show how long it computes, not how long it waits for Python. The time of a call is the longer of
+computing and launching, because the next call can't begin before both are done. Calls without a kernel for the GPU are
+made by the host, which waits for the values that they need. They are timed in a pass that waits after every call.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from placeto.runtime.devices import LocalDevice
 
 _QUEUE = 100  # calls; a GPU's queue takes about 1,000 kernels before launching waits
-_SPIN_CYCLES = 10_000_000  # 5 ms or more, which launching so many calls takes less than
+_SPIN_CYCLES = 10_000_000  # 5 ms or more; launching `_QUEUE` calls takes less
 
 
 class CpuStopwatch:
     """Stamps of a CPU: nanoseconds of the clock.
 
-    What a stamp takes is measured again with each pass, and the least counts: other programs on the core can only make
-    it longer, and what is taken off all calls must not be the length of one such moment.
+    The time of a stamp is measured again with each pass, and the least counts. Other programs on the core can only make
+    it longer, and one such disturbance must not be subtracted from all calls.
     """
 
     stamp = staticmethod(time.perf_counter_ns)
@@ -36,7 +36,7 @@ class CpuStopwatch:
         self.cost_us = _cost_us(self.stamp)
 
     def times_us(self, stamps: Sequence[int]) -> np.ndarray:
-        """Microseconds of each call, without what the stamp itself took."""
+        """Return the microseconds of each call, without the time of the stamp itself."""
         self.cost_us = min(self.cost_us, _cost_us(self.stamp))
         return np.maximum(np.diff(stamps) / 1e3 - self.cost_us, 0.0)
 
@@ -50,7 +50,7 @@ class CudaStopwatch:
         self.cost_us = _cost_us(self._event)
 
     def stamp(self) -> tuple[Any, float, Any, float]:
-        """(end of the last call, host's time, beginning of the next, host's time)."""
+        """Return (end of the last call, the host's time then, beginning of the next call, the host's time then)."""
         now, end = time.perf_counter(), self._event()
         self.count += 1
         if self.count % _QUEUE != 1:
@@ -61,12 +61,12 @@ class CudaStopwatch:
         return end, now, start, time.perf_counter()
 
     def settled(self) -> int:
-        """A stamp by the clock of the host once the GPU is done, for calls of the host that wait for the GPU."""
+        """Return nanoseconds of the host's clock once the GPU is done: a stamp for calls that the host makes."""
         torch.cuda.synchronize(self.device)
         return time.perf_counter_ns()
 
     def times_us(self, stamps: Sequence[tuple[Any, float, Any, float]]) -> np.ndarray:
-        """Microseconds of each call: the longer of computing and launching."""
+        """Return the microseconds of each call: the longer of computing and launching."""
         torch.cuda.synchronize(self.device)
         self.count = 0
         pairs = list(pairwise(stamps))
@@ -81,18 +81,21 @@ class CudaStopwatch:
 
 
 def stopwatch(device: LocalDevice) -> CpuStopwatch | CudaStopwatch:
-    """That of a device; to be made in the device's thread."""
+    """Return a stopwatch for a device; to be called in the device's thread."""
     return CpuStopwatch() if device.is_cpu else CudaStopwatch(device.torch_device)
 
 
 def clock(device: LocalDevice) -> float:
-    """Seconds for whole steps: on a CPU those of this thread, so that other programs on its core don't count."""
+    """Return a clock's seconds once the device is done, to time whole steps.
+
+    On a CPU it is the clock of this thread's CPU time, so that other programs on its core don't count.
+    """
     device.synchronize()
     return time.thread_time() if device.is_cpu else time.perf_counter()
 
 
 def _cost_us(stamp: Callable[[], Any]) -> float:
-    """Microseconds that making a stamp takes: the difference of one and the next."""
+    """Return the microseconds that a stamp takes: the median of the time of two less that of one."""
     times = []
     for _ in range(200):
         start = time.perf_counter()

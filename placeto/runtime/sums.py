@@ -1,8 +1,8 @@
 """Sums of gradients over micro-batches, as a schedule has them: what they add, on which device.
 
-A trace adds what the micro-batches give in a chain. A schedule adds what each device gives first: see
-`placeto.simulator.lowering`. As PyTorch adds to ``.grad``, a sum is computed in the memory of what it adds to, if
-nothing else needs that.
+A trace adds the gradients of the micro-batches in a chain. A schedule first adds those of each device: see
+`placeto.simulator.lowering`. As PyTorch adds to ``.grad`` in place, an addition overwrites its first term, if nothing
+else needs that.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from placeto.simulator.schedule import Schedule, simulate
 
 
 def as_scheduled(capture: Capture, schedule: Schedule) -> Capture:
-    """The capture with sums that add what the schedule says; the same one if there are none.
+    """Return the capture with sums that add what the schedule says; the same capture if it has no sums.
 
-    Its nodes keep their names. Where they stand among the others is where what they need is there.
+    The nodes keep their names. Nodes of sums are moved behind the nodes that they now need.
     """
     problem = schedule.problem
     sums = gradient_sums(problem.graph)
@@ -49,7 +49,8 @@ def as_scheduled(capture: Capture, schedule: Schedule) -> Capture:
         own = range(sums.ptr[number], sums.ptr[number + 1])
         additions = {int(sums.addition[c]): nodes[capture.nodes[sums.addition[c]][0]] for c in own[1:]}
         chain = list(additions.values())
-        # the node behind each tensor: a part is what its op of the chain adds, the first of them what that adds it to
+        # the node of each tensor: each op of the chain has a part as its second argument, and the first op of the chain
+        # has the first part as its first argument
         behind = {int(sums.tensor[c]): chain[i].args[1] for i, c in enumerate(own[1:])}
         behind[int(sums.tensor[own[0]])] = chain[0].args[0]
         behind |= {int(problem.graph.output_ptr[op]): node for op, node in additions.items()}
@@ -67,7 +68,7 @@ def as_scheduled(capture: Capture, schedule: Schedule) -> Capture:
 
 
 def in_lists(graph: ComputationGraph, placement: np.ndarray, lists: Sequence[Sequence[int] | np.ndarray]) -> Schedule:
-    """The schedule of a placement (N,) whose devices, all of one host, each run a list of ops; its times mean nothing.
+    """Return the schedule of a placement (N,) on devices of one host, each with a list of ops; its times mean nothing.
 
     Raises:
         OrderError: the lists contradict the graph or each other.
@@ -79,7 +80,7 @@ def in_lists(graph: ComputationGraph, placement: np.ndarray, lists: Sequence[Seq
 
 
 def _may_be_overwritten(total: Any, addition: Node) -> bool:
-    """Whether nothing but an addition needs the memory of what it adds to, and its sum fits there."""
+    """Whether an addition's sum fits in the memory of its first term `total`, which nothing else needs."""
     if not isinstance(total, Node) or total.meta["val"].dtype != addition.meta["val"].dtype:
         return False
     user = addition
@@ -91,7 +92,7 @@ def _may_be_overwritten(total: Any, addition: Node) -> bool:
 
 
 def _has_own_memory(layout: Tensor) -> bool:
-    """Whether a tensor shows all of its storage, and no number twice."""
+    """Whether a tensor is as large as its storage, so that it has each number of the storage once."""
     return layout.untyped_storage().nbytes() == layout.numel() * layout.element_size()
 
 
@@ -101,7 +102,7 @@ def _put_in_order(nodes: list[Node]) -> None:
     place = {node: number for number, node in enumerate(nodes[0].graph.nodes)}
 
     def settle(node: Node) -> int:
-        """Settle a node; where it stands then."""
+        """Move a node behind what it needs; return its place then."""
         if node in own and node not in done:
             done.add(node)
             last = max(node.all_input_nodes, key=settle)

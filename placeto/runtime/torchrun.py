@@ -1,4 +1,4 @@
-"""Runs programs by torchrun on devices of this machine: exported pipelines, of which it reads how long steps take."""
+"""Runs programs such as exported pipelines by torchrun on devices of this machine, and reads the times of steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from placeto.runtime.devices import LocalDevice
 _STEP = re.compile(r"^step \d+: loss \S+, (\S+) ms")
 _ERROR = re.compile(r"^(error: |(\[rank\d+\]: )?[\w.]*(Error|Exception): )")
 
-_ENDS_S = 2.0  # within which torchrun ends its processes, if a signal has told it to
+_ENDS_S = 2.0  # within which torchrun ends its processes after a signal
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
-"""As `placeto.runtime.devices.keep_memory` has it where ops are measured; no other library than GNU's reads it."""
+"""Thresholds of malloc in GNU's C library, as `placeto.runtime.devices.keep_memory` sets them to measure ops."""
 
 
 class TorchrunError(ValueError):
-    """A pipeline that doesn't run; the message has the last of what its processes say."""
+    """A program that can't be run or has failed; then the message has the last error that its processes print."""
 
 
 def torchrun(
@@ -33,15 +33,15 @@ def torchrun(
     check: bool = False,
     each: Callable[[str], None] = lambda line: None,
 ) -> list[float]:
-    """Run the program of a folder that `placeto export --format torch-pipeline` writes, a process for each device.
+    """Run a pipeline that `placeto export --format torch-pipeline` has written to a folder, a process for each device.
 
     Processes on cores have one thread each, and all of them share the given cores.
 
     Args:
-        folder: where run.py is.
-        devices: the devices of each rank; all are cores, or all are GPUs.
-        steps: how many.
-        check: whether each process trains the whole model beside, and compares.
+        folder: the folder with run.py.
+        devices: the device of each rank; all are cores, or all are GPUs.
+        steps: how many steps to run.
+        check: whether each process also trains the whole model, and compares.
         each: is called with each line that the program prints.
 
     Returns:
@@ -60,12 +60,12 @@ def torchrun(
 
 
 def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence[LocalDevice]) -> Iterator[str]:
-    """The lines that a program prints, a process of it for each device.
+    """Run a program by torchrun, a process for each device; yield the lines that they print.
 
     Args:
-        program: as torchrun takes it, a file or ``--module`` and a name.
+        program: the program as torchrun takes it: a file, or ``--module`` and a name.
         arguments: the arguments of the program.
-        devices: the devices of each rank.
+        devices: the device of each rank.
 
     Raises:
         TorchrunError: devices of both kinds, or the program fails.
@@ -102,7 +102,7 @@ def lines_of(program: Sequence[str], arguments: Sequence[str], devices: Sequence
 
 
 def _end(running: subprocess.Popen[str]) -> None:
-    """End torchrun, unless the signal that ends us has reached it as well: a second one would disturb its tidying."""
+    """End torchrun, unless the signal that ends us has reached it as well: a second one would disturb its end."""
     with suppress(subprocess.TimeoutExpired):
         running.wait(_ENDS_S)
     if running.poll() is None:
@@ -111,7 +111,7 @@ def _end(running: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _on_cores(numbers: Sequence[int]) -> Iterator[None]:
-    """Within it processes that are started may use these of the cores that this one may use; all if none is given."""
+    """Within it, started processes may use the cores with these numbers, among those of this process; all if none."""
     before = sorted(os.sched_getaffinity(0))
     try:
         os.sched_setaffinity(0, {before[number] for number in numbers} or before)

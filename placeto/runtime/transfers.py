@@ -15,11 +15,11 @@ from placeto.runtime.devices import LocalDevice
 from placeto.runtime.stopwatch import clock
 
 SIZES = tuple(4**power for power in range(2, 13))  # bytes: 16 to 16 Mi
-REPEATS = 20
+REPEATS = 20  # the first doesn't count
 
 
 class TransferCost(NamedTuple):
-    """``latency_us + bytes / bandwidth``."""
+    """A transfer takes ``latency_us + bytes / bandwidth`` microseconds."""
 
     latency_us: float
     bandwidth: float  # bytes/us
@@ -28,8 +28,8 @@ class TransferCost(NamedTuple):
 def measure_transfers(source: LocalDevice, destination: LocalDevice) -> TransferCost:
     """Fit the times of copies of many sizes from one device to another.
 
-    Between cores the tensor goes through a queue to the other thread, which copies it: with what waking a thread takes.
-    To and from a GPU one thread copies and waits.
+    Between cores the tensor goes through a queue to the other thread, which copies it. The time to wake that thread
+    counts. To and from a GPU, one thread copies and waits.
     """
     both_cpu = source.is_cpu and destination.is_cpu
     times = {size: (_between_threads if both_cpu else _copied)(source, destination, size) for size in SIZES}
@@ -37,7 +37,7 @@ def measure_transfers(source: LocalDevice, destination: LocalDevice) -> Transfer
 
 
 def fitted(times: Mapping[int, float]) -> TransferCost:
-    """The line through microseconds by bytes that has the least relative errors."""
+    """Return the line through microseconds by bytes with the least sum of squared relative errors."""
     us = np.array(list(times.values()))
     terms = np.array([[1.0, size] for size in times])
     latency, per_byte = nnls(terms / us[:, None], np.ones(len(us)))[0]
@@ -46,7 +46,7 @@ def fitted(times: Mapping[int, float]) -> TransferCost:
 
 
 def _between_threads(source: LocalDevice, destination: LocalDevice, size: int) -> float:
-    """Median microseconds from putting a tensor into a queue to having copied it in the other thread."""
+    """Return the median microseconds from putting a tensor into a queue to having copied it in the other thread."""
     there: SimpleQueue[tuple[torch.Tensor, float] | None] = SimpleQueue()
     back: SimpleQueue[float] = SimpleQueue()
 
@@ -60,7 +60,7 @@ def _between_threads(source: LocalDevice, destination: LocalDevice, size: int) -
     def send() -> float:
         times = []
         for _ in range(REPEATS):
-            tensor = torch.ones(size, dtype=torch.uint8)  # made anew: it is in the sender's caches
+            tensor = torch.ones(size, dtype=torch.uint8)  # made anew, so that it is in the sender's caches
             there.put((tensor, time.perf_counter()))
             times.append(back.get())
         there.put(None)
@@ -73,7 +73,7 @@ def _between_threads(source: LocalDevice, destination: LocalDevice, size: int) -
 
 
 def _copied(source: LocalDevice, destination: LocalDevice, size: int) -> float:
-    """Median microseconds of a copy, until both devices are done."""
+    """Return the median microseconds of a copy, until both devices are done."""
 
     def copy() -> float:
         tensor = torch.ones(size, dtype=torch.uint8, device=source.torch_device)
@@ -93,7 +93,7 @@ def _copied(source: LocalDevice, destination: LocalDevice, size: int) -> float:
 
 
 def peaks(device: LocalDevice) -> tuple[float, float]:
-    """FLOP/s of a float32 matrix product, and bytes/s of a copy, each the best of some: for rooflines."""
+    """Return FLOP/s of a float32 matrix product and bytes/s of a copy, each the best of five, for the roofline."""
     return device.run(_peaks, device)
 
 
@@ -114,7 +114,7 @@ def _seconds(device: LocalDevice, function: object) -> float:
 
 
 def matrices(devices: Sequence[LocalDevice]) -> tuple[np.ndarray, np.ndarray]:
-    """(D, D) bandwidth in bytes/us and (D, D) latency in us, from row to column."""
+    """Measure all transfers; return (D, D) bandwidth in bytes/us and (D, D) latency in us, from row to column."""
     bandwidth, latency_us = np.ones((len(devices), len(devices))), np.zeros((len(devices), len(devices)))
     for i, source in enumerate(devices):
         for j, destination in enumerate(devices):

@@ -1,13 +1,13 @@
 """Measure, calibrate, place again: the placement that is fastest when it is really run.
 
-1. The ops of the step are measured, alone on a device each, and transfers.
-2. Placers place it in simulation with these times.
+1. The ops of the step are measured, on one device of each kind alone, and transfers are measured.
+2. Placers place the step in simulation with these times.
 3. The best few placements, and one device, are run in turns.
-4. The ops are timed inside the fastest of them, where they share memory and caches, and take these times from then on.
-   So again from 2., until a round gains nothing or time is over.
+4. The ops are timed within the fastest of these placements, where they share memory and caches. These times replace the
+   earlier ones. Then 2. follows again, until a round gains less than 1 % or time is over.
 
-In the end the best, where it is on other devices than one, is run in turns with one device, and taken if it is faster.
-What was simulated of it is by the costs of the last round, in the order in which it was run.
+In the end the best placement, if it isn't that on one device, is run in turns with one device, and taken if it is
+faster. Its simulated time is by the costs of the last round, in the order in which it was run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Candidate:
     """A placement that was run."""
 
     result: PlacementResult
-    measured_us: float  # median
+    measured_us: float  # median of its runs
     spread_us: float  # between the 10th and the 90th percentile
 
     @property
@@ -70,7 +70,7 @@ class Tuned:
     """The placement to use, and how it was found."""
 
     result: PlacementResult
-    measured_us: float  # in the last check
+    measured_us: float  # of `result`, in the last check
     one_device_us: float  # in the last check
     rounds: tuple[Round, ...]
     profile: Profile
@@ -90,7 +90,7 @@ def tune(
         step: the step to be placed.
         devices: the devices to place it on.
         place: makes placements in simulation.
-        seconds: for all of it; what has begun is finished.
+        seconds: budget of the whole search; what has begun is finished.
         count: how many placements are run in a round, one device beside them.
         report: called after each round.
 
@@ -138,12 +138,12 @@ def tune(
 
 
 def placed_step(step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice], **more: Any) -> PlacedStep:
-    """A step as a placer's result says."""
+    """Return a step that runs as a placer's result says; `more` goes to `PlacedStep`."""
     return PlacedStep(step.capture, result.schedule(), devices, **more)
 
 
 def in_turns(functions: Sequence[Callable[[], object]], seconds: float, least: int = LEAST) -> list[np.ndarray]:
-    """Microseconds of runs of some functions, which take turns; the first run of each doesn't count."""
+    """Call functions in turns; return the microseconds of the runs of each, without its first run."""
     times: list[list[float]] = [[] for _ in functions]
     end = time.perf_counter() + seconds
     while len(times[0]) <= least or time.perf_counter() < end:
@@ -155,7 +155,7 @@ def in_turns(functions: Sequence[Callable[[], object]], seconds: float, least: i
 
 
 def corrected(costs: Profiled, step: RealStep, result: PlacementResult, devices: Sequence[LocalDevice]) -> Profiled:
-    """Costs in which each op takes the time that it took in a placement, while several devices computed."""
+    """Return costs in which each op takes the time that it took in a placement, while several devices computed."""
     watches = [device.run(stopwatch, device) for device in devices]
     run = placed_step(step, result, devices, stamps=[watch.stamp for watch in watches])
     passes, leaves = [], run.settled(step.leaves, {})
@@ -184,7 +184,7 @@ def _runner(
     devices: Sequence[LocalDevice],
     copies: dict[tuple[int, torch.device], Tensor],
 ) -> Callable[[], object]:
-    """What runs a step as a placer's result says; see `PlacedStep.settled` for the copies."""
+    """Return a function that runs a step as a placer's result says; see `PlacedStep.settled` for the copies."""
     run = placed_step(step, result, devices)
     leaves = run.settled(step.leaves, copies)
 
@@ -196,16 +196,17 @@ def _runner(
 
 
 def _relative(rounds: Sequence[Round]) -> float:
-    """The best measured time so far, of that of one device in the same round."""
+    """Return the best measured time so far, divided by that of one device in the same round."""
     return min((found.candidates[0].measured_us / found.one_device_us for found in rounds), default=np.inf)
 
 
 def _on_one(problem: PlacementProblem) -> PlacementResult:
+    """Return the placement of all ops on the device that takes the least time for them."""
     return _again(problem, np.full(problem.num_ops, int(np.argmin(problem.op_time.sum(0))), np.int64))
 
 
 def _again(problem: PlacementProblem, of: PlacementResult | np.ndarray) -> PlacementResult:
-    """A placement by the costs of now, in the order in which it was run."""
+    """Simulate a placement again, by the costs of the problem, in the order in which it was run."""
     if isinstance(of, np.ndarray):
         schedule = simulate(problem, of)
         return PlacementResult(of, schedule.makespan_us, schedule.fits, 1, 0.0, (), problem)
@@ -216,7 +217,7 @@ def _again(problem: PlacementProblem, of: PlacementResult | np.ndarray) -> Place
 
 
 def _distinct(results: Sequence[PlacementResult]) -> list[PlacementResult]:
-    """Placements on several devices, the best first, each once."""
+    """Return the placements on several devices, the best first, each once."""
 
     def each() -> Iterator[PlacementResult]:
         seen = set()
