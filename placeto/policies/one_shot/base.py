@@ -23,7 +23,7 @@ Noise = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Sample:
-    """K placements of one problem that a one-shot policy has chosen."""
+    """K placements of a problem, chosen by a one-shot policy. The sum of a row of `log_prob` is that of the sample."""
 
     action: Tensor  # (K, A) int64, all decisions
     log_prob: Tensor  # (K, A) float32, log-probability of each decision given the earlier ones of its sample
