@@ -24,7 +24,7 @@ class UnknownPolicyError(ValueError):
 
 @dataclass(frozen=True)
 class ExternalPolicy:
-    """A learned placer of another package; an entry point in `placeto.policies` names it."""
+    """A learned placer of another package, which an entry point of the group `placeto.policies` names."""
 
     kind: Literal["iterative", "one-shot"]
     """An iterative policy moves one node at a time. A one-shot policy places a whole graph at once."""

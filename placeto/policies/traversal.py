@@ -1,6 +1,6 @@
 """Placing one graph as in the Placeto paper: the policy visits the nodes in a fixed order and places each in turn.
 
-Legend: B episodes, T = G moves of a traversal, D devices, F features of a group.
+Legend: B episodes, G groups (the nodes), T = G moves of a traversal, D devices, F features of a group.
 """
 
 from __future__ import annotations

@@ -93,6 +93,7 @@ def load_checkpoint(path: str | Path, device: str = "cpu") -> dict[str, Any]:
 
 
 def _weights(path: Path, device: str) -> dict[str, Any]:
+    """Read a weights file, with its parameters as tensors on a torch device."""
     try:
         state = load_weights(path)
     except WeightsError as problem:
@@ -102,6 +103,7 @@ def _weights(path: Path, device: str) -> dict[str, Any]:
 
 
 def _unpickled(path: Path, device: str) -> Any:
+    """Read a file of `torch.save`, without running code from it, after checking its size and checksums."""
     data = BytesIO(path.read_bytes())
     try:
         with zipfile.ZipFile(data) as archive:

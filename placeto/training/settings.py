@@ -63,6 +63,7 @@ def _fields(settings: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of a type, or of one of its alternatives. Whole numbers are also floats."""
     hint = _plain(hint)
     if hint is Any:
         return True
@@ -82,6 +83,7 @@ def _plain(hint: Any) -> Any:
 
 
 def _described(hint: Any) -> str:
+    """Name a type, or its alternatives, for a message."""
     hint = _plain(hint)
     kinds = tuple(map(_plain, get_args(hint))) or (hint,)
     return " or ".join("none" if kind is type(None) else getattr(kind, "__name__", repr(kind)) for kind in kinds)

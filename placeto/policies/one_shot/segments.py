@@ -63,6 +63,7 @@ class SegmentLayer(nn.Module):
         return x + self.narrow(y, condition)
 
     def _attend(self, y: Tensor, condition: Tensor) -> Tensor:
+        """Return what elements y (U, H) read from their own segment and the one before: (U, H)."""
         length, hidden = y.shape
         size = min(self.segment, length)
         segments = -(-length // size)

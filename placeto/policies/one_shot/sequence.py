@@ -86,6 +86,7 @@ class SequencePlacer(nn.Module):
         return [answers[i] for i in range(len(parts))]
 
     def _side_by_side(self, parts: Sequence[Elements], noise: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Do what `sample` does, for graphs with equally many samples for each sequence and equally many devices."""
         counts, lengths = [len(part.x) for part in parts], [part.x.shape[1] for part in parts]
         length, count, copies = max(lengths), sum(counts), len(noise[0]) // counts[0]
 
