@@ -146,7 +146,7 @@ class Ranks:
         return count / self.sum([count])[0]
 
     def sum_gradients(self, module: nn.Module) -> None:
-        """Replace gradients by their sum over the ranks. A parameter without a gradient on all ranks still has none."""
+        """Replace gradients by their sum over the ranks. A parameter without a gradient on any rank still has none."""
         if self.size == 1:
             return
         parameters = [p for p in module.parameters() if p.requires_grad]

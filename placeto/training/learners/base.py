@@ -53,7 +53,7 @@ class TrainState:
     graphs: dict[str, dict[str, str]] = field(default_factory=dict)  # "training", "validation": names by likeness
 
     def average_parameters(self, decay: float) -> None:
-        """Update the moving average with the present parameters. In the first iterations the decay is less."""
+        """Update the moving average with the present parameters. In the first iterations the decay is smaller."""
         now, count = self.policy.state_dict(), self.iteration
         kept = min(decay, (count - 1) / (count + 1))
         old = self.average or now

@@ -157,7 +157,7 @@ def advantages(
 def backward(
     policy: PlacetoPaperPolicy, around: Surroundings, episodes: Traversed, advantage: Tensor, entropy_weight: float
 ) -> tuple[float, float]:
-    """Add the gradient of the loss to that of the parameters; return the loss, and the entropy in nats.
+    """Add the gradient of the loss to the parameters' gradients; return the loss, and the entropy in nats.
 
     Gradient, loss and entropy are sums over the decisions of the episodes. `advantage` (T, B) is that of the same
     episodes.
